@@ -1,0 +1,100 @@
+# gpulab: every command a user or CI needs. The same lines run locally and in CI.
+
+PYTHON ?= python3
+VENV ?= .venv
+PIP_FLAGS ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
+CORE := $(VENV)/.stamp-created
+DEMO := $(VENV)/.stamp-demo
+LAB := $(VENV)/.stamp-lab
+TEST := $(VENV)/.stamp-test
+OLD_KERNEL := $(VENV)/share/gpulab-ipykernel6
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+SHELL := bash
+.SHELLFLAGS := -eu -o pipefail -c
+
+.PHONY: help
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+.PHONY: demo
+demo: $(DEMO) ## profile a real training cell, print the report, write gpulab-demo.html
+	$(BIN)/python -m gpulab.demo --html gpulab-demo.html
+
+.PHONY: lab
+lab: $(LAB) ## open JupyterLab on the quick start
+	$(BIN)/jupyter lab notebooks/00_quick_start.ipynb
+
+.PHONY: test
+test: lint types floors unit browser ## lint, types, floors, unit and browser: what CI runs
+
+.PHONY: lint
+lint: $(TEST) ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+.PHONY: types
+types: $(TEST) ## mypy --strict
+	$(BIN)/mypy
+
+.PHONY: floors
+floors: $(TEST) ## import-linter: a module imports only from floors below
+	$(BIN)/lint-imports
+
+.PHONY: unit
+unit: $(TEST) ## pytest without a browser, two processes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" --ignore tests/gpu -n 2 --dist loadfile
+
+.PHONY: browser
+browser: $(TEST) ## pytest in JupyterLab and Chromium (CHROMIUM=path, else /usr/bin/chromium)
+	$(BIN)/python -m pytest -m browser
+
+.PHONY: gpu
+gpu: ## pytest on an NVIDIA GPU, in PYTHON as it is (core dependencies and pytest)
+	$(PYTHON) -m pytest tests/gpu -rs
+
+.PHONY: bench
+bench: $(TEST) ## measure gpulab's own cost, write benchmarks/results
+	$(BIN)/python -m benchmarks
+
+.PHONY: record
+record: $(DEMO) ## profile a script: make record SCRIPT=train.py ARGS="..."
+	$(BIN)/gpulab record $(or $(SCRIPT),$(error name the script: make record SCRIPT=train.py)) $(ARGS)
+
+.PHONY: clean
+clean: ## remove the environment and caches; recorded runs stay
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -f gpulab-demo.html
+	find gpulab tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+
+$(CORE):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'gpulab needs Python 3.11 or newer: make PYTHON=python3.11 ...' >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+$(DEMO): $(CORE) pyproject.toml constraints.txt
+	@echo 'installing into $(VENV): the first time takes minutes'
+	$(PIP) -c constraints.txt -e '.[demo]'
+	touch $@
+
+$(LAB): $(CORE) pyproject.toml constraints.txt
+	@echo 'installing into $(VENV): the first time takes minutes'
+	$(PIP) -c constraints.txt -e '.[demo,lab]'
+	touch $@
+
+# ipykernel 6 is what many users still run: a kernelspec for the tests, the same packages but for the kernel itself.
+$(TEST): $(CORE) pyproject.toml constraints.txt
+	@echo 'installing into $(VENV): the first time takes minutes'
+	$(PIP) -c constraints.txt -e '.[demo,fast,lab,test,dev]'
+	rm -rf $(OLD_KERNEL)
+	$(PIP) --no-deps --target $(OLD_KERNEL) ipykernel==6.31.0 nest-asyncio==1.6.0
+	PYTHONPATH=$(abspath $(OLD_KERNEL)) $(BIN)/python -m ipykernel install --prefix $(VENV) \
+	  --name gpulab-ipykernel6 --display-name 'Python 3 (ipykernel 6.31)' --env PYTHONPATH $(abspath $(OLD_KERNEL))
+	@# with Node, the test that a rebuild of the live view's module gives the same bytes can run
+	@if command -v npm >/dev/null; then npm ci --prefix gpulab/views/live --ignore-scripts --no-audit --no-fund --silent; fi
+	touch $@ $(DEMO) $(LAB)
