@@ -1,0 +1,51 @@
+"""gpulab: see why a GPU idles, turn a knob, prove the cure.
+
+`%load_ext gpulab` brings `%%gpuprofile`; `gpulab.profile` does the same to a block of code, `gpulab.step` marks steps
+by hand, `gpulab.runs` holds what was measured. Everything is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpulab.capture.recorder import mark_step as step
+    from gpulab.doors import profile, report, runs
+    from gpulab.run import Run
+
+__version__ = "0.1.0"
+__all__ = ["Run", "load_ipython_extension", "profile", "report", "runs", "step", "unload_ipython_extension"]
+
+_DOORS = {
+    "profile": ("gpulab.doors", "profile"),
+    "report": ("gpulab.doors", "report"),
+    "runs": ("gpulab.doors", "runs"),
+    "step": ("gpulab.capture.recorder", "mark_step"),
+    "Run": ("gpulab.run", "Run"),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _DOORS:
+        raise AttributeError(f"module 'gpulab' has no attribute {name!r}")
+    module, attribute = _DOORS[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_DOORS})
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext gpulab`: register the magics."""
+    from gpulab.magics import register
+
+    register(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext gpulab`: take the magics out again."""
+    from gpulab.magics import unregister
+
+    unregister(shell)

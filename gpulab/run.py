@@ -1,0 +1,360 @@
+"""The record: one measured execution, frozen and columnar. No I/O, no conclusions.
+
+Everything before this module makes a `Run`, everything after it reads one.
+
+Clock: every `*_ns` column counts nanoseconds since the start of the run (`time.perf_counter_ns` based, one clock
+for steps, samples and timeline). A reader that cannot put two sources on one clock says so in `Run.missing`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from enum import IntEnum, IntFlag
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+SCHEMA = 1
+
+Int64 = npt.NDArray[np.int64]
+Int32 = npt.NDArray[np.int32]
+UInt8 = npt.NDArray[np.uint8]
+Float64 = npt.NDArray[np.float64]
+
+
+class Phase(IntEnum):
+    """Which phase of the capture a step ran in."""
+
+    WARMUP = 0
+    MEASURED = 1
+    TRACED = 2
+
+
+class StepFlag(IntFlag):
+    """Why one step is not like the others."""
+
+    FIRST = 1
+    LAST = 2
+    EPOCH_START = 4
+    PROFILER_EDGE = 8  # the profiler started or stopped inside this step
+    COMPILE = 16
+    PARTIAL = 32  # ended by an exception, an interrupt or the end of the cell
+
+
+class Category(IntEnum):
+    """Kineto's own activity names; old upper-case spellings are translated by the reader."""
+
+    UNKNOWN = 0
+    CPU_OP = 1
+    USER_ANNOTATION = 2
+    CUDA_RUNTIME = 3
+    CUDA_DRIVER = 4
+    KERNEL = 5
+    GPU_MEMCPY = 6
+    GPU_MEMSET = 7
+    CUDA_SYNC = 8
+    PYTHON_FUNCTION = 9
+    OVERHEAD = 10
+    GPU_USER_ANNOTATION = 11
+
+
+DEVICE_CATEGORIES = (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Columns, one row per step found, in order of time; all arrays have the same length.
+
+    Steps do not overlap. Time between two steps (evaluation, a new epoch's first line) belongs to no step.
+    """
+
+    number: Int64
+    start_ns: Int64
+    end_ns: Int64
+    data_wait_ns: Int64  # blocked in the DataLoader (its __iter__ and __next__), on the training thread
+    optimizer_ns: Int64  # inside Optimizer.step
+    batch_count: Int64  # batches fetched in this step (gradient accumulation: more than one)
+    sample_count: Int64  # -1: unknown
+    phase: UInt8  # Phase
+    flags: UInt8  # StepFlag
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def wall_ns(self) -> Int64:
+        """Wall time of each step."""
+        return self.end_ns - self.start_ns
+
+    @classmethod
+    def empty(cls) -> Steps:
+        """No step at all."""
+        i, u = np.empty(0, np.int64), np.empty(0, np.uint8)
+        return cls(i, i, i, i, i, i, i, u, u)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame, one row per step. Raises ImportError where pandas is missing."""
+        return _frame({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One curve: readings of one meter over the run.
+
+    `label` is what a legend shows; `source` names the instrument ("NVML", "NVML GPM", "psutil").
+    A reading that failed is absent, never 0.
+    """
+
+    name: str  # e.g. gpu_utilization_pct, gpu_memory_used_bytes, power_w, sm_active_fraction, cpu_pct, rss_bytes
+    unit: str
+    label: str
+    source: str
+    t_ns: Int64
+    value: Float64
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """All curves of a run."""
+
+    series: tuple[Series, ...] = ()
+
+    def get(self, name: str) -> Series | None:
+        """The curve of that name, or None where it was not measured."""
+        return next((s for s in self.series if s.name == name), None)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame in long form: name, unit, source, t_ns, value."""
+        rows: dict[str, list[Any]] = {"name": [], "unit": [], "source": [], "t_ns": [], "value": []}
+        for s in self.series:
+            n = len(s.t_ns)
+            rows["name"] += [s.name] * n
+            rows["unit"] += [s.unit] * n
+            rows["source"] += [s.source] * n
+            rows["t_ns"] += s.t_ns.tolist()
+            rows["value"] += s.value.tolist()
+        return _frame(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Lane:
+    """One row of a timeline: a host thread or a device stream."""
+
+    kind: Literal["thread", "stream"]
+    process: int  # host: process id; device: device index
+    number: int  # thread id or stream id
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """Spans of the profiled window as columns, sorted by start (ties: longer first, so parents precede children).
+
+    `names[name_id]` is a span's name, `lanes[lane_id]` its thread or stream. `correlation` joins a launch
+    (cuda_runtime) with its kernel; 0 is none. `window_ns` bounds what was recorded. `extra` holds optional columns of
+    the same length (`bytes`, `blocks_per_sm`, `occupancy_pct`, …), NaN where a span has none.
+    """
+
+    start_ns: Int64
+    duration_ns: Int64
+    name_id: Int32
+    category: UInt8  # Category
+    lane_id: Int32
+    correlation: Int64
+    names: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    window_ns: tuple[int, int]
+    training_lane: int | None  # index into lanes: the thread that runs the training loop
+    extra: dict[str, Float64] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> Int64:
+        """End of each span."""
+        return self.start_ns + self.duration_ns
+
+    @property
+    def has_device_events(self) -> bool:
+        """Whether a GPU reported any kernel, copy or memset."""
+        return bool(np.isin(self.category, [int(c) for c in DEVICE_CATEGORIES]).any())
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame, one row per span, names spelled out."""
+        names = np.array(self.names, dtype=object)
+        lanes = np.array([lane.label or f"{lane.kind} {lane.number}" for lane in self.lanes], dtype=object)
+        columns = {
+            "name": names[self.name_id] if len(self) else [],
+            "category": [Category(c).name.lower() for c in self.category],
+            "lane": lanes[self.lane_id] if len(self) else [],
+            "start_ns": self.start_ns,
+            "duration_ns": self.duration_ns,
+            "correlation": self.correlation,
+        }
+        return _frame({**columns, **self.extra})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user asked for. `None` means: gpulab chooses, and says so in `Run.choices`."""
+
+    name: str = ""
+    steps: int | None = None  # end the cell after this many steps
+    warmup: int | None = None
+    trace_steps: int | None = None
+    trace: bool = True
+    live: bool = True
+    save: bool = True
+    device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
+    whole: bool = False  # trace from the first line, for code without steps
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """The device whose time is accounted: a GPU, or the CPU where there is none."""
+
+    kind: Literal["cpu", "cuda"]
+    name: str
+    index: int | None = None
+    uuid: str | None = None
+    memory_total_bytes: int | None = None
+    details: dict[str, str | int | float | None] = field(default_factory=dict)  # driver, sm_count, power_limit_w, …
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The machine and the software, as far as they matter for reading the figures."""
+
+    python: str
+    platform: str
+    cpu: str
+    logical_cores: int | None
+    usable_cores: float | None  # affinity and cgroup quota
+    memory_total_bytes: int | None
+    packages: dict[str, str] = field(default_factory=dict)  # torch, numpy, lightning, …
+    hostname: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Loader:
+    """The DataLoader that fed the steps, as found; nothing was changed."""
+
+    dataset: str
+    dataset_length: int | None
+    batch_size: int | None
+    num_workers: int
+    prefetch_factor: int | None
+    pin_memory: bool
+    persistent_workers: bool
+    length: int | None  # batches per epoch
+    iterable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Peaks over the run; None where the device does not report them."""
+
+    peak_allocated_bytes: int | None = None  # torch.cuda.max_memory_allocated
+    peak_reserved_bytes: int | None = None
+    peak_rss_bytes: int | None = None  # process tree
+    total_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """Something that could not be measured, and why. `since_ns` is set when it stopped in the middle."""
+
+    what: str
+    reason: str
+    since_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision gpulab took, with its reason."""
+
+    what: str
+    value: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observer:
+    """What the measuring itself cost."""
+
+    hooks_ns: int = 0  # time inside our hooks, over all steps
+    profiler_start_ns: int | None = None
+    profiler_stop_ns: int | None = None
+    event_count: int = 0
+    window_truncated: str | None = None  # why the window ended early
+
+
+Outcome = Literal["completed", "stopped", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One measured execution of a cell, a `with` block, a script, or one loaded trace."""
+
+    id: str
+    created: str  # ISO 8601, UTC
+    source: Literal["cell", "statement", "block", "script", "trace"]
+    settings: Settings
+    device: Device
+    environment: Environment
+    steps: Steps
+    samples: Samples
+    timeline: Timeline | None
+    wall_ns: int
+    outcome: Outcome
+    step_source: str  # "DataLoader", "Optimizer.step", "gpulab.step()", "whole cell", "ProfilerStep"
+    outcome_detail: str = ""  # e.g. "ValueError: …"
+    code: str = ""  # the cell's text
+    loader: Loader | None = None
+    memory: Memory = field(default_factory=Memory)
+    observer: Observer = field(default_factory=Observer)
+    missing: tuple[Missing, ...] = ()
+    choices: tuple[Choice, ...] = ()
+    traced_numbers: tuple[int, ...] = ()  # step numbers wholly inside timeline.window_ns
+    schema: int = SCHEMA
+
+    @property
+    def name(self) -> str:
+        """The user's name for the run, or its id."""
+        return self.settings.name or self.id
+
+    def __repr__(self) -> str:
+        device = "CPU" if self.device.kind == "cpu" else self.device.name
+        return f"<Run {self.name!r}: {len(self.steps)} steps on {device}, {self.wall_ns / 1e9:.3g} s, {self.outcome}>"
+
+    def check(self) -> None:
+        """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""
+        s = self.steps
+        lengths = {len(getattr(s, f.name)) for f in dataclasses.fields(s)}
+        assert len(lengths) == 1, f"step columns differ in length: {lengths}"
+        assert (s.end_ns >= s.start_ns).all(), "a step ends before it starts"
+        assert (s.start_ns[1:] >= s.end_ns[:-1]).all(), "steps overlap"
+        assert (s.data_wait_ns >= 0).all() and (s.data_wait_ns <= s.wall_ns).all(), "data wait exceeds its step"
+        assert (s.optimizer_ns >= 0).all() and (s.optimizer_ns <= s.wall_ns).all(), "optimizer exceeds its step"
+        for series in self.samples.series:
+            assert len(series.t_ns) == len(series.value), f"{series.name}: times and values differ in length"
+        t = self.timeline
+        if t is not None:
+            assert (t.start_ns[1:] >= t.start_ns[:-1]).all(), "timeline is not sorted"
+            assert (t.duration_ns >= 0).all(), "a span has a negative duration"
+            assert t.window_ns[0] <= t.window_ns[1], "the window ends before it starts"
+        assert set(self.traced_numbers) <= set(s.number.tolist()), "a traced step is not among the steps"
+
+
+def _frame(columns: dict[str, Any]) -> pd.DataFrame:
+    try:
+        import pandas as pd
+    except ImportError as e:
+        raise ImportError("A DataFrame needs pandas: pip install pandas") from e
+    return pd.DataFrame(columns)

@@ -1,0 +1,239 @@
+"""Random but lawful `Run` objects for property tests, built so that `Run.check` holds."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+from hypothesis import strategies as st
+
+from gpulab.run import (
+    Category,
+    Choice,
+    Device,
+    Environment,
+    Lane,
+    Loader,
+    Memory,
+    Missing,
+    Observer,
+    Phase,
+    Run,
+    Samples,
+    Series,
+    Settings,
+    StepFlag,
+    Steps,
+    Timeline,
+)
+
+NS = 10**12
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+counts = st.integers(0, 2**53)
+optional_counts = st.none() | counts
+packages = st.dictionaries(texts, texts, max_size=3)
+details = st.dictionaries(
+    texts, st.none() | texts | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
+)
+
+
+def int64(low: int, high: int, size: int) -> st.SearchStrategy[np.ndarray]:
+    """A column of that many whole numbers."""
+    return st.lists(st.integers(low, high), min_size=size, max_size=size).map(lambda v: np.array(v, np.int64))
+
+
+def float64(size: int) -> st.SearchStrategy[np.ndarray]:
+    """A column of any floats: NaN, infinities and negative zero among them."""
+    return st.lists(st.floats(), min_size=size, max_size=size).map(lambda v: np.array(v, np.float64))
+
+
+@st.composite
+def steps(draw: Callable, max_count: int = 8) -> Steps:
+    """Steps that do not overlap, with waits inside them."""
+    size = draw(st.integers(0, max_count))
+    edges = np.sort(draw(int64(0, NS, 2 * size)))
+    start, end = edges[0::2].copy(), edges[1::2].copy()
+    return Steps(
+        number=np.arange(size, dtype=np.int64) + draw(st.integers(0, 10**6)),
+        start_ns=start,
+        end_ns=end,
+        data_wait_ns=((end - start) * draw(st.floats(0, 1))).astype(np.int64),
+        optimizer_ns=((end - start) * draw(st.floats(0, 1))).astype(np.int64),
+        batch_count=draw(int64(0, 64, size)),
+        sample_count=draw(int64(-1, 2**40, size)),
+        phase=draw(int64(0, max(Phase), size)).astype(np.uint8),
+        flags=draw(int64(0, sum(StepFlag), size)).astype(np.uint8),
+    )
+
+
+@st.composite
+def series(draw: Callable) -> Series:
+    """One curve of a few readings."""
+    size = draw(st.integers(0, 6))
+    return Series(draw(texts), draw(texts), draw(texts), draw(texts), draw(int64(-NS, NS, size)), draw(float64(size)))
+
+
+lanes = st.builds(
+    Lane, kind=st.sampled_from(["thread", "stream"]), process=counts, number=st.integers(-(2**40), 2**63), label=texts
+)
+
+
+@st.composite
+def timelines(draw: Callable, max_count: int = 10) -> Timeline:
+    """A sorted timeline whose ids all point at something."""
+    size = draw(st.integers(0, max_count))
+    names = tuple(draw(st.lists(texts, min_size=1, max_size=5)))
+    rows = tuple(draw(st.lists(lanes, min_size=1, max_size=3)))
+    start, duration = draw(int64(0, NS, size)), draw(int64(0, NS, size))
+    order = np.lexsort((-duration, start))
+    window = sorted((draw(counts), draw(counts)))
+    return Timeline(
+        start_ns=start[order],
+        duration_ns=duration[order],
+        name_id=draw(int64(0, len(names) - 1, size)).astype(np.int32),
+        category=draw(int64(0, max(Category), size)).astype(np.uint8),
+        lane_id=draw(int64(0, len(rows) - 1, size)).astype(np.int32),
+        correlation=draw(int64(0, 2**40, size)),
+        names=names,
+        lanes=rows,
+        window_ns=(window[0], window[1]),
+        training_lane=draw(st.none() | st.integers(0, len(rows) - 1)),
+        extra={name: draw(float64(size)) for name in draw(st.lists(texts, max_size=2, unique=True))},
+    )
+
+
+run_settings = st.builds(
+    Settings,
+    name=texts,
+    steps=optional_counts,
+    warmup=optional_counts,
+    trace_steps=optional_counts,
+    trace=st.booleans(),
+    live=st.booleans(),
+    save=st.booleans(),
+    device=texts,
+    whole=st.booleans(),
+)
+devices = st.builds(
+    Device,
+    kind=st.sampled_from(["cpu", "cuda"]),
+    name=texts,
+    index=optional_counts,
+    uuid=st.none() | texts,
+    memory_total_bytes=optional_counts,
+    details=details,
+)
+environments = st.builds(
+    Environment,
+    python=texts,
+    platform=texts,
+    cpu=texts,
+    logical_cores=optional_counts,
+    usable_cores=st.none() | st.floats(0, 1e4),
+    memory_total_bytes=optional_counts,
+    packages=packages,
+    hostname=texts,
+)
+loaders = st.builds(Loader, dataset=texts)
+memories = st.builds(Memory, optional_counts, optional_counts, optional_counts, optional_counts)
+observers = st.builds(Observer, counts, optional_counts, optional_counts, counts, st.none() | texts)
+missings = st.builds(Missing, texts, texts, optional_counts)
+choices = st.builds(Choice, texts, texts, texts)
+
+
+@st.composite
+def runs(draw: Callable) -> Run:
+    """A whole record."""
+    found = draw(steps())
+    return Run(
+        id=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True)),
+        created=draw(st.datetimes().map(lambda t: t.isoformat() + "+00:00")),
+        source=draw(st.sampled_from(["cell", "statement", "block", "script", "trace"])),
+        settings=draw(run_settings),
+        device=draw(devices),
+        environment=draw(environments),
+        steps=found,
+        samples=Samples(tuple(draw(st.lists(series(), max_size=2)))),
+        timeline=draw(st.none() | timelines()),
+        wall_ns=draw(counts),
+        outcome=draw(st.sampled_from(["completed", "stopped", "interrupted", "failed"])),
+        step_source=draw(texts),
+        outcome_detail=draw(texts),
+        code=draw(texts),
+        loader=draw(st.none() | loaders),
+        memory=draw(memories),
+        observer=draw(observers),
+        missing=tuple(draw(st.lists(missings, max_size=2))),
+        choices=tuple(draw(st.lists(choices, max_size=2))),
+        traced_numbers=tuple(found.number[:2].tolist()),
+    )
+
+
+def tiny_run(id: str = "20250101-000000-aaaaaa", *, name: str = "", step_ms: float = 10.0, count: int = 6) -> Run:
+    """A small fixed run: warm-up, measured and traced steps of equal length, one curve, a timeline of two spans."""
+    start = (np.arange(count) * step_ms * 1e6).astype(np.int64)
+    end = start + int(step_ms * 1e6)
+    phase = np.full(count, Phase.MEASURED, np.uint8)
+    phase[:1], phase[-1:] = Phase.WARMUP, Phase.TRACED
+    found = Steps(
+        number=np.arange(count, dtype=np.int64),
+        start_ns=start,
+        end_ns=end,
+        data_wait_ns=(end - start) // 2,
+        optimizer_ns=(end - start) // 10,
+        batch_count=np.ones(count, np.int64),
+        sample_count=np.full(count, 32, np.int64),
+        phase=phase,
+        flags=np.zeros(count, np.uint8),
+    )
+    last = int(start[-1])
+    timeline = Timeline(
+        start_ns=np.array([last, last + 1000], np.int64),
+        duration_ns=np.array([10**6, 10**5], np.int64),
+        name_id=np.array([0, 1], np.int32),
+        category=np.array([Category.CPU_OP, Category.CPU_OP], np.uint8),
+        lane_id=np.zeros(2, np.int32),
+        correlation=np.zeros(2, np.int64),
+        names=("aten::linear", "aten::addmm"),
+        lanes=(Lane("thread", 1, 1, "main"),),
+        window_ns=(last, int(end[-1])),
+        training_lane=0,
+        extra={"bytes": np.array([np.nan, 4.0])},
+    )
+    curve = Series("cpu_pct", "%", "CPU", "psutil", start, np.linspace(0, 100, count))
+    return Run(
+        id=id,
+        created="2025-01-01T00:00:00+00:00",
+        source="cell",
+        settings=Settings(name=name),
+        device=Device("cpu", "a CPU"),
+        environment=Environment("3.11", "Linux", "a CPU", 2, 2.0, 2**33, {"torch": "2.13.0"}, "host"),
+        steps=found,
+        samples=Samples((curve,)),
+        timeline=timeline,
+        wall_ns=int(end[-1]),
+        outcome="completed",
+        step_source="DataLoader",
+        traced_numbers=(count - 1,),
+    )
+
+
+def assert_same(one: object, other: object, where: str = "run") -> None:
+    """Field by field and bit by bit: NaN equals NaN, 0.0 is not -0.0, int is not float. Raises AssertionError."""
+    assert type(one) is type(other), where
+    if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
+        assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes(), where
+    elif dataclasses.is_dataclass(one):
+        for field in dataclasses.fields(one):
+            assert_same(getattr(one, field.name), getattr(other, field.name), f"{where}.{field.name}")
+    elif isinstance(one, dict) and isinstance(other, dict):
+        assert list(one) == list(other), where
+        for key in one:
+            assert_same(one[key], other[key], f"{where}[{key!r}]")
+    elif isinstance(one, tuple) and isinstance(other, tuple):
+        assert len(one) == len(other), where
+        for index, (a, b) in enumerate(zip(one, other, strict=True)):
+            assert_same(a, b, f"{where}[{index}]")
+    else:
+        assert repr(one) == repr(other), where
