@@ -1,0 +1,231 @@
+"""What this machine can measure, what it cannot, and the next step: the facts behind `gpulab doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import multiprocessing
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Literal
+
+from gpulab.sources import machine, nvml
+
+State = Literal["ok", "limited", "absent"]
+
+SMALL_SHARED_MEMORY_BYTES = 2**30  # PyTorch's own advice for containers: more than Docker's 64 MB; --ipc=host
+SMALL_MEMORY_BYTES = 2 * 2**30
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked at: its state, what was found, and what to do (empty where there is nothing to do)."""
+
+    name: str
+    state: State
+    found: str
+    next_step: str = ""
+
+
+def examine(store: Path | None = None, nvml_module: ModuleType | None = None) -> tuple[Check, ...]:
+    """Look at everything that decides what can be measured here. Never raises; imports torch where it is installed.
+
+    `store` is the folder of the runs (the default store where None). `nvml_module` replaces `pynvml` (scripted fake).
+    """
+    checks: list[Check] = [_python()]
+    checks += _guarded("PyTorch", lambda: [_torch()])
+    checks += _guarded("NVIDIA driver", lambda: list(_gpu_checks(nvml_module)))
+    checks += _guarded("GPU work in the trace", lambda: [_kernels_in_trace()])
+    checks += _guarded("CPU cores", lambda: [_cores()])
+    checks += _guarded("memory", lambda: [_memory()])
+    checks += _guarded("shared memory", lambda: [_shared_memory()])
+    checks += _guarded("loader workers", lambda: [_workers()])
+    checks += _guarded("package pynvml", lambda: [_deprecated_pynvml()])
+    checks += _guarded("run store", lambda: [_store(store)])
+    return tuple(checks)
+
+
+def _guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
+    try:
+        return look()
+    except Exception as e:  # one broken look must not cost the others
+        return [Check(name, "limited", f"could not be examined: {type(e).__name__}: {e}")]
+
+
+def _python() -> Check:
+    return Check("Python", "ok", f"{platform.python_version()} on {platform.system()}")
+
+
+def _torch() -> Check:
+    try:
+        import torch
+    except ImportError:
+        return Check("PyTorch", "absent", "not installed", "pip install torch")
+    built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
+    built_for = f"ROCm {torch.version.hip}" if torch.version.hip else built_for
+    found = f"{torch.__version__}, built for {built_for}"
+    if torch.cuda.is_available():
+        return Check("PyTorch", "ok", f"{found}; uses {torch.cuda.get_device_name()}")
+    if torch.version.cuda or torch.version.hip:
+        return Check("PyTorch", "limited", f"{found}; it finds no GPU it can use", "Check the driver below.")
+    if machine.nvml_sees_a_gpu():
+        next_step = "Install a CUDA build of PyTorch (pytorch.org/get-started): now the GPU stays unused."
+        return Check("PyTorch", "limited", f"{found}, although this machine has an NVIDIA GPU", next_step)
+    return Check("PyTorch", "ok", f"{found}: the CPU is the device")
+
+
+def _gpu_checks(module: ModuleType | None) -> Iterator[Check]:
+    try:
+        with nvml.session(module) as nv:
+            count = nv.nvmlDeviceGetCount()
+            yield Check("NVIDIA driver", "ok", f"{nv.nvmlSystemGetDriverVersion()}, {_counted(count, 'GPU')}")
+            for index in range(count):
+                yield from _one_gpu(nv, index)
+    except Exception as e:
+        step = "On a machine without an NVIDIA GPU there is nothing to do: the CPU is profiled as the device."
+        if isinstance(e, ImportError):
+            step = "pip install nvidia-ml-py"
+        yield Check("NVIDIA driver", "absent", nvml.reason_of(e), step)
+        yield Check("GPU curves", "absent", "utilization, memory, power and clocks need the driver")
+        yield Check("hardware counters", "absent", "SM, tensor and memory activity need the driver")
+
+
+def _one_gpu(nv: ModuleType, index: int) -> Iterator[Check]:
+    handle = nv.nvmlDeviceGetHandleByIndex(index)
+    name = f"GPU {index}"
+    meter = nvml.nvml_meter(nv.nvmlDeviceGetUUID(handle), os.getpid(), nv)
+    try:
+        labels = [s.label for s in meter.series() if s.source.startswith("NVML") and "GPM" not in s.source]
+        counters = [s.label for s in meter.series() if "GPM" in s.source]
+        refused = [m for m in meter.missing() if not set(m.what.split(", ")) & set(nvml.GPM_LABELS)]
+        found = f"{nv.nvmlDeviceGetName(handle)}: {', '.join(labels) or 'nothing'}"
+        if refused:
+            found += "; not " + "; ".join(f"{m.what} ({m.reason})" for m in refused)
+        yield Check(f"{name} curves", "limited" if refused else "ok", found)
+        yield _counters(name, counters, nvml.gpm_refusal(nv, handle))
+        yield _neighbours(nv, handle, name)
+    finally:
+        meter.close()
+
+
+def _counters(name: str, labels: list[str], refusal: str | None) -> Check:
+    if labels:
+        return Check(f"{name} hardware counters", "ok", ", ".join(labels))
+    step = "Nothing to do: reports use estimates from the trace instead, labelled so."
+    return Check(f"{name} hardware counters", "absent", refusal or "the driver refused the first sample", step)
+
+
+def _neighbours(nv: ModuleType, handle: object, name: str) -> Check:
+    what = f"{name} other processes"
+    try:
+        pids = {p.pid for p in nv.nvmlDeviceGetComputeRunningProcesses(handle)}
+    except Exception as e:
+        return Check(what, "limited", f"cannot be listed: {nvml.reason_of(e)}")
+    if not nvml.sees_host_pids():
+        used_gib = nv.nvmlDeviceGetMemoryInfo(handle).used / GIB
+        found = f"cannot be told apart from ours inside this container; {used_gib:.1f} GiB of GPU memory are in use"
+        return Check(what, "limited", found, "Run nvidia-smi on the host before you compare runs.")
+    others = {pid for pid in pids if not nvml.belongs_to(pid, os.getpid())}
+    if not others:
+        return Check(what, "ok", "none: the GPU is yours alone")
+    listed = ", ".join(str(pid) for pid in sorted(others)[:5])
+    step = "Every figure of the GPU includes them. End them, or choose another GPU, before you compare runs."
+    return Check(what, "limited", f"{_counted(len(others), 'other process', 'es')} (pid {listed})", step)
+
+
+def _kernels_in_trace() -> Check:
+    what = "GPU work in the trace"
+    try:
+        import torch
+        from torch.profiler import ProfilerActivity, supported_activities
+    except ImportError:
+        return Check(what, "absent", "needs PyTorch")
+    activities = supported_activities()  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_available():
+        return Check(what, "absent", "PyTorch has no GPU to trace; operators on the CPU are traced")
+    if ProfilerActivity.CUDA not in activities:
+        step = "Install a PyTorch build with Kineto (the official wheels have it)."
+        return Check(what, "absent", "this PyTorch cannot trace a GPU (no CUPTI)", step)
+    if _profiling_is_admin_only() and os.geteuid() != 0:
+        step = "If a report says that no kernel came back: load the driver with NVreg_RestrictProfilingToAdminUsers=0."
+        return Check(what, "limited", "kernels are traced (CUPTI); the driver keeps counters for administrators", step)
+    return Check(what, "ok", "kernels, copies and synchronizations are traced (CUPTI)")
+
+
+def _profiling_is_admin_only() -> bool:
+    try:
+        return "RmProfilingAdminOnly: 1" in Path("/proc/driver/nvidia/params").read_text()
+    except OSError:
+        return False
+
+
+def _cores() -> Check:
+    logical, usable = os.cpu_count() or 1, machine.usable_cores()
+    if usable >= logical:
+        return Check("CPU cores", "ok", f"all {logical} are usable")
+    step = f"Choose the number of loader workers for {usable:g} cores, not for the {logical} that os.cpu_count() gives."
+    return Check("CPU cores", "limited", f"{usable:g} of {logical} are usable (affinity or container quota)", step)
+
+
+def _memory() -> Check:
+    total, limit = machine.memory_total_bytes(), machine.memory_limit_bytes()
+    if total is None:
+        return Check("memory", "limited", "its size cannot be read")
+    found = f"{total / GIB:.1f} GiB" + (" (container limit)" if limit == total else "")
+    if total < SMALL_MEMORY_BYTES:
+        return Check("memory", "limited", found, "Each loader worker needs a few hundred MiB: use few of them.")
+    return Check("memory", "ok", found)
+
+
+def _shared_memory() -> Check:
+    what = "shared memory"
+    size = machine.shared_memory_bytes()
+    if size is None:
+        return Check(what, "ok", "this system has no /dev/shm; loader workers use another way")
+    found = f"/dev/shm has {size / GIB:.1f} GiB" if size >= GIB else f"/dev/shm has {size / 2**20:.0f} MiB"
+    if size < SMALL_SHARED_MEMORY_BYTES:
+        step = 'Loader workers may die with "Bus error". Start the container with --ipc=host or --shm-size=8g.'
+        return Check(what, "limited", found, step)
+    return Check(what, "ok", found)
+
+
+def _workers() -> Check:
+    method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
+    gil = "with the GIL" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without the GIL"
+    found = f"started by {method}, Python {gil}"
+    if method == "fork":
+        return Check("loader workers", "ok", found)
+    step = (
+        "A Dataset written in a notebook cell is not found by the workers: keep it in a module, or use num_workers=0."
+    )
+    return Check("loader workers", "limited", found, step)
+
+
+def _deprecated_pynvml() -> Check:
+    what = "package pynvml"
+    try:
+        version = importlib.metadata.version("pynvml")
+    except importlib.metadata.PackageNotFoundError:
+        return Check(what, "ok", "not installed, as it should be (nvidia-ml-py replaces it)")
+    step = "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
+    return Check(what, "limited", f"{version} is installed: it is deprecated and may hide nvidia-ml-py", step)
+
+
+def _store(folder: Path | None) -> Check:
+    from gpulab.sources.store import default_root
+
+    folder = (folder or default_root()).absolute()
+    existing = next(p for p in (folder, *folder.parents) if p.exists())
+    if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
+        return Check("run store", "ok", f"runs are kept in {folder}")
+    step = "Start from a folder you may write to, or set GPULAB_DIR."
+    return Check("run store", "limited", f"{existing} is not writable: reports are shown, but runs are not kept", step)
+
+
+def _counted(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{'' if count == 1 else plural}"

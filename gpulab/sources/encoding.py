@@ -1,0 +1,255 @@
+"""A `Run` as plain bytes and back, so that a stored run opens with any JSON and NumPy reader and never runs code.
+
+`encode` gives two documents: JSON with every field of the record, and an uncompressed `.npz` with its columns. In the
+JSON a column is `{"column": name, "rows": n}`. `decode` trusts neither: wrong shapes, types, indices or sizes raise
+StoreError. Only stored (uncompressed) members are read, so a file never unpacks to more than it weighs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from types import TracebackType
+from typing import IO, Self, TypeVar, get_args
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gpulab.errors import StoreError
+from gpulab.run import SCHEMA, Category, Device, Outcome, Phase, Run, Settings, StepFlag, Timeline
+
+T = TypeVar("T")
+Column = npt.NDArray[np.generic]
+
+MAX_DOCUMENT_BYTES = 64 << 20
+MAX_COLUMNS_BYTES = 1 << 30
+
+_TORN_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError)
+
+
+class _Reference(msgspec.Struct, forbid_unknown_fields=True):
+    column: str
+    rows: int
+
+
+class _Version(msgspec.Struct):
+    schema: int
+
+
+class _StepColumns(msgspec.Struct):
+    number: _Reference
+
+
+class Header(msgspec.Struct):
+    """The part of the document that a list of runs needs; decoding it reads no column."""
+
+    id: str
+    created: str
+    source: str
+    settings: Settings
+    device: Device
+    wall_ns: int
+    outcome: Outcome
+    steps: _StepColumns
+
+    @property
+    def step_count(self) -> int:
+        """Steps found in the run."""
+        return self.steps.number.rows
+
+
+def encode(run: Run) -> tuple[bytes, bytes]:
+    """The JSON document and the `.npz` of a run.
+
+    A number in `Device.details` that is not finite is written as null. Text that is no valid Unicode (lone surrogates)
+    is written with its code points spelled out. Raises StoreError where the run breaks its own rules.
+    """
+    columns: dict[int, tuple[_Reference, Column]] = {}
+    for name, array in _named_columns(run):
+        columns.setdefault(id(array), (_Reference(name, array.size), array))  # one array may serve two fields
+
+    def refer(array: object) -> _Reference:
+        return columns[id(array)][0]
+
+    try:
+        document = msgspec.json.encode(run, enc_hook=refer)
+    except UnicodeEncodeError:
+        document = msgspec.json.encode(_valid_unicode(msgspec.to_builtins(run, enc_hook=refer)))
+    packed = _pack((reference.column, array) for reference, array in columns.values())
+    decode(document, io.BytesIO(packed))
+    return document, packed
+
+
+def _pack(columns: Iterable[tuple[str, Column]]) -> bytes:
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in columns:
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
+    return packed.getvalue()
+
+
+def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run:
+    """The run that `encode` wrote; without its timeline where `timeline` is false, which reads far less.
+
+    The arrays are read-only. Raises StoreError naming the first thing that is not as it must be.
+    """
+    check_version(document)
+    with _Columns(columns, skip=() if timeline else ("timeline.",)) as reader:
+        run = _decode(document, Run, reader.read)
+    if not timeline:
+        run = dataclasses.replace(run, timeline=None)
+    _check(run)
+    return run
+
+
+def decode_header(document: bytes) -> Header:
+    """What a list shows of a run. Raises StoreError for anything that is not a run of this version."""
+    check_version(document)
+    return _decode(document, Header)
+
+
+def check_container(columns: IO[bytes]) -> None:
+    """Raises StoreError where the end of an `.npz` is missing: it was torn."""
+    with _Columns(columns):
+        pass
+
+
+def check_version(document: bytes) -> None:
+    """Raises StoreError for a document of another program or of a newer gpulab."""
+    version = _decode(document, _Version).schema
+    if version > SCHEMA:
+        raise StoreError(f"written by a newer gpulab (format {version}; this one reads up to {SCHEMA})")
+    if version < 1:
+        raise StoreError(f"no such format: {version}")
+
+
+def _decode(document: bytes, kind: type[T], hook: Callable[[type, object], object] | None = None) -> T:
+    try:
+        return msgspec.json.decode(document, type=kind, dec_hook=hook)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
+        raise StoreError(f"run.json is damaged or no gpulab run: {e}") from e
+
+
+class _Columns:
+    """The members of an `.npz`, each read on request and checked against what the document says of it."""
+
+    def __init__(self, file: IO[bytes], skip: tuple[str, ...] = ()) -> None:
+        self._skip = skip
+        self._file = file
+
+    def __enter__(self) -> Self:
+        try:
+            self._zip = zipfile.ZipFile(self._file)
+        except _TORN_ZIP as e:
+            raise StoreError(f"columns.npz is damaged: {e}") from e
+        self._members = {info.filename: info for info in self._zip.infolist()}
+        size = self._file.seek(0, io.SEEK_END)
+        if sum(info.file_size for info in self._zip.infolist()) > size:
+            self._zip.close()
+            raise StoreError("columns.npz is damaged: its members are larger than the file")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self._zip.close()
+
+    def read(self, hint: type, raw: object) -> Column:
+        """The decode hook: `hint` is the array type a field of the record declares, `raw` the reference in the JSON."""
+        dtype = _dtype(hint)
+        reference = msgspec.convert(raw, _Reference)
+        if reference.column.startswith(self._skip or "\0"):
+            return np.empty(0, dtype)
+        data = self._bytes(reference.column)
+        start, found, rows = _header(data, reference.column)
+        if found != dtype:
+            raise StoreError(f"column {reference.column!r} holds {found} instead of {dtype}")
+        if rows != reference.rows or len(data) - start != rows * dtype.itemsize:
+            raise StoreError(f"column {reference.column!r} does not have the {reference.rows} rows it should have")
+        return np.frombuffer(data, dtype, rows, start)
+
+    def _bytes(self, name: str) -> bytes:
+        info = self._members.get(f"{name}.npy")
+        if info is None:
+            raise StoreError(f"column {name!r} is missing from columns.npz")
+        if info.compress_type != zipfile.ZIP_STORED:
+            raise StoreError(f"column {name!r} is compressed, which gpulab never writes")
+        try:
+            return self._zip.read(info)
+        except _TORN_ZIP as e:
+            raise StoreError(f"column {name!r} is damaged: {e}") from e
+
+
+def _header(data: bytes, name: str) -> tuple[int, np.dtype[np.generic], int]:
+    stream = io.BytesIO(data)
+    try:
+        if np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("not the format gpulab writes")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+    except Exception as e:  # the header is a Python literal: Python's own tokenizer and parser raise here
+        raise StoreError(f"column {name!r} is no plain array: {e}") from e
+    if len(shape) != 1 or dtype.hasobject:
+        raise StoreError(f"column {name!r} is no plain column: shape {shape}, {dtype}")
+    return stream.tell(), dtype, int(shape[0])
+
+
+def _dtype(hint: type) -> np.dtype[np.generic]:
+    scalar: type[np.generic] = get_args(get_args(hint)[1])[0]
+    return np.dtype(scalar)
+
+
+def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
+    yield from _arrays_of(run.steps, "steps")
+    for index, series in enumerate(run.samples.series):
+        yield from _arrays_of(series, f"samples.{index}")
+    if run.timeline is not None:
+        yield from _arrays_of(run.timeline, "timeline")
+        for index, array in enumerate(run.timeline.extra.values()):
+            yield f"timeline.extra.{index}", array
+
+
+def _arrays_of(record: object, prefix: str) -> Iterator[tuple[str, Column]]:
+    for field in dataclasses.fields(record):  # type: ignore[arg-type]  # steps, a series or a timeline
+        value = getattr(record, field.name)
+        if isinstance(value, np.ndarray):
+            yield f"{prefix}.{field.name}", value
+
+
+def _valid_unicode(value: object) -> object:
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, dict):
+        return {_valid_unicode(key): _valid_unicode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_valid_unicode(item) for item in value]
+    return value
+
+
+def _check(run: Run) -> None:
+    try:
+        run.check()
+    except (AssertionError, ValueError, TypeError) as e:
+        raise StoreError(f"the record contradicts itself: {e}") from e
+    _within(run.steps.phase, max(Phase), "a step's phase")
+    _within(run.steps.flags, sum(StepFlag), "a step's flags")
+    if run.timeline is not None:
+        _check_timeline(run.timeline)
+
+
+def _check_timeline(timeline: Timeline) -> None:
+    columns = [array for _, array in _arrays_of(timeline, "")] + list(timeline.extra.values())
+    if {len(array) for array in columns} != {len(timeline)}:
+        raise StoreError("the record contradicts itself: timeline columns differ in length")
+    _within(timeline.name_id, len(timeline.names) - 1, "a span's name")
+    _within(timeline.lane_id, len(timeline.lanes) - 1, "a span's lane")
+    _within(timeline.category, max(Category), "a span's category")
+    if timeline.training_lane is not None:
+        _within(np.array([timeline.training_lane]), len(timeline.lanes) - 1, "the training lane")
+
+
+def _within(ids: npt.NDArray[np.integer], last: int, what: str) -> None:
+    if len(ids) and (ids.min() < 0 or ids.max() > last):
+        raise StoreError(f"the record contradicts itself: {what} is out of range")

@@ -1,0 +1,268 @@
+"""A scripted stand-in for the module `pynvml`, so that every GPU and every refusal can be played without one.
+
+A script is plain JSON (`FakeScript`). Values are lists that are read in turn, the last one again and again. Curves read
+through it carry the source "NVML (simulated)", so that nobody takes them for a measurement.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from types import ModuleType, SimpleNamespace
+from typing import TypedDict
+
+ERROR_CODES = {
+    "NotSupported": 3,
+    "NoPermission": 4,
+    "NotFound": 6,
+    "DriverNotLoaded": 9,
+    "Timeout": 10,
+    "LibraryNotFound": 12,
+    "FunctionNotFound": 13,
+    "GpuIsLost": 15,
+    "LibRmVersionMismatch": 18,
+    "Unknown": 999,
+}
+
+
+class FakeDevice(TypedDict):
+    """One GPU as NVML lists it."""
+
+    name: str
+    uuid: str  # with "GPU-"
+
+
+class FakeScript(TypedDict, total=False):
+    """What the fake answers. Functions are named as in pynvml, errors as in `ERROR_CODES`."""
+
+    devices: list[FakeDevice]
+    driver: str
+    gpm: bool
+    values: dict[str, list[float]]  # function name, or "gpm:<metric id>" → answers in NVML's own units
+    errors: dict[str, str]  # function name, or "gpm:<metric id>" → error of every call
+    fails_after: dict[str, tuple[int, str]]  # function name → good calls, then this error
+    exits_after: int  # utilization queries, then the whole process dies
+    processes: list[int]  # pids on the GPU
+
+
+def h100(uuid: str = "GPU-00000000-0000-0000-0000-0000000000a0") -> FakeScript:
+    """An H100 half busy, with hardware counters."""
+    return {
+        "devices": [{"name": "NVIDIA H100 80GB HBM3", "uuid": uuid}],
+        "driver": "550.54.15",
+        "gpm": True,
+        "values": {
+            "nvmlDeviceGetUtilizationRates": [10, 30, 50, 60, 50],
+            "nvmlDeviceGetMemoryInfo": [4 * 2**30, 6 * 2**30],
+            "nvmlDeviceGetPowerUsage": [120_000, 310_000],
+            "nvmlDeviceGetTotalEnergyConsumption": [1_000_000, 1_012_000, 1_043_000],
+            "nvmlDeviceGetClockInfo": [1980],
+            "nvmlDeviceGetTemperature": [41, 44],
+            "nvmlDeviceGetCurrentClocksEventReasons": [1, 4],
+            "gpm:2": [42.0],
+            "gpm:3": [18.0],
+            "gpm:5": [12.5],
+            "gpm:10": [33.0],
+            "gpm:20": [1000.0],
+            "gpm:21": [2000.0],
+        },
+    }
+
+
+def t4(uuid: str = "GPU-00000000-0000-0000-0000-0000000000b0") -> FakeScript:
+    """A T4 with an older driver: no hardware counters, and the old name of the throttle reasons."""
+    script = h100(uuid)
+    script["devices"] = [{"name": "Tesla T4", "uuid": uuid}]
+    script["driver"] = "450.80.02"
+    script["gpm"] = False
+    script["values"]["nvmlDeviceGetCurrentClocksThrottleReasons"] = [4]
+    script["errors"] = {"nvmlDeviceGetCurrentClocksEventReasons": "FunctionNotFound"}
+    return script
+
+
+def no_driver() -> FakeScript:
+    """A machine without an NVIDIA driver."""
+    return {"errors": {"nvmlInit": "LibraryNotFound"}}
+
+
+def fake_nvml(script: FakeScript) -> ModuleType:
+    """A module with the part of pynvml that gpulab uses, playing `script`."""
+    module = ModuleType("pynvml")
+    fake = _Fake(script)
+    module.__dict__.update(
+        SIMULATED=True,
+        NVMLError=NVMLError,
+        NVML_CLOCK_SM=1,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_GPM_METRICS_GET_VERSION=1,
+        nvmlMemory_v2=0x02000028,
+        c_nvmlGpmMetricsGet_t=GpmRequest,
+        state=fake,
+    )
+    for name in dir(fake):
+        if name.startswith("nvml"):
+            setattr(module, name, fake.scripted(name))
+    return module
+
+
+class NVMLError(Exception):
+    """As pynvml's: carries NVML's error code as `value`."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.value = value
+
+    def __str__(self) -> str:
+        return next((name for name, code in ERROR_CODES.items() if code == self.value), f"code {self.value}")
+
+
+@dataclass
+class GpmMetric:
+    """One slot of a GPM request."""
+
+    metricId: int = 0
+    nvmlReturn: int = 0
+    value: float = 0.0
+
+
+@dataclass
+class GpmRequest:
+    """As pynvml's c_nvmlGpmMetricsGet_t."""
+
+    version: int = 0
+    numMetrics: int = 0
+    sample1: object = None
+    sample2: object = None
+    metrics: list[GpmMetric] = field(default_factory=lambda: [GpmMetric() for _ in range(32)])
+
+
+class GpmSample:
+    """A sample buffer that knows whether it was filled and freed."""
+
+    def __init__(self) -> None:
+        self.filled = False
+        self.freed = False
+
+
+class _Fake:
+    """The functions of pynvml that gpulab calls, each answering from the script."""
+
+    def __init__(self, script: FakeScript) -> None:
+        self.script = script
+        self.calls: dict[str, int] = {}
+        self.open_sessions = 0
+        self.samples: list[GpmSample] = []
+
+    def scripted(self, name: str) -> Callable[..., object]:
+        """The function, failing and dying where the script says so."""
+        answer: Callable[..., object] = getattr(self, name)
+
+        def call(*args: object) -> object:
+            self.calls[name] = self.calls.get(name, 0) + 1
+            self._fail(name)
+            return answer(*args)
+
+        return call
+
+    def _fail(self, name: str) -> None:
+        error = self.script.get("errors", {}).get(name)
+        good_calls, later_error = self.script.get("fails_after", {}).get(name, (0, None))
+        if later_error is not None and self.calls[name] > good_calls:
+            error = later_error
+        if error is not None:
+            raise NVMLError(ERROR_CODES[error])
+
+    def _value(self, name: str) -> float:
+        values = self.script.get("values", {}).get(name)
+        if not values:
+            raise NVMLError(ERROR_CODES["NotSupported"])
+        return values[min(self.calls.get(name, 1), len(values)) - 1]
+
+    # NVML's own names, from here to the end.
+
+    def nvmlInit(self) -> None:
+        self.open_sessions += 1
+
+    def nvmlShutdown(self) -> None:
+        assert all(s.freed for s in self.samples), "a GPM sample outlives NVML"
+        self.open_sessions -= 1
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return self.script.get("driver", "0")
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.script.get("devices", []))
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return index
+
+    def nvmlDeviceGetName(self, handle: int) -> str:
+        return self.script["devices"][handle]["name"]
+
+    def nvmlDeviceGetUUID(self, handle: int) -> str:
+        return self.script["devices"][handle]["uuid"]
+
+    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:
+        last = self.script.get("exits_after")
+        if last is not None and self.calls["nvmlDeviceGetUtilizationRates"] > last:
+            os._exit(3)
+        return SimpleNamespace(gpu=int(self._value("nvmlDeviceGetUtilizationRates")), memory=0)
+
+    def nvmlDeviceGetMemoryInfo(self, _handle: int, _version: int = 1) -> SimpleNamespace:
+        used = int(self._value("nvmlDeviceGetMemoryInfo"))
+        return SimpleNamespace(used=used, total=80 * 2**30, free=80 * 2**30 - used)
+
+    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:
+        return int(self._value("nvmlDeviceGetPowerUsage"))
+
+    def nvmlDeviceGetPowerManagementLimit(self, _handle: int) -> int:
+        return 700_000
+
+    def nvmlDeviceGetTotalEnergyConsumption(self, _handle: int) -> int:
+        return int(self._value("nvmlDeviceGetTotalEnergyConsumption"))
+
+    def nvmlDeviceGetClockInfo(self, _handle: int, _clock: int) -> int:
+        return int(self._value("nvmlDeviceGetClockInfo"))
+
+    def nvmlDeviceGetTemperature(self, _handle: int, _sensor: int) -> int:
+        return int(self._value("nvmlDeviceGetTemperature"))
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, _handle: int) -> int:
+        return int(self._value("nvmlDeviceGetCurrentClocksEventReasons"))
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: int) -> int:
+        return int(self._value("nvmlDeviceGetCurrentClocksThrottleReasons"))
+
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: int) -> list[SimpleNamespace]:
+        return [SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in self.script.get("processes", [])]
+
+    def nvmlGpmQueryDeviceSupport(self, _handle: int) -> SimpleNamespace:
+        return SimpleNamespace(isSupportedDevice=int(self.script.get("gpm", False)))
+
+    def nvmlGpmSampleAlloc(self) -> GpmSample:
+        self.samples.append(GpmSample())
+        return self.samples[-1]
+
+    def nvmlGpmSampleGet(self, _handle: int, sample: GpmSample) -> GpmSample:
+        assert not sample.freed, "a freed GPM sample is filled"
+        sample.filled = True
+        return sample
+
+    def nvmlGpmSampleFree(self, sample: GpmSample) -> None:
+        assert not sample.freed, "a GPM sample is freed twice"
+        sample.freed = True
+
+    def nvmlGpmMetricsGet(self, request: GpmRequest) -> GpmRequest:
+        first, second = request.sample1, request.sample2
+        assert isinstance(first, GpmSample) and isinstance(second, GpmSample) and first is not second
+        assert first.filled and second.filled, "GPM metrics of a sample that was never taken"
+        for metric in request.metrics[: request.numMetrics]:
+            key = f"gpm:{metric.metricId}"
+            self.calls[key] = self.calls.get(key, 0) + 1
+            try:
+                self._fail(key)
+                metric.value, metric.nvmlReturn = self._value(key), 0
+            except NVMLError as e:
+                metric.nvmlReturn = e.value
+        return request

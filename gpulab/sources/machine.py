@@ -1,0 +1,243 @@
+"""The machine as it limits a training: cores one may really use, memory, versions, and the device that is profiled."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gpulab.errors import UsageError
+from gpulab.run import Device, Environment
+from gpulab.sources.nvml import nvml_index_for, session
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+ROOT = Path("/")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "torchvision",
+    "lightning",
+    "pytorch-lightning",
+    "accelerate",
+    "transformers",
+    "datasets",
+    "triton",
+    "nvidia-ml-py",
+    "ipykernel",
+    "ipython",
+    "jupyterlab",
+    "notebook",
+    "anywidget",
+    "gpulab",
+)
+UNLIMITED_BYTES = 2**60  # cgroup v1 writes a huge number where there is no limit
+
+
+def usable_cores(root: Path = ROOT) -> float:
+    """Cores this process may use: its affinity, cut by the CPU quota of its cgroups (v1 and v2).
+
+    `root` stands for "/" (tests give a folder).
+    """
+    quotas = [q for q in (*_quotas_v2(root), *_quotas_v1(root)) if q > 0]
+    return min([float(affinity_cores()), *quotas])
+
+
+def affinity_cores() -> int:
+    """Logical cores the scheduler may put this process on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_limit_bytes(root: Path = ROOT) -> int | None:
+    """The cgroup's memory limit (v1 and v2); None where there is none."""
+    files = [folder / "memory.max" for folder in _groups(root, "")]
+    files += [folder / "memory.limit_in_bytes" for folder in _groups(root, "memory")]
+    limits = [int(text) for text in map(_text, files) if text is not None and text.isdigit()]
+    return min((limit for limit in limits if 0 < limit < UNLIMITED_BYTES), default=None)
+
+
+def memory_total_bytes() -> int | None:
+    """Memory this process may use: the machine's, or the cgroup's limit where that is smaller."""
+    try:
+        import psutil
+
+        total: int | None = psutil.virtual_memory().total
+    except Exception:  # no psutil, or a system it does not know
+        total = None
+    return min((x for x in (total, memory_limit_bytes()) if x is not None), default=None)
+
+
+def shared_memory_bytes(path: str = "/dev/shm") -> int | None:
+    """Size of the shared memory through which loader workers hand over batches; None where there is no such place."""
+    try:
+        stat = os.statvfs(path)
+    except (OSError, AttributeError):
+        return None
+    return stat.f_blocks * stat.f_frsize
+
+
+def environment() -> Environment:
+    """The machine and the software, as they matter for reading the figures. Imports nothing heavy."""
+    return Environment(
+        python=platform.python_version(),
+        platform=platform.platform(),
+        cpu=cpu_name(),
+        logical_cores=os.cpu_count(),
+        usable_cores=usable_cores(),
+        memory_total_bytes=memory_total_bytes(),
+        packages=dict(_versions()),
+        hostname=platform.node(),
+    )
+
+
+def cpu_name() -> str:
+    """The processor's model name."""
+    text = _text(Path("/proc/cpuinfo")) or ""
+    names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+def detect_device(requested: str = "auto") -> Device:
+    """The device whose time is accounted: "auto", "cpu", "cuda" (the current GPU) or "cuda:<index>".
+
+    torch is imported only where it must answer: a GPU is asked for, or "auto" on a machine where NVML sees a GPU.
+    Asking torch for a GPU's properties starts CUDA in this process, as the cell's first `.cuda()` would.
+    Raises UsageError where the request cannot be met.
+    """
+    kind, _, number = requested.partition(":")
+    if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", requested):
+        raise UsageError(f'device "{requested}" is unknown: use "auto", "cpu", "cuda" or "cuda:<index>"')
+    if kind == "cpu":
+        return _cpu()
+    wanted = kind == "cuda" or "torch" in sys.modules or nvml_sees_a_gpu()
+    torch = _torch() if wanted else None
+    available = torch is not None and torch.cuda.is_available()
+    if kind == "auto" and not available:
+        return _cpu()
+    if torch is None:
+        raise UsageError(f'device "{requested}" needs PyTorch, which is not installed')
+    if not available:
+        raise UsageError(f'device "{requested}" is not there: {_why_no_cuda(torch)}. Use "cpu" or "auto"')
+    index = int(number) if number else torch.cuda.current_device()
+    count = torch.cuda.device_count()
+    if index >= count:
+        raise UsageError(f'device "{requested}" is not there: PyTorch sees {_gpus(count)}, numbered from 0')
+    return _gpu(torch, index)
+
+
+def nvml_sees_a_gpu() -> bool:
+    """Whether the driver's library lists any GPU. Starts no CUDA."""
+    try:
+        with session() as nv:
+            return bool(nv.nvmlDeviceGetCount())
+    except Exception:
+        return False
+
+
+def _cpu() -> Device:
+    return Device("cpu", cpu_name(), memory_total_bytes=memory_total_bytes())
+
+
+def _gpu(torch: ModuleType, index: int) -> Device:
+    properties = torch.cuda.get_device_properties(index)
+    uuid = str(properties.uuid) if hasattr(properties, "uuid") else None
+    nvml_index = nvml_index_for(uuid)
+    details: dict[str, str | int | float | None] = {
+        "sm_count": properties.multi_processor_count,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "cuda": torch.version.cuda or torch.version.hip,
+        "nvml_index": nvml_index,
+        **_nvml_details(nvml_index),
+    }
+    return Device("cuda", properties.name, index, uuid, properties.total_memory, details)
+
+
+def _nvml_details(index: int | None) -> dict[str, str | int | float | None]:
+    details: dict[str, str | int | float | None] = {"driver": None, "power_limit_w": None}
+    if index is None:
+        return details
+    with contextlib.suppress(Exception), session() as nv:
+        handle = nv.nvmlDeviceGetHandleByIndex(index)
+        details["driver"] = nv.nvmlSystemGetDriverVersion()
+        details["power_limit_w"] = nv.nvmlDeviceGetPowerManagementLimit(handle) / 1e3
+    return details
+
+
+def _torch() -> ModuleType | None:
+    try:
+        import torch
+    except ImportError:
+        return None
+    module: ModuleType = torch
+    return module
+
+
+def _why_no_cuda(torch: ModuleType) -> str:
+    if torch.version.cuda is None and torch.version.hip is None:
+        return f"this PyTorch ({torch.__version__}) is built for the CPU only"
+    return "PyTorch finds no GPU it can use"
+
+
+def _gpus(count: int) -> str:
+    return "1 GPU" if count == 1 else f"{count} GPUs"
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield name, importlib.metadata.version(name)
+
+
+def _quotas_v2(root: Path) -> Iterator[float]:
+    for folder in _groups(root, ""):
+        words = (_text(folder / "cpu.max") or "").split()
+        if len(words) == 2 and words[0].isdigit():
+            yield int(words[0]) / int(words[1])
+
+
+def _quotas_v1(root: Path) -> Iterator[float]:
+    for folder in _groups(root, "cpu"):
+        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
+        if quota is not None and period is not None and quota.isdigit() and period.isdigit():
+            yield int(quota) / int(period)
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and of those above it; "" is version 2.
+
+    Inside a container the path may name a folder that is only there on the host: then the mount itself is ours.
+    """
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller not in controllers.split(","):
+            continue
+        for mount in _mounts(root, controllers):
+            folder = mount / path.lstrip("/")
+            while folder != mount and mount in folder.parents:
+                yield folder
+                folder = folder.parent
+            yield mount
+
+
+def _mounts(root: Path, controllers: str) -> Iterator[Path]:
+    base = root / "sys/fs/cgroup"
+    if controllers:
+        yield from {base / name for name in (controllers, *controllers.split(","))}
+    else:
+        yield from (base, base / "unified")
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None

@@ -1,0 +1,309 @@
+"""Runs on disk, one folder each, so that a run outlives its kernel and opens in other tools.
+
+A folder holds `run.json`, `columns.npz` and, where the profiler ran, `<host>_<pid>.<ns>.pt.trace.json.gz`: the name by
+which TensorBoard's PyTorch plugin finds it. A folder appears under its final name only when it is complete; until
+then it is hidden. Several processes may save and read at once without a lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from gpulab.errors import StoreError
+from gpulab.run import Missing, Outcome, Run
+from gpulab.sources import encoding
+
+DOCUMENT = "run.json"
+COLUMNS = "columns.npz"
+TRACE_SUFFIX = ".pt.trace.json.gz"
+
+_STAGE_PREFIX = ".saving-"
+_STALE_AFTER_S = 3600.0
+_SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+
+WriteTrace = Callable[[Path], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One folder of the store, as far as its header tells. With a `problem` only `id` and `path` mean anything."""
+
+    id: str
+    path: Path
+    name: str = ""
+    created: str = ""
+    source: str = ""
+    outcome: Outcome | None = None
+    device: str = ""
+    step_count: int = 0
+    wall_ns: int = 0
+    problem: str | None = None
+
+
+def new_id(now: datetime | None = None) -> str:
+    """An id no other process makes: the UTC second and 24 random bits that leave the global random state alone."""
+    moment = (now or datetime.now(UTC)).astimezone(UTC)
+    return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+
+
+def default_root() -> Path:
+    """`$GPULAB_DIR/runs`, or `.gpulab/runs` under the current directory."""
+    return Path(os.environ.get("GPULAB_DIR") or ".gpulab").absolute() / "runs"
+
+
+class Store:
+    """The runs under one folder, which is created by the first `save`."""
+
+    def __init__(self, root: Path | None = None) -> None:
+        self.root = default_root() if root is None else Path(root).absolute()
+
+    def save(self, run: Run, write_trace: WriteTrace | None = None) -> Path:
+        """Write a run, and its trace where `write_trace(path)` makes one (gzip, Chrome trace JSON). Returns its folder.
+
+        A trace that cannot be written does not lose the run: the stored record says so in `missing`, and `trace_path`
+        is None. Raises StoreError where the run itself cannot be written; nothing of it is left then.
+        """
+        if not _SAFE_ID.fullmatch(run.id):
+            raise StoreError(f"Run not saved: {run.id!r} cannot be the name of a folder.")
+        final = self.root / run.id
+        stage = self.root / f"{_STAGE_PREFIX}{run.id}-{secrets.token_hex(3)}"
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            self._remove_stale()
+            stage.mkdir()
+            _fill(stage, run, write_trace)
+            os.rename(stage, final)
+        except (OSError, StoreError) as e:
+            raise StoreError(f"Run not saved in {str(self.root)!r}: {_reason(e)}") from e
+        finally:
+            shutil.rmtree(stage, ignore_errors=True)
+        _sync_folder(self.root)
+        return final
+
+    def load(self, key: str | Path) -> Run:
+        """The run `key` names, see `find`. Raises StoreError where there is none or it cannot be read."""
+        return read(self.find(key))
+
+    def find(self, key: str | Path) -> Path:
+        """The folder of a run.
+
+        `key` is the path of a run's folder, an id, "latest", a position from the end ("-1" is the newest), a name (the
+        newest run of that name) or the beginning of an id. Raises StoreError naming the nearest.
+        """
+        folder = _run_folder(key)
+        if folder is not None:
+            return folder
+        if isinstance(key, Path):
+            raise StoreError(f"{str(key)!r} is not the folder of a run: it has no {DOCUMENT}.")
+        entries = [e for e in self.list() if e.problem is None or e.id == key]
+        found = _select(entries, key)
+        if found is None:
+            raise StoreError(self._not_found(entries, key))
+        return found.path
+
+    def list(self) -> Sequence[Entry]:
+        """Every folder of the store, the newest last; what cannot be read comes first, with its problem.
+
+        Only headers are read. Raises StoreError where the store itself cannot be read.
+        """
+        try:
+            folders = [f for f in self.root.iterdir() if not f.name.startswith(".") and f.is_dir()]
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise StoreError(f"The run store {str(self.root)!r} cannot be read: {_reason(e)}") from e
+        return sorted(map(_entry, folders), key=_age)
+
+    def _remove_stale(self) -> None:
+        for folder in self.root.glob(f"{_STAGE_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - _last_change(folder) > _STALE_AFTER_S:
+                    shutil.rmtree(folder, ignore_errors=True)
+
+    def _not_found(self, entries: Sequence[Entry], key: str) -> str:
+        starting = [e.id for e in entries if key and e.id.startswith(key)]
+        if starting:
+            return f"{key!r} is the beginning of {len(starting)} runs: {', '.join(starting[:4])}. Give more of it."
+        if not entries:
+            return f"There is no run in {str(self.root)!r} yet: profile something first."
+        if re.fullmatch(r"-\d+", key):
+            return f"There is no run {key}: {str(self.root)!r} holds {len(entries)}."
+        names = [e.name for e in entries] + [e.id for e in entries]
+        nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
+        return f"There is no run {key!r} in {str(self.root)!r}; the nearest is {nearest[0]!r}."
+
+
+def read(folder: Path) -> Run:
+    """The run in a folder. Raises StoreError with the reason why it cannot be read."""
+    return _read(folder, timeline=True)
+
+
+def read_outline(folder: Path) -> Run:
+    """The run in a folder without its timeline: everything a list or a throughput figure needs, quickly."""
+    return _read(folder, timeline=False)
+
+
+def trace_path(folder: Path) -> Path | None:
+    """The profiler's trace beside a run, for Perfetto, HTA or TensorBoard; None where there is none."""
+    return next((f for f in sorted(folder.glob(f"*{TRACE_SUFFIX}")) if f.is_file()), None)
+
+
+def _read(folder: Path, *, timeline: bool) -> Run:
+    try:
+        document = _document(folder)
+        columns = folder / COLUMNS
+        _require_file(columns, encoding.MAX_COLUMNS_BYTES)
+        with columns.open("rb") as file:
+            return encoding.decode(document, file, timeline=timeline)
+    except (OSError, StoreError) as e:
+        raise StoreError(f"Run {folder.name!r} cannot be read: {_reason(e)}") from e
+
+
+def _document(folder: Path) -> bytes:
+    path = folder / DOCUMENT
+    _require_file(path, encoding.MAX_DOCUMENT_BYTES)
+    return path.read_bytes()
+
+
+def _require_file(path: Path, limit_bytes: int) -> None:
+    if not path.exists():
+        raise StoreError(f"it has no {path.name}")
+    if not path.is_file():  # a pipe or a device would block or never end
+        raise StoreError(f"{path.name} is no file")
+    if path.stat().st_size > limit_bytes:
+        raise StoreError(f"{path.name} is larger than {limit_bytes >> 20} MiB")
+
+
+def _entry(folder: Path) -> Entry:
+    try:
+        header = encoding.decode_header(_document(folder))
+        _require_file(folder / COLUMNS, encoding.MAX_COLUMNS_BYTES)
+        with (folder / COLUMNS).open("rb") as file:
+            encoding.check_container(file)
+        _moment(header.created)
+    except (OSError, StoreError) as e:
+        return Entry(folder.name, folder, problem=_reason(e))
+    return Entry(
+        id=folder.name,
+        path=folder,
+        name=header.settings.name or folder.name,
+        created=header.created,
+        source=header.source,
+        outcome=header.outcome,
+        device=header.device.name,
+        step_count=header.step_count,
+        wall_ns=header.wall_ns,
+    )
+
+
+def _moment(created: str) -> datetime:
+    try:
+        moment = datetime.fromisoformat(created)
+    except ValueError:
+        raise StoreError(f"run.json has no date: {created!r}") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+
+
+def _age(entry: Entry) -> tuple[bool, float, int, str]:
+    if entry.problem is not None:
+        return (False, 0.0, 0, entry.id)
+    try:
+        saved_ns = (entry.path / DOCUMENT).stat().st_mtime_ns
+    except OSError:
+        saved_ns = 0
+    return (True, _moment(entry.created).timestamp(), saved_ns, entry.id)
+
+
+def _select(entries: Sequence[Entry], key: str) -> Entry | None:
+    """By id, by position, by name, by a unique beginning of an id, in this order."""
+    exact = [e for e in entries if e.id == key]
+    if exact:
+        return exact[-1]
+    position = 1 if key == "latest" else int(key[1:]) if re.fullmatch(r"-[0-9]{1,9}", key) else 0
+    if position:
+        return entries[-position] if position <= len(entries) else None
+    named = [e for e in entries if e.name == key]
+    if named:
+        return named[-1]
+    starting = [e for e in entries if key and e.id.startswith(key)]
+    return starting[0] if len(starting) == 1 else None
+
+
+def _run_folder(key: str | Path) -> Path | None:
+    """The folder that a path of it, or of the document in it, names."""
+    folder, name = os.path.split(key)
+    if name == DOCUMENT and os.path.isfile(key):
+        return Path(folder).absolute()
+    return Path(key).absolute() if os.path.isfile(os.path.join(key, DOCUMENT)) else None
+
+
+def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
+    failure = None if write_trace is None else _export(stage, run, write_trace)
+    if failure is not None:
+        run = dataclasses.replace(run, missing=(*run.missing, Missing("trace file", failure)))
+    document, columns = encoding.encode(run)
+    if len(document) > encoding.MAX_DOCUMENT_BYTES or len(columns) > encoding.MAX_COLUMNS_BYTES:
+        raise StoreError("it is larger than a run may be; profile fewer steps")
+    _write(stage / DOCUMENT, document)
+    _write(stage / COLUMNS, columns)
+    _sync_folder(stage)
+
+
+def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
+    """Why there is no trace; None where it is in place.
+
+    It gets its final name last: TensorBoard, looking into hidden folders as well, would take half a trace for a run.
+    """
+    unfinished = stage / "unfinished.json.gz"
+    try:
+        write_trace(unfinished)
+        if unfinished.exists():
+            unfinished.rename(stage / _trace_name(run))
+    except Exception as e:  # whatever the profiler raises: the run is worth more than its trace
+        with contextlib.suppress(OSError):
+            unfinished.unlink(missing_ok=True)
+        return f"it could not be written: {_reason(e)}"
+    return None
+
+
+def _trace_name(run: Run) -> str:
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", run.environment.hostname or socket.gethostname())[:100] or "host"
+    return f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}"
+
+
+def _write(path: Path, content: bytes) -> None:
+    with path.open("xb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # not every platform opens a folder
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _last_change(folder: Path) -> float:
+    return max(f.lstat().st_mtime for f in (folder, *folder.iterdir()))
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror[:1].lower() + error.strerror[1:]
+    return str(error) or type(error).__name__

@@ -1,0 +1,352 @@
+"""The sampling process: what it brings home, and that it never stays, whatever happens to it or to us."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from gpulab.capture import sampler as sampling
+from gpulab.capture.feed import Float32
+from gpulab.capture.sampler import Sampler
+from gpulab.run import Device
+from gpulab.sources import fake_nvml as fakes
+from gpulab.sources.host import host_meter
+from gpulab.sources.meters import SeriesInfo
+
+CPU = Device("cpu", "a CPU")
+H100 = Device("cuda", "NVIDIA H100", 0, "00000000-0000-0000-0000-0000000000a0")
+PATIENCE_S = 20.0
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline_s = time.monotonic() + PATIENCE_S
+    while not true():
+        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
+        time.sleep(0.01)
+
+
+def ours() -> tuple[set[str], set[int], set[str]]:
+    folder = Path("/proc/self/fd")
+    fds = {fd.name for fd in folder.iterdir() if fd.exists()} if folder.exists() else set()
+    return (
+        {t.name for t in threading.enumerate()},
+        {c.pid for c in psutil.Process().children(recursive=True)},
+        fds,
+    )
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    before = ours()
+    yield
+    after = ours()
+    assert after[0] - before[0] == set(), "a thread is left"
+    assert after[1] - before[1] == set(), "a process is left"
+    assert len(after[2]) <= len(before[2]), "a file handle is left"
+
+
+def started(device: Device = CPU, fake: fakes.FakeScript | None = None, period_s: float = 0.01) -> Sampler:
+    sampler = Sampler(os.getpid(), device, time.perf_counter_ns(), period_s, fake)
+    sampler.start()
+    return sampler
+
+
+def child_of(sampler: Sampler) -> subprocess.Popen[bytes]:
+    assert sampler._process is not None
+    return sampler._process
+
+
+def drained(sampler: Sampler, name: str) -> Float32:
+    return sampler.drain().get(name, np.empty((0, 2), np.float32))
+
+
+def test_on_a_cpu_the_process_tree_is_read() -> None:
+    sampler = started()
+    until(sampler.series, "the legend")
+    points = [drained(sampler, "cpu_pct")]
+
+    def enough() -> bool:
+        points.append(drained(sampler, "cpu_pct"))
+        return sum(map(len, points)) > 3
+
+    until(enough, "CPU readings")
+    samples, missing, extremes = sampler.stop()
+    assert [s.name for s in samples.series] == ["cpu_pct", "rss_bytes", "process_count"]
+    assert missing == ()
+    rss = samples.get("rss_bytes")
+    assert rss is not None
+    assert rss.value.min() > 2**20
+    assert extremes["peak_rss_bytes"] == rss.value.max()
+    assert (np.diff(rss.t_ns) > 0).all()
+    assert points[-1].dtype == np.float32
+    assert points[-1].shape[1] == 2
+
+
+def test_times_are_on_the_clock_of_the_run() -> None:
+    origin_ns = time.perf_counter_ns()
+    sampler = Sampler(os.getpid(), CPU, origin_ns, 0.01)
+    sampler.start()
+    until(sampler.drain, "a reading")
+    samples, _, _ = sampler.stop()
+    wall_ns = time.perf_counter_ns() - origin_ns
+    assert 0 < samples.series[0].t_ns[0] < samples.series[0].t_ns[-1] + 1 <= wall_ns
+
+
+def test_a_gpu_is_read_beside_the_process_tree() -> None:
+    sampler = started(H100, fakes.h100(), period_s=0.1)
+    until(lambda: len(drained(sampler, "sm_active_fraction")), "a GPM reading")
+    samples, missing, extremes = sampler.stop()
+    sm = samples.get("sm_active_fraction")
+    assert sm is not None
+    assert sm.value == pytest.approx(0.42)
+    assert sm.source == "NVML GPM (simulated)"
+    assert extremes["throttle_reasons"] == 4
+    assert "peak_throttle_reasons" not in extremes
+    assert {m.what for m in missing} <= {"other processes on the GPU"}
+
+
+def test_without_a_driver_the_reason_is_kept_and_the_host_is_read() -> None:
+    sampler = started(H100, fakes.no_driver())
+    until(sampler.drain, "a reading")
+    samples, missing, _ = sampler.stop()
+    assert samples.get("rss_bytes") is not None
+    assert [(m.what, m.since_ns) for m in missing] == [("GPU curves", None)]
+
+
+def test_a_query_that_dies_is_missing_since_then() -> None:
+    script = fakes.h100()
+    script["fails_after"] = {"nvmlDeviceGetPowerUsage": (4, "GpuIsLost")}
+    sampler = started(H100, script)
+    until(lambda: len(sampler.drain().get("cpu_pct", ())) > 0 and len(sampler._missing) > 0, "the loss")
+    samples, missing, _ = sampler.stop()
+    power = samples.get("power_w")
+    lost = next(m for m in missing if m.what == "power")
+    assert power is not None
+    assert lost.since_ns is not None
+    assert power.t_ns[-1] < lost.since_ns < samples.series[0].t_ns[-1], "on the clock of the run"
+
+
+def test_a_child_that_dies_costs_only_its_curves() -> None:
+    script = fakes.h100()
+    script["exits_after"] = 3
+    sampler = started(H100, script)
+    until(lambda: sampler._failure, "its death")
+    samples, missing, _ = sampler.stop()
+    assert [m.what for m in missing if m.since_ns is not None] == ["device curves"]
+    (death,) = [m for m in missing if m.what == "device curves"]
+    assert death.reason == "the sampling process ended: exit code 3"
+    utilization = samples.get("gpu_utilization_pct")
+    assert utilization is not None
+    assert len(utilization.t_ns) == 2, "what it brought home before is kept"
+    assert death.since_ns is not None
+    assert death.since_ns > utilization.t_ns[-1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_killed_child_is_named_with_its_signal() -> None:
+    sampler = started()
+    until(sampler.series, "the legend")
+    child_of(sampler).kill()
+    until(lambda: sampler._failure, "its death")
+    _, missing, _ = sampler.stop()
+    assert "killed by signal 9" in missing[0].reason
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "END_TIMEOUT_S", 0.2)
+    sampler = started()
+    until(sampler.series, "the legend")
+    child_of(sampler).send_signal(signal.SIGSTOP)
+    _, missing, _ = sampler.stop()
+    assert "did not end when asked" in missing[0].reason
+
+
+def test_a_child_that_cannot_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "BOOTSTRAP", "import no_such_module_at_all")
+    sampler = started()
+    until(lambda: sampler._failure, "its death")
+    samples, missing, _ = sampler.stop()
+    assert samples.series == ()
+    assert "no_such_module_at_all" in missing[0].reason
+
+
+def test_a_child_that_cannot_be_started_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    sampler = started()
+    samples, missing, extremes = sampler.stop()
+    assert (samples.series, extremes, sampler.series(), sampler.drain()) == ((), {}, (), {})
+    assert "could not be started" in missing[0].reason
+
+
+def test_stop_at_once_twice_and_without_start() -> None:
+    sampler = started()
+    child = child_of(sampler)
+    assert sampler.stop()[1] == ()
+    assert child.returncode == 0
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdin.closed
+    assert child.stdout.closed
+    assert sampler.stop()[1] == ()
+    assert Sampler(os.getpid(), CPU, 0).stop()[1] == ()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="process groups")
+def test_an_interrupt_of_the_notebook_does_not_reach_the_child() -> None:
+    sampler = started()
+    until(sampler.series, "the legend")
+    assert os.getpgid(child_of(sampler).pid) != os.getpgid(0)
+    child_of(sampler).send_signal(signal.SIGINT)
+    sampler.drain()
+    until(sampler.drain, "another reading")
+    assert sampler.stop()[1] == ()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="kill")
+@pytest.mark.parametrize("workers", [False, True], ids=["alone", "a forked worker holds our pipe"])
+def test_the_child_ends_when_its_parent_is_killed(workers: bool) -> None:
+    program = f"""
+        import os, sys, time
+        from gpulab.capture.sampler import Sampler
+        from gpulab.run import Device
+        s = Sampler(os.getpid(), Device("cpu", "a CPU"), time.perf_counter_ns(), 0.01)
+        s.start()
+        while not s.series():
+            time.sleep(0.01)
+        worker = os.fork() if {workers} else 0
+        if {workers} and worker == 0:
+            time.sleep(30)
+            os._exit(0)
+        print(s._process.pid, worker, flush=True)
+        time.sleep(60)
+    """
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, cwd=root())
+    assert parent.stdout is not None
+    child, worker = map(int, parent.stdout.readline().split())
+    assert psutil.pid_exists(child)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    until(lambda: not alive(child), "the end of the child")
+    if worker:
+        os.kill(worker, signal.SIGKILL)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def root() -> Path:
+    return Path(sampling.__file__).parents[2]
+
+
+def test_the_child_imports_nothing_heavy() -> None:
+    program = (
+        "import sys, gpulab.capture.sampler_process, gpulab.sources.host, gpulab.sources.nvml;"
+        "print([m for m in ('torch', 'numpy', 'matplotlib', 'IPython') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=root(), capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_child_counts_workers_that_come_and_go_but_not_itself() -> None:
+    sampler = started()
+    until(sampler.drain, "a reading")
+    worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+    def seen(count: float) -> bool:
+        return bool((drained(sampler, "process_count")[:, 1] == count).any())
+
+    try:
+        alone = psutil.Process().children(recursive=True)
+        expected = 1 + len(alone) - 1  # us and all our children, without the sampling process
+        until(lambda: seen(expected), "the worker")
+    finally:
+        worker.kill()
+        worker.wait()
+    until(lambda: seen(expected - 1), "the worker's end")
+    assert sampler.stop()[2]["peak_process_count"] == expected
+
+
+def test_cpu_is_that_of_the_tree_in_percent_of_the_usable_cores() -> None:
+    worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    idle = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert share_of(worker.pid, usable_cores=1) > 3 * share_of(worker.pid, usable_cores=8)
+        assert share_of(idle.pid, usable_cores=1) < 20
+    finally:
+        for process in (worker, idle):
+            process.kill()
+            process.wait()
+
+
+def share_of(pid: int, usable_cores: float) -> float:
+    meter = host_meter(pid, usable_cores)
+    time.sleep(0.5)
+    value = meter.read()[0]
+    assert value is not None
+    return value
+
+
+def test_a_tree_whose_root_ended_is_lost_and_not_zero() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    meter = host_meter(process.pid, 1.0)
+    process.kill()
+    process.wait()
+    rows = [meter.read() for _ in range(4)]
+    assert rows == [[None, None, None]] * 4
+    assert {m.reason for m in meter.missing()} == {"the profiled process ended"}
+
+
+def test_long_runs_are_thinned_evenly_and_keep_their_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sampling, "MOST_POINTS", 100)
+    curve = sampling._Curve(SeriesInfo("x", "W", "x", "test"))
+    for i in range(10_000):
+        curve.add(i, 1e6 if i == 7777 else float(i))
+    series = curve.finished()
+    assert 50 <= len(series.t_ns) <= 100
+    assert set(np.diff(series.t_ns)) == {128}, "the same distance everywhere, so that means stay means"
+    assert curve.extreme() == ("peak_x", 1e6)
+
+
+def test_bits_are_gathered_and_not_compared() -> None:
+    curve = sampling._Curve(SeriesInfo("throttle_reasons", "bits", "x", "test"))
+    for value in (4, 32, 0):
+        curve.add(0, float(value))
+    assert curve.extreme() == ("throttle_reasons", 36)
+
+
+def test_a_watcher_that_never_drains_costs_bounded_memory() -> None:
+    curve = sampling._Curve(SeriesInfo("x", "W", "x", "test"))
+    for i in range(sampling.MOST_PENDING + 500):
+        curve.add(i, 0.0)
+    assert len(curve.drain()) == sampling.MOST_PENDING
+    assert curve.drain().shape == (0, 2)
+
+
+def test_a_scripted_gpu_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "h100.json"
+    path.write_text(json.dumps(fakes.h100()))
+    monkeypatch.setenv(sampling.FAKE_VARIABLE, str(path))
+    sampler = started()
+    until(lambda: "power_w" in sampler.drain(), "power")
+    samples, _, _ = sampler.stop()
+    power = samples.get("power_w")
+    assert power is not None
+    assert power.source == "NVML (simulated)"
