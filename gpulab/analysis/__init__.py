@@ -1,0 +1,1 @@
+"""Pure functions of a Run: what its columns mean. No I/O, no torch, nothing is stored."""

@@ -1,0 +1,176 @@
+"""Step accounting: each step's wall time painted into parts that never overlap and sum to the step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.intervals import EMPTY, Intervals, clip, measure, paint, union
+from gpulab.run import Category, Int64, Run, StepFlag, Timeline
+
+PARTS = (
+    "compute",
+    "communication",
+    "memcpy",
+    "memset",
+    "data_wait",
+    "sync_wait",
+    "blocking_copy",
+    "allocator",
+    "optimizer",
+    "launch",
+    "queued",
+    "other",
+    "unknown",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """One profiled step: `parts_ns` has every name of `PARTS` and sums to `end_ns - start_ns` exactly."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    parts_ns: dict[str, int]
+    flags: int  # StepFlag
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """The accounting of a profiled window on one device.
+
+    `median_us` is the per-part median over the steps; `share` is each part's share of the summed wall time (shares
+    sum to 1). `busy_fraction` and `kernel_busy_fraction` are None on a CPU device. `whole_window`: no step was found,
+    the window stands as one.
+    """
+
+    device: str
+    steps: tuple[StepParts, ...]
+    median_us: dict[str, float]
+    share: dict[str, float]
+    median_step: int  # number of the step whose wall time is the median: the one to zoom into
+    busy_fraction: float | None
+    kernel_busy_fraction: float | None
+    whole_window: bool = False
+
+
+def breakdown(run: Run) -> Breakdown | None:
+    """Account the profiled steps of a run; None where there is no trace."""
+    timeline = run.timeline
+    if timeline is None or len(timeline) == 0:
+        return None
+    numbers, windows, flags = _windows(run, timeline)
+    on_gpu = timeline.has_device_events
+    layers = dict(_device_layers(timeline) if on_gpu else _host_layers(timeline))
+    painted = paint(windows, list(layers.values()))
+    totals = np.zeros((len(windows), len(PARTS)), dtype=np.int64)
+    for column, part in enumerate((*layers, "unknown")):
+        totals[:, PARTS.index(part)] += painted[:, column]
+    steps = tuple(
+        StepParts(n, int(w[0]), int(w[1]), {p: int(v) for p, v in zip(PARTS, row, strict=True)}, f)
+        for n, w, row, f in zip(numbers, windows, totals, flags, strict=True)
+    )
+    wall = int(totals.sum()) or 1
+    return Breakdown(
+        device=run.device.name,
+        steps=steps,
+        median_us={p: float(np.median(totals[:, i])) / 1e3 for i, p in enumerate(PARTS)},
+        share={p: float(totals[:, i].sum()) / wall for i, p in enumerate(PARTS)},
+        median_step=_median_step(numbers, windows),
+        busy_fraction=_busy(timeline, windows, kernels_only=False) if on_gpu else None,
+        kernel_busy_fraction=_busy(timeline, windows, kernels_only=True) if on_gpu else None,
+        whole_window=not run.traced_numbers,
+    )
+
+
+def _windows(run: Run, timeline: Timeline) -> tuple[list[int], Intervals, list[int]]:
+    """Numbers, [start, end) and flags of the steps to account; without any, the whole window as one."""
+    if not run.traced_numbers:
+        return [0], np.array([timeline.window_ns], dtype=np.int64), [int(StepFlag.PARTIAL)]
+    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
+    windows = np.stack((run.steps.start_ns[rows], run.steps.end_ns[rows]), axis=1)
+    return run.steps.number[rows].tolist(), windows, run.steps.flags[rows].tolist()
+
+
+def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
+    """On the CPU device: compute is the operators of the training thread and of autograd outside the DataLoader."""
+    trainer, mine = spans.on_training_threads(timeline), spans.on_training_thread(timeline)
+    annotation = spans.in_category(timeline, Category.USER_ANNOTATION)
+    yield "data_wait", spans.covered(timeline, mine & spans.named(timeline, spans.is_loader))
+    yield "compute", spans.covered(timeline, trainer & spans.in_category(timeline, Category.CPU_OP))
+    yield "optimizer", spans.covered(timeline, trainer & annotation & spans.named(timeline, spans.is_optimizer))
+    yield "other", _other(timeline)
+
+
+def _device_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
+    """On a GPU: what the device does first, then what the host did while it idled."""
+    kernel = spans.in_category(timeline, Category.KERNEL)
+    communication = kernel & spans.named(timeline, spans.is_communication)
+    yield "compute", spans.covered(timeline, kernel & ~communication)
+    yield "communication", spans.covered(timeline, communication)
+    yield "memcpy", spans.covered(timeline, spans.in_category(timeline, Category.GPU_MEMCPY))
+    yield "memset", spans.covered(timeline, spans.in_category(timeline, Category.GPU_MEMSET))
+    yield from _idle_layers(timeline)
+
+
+def _idle_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
+    trainer, mine = spans.on_training_threads(timeline), spans.on_training_thread(timeline)
+    runtime = trainer & spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+
+    def calls(prefixes: tuple[str, ...]) -> Intervals:
+        return spans.covered(timeline, runtime & spans.named(timeline, lambda n: n.startswith(prefixes)))
+
+    yield "data_wait", spans.covered(timeline, mine & spans.named(timeline, spans.is_loader))
+    yield "sync_wait", calls(spans.SYNCHRONIZING)
+    yield "blocking_copy", calls(spans.COPYING)
+    yield "allocator", calls(spans.ALLOCATING)
+    yield "queued", _queued(timeline)
+    yield "optimizer", spans.covered(timeline, trainer & spans.named(timeline, spans.is_optimizer))
+    yield "launch", spans.covered(timeline, trainer & spans.in_category(timeline, *spans.HOST_CATEGORIES))
+    yield "other", _other(timeline)
+
+
+def _other(timeline: Timeline) -> Intervals:
+    """What the user or a library has named by an annotation, apart from steps, loader and optimizer."""
+    named = spans.in_category(timeline, Category.USER_ANNOTATION, Category.OVERHEAD)
+    known = spans.named(timeline, lambda n: spans.is_step(n) or spans.is_loader(n) or spans.is_optimizer(n))
+    return spans.covered(timeline, named & ~known & spans.on_training_threads(timeline))
+
+
+def _queued(timeline: Timeline) -> Intervals:
+    """From the end of a launch to the start of what it launched."""
+    launch = np.flatnonzero(
+        spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER) & (timeline.correlation > 0)
+    )
+    device = np.flatnonzero(
+        spans.in_category(timeline, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
+        & (timeline.correlation > 0)
+    )
+    if len(launch) == 0 or len(device) == 0:
+        return EMPTY
+    order = np.argsort(timeline.correlation[launch], kind="stable")
+    keys: Int64 = timeline.correlation[launch][order]
+    at = np.minimum(np.searchsorted(keys, timeline.correlation[device]), len(keys) - 1)
+    matched = keys[at] == timeline.correlation[device]
+    launched = timeline.end_ns[launch[order[at[matched]]]]
+    return union(launched, timeline.start_ns[device[matched]])
+
+
+def _busy(timeline: Timeline, windows: Intervals, *, kernels_only: bool) -> float:
+    """Share of [first step start, last step end) in which the device works (definitions.md: busy, kernel busy)."""
+    categories = [Category.KERNEL] if kernels_only else [Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET]
+    start, end = int(windows[0, 0]), int(windows[-1, 1])
+    working = spans.covered(timeline, spans.in_category(timeline, *categories))
+    return measure(clip(working, start, end)) / max(1, end - start)
+
+
+def _median_step(numbers: list[int], windows: Intervals) -> int:
+    wall = windows[:, 1] - windows[:, 0]
+    return numbers[int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])]
+
+
+__all__ = ["PARTS", "Breakdown", "StepParts", "breakdown"]

@@ -1,0 +1,103 @@
+"""Everything a report says about a run, computed once: the views only lay it out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis.breakdown import Breakdown, breakdown
+from gpulab.analysis.operators import CostRow, kernels, operators
+from gpulab.analysis.steps import Selection, Spread, select, spread
+from gpulab.run import Run, Series
+
+
+@dataclass(frozen=True, slots=True)
+class CurveFact:
+    """One sampled curve in figures: mean and maximum over the run, in the series' own unit."""
+
+    name: str
+    label: str
+    unit: str
+    source: str
+    mean: float
+    maximum: float
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """The figures of one run. None is "not measurable" and a view says so."""
+
+    run: Run
+    selection: Selection
+    step_us: Spread | None  # unprofiled, after selection
+    traced_step_us: Spread | None  # the profiled window
+    data_wait_us: Spread | None  # unprofiled: blocked in the DataLoader, per step
+    optimizer_us: Spread | None
+    samples_per_s: float | None
+    steps_per_s: float | None
+    outside_steps_fraction: float | None  # share of the wall time that belongs to no step
+    observer_us_per_step: float | None  # our hooks' own time
+    breakdown: Breakdown | None  # of the profiled window
+    operators: tuple[CostRow, ...]  # costliest first, self time on the host (compute device "cpu") or the device
+    kernels: tuple[CostRow, ...]  # GPU only
+    curves: tuple[CurveFact, ...]
+
+
+def facts(run: Run) -> Facts:
+    """Compute every figure of a run's report."""
+    steps, selection = run.steps, select(run)
+    rows = selection.rows
+    traced = np.flatnonzero(np.isin(steps.number, run.traced_numbers))
+    account = breakdown(run)
+    fed = run.loader is not None
+    return Facts(
+        run=run,
+        selection=selection,
+        step_us=spread(steps.wall_ns[rows]),
+        traced_step_us=spread(steps.wall_ns[traced]),
+        data_wait_us=spread(steps.data_wait_ns[rows]) if fed else None,
+        optimizer_us=spread(steps.optimizer_ns[rows]) if steps.optimizer_ns.any() else None,
+        samples_per_s=_samples_per_s(run, rows),
+        steps_per_s=_rate(len(rows), int(steps.wall_ns[rows].sum())),
+        outside_steps_fraction=_outside_steps(run),
+        observer_us_per_step=run.observer.hooks_ns / len(steps) / 1e3 if len(steps) else None,
+        breakdown=account,
+        operators=operators(run.timeline, account) if run.timeline is not None and account else (),
+        kernels=kernels(run.timeline, account) if run.timeline is not None and account else (),
+        curves=tuple(_curve(s) for s in run.samples.series if len(s.value)),
+    )
+
+
+def _outside_steps(run: Run) -> float | None:
+    """Wall time in no step, the profiler's own start and stop left out, over the wall time."""
+    if not len(run.steps) or run.wall_ns <= 0:
+        return None
+    ours = (run.observer.profiler_start_ns or 0) + (run.observer.profiler_stop_ns or 0)
+    outside = run.wall_ns - int(run.steps.wall_ns.sum()) - ours
+    return max(0, outside) / run.wall_ns
+
+
+def _rate(count: int, time_ns: int) -> float | None:
+    return count / (time_ns / 1e9) if count and time_ns else None
+
+
+def _samples_per_s(run: Run, rows: np.ndarray) -> float | None:
+    """Samples over time, on the counted steps; None where a step's samples are unknown."""
+    samples = run.steps.sample_count[rows]
+    if len(rows) == 0 or (samples < 0).any():
+        return None
+    return _rate(int(samples.sum()), int(run.steps.wall_ns[rows].sum()))
+
+
+def _curve(series: Series) -> CurveFact:
+    return CurveFact(
+        name=series.name,
+        label=series.label,
+        unit=series.unit,
+        source=series.source,
+        mean=float(series.value.mean()),
+        maximum=float(series.value.max()),
+        count=len(series.value),
+    )

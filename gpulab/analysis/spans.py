@@ -1,0 +1,86 @@
+"""Which spans of a timeline mean what: loader waits, launches, synchronizations, communication."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from gpulab.intervals import Intervals, union
+from gpulab.run import Category, Timeline
+
+Mask = npt.NDArray[np.bool_]
+
+SYNCHRONIZING = (
+    "cudaStreamSynchronize",
+    "cudaDeviceSynchronize",
+    "cudaEventSynchronize",
+    "hipStreamSynchronize",
+    "hipDeviceSynchronize",
+    "hipEventSynchronize",
+    "cuStreamSynchronize",
+    "cuCtxSynchronize",
+)
+COPYING = ("cudaMemcpy", "hipMemcpy", "cuMemcpy")
+ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc")
+COMMUNICATING = ("nccl", "rccl")
+HOST_CATEGORIES = (Category.CPU_OP, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+
+
+def is_loader(name: str) -> bool:
+    """A DataLoader at work, as torch annotates it."""
+    return name.startswith("enumerate(DataLoader)")
+
+
+def is_optimizer(name: str) -> bool:
+    """`Optimizer.step` or `Optimizer.zero_grad`, as torch annotates them."""
+    return name.startswith(("Optimizer.step#", "Optimizer.zero_grad#"))
+
+
+def is_step(name: str) -> bool:
+    """A step's own annotation, or a mark of ours."""
+    return name.startswith(("ProfilerStep#", "gpulab."))
+
+
+def is_communication(name: str) -> bool:
+    """A NCCL or RCCL kernel."""
+    return name.lower().startswith(COMMUNICATING)
+
+
+def named(timeline: Timeline, test: Callable[[str], bool]) -> Mask:
+    """Rows whose name passes the test; each distinct name is asked once."""
+    wanted = np.fromiter((test(n) for n in timeline.names), dtype=bool, count=len(timeline.names))
+    return wanted[timeline.name_id] if len(timeline) else np.empty(0, dtype=bool)
+
+
+def in_category(timeline: Timeline, *categories: Category) -> Mask:
+    """Rows of any of these categories."""
+    return np.isin(timeline.category, [int(c) for c in categories])
+
+
+def training_lanes(timeline: Timeline) -> list[int]:
+    """The training thread and autograd's own threads."""
+    autograd = named(timeline, lambda n: n.startswith("autograd::engine"))
+    lanes = set(np.unique(timeline.lane_id[autograd]).tolist())
+    if timeline.training_lane is not None:
+        lanes.add(timeline.training_lane)
+    return sorted(lanes)
+
+
+def on_training_threads(timeline: Timeline) -> Mask:
+    """Rows on the training thread or on one of autograd's."""
+    return np.isin(timeline.lane_id, training_lanes(timeline))
+
+
+def on_training_thread(timeline: Timeline) -> Mask:
+    """Rows on the training thread itself."""
+    if timeline.training_lane is None:
+        return np.zeros(len(timeline), dtype=bool)
+    return np.asarray(timeline.lane_id == timeline.training_lane)
+
+
+def covered(timeline: Timeline, mask: Mask) -> Intervals:
+    """The time that the chosen rows cover."""
+    start = timeline.start_ns[mask]
+    return union(start, start + timeline.duration_ns[mask])

@@ -1,0 +1,1 @@
+"""From facts to a cause: rules, their thresholds and their sentences."""

@@ -1,0 +1,200 @@
+"""The one sentence at the top of a report, with the figure that supports it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gpulab.analysis.facts import Facts
+
+DATA_WAIT_NOTICE = 0.10  # TraceML: warn at 10 %, critical at 20 % of a step
+DATA_WAIT_BAD = 0.20
+IDLE_NOTICE = 0.15  # definitions.md, Thresholds: idle > 15 %
+UNKNOWN_TOO_MUCH = 0.40
+OUTSIDE_NOTICE = 0.30
+
+_HOST_CAUSES = {
+    "sync_wait": ("sync_points", "the code makes the GPU and the CPU wait for each other (a synchronization)"),
+    "blocking_copy": ("blocking_copy", "the CPU copies data and blocks while it does"),
+    "allocator": ("allocator_thrash", "GPU memory is being allocated and freed"),
+    "optimizer": ("unfused_optimizer", "the optimizer's Python code cannot keep the GPU busy"),
+    "launch": ("launch_bound", "the CPU cannot start operations as fast as the GPU finishes them"),
+    "queued": ("launch_bound", "started work waits for the GPU to pick it up"),
+    "communication": ("exposed_communication", "GPUs wait for data from each other"),
+    "other": ("logging_or_eval", "named code other than training runs"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """`sentence` is for a person who knows none of our words; `evidence` is the figure; `key` names the cause.
+
+    `level`: "bad" (a clear bottleneck), "notice", "good" (nothing to report), "unknown" (cannot tell).
+    """
+
+    key: str
+    sentence: str
+    evidence: str
+    level: str
+
+
+def headline(facts: Facts) -> Headline:
+    """The first rule that has something to say; the last always has."""
+    for rule in _RULES:
+        said = rule(facts)
+        if said is not None:
+            return said
+    raise AssertionError("the last rule always answers")
+
+
+def percent(fraction: float) -> str:
+    """A share as the report writes it everywhere."""
+    return f"{fraction * 100:.0f} %"
+
+
+def ms(us: float) -> str:
+    """Microseconds as a person reads them."""
+    if us >= 1e6:
+        return f"{us / 1e6:.2f} s"
+    if us >= 1e3:
+        return f"{us / 1e3:.3g} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
+    return f"{us:.3g} µs"
+
+
+def _no_steps(facts: Facts) -> Headline | None:
+    if len(facts.run.steps):
+        return None
+    wall = ms(facts.run.wall_ns / 1e3)
+    account = facts.breakdown
+    if account is None:
+        return Headline(
+            "cannot_tell",
+            f"No training step was found in {wall}, so nothing can be said about where a step's time goes.",
+            "Mark steps with gpulab.step(), or profile from the first line with --whole.",
+            "unknown",
+        )
+    busiest = max(account.share, key=lambda p: account.share[p])
+    return Headline(
+        "no_steps",
+        f"No training step was found: this is the whole cell, {wall}, as one.",
+        f"Largest part: {busiest.replace('_', ' ')}, {percent(account.share[busiest])} of the profiled time.",
+        "notice",
+    )
+
+
+def _too_few(facts: Facts) -> Headline | None:
+    if facts.step_us is not None or facts.traced_step_us is not None:
+        return None
+    n = len(facts.run.steps)
+    return Headline(
+        "cannot_tell",
+        f"Only {n} step{'s' if n > 1 else ''} ran, too few to name a bottleneck.",
+        "Run at least 6 steps.",
+        "unknown",
+    )
+
+
+def _data_wait(facts: Facts) -> Headline | None:
+    """Waiting for the DataLoader, from the unprofiled steps; on a GPU only what the device does not hide."""
+    step, wait = facts.step_us or facts.traced_step_us, facts.data_wait_us
+    if step is None or wait is None or step.median <= 0:
+        return None
+    share = wait.median / step.median
+    exposed = _exposed_wait_share(facts)
+    if min(share, exposed if exposed is not None else share) < DATA_WAIT_NOTICE:
+        return None
+    bad = share >= DATA_WAIT_BAD
+    loader = facts.run.loader
+    workers = ""
+    if loader is not None:
+        workers = f"; it loads with {loader.num_workers} worker{'s' if loader.num_workers != 1 else ''}"
+    what = "spends" if bad else "loses"
+    return Headline(
+        "data_starved",
+        f"Each training step {what} {percent(share)} of its time waiting for the next batch of data.",
+        f"{ms(wait.median)} of every {ms(step.median)} step go to the DataLoader "
+        f"(median of {step.count} unprofiled steps){workers}.",
+        "bad" if bad else "notice",
+    )
+
+
+def _exposed_wait_share(facts: Facts) -> float | None:
+    account = facts.breakdown
+    if account is None or account.busy_fraction is None:
+        return None
+    return account.share["data_wait"]
+
+
+def _idle_gpu(facts: Facts) -> Headline | None:
+    """The largest cause of an idle GPU, where it idles enough to matter."""
+    account = facts.breakdown
+    if account is None or account.busy_fraction is None:
+        return None
+    causes = {p: account.share[p] for p in _HOST_CAUSES}
+    idle = 1 - account.busy_fraction
+    part = max(causes, key=lambda p: causes[p])
+    if idle < IDLE_NOTICE or causes[part] < idle / 4:
+        return None
+    key, meaning = _HOST_CAUSES[part]
+    return Headline(
+        key,
+        f"The GPU has nothing to do for {percent(idle)} of each step, mostly because {meaning}.",
+        f"{ms(account.median_us[part])} of {ms(sum(account.median_us.values()))} per profiled step.",
+        "bad" if idle >= 2 * IDLE_NOTICE else "notice",
+    )
+
+
+def _unexplained(facts: Facts) -> Headline | None:
+    account = facts.breakdown
+    if account is None or account.share["unknown"] < UNKNOWN_TOO_MUCH:
+        return None
+    return Headline(
+        "cannot_tell",
+        f"For {percent(account.share['unknown'])} of each step PyTorch ran nothing: "
+        "the time goes to Python code that the trace does not name.",
+        f"{ms(account.median_us['unknown'])} per profiled step without an operator.",
+        "notice",
+    )
+
+
+def _outside(facts: Facts) -> Headline | None:
+    share = facts.outside_steps_fraction
+    if share is None or share < OUTSIDE_NOTICE or facts.run.wall_ns < 5e9:
+        return None
+    return Headline(
+        "logging_or_eval",
+        f"{percent(share)} of the cell's time belongs to no training step (set-up, evaluation, saving).",
+        f"{ms(share * facts.run.wall_ns / 1e3)} of {ms(facts.run.wall_ns / 1e3)}.",
+        "notice",
+    )
+
+
+def _healthy(facts: Facts) -> Headline | None:
+    account, step = facts.breakdown, facts.step_us or facts.traced_step_us
+    assert step is not None
+    if account is None:
+        return Headline(
+            "cannot_tell",
+            f"A training step takes {ms(step.median)}; it was not profiled, so what it is spent on is not known.",
+            f"Median of {step.count} steps; time waiting for data is below {percent(DATA_WAIT_NOTICE)} of it.",
+            "unknown",
+        )
+    device = "GPU" if account.busy_fraction is not None else "CPU"
+    working = account.busy_fraction if account.busy_fraction is not None else account.share["compute"]
+    return Headline(
+        "healthy",
+        f"The {device} computes for {percent(working)} of each step: nothing outside it holds training back much.",
+        f"Median step {ms(step.median)} over {step.count} steps.",
+        "good",
+    )
+
+
+_RULES: tuple[Callable[[Facts], Headline | None], ...] = (
+    _no_steps,
+    _too_few,
+    _data_wait,
+    _idle_gpu,
+    _unexplained,
+    _outside,
+    _healthy,
+)

@@ -1,0 +1,261 @@
+"""Step accounting against a dumber oracle: each nanosecond asked on its own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulab.analysis.breakdown import PARTS, breakdown
+from gpulab.analysis.operators import operators, self_ns
+from gpulab.run import Category, Lane, Run, Steps, Timeline
+from tests import synthetic
+
+TRAINER, AUTOGRAD, OTHER_THREAD, STREAM, STREAM_2 = range(5)
+LANES = (
+    Lane("thread", 0, 1, "training thread"),
+    Lane("thread", 0, 2),
+    Lane("thread", 0, 3),
+    Lane("stream", 0, 7),
+    Lane("stream", 0, 8),
+)
+
+BASE = synthetic.cpu_case().facts.run
+
+
+@dataclass(frozen=True)
+class Span:
+    name: str
+    category: Category
+    lane: int
+    start: int
+    duration: int
+    correlation: int = 0
+
+    @property
+    def end(self) -> int:
+        return self.start + self.duration
+
+
+def timeline(spans: list[Span], window: tuple[int, int]) -> Timeline:
+    spans = sorted(spans, key=lambda s: (s.start, -s.duration))
+    names = sorted({s.name for s in spans})
+    return Timeline(
+        start_ns=np.array([s.start for s in spans], dtype=np.int64),
+        duration_ns=np.array([s.duration for s in spans], dtype=np.int64),
+        name_id=np.array([names.index(s.name) for s in spans], dtype=np.int32),
+        category=np.array([s.category for s in spans], dtype=np.uint8),
+        lane_id=np.array([s.lane for s in spans], dtype=np.int32),
+        correlation=np.array([s.correlation for s in spans], dtype=np.int64),
+        names=tuple(names),
+        lanes=LANES,
+        window_ns=window,
+        training_lane=TRAINER,
+    )
+
+
+def run_of(spans: list[Span], steps: list[tuple[int, int]]) -> Run:
+    n = len(steps)
+    zero = np.zeros(n, dtype=np.int64)
+    window = (min((s.start for s in spans), default=0), max([s.end for s in spans] + [e for _, e in steps] + [1]))
+    return replace(
+        BASE,
+        steps=Steps(
+            number=np.arange(1, n + 1, dtype=np.int64),
+            start_ns=np.array([s for s, _ in steps], dtype=np.int64),
+            end_ns=np.array([e for _, e in steps], dtype=np.int64),
+            data_wait_ns=zero,
+            optimizer_ns=zero,
+            batch_count=zero,
+            sample_count=zero,
+            phase=np.full(n, 2, dtype=np.uint8),
+            flags=np.zeros(n, dtype=np.uint8),
+        ),
+        timeline=timeline(spans, window),
+        traced_numbers=tuple(range(1, n + 1)),
+    )
+
+
+def part_at(t: int, spans: list[Span]) -> str:
+    """The part that one nanosecond belongs to, straight from definitions: no sets, no sorting."""
+    here = [s for s in spans if s.start <= t < s.end]
+    kinds = {s.category for s in spans}
+    on_gpu = bool(kinds & {Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET})
+    autograd = {s.lane for s in spans if s.name.startswith("autograd::engine")}
+    trainer = [s for s in here if s.lane in autograd | {TRAINER}]
+
+    def any_named(prefix: str | tuple[str, ...], among: list[Span]) -> bool:
+        return any(s.name.startswith(prefix) for s in among)
+
+    loading = any_named("enumerate(DataLoader)", [s for s in here if s.lane == TRAINER])
+    optimizing = any_named(("Optimizer.step#", "Optimizer.zero_grad#"), trainer)
+    annotated = any(
+        s.category in (Category.USER_ANNOTATION, Category.OVERHEAD)
+        and not s.name.startswith(("enumerate(DataLoader)", "Optimizer.", "ProfilerStep#"))
+        for s in trainer
+    )
+    if not on_gpu:
+        if loading:
+            return "data_wait"
+        if any(s.category == Category.CPU_OP for s in trainer):
+            return "compute"
+        return "optimizer" if optimizing else "other" if annotated else "unknown"
+    kernels = [s for s in here if s.category == Category.KERNEL]
+    if any(not s.name.startswith("nccl") for s in kernels):
+        return "compute"
+    if kernels:
+        return "communication"
+    if any(s.category == Category.GPU_MEMCPY for s in here):
+        return "memcpy"
+    if any(s.category == Category.GPU_MEMSET for s in here):
+        return "memset"
+    calls = [s for s in trainer if s.category == Category.CUDA_RUNTIME]
+    if loading:
+        return "data_wait"
+    if any_named("cudaStreamSynchronize", calls):
+        return "sync_wait"
+    if any_named("cudaMemcpy", calls):
+        return "blocking_copy"
+    if any_named(("cudaMalloc", "cudaFree"), calls):
+        return "allocator"
+    for launch in spans:
+        if launch.category == Category.CUDA_RUNTIME and launch.correlation:
+            for kernel in spans:
+                device = kernel.category in (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
+                if device and kernel.correlation == launch.correlation and launch.end <= t < kernel.start:
+                    return "queued"
+    if optimizing:
+        return "optimizer"
+    if any(s.category in (Category.CPU_OP, Category.CUDA_RUNTIME) for s in trainer):
+        return "launch"
+    return "other" if annotated else "unknown"
+
+
+HOST = st.sampled_from(
+    [
+        ("aten::mm", Category.CPU_OP),
+        ("autograd::engine::evaluate_function: MmBackward0", Category.CPU_OP),
+        ("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Category.USER_ANNOTATION),
+        ("Optimizer.step#SGD.step", Category.USER_ANNOTATION),
+        ("ProfilerStep#1", Category.USER_ANNOTATION),
+        ("save a checkpoint", Category.USER_ANNOTATION),
+    ]
+)
+RUNTIME = st.sampled_from(["cudaLaunchKernel", "cudaStreamSynchronize", "cudaMemcpyAsync", "cudaMalloc", "cudaFree"])
+DEVICE = st.sampled_from(
+    [
+        ("gemm", Category.KERNEL),
+        ("ncclDevKernel_AllReduce", Category.KERNEL),
+        ("Memcpy HtoD", Category.GPU_MEMCPY),
+        ("Memset", Category.GPU_MEMSET),
+    ]
+)
+START, DURATION = st.integers(0, 60), st.integers(0, 20)
+host_spans = st.builds(
+    lambda n, lane, s, d: Span(n[0], n[1], lane, s, d),
+    HOST,
+    st.sampled_from([TRAINER, AUTOGRAD, OTHER_THREAD]),
+    START,
+    DURATION,
+)
+runtime_spans = st.builds(
+    lambda n, lane, s, d, c: Span(n, Category.CUDA_RUNTIME, lane, s, d, c),
+    RUNTIME, st.sampled_from([TRAINER, OTHER_THREAD]), START, DURATION, st.integers(0, 4),
+)  # fmt: skip
+device_spans = st.builds(
+    lambda n, lane, s, d, c: Span(n[0], n[1], lane, s, d, c),
+    DEVICE, st.sampled_from([STREAM, STREAM_2]), START, DURATION, st.integers(0, 4),
+)  # fmt: skip
+
+
+def unique_launches(spans: list[Span]) -> list[Span]:
+    """One launch per correlation, as CUPTI gives them (several kernels may share one: graph replays)."""
+    seen: set[int] = set()
+    kept = []
+    for s in spans:
+        if s.category == Category.CUDA_RUNTIME and s.correlation:
+            if s.correlation in seen:
+                continue
+            seen.add(s.correlation)
+        kept.append(s)
+    return kept
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.one_of(host_spans, runtime_spans), min_size=1, max_size=10),
+    st.lists(device_spans, max_size=6),
+    st.lists(st.integers(1, 25), min_size=1, max_size=3),
+)
+def test_every_nanosecond_goes_where_the_definition_says(
+    host: list[Span], device: list[Span], lengths: list[int]
+) -> None:
+    spans = unique_launches(host + device)
+    ends = np.cumsum(lengths).tolist()
+    steps = list(zip([0, *ends[:-1]], ends, strict=True))
+    account = breakdown(run_of(spans, steps))
+    assert account is not None
+    for (start, end), got in zip(steps, account.steps, strict=True):
+        expected = dict.fromkeys(PARTS, 0)
+        for t in range(start, end):
+            expected[part_at(t, spans)] += 1
+        assert got.parts_ns == expected
+        assert sum(got.parts_ns.values()) == end - start
+    assert sum(account.share.values()) == pytest.approx(1.0)
+
+
+def test_busy_is_a_union_over_streams() -> None:
+    #        0         10        20        30
+    # 7      [gemm-----]                       10
+    # 8           [gemm-----]                  5..15
+    # copy                       [copy]        22..26
+    spans = [
+        Span("gemm", Category.KERNEL, STREAM, 0, 10),
+        Span("gemm", Category.KERNEL, STREAM_2, 5, 10),
+        Span("Memcpy HtoD", Category.GPU_MEMCPY, STREAM, 22, 4),
+    ]
+    account = breakdown(run_of(spans, [(0, 15), (15, 30)]))
+    assert account is not None
+    assert account.kernel_busy_fraction == 15 / 30
+    assert account.busy_fraction == 19 / 30
+
+
+def test_a_cpu_run_has_no_busy_fraction() -> None:
+    account = breakdown(run_of([Span("aten::mm", Category.CPU_OP, TRAINER, 0, 5)], [(0, 10)]))
+    assert account is not None and account.busy_fraction is None and account.kernel_busy_fraction is None
+
+
+def test_self_time_leaves_out_what_is_nested() -> None:
+    # a [0 ............ 20)
+    #   b [2 ... 8)  c [10 . 14)
+    #     d [3 . 6)
+    spans = [
+        Span("a", Category.CPU_OP, TRAINER, 0, 20),
+        Span("b", Category.CPU_OP, TRAINER, 2, 6),
+        Span("d", Category.CPU_OP, TRAINER, 3, 3),
+        Span("c", Category.CPU_OP, TRAINER, 10, 4),
+        Span("e", Category.CPU_OP, OTHER_THREAD, 1, 10),
+    ]
+    run = run_of(spans, [(0, 20)])
+    assert run.timeline is not None
+    own = dict(
+        zip([run.timeline.names[i] for i in run.timeline.name_id], self_ns(run.timeline, np.arange(5)), strict=True)
+    )
+    assert own == {"a": 10, "b": 3, "d": 3, "c": 4, "e": 10}
+    account = breakdown(run)
+    assert account is not None
+    rows = {r.name: r for r in operators(run.timeline, account)}
+    assert "e" not in rows, "another thread's operators are not the step's"
+    assert rows["a"].self_us == 0.01 and rows["a"].total_us == 0.02 and rows["a"].share == 0.5
+
+
+def test_without_steps_the_window_stands_as_one() -> None:
+    run = replace(
+        run_of([Span("aten::mm", Category.CPU_OP, TRAINER, 2, 5)], []), steps=Steps.empty(), traced_numbers=()
+    )
+    account = breakdown(run)
+    assert account is not None and account.whole_window
+    assert sum(account.steps[0].parts_ns.values()) == run.timeline.window_ns[1] - run.timeline.window_ns[0]  # type: ignore[union-attr]
