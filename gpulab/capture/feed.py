@@ -1,0 +1,65 @@
+"""What a running capture tells whoever watches it, without knowing who that is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from gpulab.sources.meters import SeriesInfo as SeriesInfo
+
+Float32 = npt.NDArray[np.float32]
+
+CapturePhase = Literal["warm-up", "measuring", "profiling", "after profiling", "ending"]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Where the run stands. `total`: the number of steps where it is known; `total_of`: of what ("epoch", "run")."""
+
+    phase: CapturePhase
+    step: int
+    total: int | None
+    total_of: str
+    elapsed_s: float
+    device_label: str  # "device: CPU", "device: NVIDIA H100 (GPU 0)"
+    stop_requested: bool = False
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What is new since the last `drain`.
+
+    `steps`: float32 [k, 4]: end of the step in s since the run began, wall ms, data wait ms, samples per s (NaN where
+    unknown). `samples[name]`: float32 [k, 2]: s since the run began, value.
+    """
+
+    status: Status
+    steps: Float32
+    samples: dict[str, Float32] = field(default_factory=dict)
+
+
+class Feed(Protocol):
+    """The running capture as a watcher sees it. All methods may be called from any thread."""
+
+    def series(self) -> tuple[SeriesInfo, ...]:
+        """The curves measured so far; may grow in the first tenths of a second."""
+
+    def drain(self) -> Delta:
+        """What is new since the last call. One reader only."""
+
+    def request_stop(self) -> None:
+        """Ask the run to end at the next step boundary. Returns at once."""
+
+
+class Watcher(Protocol):
+    """Something that shows a run while it goes on, e.g. the live view."""
+
+    def begin(self, feed: Feed) -> None:
+        """The run starts. Called on the main thread; must not block or raise."""
+
+    def end(self) -> None:
+        """The run is over: stop reading the feed, leave no thread. Called on the main thread."""

@@ -1,0 +1,278 @@
+"""Hang the step tracker into torch for the length of one run, and put everything back.
+
+Touched are: the two global optimizer hooks that torch offers, the methods through which a DataLoader is asked for data
+and through which GradScaler steps, `torch.autograd.backward`, and, as long as somebody wants to hear of module calls,
+torch's global module hook. Nothing of the user's objects is changed.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol
+
+from gpulab.capture.tracker import Answer
+
+
+class Listener(Protocol):
+    """Who hears the marks, on the training thread. `asked`, `optimizing`, `optimized`, `called` may raise to stop."""
+
+    def now(self) -> int:
+        """The run's clock, ns."""
+
+    def asked(self, loader: int, owner: Any, *, fresh: bool) -> None:
+        """A loader is about to be asked; `owner` is the DataLoader or its iterator."""
+
+    def answered(self, answer: Answer, batch: Any) -> None:
+        """A loader has answered."""
+
+    def optimizing(self) -> None:
+        """An optimizer is about to step."""
+
+    def optimized(self, optimizer: Any, start_ns: int) -> None:
+        """An optimizer has stepped, having begun at `start_ns`."""
+
+    def backward(self, root: Any) -> None:
+        """A backward pass begins, from a tensor or several."""
+
+    def called(self) -> None:
+        """A module is called, says a `ModuleHook`."""
+
+
+def install(listener: Listener, undo: ExitStack) -> ModuleHook:
+    """Install all hooks; `undo` takes them out again, in reverse order. Needs torch to be imported."""
+    thread = threading.get_ident()
+    undo.enter_context(_loader_hooks(listener, thread))
+    undo.enter_context(_optimizer_hooks(listener, thread))
+    undo.enter_context(_backward_hook(listener, thread))
+    modules = ModuleHook(listener, thread)
+    undo.callback(modules.close)
+    undo.enter_context(_compile_hook(modules))
+    modules.on()
+    return modules
+
+
+class ModuleHook:
+    """Hears of each module call while it is on; closed for good once torch.compile is used.
+
+    What torch.compile makes while such a hook is there, it would have to make anew when the hook is gone.
+    """
+
+    def __init__(self, listener: Listener, thread: int) -> None:
+        self._listener = listener
+        self._thread = thread
+        self._handle: Any = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def on(self) -> None:
+        """Begin to hear, unless closed. From any thread."""
+        from torch.compiler import is_compiling
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        thread, listener, identify = self._thread, self._listener, threading.get_ident
+
+        def call(module: Any, args: Any) -> None:
+            if is_compiling():  # should torch.compile meet this line all the same, it must not read on
+                return
+            if identify() == thread:
+                listener.called()
+
+        with self._lock:
+            if self._handle is None and not self._closed:
+                self._handle = register_module_forward_pre_hook(call)
+
+    def off(self) -> None:
+        """Hear no more."""
+        with self._lock:
+            if self._handle is not None:
+                self._handle.remove()
+                self._handle = None
+
+    def close(self) -> None:
+        """Hear no more, whoever asks."""
+        with self._lock:
+            self._closed = True
+        self.off()
+
+
+@contextmanager
+def _compile_hook(modules: ModuleHook) -> Iterator[None]:
+    """Close the module hook when something is compiled, now or before."""
+    import torch
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            modules.close()
+            return original(*args, **kwargs)
+
+        return compile
+
+    if _something_is_compiled():
+        modules.close()
+    with replaced(torch, "compile", wrap):
+        yield
+
+
+def _something_is_compiled() -> bool:
+    """Whether torch.compile was called in this process. An optimizer alone also loads Dynamo, with no back end."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and any(b is not None for b in getattr(dynamo, "cached_backends", {}).values())
+
+
+class _Keys:
+    """One number for a DataLoader and all its iterators, which share their index sampler; never one for two loaders."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[Callable[[], Any], int]] = {}
+        self._count = 0
+
+    def of(self, owner: Any) -> int:
+        """The number of the loader that `owner` is, or of the one whose iterator it is."""
+        sampler = getattr(owner, "_index_sampler", None)
+        shared = sampler if sampler is not None else owner
+        known = self._known.get(id(shared))
+        if known is not None and known[0]() is shared:  # an id returns when its object is gone
+            return known[1]
+        self._count += 1
+        self._known[id(shared)] = (_reference(shared), self._count)
+        return self._count
+
+
+def _reference(target: Any) -> Callable[[], Any]:
+    """Weak where possible; a list of batches cannot be referred to weakly and is kept for the run."""
+    try:
+        return weakref.ref(target)
+    except TypeError:
+        return lambda: target
+
+
+@contextmanager
+def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replace `owner.name` by `make(original)`; put the original back unless somebody replaced ours meanwhile."""
+    inherited = name not in vars(owner)
+    original = getattr(owner, name)
+    ours = make(original)
+    setattr(owner, name, ours)
+    try:
+        yield
+    finally:
+        if vars(owner).get(name) is ours:
+            if inherited:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+@contextmanager
+def _loader_hooks(listener: Listener, thread: int) -> Iterator[None]:
+    from torch.utils.data import dataloader
+
+    key = _Keys().of
+
+    def wrap_iter(original: Any) -> Any:
+        @functools.wraps(original)
+        def __iter__(self: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(self)
+            try:
+                listener.asked(key(self), self, fresh=True)
+                return original(self)
+            finally:
+                listener.answered("iterator", None)
+
+        return __iter__
+
+    def wrap_next(original: Any) -> Any:
+        @functools.wraps(original)
+        def __next__(self: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(self)
+            answer: Answer = "end"
+            batch = None
+            try:
+                listener.asked(key(self), self, fresh=False)
+                batch = original(self)
+                answer = "batch"
+                return batch
+            finally:
+                listener.answered(answer, batch)
+
+        return __next__
+
+    with (
+        replaced(dataloader.DataLoader, "__iter__", wrap_iter),
+        replaced(dataloader._BaseDataLoaderIter, "__next__", wrap_next),
+    ):
+        yield
+
+
+@contextmanager
+def _optimizer_hooks(listener: Listener, thread: int) -> Iterator[None]:
+    from torch.amp import GradScaler
+    from torch.optim import optimizer as module
+
+    began: dict[int, int] = {}
+    attempts: list[bool] = []  # of each GradScaler.step going on: did the optimizer really step?
+
+    def before(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() == thread:
+            listener.optimizing()
+            began[id(optimizer)] = listener.now()
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        if attempts:
+            attempts[-1] = True
+        listener.optimized(optimizer, began.pop(id(optimizer), listener.now()))
+
+    def wrap_step(original: Any) -> Any:
+        @functools.wraps(original)
+        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() != thread:
+                return original(self, optimizer, *args, **kwargs)
+            start = listener.now()
+            attempts.append(False)
+            try:
+                result = original(self, optimizer, *args, **kwargs)
+            finally:
+                stepped = attempts.pop()
+            if not stepped:
+                listener.optimized(optimizer, start)
+            return result
+
+        return step
+
+    handles = [
+        module.register_optimizer_step_pre_hook(before),
+        module.register_optimizer_step_post_hook(after),
+    ]
+    try:
+        with replaced(GradScaler, "step", wrap_step):
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextmanager
+def _backward_hook(listener: Listener, thread: int) -> Iterator[None]:
+    import torch
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if threading.get_ident() == thread:
+                listener.backward(args[0] if args else kwargs.get("tensors"))
+            return original(*args, **kwargs)
+
+        return backward
+
+    with replaced(torch.autograd, "backward", wrap):
+        yield

@@ -1,0 +1,92 @@
+"""What a DataLoader is and what it gave: read from the outside, nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpulab.run import Loader
+
+_DEPTH = 4
+
+
+def describe_loader(owner: Any) -> Loader | None:
+    """The settings of a DataLoader; of a bare iterator (made before the run) what it still knows."""
+    if hasattr(owner, "batch_sampler"):
+        return _from_loader(owner)
+    if not hasattr(owner, "_num_workers"):
+        return None
+    return Loader(
+        dataset=type(owner._dataset).__name__,
+        dataset_length=_length(owner._dataset),
+        batch_size=getattr(owner._index_sampler, "batch_size", None),
+        num_workers=owner._num_workers,
+        prefetch_factor=getattr(owner, "_prefetch_factor", None),
+        pin_memory=bool(owner._pin_memory),
+        persistent_workers=bool(getattr(owner, "_persistent_workers", False)),
+        length=_length(owner),
+        iterable=type(owner._index_sampler).__name__ == "_InfiniteConstantSampler",
+    )
+
+
+def _from_loader(loader: Any) -> Loader:
+    from torch.utils.data import IterableDataset
+
+    iterable = isinstance(loader.dataset, IterableDataset)
+    return Loader(
+        dataset=type(loader.dataset).__name__,
+        dataset_length=None if iterable else _length(loader.dataset),
+        batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        pin_memory=bool(loader.pin_memory),
+        persistent_workers=bool(loader.persistent_workers),
+        length=None if iterable else _length(loader),
+        iterable=iterable,
+    )
+
+
+def _length(sized: Any) -> int | None:
+    """`len`, or None where the object has none or refuses."""
+    try:
+        return len(sized)
+    except Exception:  # a user's __len__ may raise anything
+        return None
+
+
+def samples_in(batch: Any, depth: int = 0) -> int | None:
+    """Samples in a batch: the first dimension of the first tensor in it; None where there is none.
+
+    Two shapes that a collate function of the user's leaves are no tensors of samples: a list of samples (tuples), and
+    their transpose, `tuple(zip(*samples))`, as detection models take it. There the samples are counted.
+    """
+    shape = getattr(batch, "shape", None)
+    if shape is not None:
+        return int(shape[0]) if len(shape) else None
+    if depth >= _DEPTH:
+        return None
+    parts: Iterable[Any]
+    if isinstance(batch, (list, tuple)):  # asked before Mapping, which is slow to answer
+        uncollated = _uncollated(batch) if depth == 0 else None
+        if uncollated is not None:
+            return uncollated
+        parts = batch
+    elif isinstance(batch, Mapping):
+        parts = batch.values()
+    else:
+        return None
+    for part in parts:
+        found = samples_in(part, depth + 1)
+        if found is not None:
+            return found
+    return None
+
+
+def _uncollated(batch: list[Any] | tuple[Any, ...]) -> int | None:
+    """Samples in a list of tuples or a tuple of tuples of one length; torch's own collation makes lists of tensors."""
+    if not batch or type(batch[0]) is not tuple or not all(type(part) is tuple for part in batch):
+        return None
+    if type(batch) is list:
+        return len(batch)
+    lengths = {len(part) for part in batch}
+    return lengths.pop() if len(lengths) == 1 else None

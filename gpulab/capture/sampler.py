@@ -1,0 +1,247 @@
+"""The parent's side of the sampling process: starts it, gathers its readings, ends it without a trace.
+
+Nothing here raises into a run: a child that cannot start, dies or hangs becomes a `Missing`, and the run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from array import array
+from collections import deque
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from gpulab.capture.feed import Float32
+from gpulab.capture.sampler_process import Order
+from gpulab.run import Device, Missing, Samples, Series
+from gpulab.sources.fake_nvml import FakeScript
+from gpulab.sources.machine import usable_cores
+from gpulab.sources.meters import SeriesInfo
+
+MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
+MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series
+END_TIMEOUT_S = 5.0
+FAKE_VARIABLE = "GPULAB_FAKE_NVML"  # path of a FakeScript in JSON: shows GPU curves without a GPU, labelled simulated
+
+# -S and no PYTHON* variables: nothing of the site starts up; the parent's own import path is handed over instead.
+BOOTSTRAP = """
+import json, sys
+order, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
+from gpulab.capture.sampler_process import Order, main
+main(Order.from_json(order))
+"""
+
+
+class Sampler:
+    """Reads the device and the process tree of `pid` from another process, every `period_s`.
+
+    `origin_ns` is `time.perf_counter_ns()` at the start of the run. `fake` plays a scripted NVML. `start`, `stop` from
+    the main thread; `series` and `drain` from any one other thread.
+    """
+
+    def __init__(
+        self, pid: int, device: Device, origin_ns: int, period_s: float = 0.1, fake: FakeScript | None = None
+    ) -> None:
+        self._pid, self._device, self._origin_ns, self._period_s = pid, device, origin_ns, period_s
+        self._fake = fake
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self._curves: list[_Curve] = []
+        self._missing: tuple[Missing, ...] = ()
+        self._failure: Missing | None = None
+        self._last_words: deque[str] = deque(maxlen=5)
+
+    def start(self) -> None:
+        """Start the child and return at once; curves appear when it answers. Never raises."""
+        try:
+            process = _spawn(self._order())
+        except (OSError, ValueError, subprocess.SubprocessError) as e:
+            self._failure = Missing("device curves", f"the sampling process could not be started: {e}")
+            return
+        self._process = process
+        self._reader = threading.Thread(target=self._listen, args=(process,), name="gpulab-sampler", daemon=True)
+        self._reader.start()
+
+    def series(self) -> tuple[SeriesInfo, ...]:
+        """The curves that are read; empty until the child has answered."""
+        with self._lock:
+            return tuple(c.info for c in self._curves)
+
+    def drain(self) -> dict[str, Float32]:
+        """Points since the last call, per series: float32 [k, 2], s since the origin and value. One reader only."""
+        with self._lock:
+            return {c.info.name: c.drain() for c in self._curves if c.pending}
+
+    def stop(self) -> tuple[Samples, tuple[Missing, ...], dict[str, float]]:
+        """End the child and its thread, close every pipe; then all curves, what is missing, and extremes.
+
+        The extremes are over every reading, also those thinned out: `peak_<series name>`; a series of bits under its
+        own name, all bits ever set together. Waits at most a few seconds, then kills. May be called twice.
+        """
+        self._end_child()
+        with self._lock:
+            series = tuple(c.finished() for c in self._curves if len(c.t_ns))
+            extremes = dict(c.extreme() for c in self._curves if len(c.t_ns))
+            failure = () if self._failure is None else (self._failure,)
+            return Samples(series), (*self._missing, *failure), extremes
+
+    def _order(self) -> Order:
+        fake = self._fake or _scripted_by_environment()
+        return Order(
+            pid=self._pid,
+            parent_pid=os.getpid(),
+            origin_ns=self._origin_ns,
+            period_s=self._period_s,
+            usable_cores=usable_cores(),
+            gpu=self._device.kind == "cuda" or fake is not None,
+            uuid=self._device.uuid if self._device.kind == "cuda" else None,
+            fake=fake,
+        )
+
+    def _end_child(self) -> None:
+        process, self._process = self._process, None
+        if process is None or process.stdin is None or process.stdout is None:
+            return
+        try:
+            self._ask_to_end(process)
+        finally:  # also when an interrupt lands here
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            if self._reader is not None:
+                self._reader.join(END_TIMEOUT_S)
+            process.stdin.close()
+            process.stdout.close()
+
+    def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
+        with contextlib.suppress(OSError):  # it is gone already
+            os.write(process.stdin.fileno() if process.stdin else -1, b".")
+        try:
+            process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._fail("it did not end when asked")
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        ended = False
+        for line in process.stdout or ():
+            message = _parse(line)
+            if message is None:
+                self._last_words.append(line.decode(errors="replace").strip())
+            else:
+                ended = ended or "end" in message
+                with self._lock:
+                    self._take(message)
+        if not ended:
+            self._fail(self._epitaph(process))
+
+    def _fail(self, why: str) -> None:
+        with self._lock:
+            if self._failure is None:
+                now_ns = time.perf_counter_ns() - self._origin_ns
+                self._failure = Missing("device curves", f"the sampling process ended: {why}", now_ns)
+
+    def _epitaph(self, process: subprocess.Popen[bytes]) -> str:
+        try:
+            code = process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            return "it stopped answering"
+        said = self._last_words[-1] if self._last_words else ""
+        how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{how}: {said}" if said else how
+
+    def _take(self, message: Mapping[str, object]) -> None:
+        t_ns, values = message.get("t"), message.get("v")
+        if isinstance(t_ns, int) and isinstance(values, list):
+            for curve, value in zip(self._curves, values, strict=True):
+                if value is not None:
+                    curve.add(t_ns, value)
+        legend, missing = message.get("series"), message.get("missing")
+        if isinstance(legend, list):
+            self._curves = [_Curve(SeriesInfo(*row)) for row in legend]
+        if isinstance(missing, list):
+            self._missing = tuple(Missing(*row) for row in missing)
+
+
+class _Curve:
+    """One series as it grows, thinned evenly when it gets long."""
+
+    def __init__(self, info: SeriesInfo) -> None:
+        self.info = info
+        self.t_ns = array("q")
+        self.value = array("d")
+        self.pending: deque[tuple[int, float]] = deque(maxlen=MOST_PENDING)
+        self._maximum = -math.inf
+        self._bits = 0
+        self._stride = 1
+        self._seen = 0
+
+    def add(self, t_ns: int, value: float) -> None:
+        """One reading; kept if it falls on the stride."""
+        self.pending.append((t_ns, value))
+        self._maximum = max(self._maximum, value)
+        self._bits |= int(value) if self.info.unit == "bits" else 0
+        if self._seen % self._stride == 0:
+            self.t_ns.append(t_ns)
+            self.value.append(value)
+        self._seen += 1
+        if len(self.t_ns) >= MOST_POINTS:
+            self.t_ns, self.value, self._stride = self.t_ns[::2], self.value[::2], self._stride * 2
+
+    def drain(self) -> Float32:
+        """The pending points, which are then no longer pending."""
+        points = [(t_ns / 1e9, value) for t_ns, value in self.pending]
+        self.pending.clear()
+        return np.array(points, np.float32).reshape(-1, 2)
+
+    def extreme(self) -> tuple[str, float]:
+        """The highest reading of all, or every bit ever set."""
+        if self.info.unit == "bits":
+            return self.info.name, float(self._bits)
+        return f"peak_{self.info.name}", self._maximum
+
+    def finished(self) -> Series:
+        """The curve as the record keeps it."""
+        info = self.info
+        t_ns, value = np.array(self.t_ns, np.int64), np.array(self.value, np.float64)
+        return Series(info.name, info.unit, info.label, info.source, t_ns, value)
+
+
+def _spawn(order: Order) -> subprocess.Popen[bytes]:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
+    package_root = str(Path(__file__).resolve().parents[2])
+    path = [*(p or os.getcwd() for p in sys.path), package_root]
+    return subprocess.Popen(
+        [sys.executable, "-S", "-P", "-c", BOOTSTRAP, order.to_json(), json.dumps(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=-1,
+        env=environment,
+        start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
+    )
+
+
+def _scripted_by_environment() -> FakeScript | None:
+    path = os.environ.get(FAKE_VARIABLE)
+    if not path:
+        return None
+    script: FakeScript = json.loads(Path(path).read_text())
+    return script
+
+
+def _parse(line: bytes) -> dict[str, object] | None:
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) else None

@@ -1,0 +1,101 @@
+"""The child process that reads the meters, so that the training's GIL never delays a reading.
+
+It is started by `sampler.Sampler` and imports neither NumPy nor torch. On its output it writes one JSON object a line:
+
+    {"series": [[name, unit, label, source], …]}       once, first
+    {"missing": [[what, reason, since_ns | null], …]}  whenever something cannot be read
+    {"t": ns, "v": [value | null, …]}                  one reading, values in the order of "series"
+    {"end": true}                                      last
+
+All times are nanoseconds since the run's origin (`time.perf_counter_ns` is one clock for all processes of a machine).
+It ends at the first byte or the end of its input, and when its parent is gone: it never outlives the notebook.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+from gpulab.sources.fake_nvml import FakeScript, fake_nvml
+from gpulab.sources.meters import Meter, Unavailable, assemble
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the child is asked to measure."""
+
+    pid: int  # root of the profiled process tree
+    parent_pid: int  # whose life bounds the child's
+    origin_ns: int  # perf_counter_ns at the start of the run
+    period_s: float
+    usable_cores: float
+    gpu: bool
+    uuid: str | None
+    fake: FakeScript | None = None
+
+    def to_json(self) -> str:
+        """One line for the command line."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Order:
+        """What `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def main(order: Order) -> None:
+    """Read the meters until the parent says so or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training, not us
+    ended = threading.Event()
+    threading.Thread(target=_await_input, args=(ended,), daemon=True).start()
+    nvml = fake_nvml(order.fake) if order.fake is not None else None
+    meters = assemble(order.pid, order.usable_cores, order.gpu, order.uuid, nvml)
+    try:
+        _tell({"series": [[s.name, s.unit, s.label, s.source] for m in meters for s in m.series()]})
+        _read_until(ended, meters, order)
+        _tell({"end": True})
+    except BrokenPipeError:
+        pass  # nobody listens any more
+    finally:
+        for meter in meters:
+            meter.close()
+
+
+def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> None:
+    told = 0
+    due_s = time.perf_counter()
+    while True:
+        told = _tell_missing(meters, told, order.origin_ns)
+        due_s = max(due_s + order.period_s, time.perf_counter())  # late: skip, never hurry after
+        stop = ended.wait(due_s - time.perf_counter()) or os.getppid() != order.parent_pid
+        if stop:
+            return
+        before_ns = time.perf_counter_ns()
+        values = [value for meter in meters for value in meter.read()]
+        middle_ns = (before_ns + time.perf_counter_ns()) // 2
+        _tell({"t": middle_ns - order.origin_ns, "v": values})
+
+
+def _tell_missing(meters: list[Meter], told: int, origin_ns: int) -> int:
+    missing: list[Unavailable] = [m for meter in meters for m in meter.missing()]
+    if len(missing) > told:
+        rows = [[m.what, m.reason, None if m.since_ns is None else m.since_ns - origin_ns] for m in missing]
+        _tell({"missing": rows})
+    return len(missing)
+
+
+def _tell(message: dict[str, object]) -> None:
+    line = (json.dumps(message) + "\n").encode()
+    while line:
+        line = line[os.write(1, line) :]
+
+
+def _await_input(ended: threading.Event) -> None:
+    try:
+        os.read(0, 1)
+    finally:
+        ended.set()

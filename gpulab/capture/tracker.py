@@ -1,0 +1,496 @@
+"""Find the steps of a training loop from marks that the loop leaves by itself. Pure: knows times, not torch.
+
+A mark is one of: a DataLoader is asked (`__iter__` or `__next__`), it answers, a backward pass begins, an optimizer has
+stepped, weights were changed without one, the user called `gpulab.step()`. What makes a step, best evidence first:
+
+- `gpulab.step()`: each call ends a step.
+- DataLoader and optimizer: a step begins when the loader is asked for its first batch and ends when a loader is asked
+  again after an optimizer has stepped; so gradient accumulation is one step, a GAN's two optimizers are one step.
+- optimizer alone (batches sliced from an array): from one `Optimizer.step` to the next of the same optimizer. Where
+  others step in between, the last of the first round ends a step.
+- DataLoader alone (inference, weights updated by hand): from one request to the next of the same loader.
+
+Batches that train nothing belong to no step: what was fetched before the first backward pass, a whole pass over a
+loader without a backward pass, batches of a loader that never trained when one that did is asked again. A loader begun
+in the middle of an accumulation is evaluation too; its time cannot be taken out of the step, its batches do not count.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from gpulab.run import Phase, StepFlag, Steps
+
+Answer = Literal["batch", "iterator", "end"]
+
+OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
+UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
+
+_EPOCH_START, _PROFILER_EDGE = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE)  # plain numbers are faster
+_COLUMNS = ("start", "end", "data_wait", "optimizer", "batches", "samples", "phase", "flags")
+
+
+@dataclass(frozen=True, slots=True)
+class _Stranger:
+    """A step of another optimizer than the one that ends steps; sums are those of the open step at that time."""
+
+    optimizer: int
+    end_ns: int
+    data_wait_ns: int
+    optimizer_ns: int
+    batches: int
+    samples: int
+
+
+@dataclass(slots=True)
+class _Open:
+    """The step that is going on."""
+
+    start_ns: int
+    flags: int = 0
+    data_wait_ns: int = 0
+    optimizer_ns: int = 0
+    batches: int = 0
+    samples: int = 0
+    samples_known: bool = True
+    asked: set[int] = field(default_factory=set)  # loaders asked for anything
+    fed: list[int] = field(default_factory=list)  # loaders that gave a batch, in order, each once
+    guests: set[int] = field(default_factory=set)  # loaders begun amid an accumulation: evaluation
+    ended: int | None = None  # the loader that had none left, if that was the last answer
+    ended_first: bool = False  # it had none left already when the optimizer stepped
+    backwards: int = 0
+    optimized_ns: int | None = None  # end of the last optimizer step within
+    batches_when_optimized: int = -1
+    strangers: list[_Stranger] = field(default_factory=list)
+
+
+class StepTracker:
+    """Collects steps from marks. Marks that can end a step return True where they did."""
+
+    def __init__(self, start_ns: int) -> None:
+        self._open = _Open(start_ns)
+        self._rows: dict[str, array[int]] = {c: array("q") for c in _COLUMNS}
+        self._columns = tuple(self._rows.values())
+        self._training: set[int] = set()  # loaders that have fed an optimizer step
+        self._feeder: int | None = None  # the first loader of the newest step that had one
+        self._feeding = 0  # how many loaders fed that step
+        self._feeders: deque[int | None] = deque(maxlen=UNSETTLED_BATCHES)  # those of the newest rows
+        self._optimizer: int | None = None
+        self._strangers = 0  # steps of other optimizers since the last one of `_optimizer`
+        self._round = 0  # most such steps between two of `_optimizer`
+        self._by_optimizer = False  # steps end at Optimizer.step itself: no loader feeds them
+        self._fed = 0  # consecutive steps that a loader fed, while `_by_optimizer`
+        self._manual = False
+        self._loader_seen = False
+        self._backward_seen = False
+        self._settled = False
+        self._epoch_row: int | None = None  # the first step of the newest epoch
+        self._asking = 0
+        self._asked_ns = 0
+        self._depth = 0
+        self.phase = Phase.WARMUP
+        self.generation = 0  # grows when the steps counted so far are taken back
+
+    # -- what is known -------------------------------------------------------------------------------------------
+
+    @property
+    def count(self) -> int:
+        """Steps that are certain. Batches before a first optimizer step may still become one accumulated step."""
+        return 0 if self.undecided else len(self._rows["start"])
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there were backward passes and nothing yet that tells a batch from a whole step."""
+        return self._backward_seen and self._optimizer is None and not self._manual and not self._settled
+
+    @property
+    def source(self) -> str:
+        """What marks the steps, in the user's words; empty while nothing did."""
+        if self._manual:
+            return "gpulab.step()"
+        if self._optimizer is not None:
+            return "Optimizer.step" if self._by_optimizer else "DataLoader and Optimizer.step"
+        return "DataLoader" if self._loader_seen and len(self._rows["start"]) else ""
+
+    @property
+    def loader_seen(self) -> bool:
+        """Whether a DataLoader was asked for anything."""
+        return self._loader_seen
+
+    @property
+    def trains(self) -> bool:
+        """Whether there was more than batches: a backward pass, an optimizer, a step marked by hand."""
+        return self._backward_seen or self._optimizer is not None or self._manual
+
+    @property
+    def optimizer_ends_steps(self) -> bool:
+        """Whether steps end at `Optimizer.step` itself: code of the same step may still follow it."""
+        return self._by_optimizer and not self._manual
+
+    @property
+    def training(self) -> bool:
+        """Whether the open step has had a backward pass whose gradients no optimizer has used."""
+        return self._open.backwards > 0 and self._open.optimized_ns is None
+
+    @property
+    def feeder(self) -> int | None:
+        """The loader that fed the newest step that had one."""
+        return self._feeder
+
+    def last(self) -> tuple[int, int, int, int]:
+        """Start, end, data wait (ns) and samples (-1 unknown) of the newest step. Raises IndexError without one."""
+        r = self._rows
+        return r["start"][-1], r["end"][-1], r["data_wait"][-1], r["samples"][-1]
+
+    def last_batches(self) -> int:
+        """Batches that the newest step took from each of its loaders. Raises IndexError without a step."""
+        return self._rows["batches"][-1] // max(1, self._feeding)
+
+    # -- marks ---------------------------------------------------------------------------------------------------
+
+    def loader_asked(self, loader: int, t_ns: int, *, fresh: bool = False) -> bool:
+        """A loader is asked for a batch, or (`fresh`) for a new iterator. Nested requests count once."""
+        self._depth += 1
+        if self._depth > 1:
+            return False
+        closed = self._before_loader(loader, t_ns, fresh)
+        self._loader_seen = True
+        self._open.asked.add(loader)
+        if fresh and loader not in self._open.guests:
+            self._open.flags |= _EPOCH_START
+        self._asking, self._asked_ns = loader, t_ns
+        return closed
+
+    def loader_answered(self, t_ns: int, answer: Answer, samples: int | None = None) -> None:
+        """The loader gave a batch of `samples` (None: unknown), an iterator, or had none left (or raised)."""
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        step = self._open
+        step.data_wait_ns += max(0, t_ns - max(self._asked_ns, step.start_ns))
+        if self._asking in step.guests:
+            return
+        if answer == "batch":
+            step.batches += 1
+            step.samples += samples or 0
+            step.samples_known &= samples is not None
+            if self._asking not in step.fed:
+                step.fed.append(self._asking)
+        step.ended = self._asking if answer == "end" else None
+
+    def backward(self) -> None:
+        """A backward pass begins."""
+        if not self._backward_seen and self._optimizer is None and not self._manual:
+            self._fold(self._fetched_ahead())
+        self._backward_seen = True
+        self._open.backwards += 1
+
+    def by_hand(self) -> None:
+        """Weights have changed and no optimizer did it: from here on each batch is a step."""
+        self._settled = True
+
+    def optimized(self, optimizer: int, start_ns: int, end_ns: int) -> bool:
+        """An optimizer has stepped, or GradScaler decided that it should not."""
+        if self._optimizer is None:
+            self._first_optimizer(optimizer)
+        closed = not self._manual and self._before_optimized(optimizer)
+        step = self._open
+        step.optimizer_ns += max(0, end_ns - max(start_ns, step.start_ns))
+        if step.optimized_ns is None:
+            step.ended_first = step.ended is not None
+        step.optimized_ns = end_ns
+        step.batches_when_optimized = step.batches
+        if optimizer != self._optimizer:
+            return self._stranger(optimizer, end_ns) or closed
+        self._round, self._strangers = max(self._round, self._strangers), 0
+        if not self.optimizer_ends_steps:
+            return closed
+        self._fed = self._fed + 1 if step.batches else 0
+        if self._fed >= 2:
+            self._by_optimizer = False
+            return closed
+        self._close(end_ns)
+        return True
+
+    def manual(self, t_ns: int) -> bool:
+        """The user says that a step ends here; from the first call on nothing else makes steps."""
+        if not self._manual:
+            self._manual = True
+            self._fold(self._since_epoch())
+        self._close(t_ns)
+        return True
+
+    def resume(self, t_ns: int, *, profiler_edge: bool) -> None:
+        """The open step begins now: what we did ourselves since its start belongs to no step."""
+        self._open.start_ns = max(self._open.start_ns, t_ns)
+        self._open.strangers.clear()
+        self._asked_ns = max(self._asked_ns, t_ns)
+        if profiler_edge:
+            self._open.flags |= _PROFILER_EDGE
+
+    def flag(self, flag: StepFlag) -> None:
+        """Mark the newest step."""
+        if len(self._rows["flags"]):
+            self._rows["flags"][-1] |= int(flag)
+
+    def finish(self, end_ns: int) -> Steps:
+        """All steps. One whose work was done but that no boundary closed is kept, flagged PARTIAL."""
+        self._close_what_is_left(end_ns)
+        rows = self._rows
+        n = len(rows["start"])
+        if n:
+            rows["flags"][0] |= int(StepFlag.FIRST)
+            rows["flags"][-1] |= int(StepFlag.LAST)
+        column = {c: np.array(rows[c], dtype=np.int64) for c in _COLUMNS}
+        wall = column["end"] - column["start"]
+        return Steps(
+            number=np.arange(1, n + 1, dtype=np.int64),
+            start_ns=column["start"],
+            end_ns=column["end"],
+            data_wait_ns=np.minimum(column["data_wait"], wall),
+            optimizer_ns=np.minimum(column["optimizer"], wall),
+            batch_count=column["batches"],
+            sample_count=column["samples"],
+            phase=column["phase"].astype(np.uint8),
+            flags=column["flags"].astype(np.uint8),
+        )
+
+    # -- decisions: a loader is asked ------------------------------------------------------------------------------
+
+    def _before_loader(self, loader: int, t_ns: int, fresh: bool) -> bool:
+        """Close, keep or begin the open step, now that a loader is asked."""
+        step = self._open
+        if self._manual or self._by_optimizer:
+            return False
+        if step.optimized_ns is not None:
+            self._training.update(step.fed)
+            self._close(t_ns)
+            return True
+        if not step.fed:
+            if fresh and step.ended is not None and self.undecided:
+                self._settled = len(self._rows["start"]) > 0  # a whole pass trained and no optimizer stepped
+            if step.ended is not None or not step.asked:
+                self._open = _Open(t_ns)
+            return False
+        if self._optimizer is None:
+            return self._next_batch(loader, t_ns, fresh)
+        if self._trained_nothing(loader, fresh):
+            self._open = _Open(t_ns)
+        elif fresh and step.backwards and self._training and loader not in self._training:
+            step.guests.add(loader)
+        return False
+
+    def _next_batch(self, loader: int, t_ns: int, fresh: bool) -> bool:
+        """Without an optimizer: the same loader's next batch is the next step, another loader's belongs to this one."""
+        step = self._open
+        if step.ended is not None and step.ended not in step.fed:  # zip: the other loader had none left
+            self._open = _Open(t_ns)
+            return False
+        if loader not in step.fed and not fresh:
+            return False
+        if fresh and step.backwards and self.undecided and loader not in (*step.fed, step.ended):
+            step.guests.add(loader)
+            return False
+        self._close(t_ns)
+        return True
+
+    def _trained_nothing(self, loader: int, fresh: bool) -> bool:
+        """Whether the batches of the open step, which no optimizer has used, were evaluation."""
+        step = self._open
+        if step.backwards:  # an accumulation; left over from the last epoch where an evaluation followed
+            return fresh and bool(step.guests) and loader not in step.guests
+        if loader in step.fed:
+            return fresh or step.ended is not None
+        never_trained = self._training.isdisjoint(step.fed)
+        return step.ended in step.fed or (never_trained and (fresh or loader in self._training))
+
+    # -- decisions: an optimizer has stepped -----------------------------------------------------------------------
+
+    def _first_optimizer(self, optimizer: int) -> None:
+        """The batches since the first backward pass were one accumulated step; without any they were no steps."""
+        self._optimizer = optimizer
+        if self._manual:
+            return
+        if not self._backward_seen:
+            self._fold(0)
+        elif not self._settled:
+            self._fold(len(self._rows["start"]))
+
+    def _before_optimized(self, optimizer: int) -> bool:
+        """Find out whether optimizer steps alone make the steps; close what that decision leaves open."""
+        step = self._open
+        if self._by_optimizer:
+            if optimizer == self._optimizer:
+                self._learn_round(optimizer)
+            return False
+        if not self._loader_seen:
+            self._by_optimizer = True
+            return False
+        again = step.optimized_ns is not None and step.batches == step.batches_when_optimized
+        if again and optimizer == self._optimizer:
+            assert step.optimized_ns is not None
+            self._by_optimizer, self._fed = True, 0
+            self._close(step.optimized_ns)
+            return True
+        return False
+
+    def _learn_round(self, optimizer: int) -> None:
+        """The first optimizer's second step: if each other one stepped once since, the last of them ends a step."""
+        step, rows = self._open, self._rows
+        others = [s.optimizer for s in step.strangers]
+        if self._round or len(rows["start"]) != 1 or not others or len(set(others)) < len(others):
+            return
+        last = step.strangers[-1]
+        rows["end"][0] = last.end_ns
+        rows["flags"][0] |= step.flags & _PROFILER_EDGE
+        for name, value in (("data_wait", last.data_wait_ns), ("optimizer", last.optimizer_ns)):
+            rows[name][0] += value
+        self._open = _Open(last.end_ns)
+        self._optimizer, self._strangers, self._round = last.optimizer, 0, len(others)
+
+    def _stranger(self, optimizer: int, end_ns: int) -> bool:
+        """Another optimizer has stepped: part of this step, or the beginning of a new loop with its own optimizer."""
+        self._strangers += 1
+        step = self._open
+        if self._by_optimizer and not self._manual:
+            sums = (step.data_wait_ns, step.optimizer_ns, step.batches, step.samples)
+            step.strangers.append(_Stranger(optimizer, end_ns, *sums))
+        if self._strangers <= self._patience():
+            return False
+        self._optimizer, self._strangers, self._round = optimizer, 0, 0
+        return self._split()
+
+    def _patience(self) -> int:
+        """How many steps of others the first optimizer may miss; one that always stepped alone misses none."""
+        alone = self._by_optimizer and self._round == 0 and len(self._rows["start"]) >= 2
+        return 1 if alone else OPTIMIZER_RETIRES_AFTER
+
+    def _split(self) -> bool:
+        """The steps of the optimizer that came last were steps of their own."""
+        others = self._open.strangers
+        ends = [s for s in others if s.optimizer == others[-1].optimizer]
+        before = _Stranger(0, 0, 0, 0, 0, 0)
+        for s in ends:
+            step = self._open
+            step.data_wait_ns = s.data_wait_ns - before.data_wait_ns
+            step.optimizer_ns = s.optimizer_ns - before.optimizer_ns
+            step.batches = s.batches - before.batches
+            step.samples = s.samples - before.samples
+            known = step.samples_known
+            self._close(s.end_ns)
+            self._open.samples_known = known
+            before = s
+        self._open.samples_known = True
+        return bool(ends)
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _close_what_is_left(self, end_ns: int) -> None:
+        step = self._open
+        if self._manual:
+            return
+        if self._by_optimizer:
+            if self._strangers > max(1, self._round) and len({s.optimizer for s in step.strangers}) == 1:
+                self._split()
+            return
+        inferred = self._optimizer is None and len(self._rows["start"]) > 0 and step.fed and step.ended is None
+        if step.optimized_ns is not None or inferred:
+            step.flags |= int(StepFlag.PARTIAL)
+            self._close(step.optimized_ns if step.optimized_ns is not None else end_ns)
+
+    def _fetched_ahead(self) -> int:
+        """Closed rows of the pass in which the first backward pass begins: batches fetched for it (Accelerate)."""
+        step, flags = self._open, self._rows["flags"]
+        loader = step.fed[0] if step.fed else step.ended
+        if step.flags & _EPOCH_START or loader is None:
+            return 0
+        ahead = 0
+        while ahead < len(self._feeders) and self._feeders[-ahead - 1] == loader:
+            ahead += 1
+            if flags[-ahead] & _EPOCH_START:
+                break
+        if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.fed):  # list(loader): a pass kept for later
+            return 0
+        return ahead
+
+    def _since_epoch(self) -> int:
+        """Closed rows since the newest epoch began: all of them where none did."""
+        if self._open.flags & _EPOCH_START:
+            return 0
+        flags = self._rows["flags"]
+        newest = next((i for i in reversed(range(len(flags))) if flags[i] & _EPOCH_START), 0)
+        return len(flags) - newest
+
+    def _fold(self, count: int) -> None:
+        """The newest `count` rows were the beginning of the open step; older ones were no steps."""
+        rows, step = self._rows, self._open
+        if count:
+            step.start_ns = rows["start"][-count]
+            step.data_wait_ns += sum(rows["data_wait"][-count:])
+            step.optimizer_ns += sum(rows["optimizer"][-count:])
+            step.batches += sum(rows["batches"][-count:])
+            step.samples += sum(max(0, s) for s in rows["samples"][-count:])
+            step.samples_known &= all(s >= 0 for s in rows["samples"][-count:])
+            step.flags |= rows["flags"][-count] & _EPOCH_START
+        self._take_back()
+
+    def _take_back(self) -> None:
+        self._epoch_row, self._settled = None, False
+        self._feeders.clear()
+        if len(self._rows["start"]):
+            self.generation += 1
+            for column in self._rows.values():
+                del column[:]
+
+    def _close(self, end_ns: int) -> None:
+        step, rows = self._open, self._rows
+        end_ns = max(end_ns, step.start_ns)
+        if step.fed:
+            self._feeder, self._feeding = step.fed[0], len(step.fed)
+        self._feeders.append(step.fed[0] if step.fed else None)
+        if step.ended_first and not self._by_optimizer and not self._manual:
+            self._give_back_batch(step)
+        known = step.samples_known and step.batches > 0
+        row = (
+            step.start_ns,
+            end_ns,
+            step.data_wait_ns,
+            step.optimizer_ns,
+            step.batches,
+            step.samples if known else -1,
+            int(self.phase),
+            int(step.flags),
+        )
+        if step.flags & _EPOCH_START:
+            self._epoch_row = len(rows["start"])
+        for column, value in zip(self._columns, row, strict=True):
+            column.append(value)
+        if not self._settled and len(rows["start"]) >= UNSETTLED_BATCHES:
+            self._settled = True
+        self._open = _Open(end_ns)
+
+    def _give_back_batch(self, step: _Open) -> None:
+        """A loop that fetches one batch ahead (Accelerate) has fetched the last step's batch in the epoch's first."""
+        first, batches = self._epoch_row, self._rows["batches"]
+        if first is None or first == len(batches) or step.flags & _EPOCH_START or batches[first] < 2:
+            return
+        surplus = step.batches == 0 or (first + 1 < len(batches) and batches[first] == batches[first + 1] + 1)
+        if not surplus:
+            return
+        samples = self._rows["samples"]
+        each = samples[first] // batches[first]
+        batches[first] -= 1
+        step.batches += 1
+        if samples[first] >= 0:
+            samples[first] -= each
+            step.samples += each
+        else:
+            step.samples_known = False
+
+
+__all__ = ["OPTIMIZER_RETIRES_AFTER", "UNSETTLED_BATCHES", "Answer", "StepTracker"]

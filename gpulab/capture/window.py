@@ -1,0 +1,140 @@
+"""The profiled window: start torch's profiler at a step boundary, stop it at another, keep the result."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpulab.sources.kineto import CLOCK_MARK, Recording
+
+ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
+# What torch 2.13 writes to fd 2 about a session of ours, the second line where the user's profiler has replaced it.
+_KINETO_LINE = re.compile(
+    rb"^(?:USDT:.*profiler_(?:start|stop)|\[W.*disableProfiler called but no active profiling).*\n?", re.MULTILINE
+)
+
+
+class ProfilerUnavailable(Exception):
+    """The profiler cannot run now; the text says why."""
+
+
+class Window:
+    """One profiler session. Marks each step as `ProfilerStep#N`, as torch's own schedule does."""
+
+    def __init__(self, device_kind: str, index: int | None) -> None:
+        self._device_kind = device_kind
+        self._index = index
+        self._profile: Any = None
+        self._step: Any = None
+        self._iterator: Any = None
+        self.marks: list[tuple[int, int]] = []  # (step number, perf_counter_ns just before its annotation begins)
+        self.start_cost_ns = 0
+        self.stop_cost_ns = 0
+        self._began_ns = 0
+        self._clock_ns = 0
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since recording began."""
+        return (time.perf_counter_ns() - self._began_ns) / 1e9
+
+    def start(self) -> None:
+        """Begin recording. Raises ProfilerUnavailable where another profiler is active or torch refuses."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        if torch._C._autograd._profiler_enabled():
+            raise ProfilerUnavailable("another torch.profiler is active in this process")
+        before = time.perf_counter_ns()
+        activities = [ProfilerActivity.CPU]
+        if self._device_kind == "cuda":
+            activities.append(ProfilerActivity.CUDA)
+            torch.cuda.synchronize(self._index)
+        try:
+            with _quiet():
+                self._profile = profile(activities=activities)
+                self._profile.start()
+        except RuntimeError as e:
+            self._profile = None
+            raise ProfilerUnavailable(f"torch.profiler refused to start: {e}") from e
+        self._mark_clock()
+        self._began_ns = time.perf_counter_ns()
+        self.start_cost_ns = self._began_ns - before
+
+    def _mark_clock(self) -> None:
+        """Leave a mark in the trace whose time we know, so that both clocks can be tied."""
+        import torch
+
+        for _ in range(3):  # the first call is slow
+            self._clock_ns = time.perf_counter_ns()
+            with torch.profiler.record_function(CLOCK_MARK):
+                pass
+
+    def step_begins(self, number: int) -> None:
+        """Open the annotation of a step, closing the one before."""
+        import torch
+
+        self.step_ends()
+        self._step = torch.profiler.record_function(f"ProfilerStep#{number}")
+        self.marks.append((number, time.perf_counter_ns()))
+        self._step.__enter__()
+
+    def step_ends(self) -> None:
+        """Close the open annotation, if any."""
+        if self._step is not None:
+            self._step.__exit__(None, None, None)
+            self._step = None
+
+    def loader_begins(self) -> None:
+        """A DataLoader makes an iterator (and starts its workers): torch annotates only the batches after it."""
+        import torch
+
+        self._iterator = torch.profiler.record_function(ITERATOR_MARK)
+        self._iterator.__enter__()
+
+    def loader_ends(self) -> None:
+        """The iterator is made."""
+        if self._iterator is not None:
+            self._iterator.__exit__(None, None, None)
+            self._iterator = None
+
+    def stop(self) -> Recording:
+        """End recording and hand over what was recorded. Never leaves the profiler running."""
+        end_ns = time.perf_counter_ns()
+        self.loader_ends()
+        self.step_ends()
+        profile, self._profile = self._profile, None
+        with _quiet():
+            profile.stop()
+        self.stop_cost_ns = time.perf_counter_ns() - end_ns
+        return Recording(profile, self._began_ns, end_ns, self._clock_ns)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep Kineto's lines about our own session out of the user's output; whatever else is written meanwhile passes.
+
+    KINETO_LOG_LEVEL would not do: it is read once in a process, so it comes too late after a profiler of the user's,
+    and silences every later one.
+    """
+    try:
+        stderr = os.dup(2)
+    except OSError:  # this process has no standard error
+        yield
+        return
+    with tempfile.TemporaryFile() as caught:
+        os.dup2(caught.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            caught.seek(0)
+            others = _KINETO_LINE.sub(b"", caught.read())
+            if others:
+                os.write(2, others)

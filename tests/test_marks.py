@@ -1,0 +1,207 @@
+"""The parts that turn what torch does into marks: loader numbers, weights watched, samples counted, phases planned."""
+
+from __future__ import annotations
+
+import threading
+from collections import namedtuple
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn.modules import module as torch_module
+from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+
+from gpulab.capture import hooks
+from gpulab.capture.loader import samples_in
+from gpulab.capture.schedule import EARLY_TRACED, plan
+from gpulab.capture.weights import Watch
+from gpulab.run import Settings
+
+POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
+
+
+# -- loader numbers ------------------------------------------------------------------------------------------------
+
+
+def test_a_loader_and_its_iterators_have_one_number_and_others_another() -> None:
+    keys = hooks._Keys()
+    one, two = DataLoader(POINTS, batch_size=2), DataLoader(POINTS, batch_size=2)
+    assert keys.of(one) == keys.of(iter(one)) == keys.of(iter(one)) != keys.of(two)
+
+
+def test_a_new_loader_at_an_old_address_gets_a_new_number() -> None:
+    keys, seen, addresses = hooks._Keys(), set(), set()
+    for _ in range(50):
+        loader = DataLoader(POINTS, batch_size=2)
+        addresses.add(id(loader._index_sampler))
+        seen.add(keys.of(loader))
+        del loader
+    assert len(addresses) < 50, "the test shows nothing: no address came back"
+    assert len(seen) == 50
+
+
+def test_a_list_of_batches_serves_as_a_sampler() -> None:
+    keys = hooks._Keys()
+    loader = DataLoader(POINTS, batch_sampler=[[0, 1], [2, 3]])  # a list takes no weak reference
+    assert keys.of(loader) == keys.of(iter(loader))
+    custom = DataLoader(POINTS, batch_sampler=BatchSampler(SequentialSampler(POINTS), 2, False))
+    assert keys.of(custom) != keys.of(loader)
+
+
+# -- module calls --------------------------------------------------------------------------------------------------
+
+
+class Ears:
+    """A listener that counts module calls."""
+
+    heard = 0
+
+    def called(self) -> None:
+        """One more."""
+        self.heard += 1
+
+
+def test_a_module_hook_hears_only_while_it_is_on_and_never_after_it_is_closed() -> None:
+    ears, net = Ears(), nn.Identity()
+    hook = hooks.ModuleHook(ears, threading.get_ident())  # type: ignore[arg-type]
+    for switch, heard in ((hook.on, 1), (hook.on, 2), (hook.off, 2), (hook.on, 3), (hook.close, 3), (hook.on, 3)):
+        switch()
+        net(torch.ones(1))
+        assert ears.heard == heard
+    assert not torch_module._global_forward_pre_hooks
+
+
+def test_another_threads_calls_are_not_the_trainings() -> None:
+    ears, net = Ears(), nn.Identity()
+    with ExitStack() as undo:
+        hook = hooks.ModuleHook(ears, threading.get_ident())  # type: ignore[arg-type]
+        undo.callback(hook.close)
+        hook.on()
+        other = threading.Thread(target=net, args=(torch.ones(1),))
+        other.start()
+        other.join()
+    assert ears.heard == 0
+
+
+def test_a_module_hook_lets_itself_be_compiled() -> None:
+    """Only where torch.compile was not seen coming; `fullgraph` fails if a line of the hook cannot be compiled."""
+    import torch._dynamo
+
+    net = nn.Linear(2, 2)
+    hook = hooks.ModuleHook(Ears(), threading.get_ident())  # type: ignore[arg-type]
+    with ExitStack() as undo:
+        undo.callback(torch._dynamo.reset)
+        undo.callback(hook.close)
+        hook.on()
+        torch.compile(lambda x: net(x), fullgraph=True, backend="eager")(torch.ones(1, 2))
+
+
+def test_what_was_compiled_before_closes_the_module_hook() -> None:
+    import torch._dynamo
+
+    net = nn.Identity()
+    with ExitStack() as undo:
+        undo.callback(torch._dynamo.reset)
+        torch._dynamo.reset()
+        assert not hooks._something_is_compiled()
+        torch.compile(net, backend="eager")
+        assert hooks._something_is_compiled()
+
+
+# -- weights -------------------------------------------------------------------------------------------------------
+
+
+def _update(p: torch.Tensor, way: str) -> None:
+    assert p.grad is not None
+    if way == "in place":
+        with torch.no_grad():
+            p -= 0.1 * p.grad
+    elif way == "data":
+        p.data.sub_(0.1 * p.grad)
+    elif way == "new data":
+        p.data = p.data - 0.1 * p.grad
+    else:
+        p.grad.zero_()
+
+
+@pytest.mark.parametrize("way", ["in place", "data", "new data", "not at all"])
+def test_weights_updated_by_hand_are_noticed(way: str) -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    loss = (net(torch.randn(5, 3)) ** 2).sum()
+    watch = Watch.of(loss)
+    assert watch is not None
+    loss.backward()
+    assert not watch.changed()
+    for p in net.parameters():
+        _update(p, way)
+    assert watch.changed() == (way != "not at all")
+
+
+def test_watching_draws_no_random_number_and_keeps_nothing_alive() -> None:
+    w = torch.randn(4, requires_grad=True)
+    before = torch.get_rng_state()
+    watch = Watch.of([(w**2).sum()])
+    assert watch is not None
+    assert torch.equal(before, torch.get_rng_state())
+    del w
+    assert not watch.changed()
+
+
+@pytest.mark.parametrize("root", [None, 3, torch.ones(2), torch.ones(2, requires_grad=True)])
+def test_what_cannot_be_watched_is_not(root: Any) -> None:
+    assert Watch.of(root) is None
+
+
+# -- samples -------------------------------------------------------------------------------------------------------
+
+
+Pair = namedtuple("Pair", "x y")
+
+
+@pytest.mark.parametrize(
+    ("sample", "collate"),
+    [
+        ((torch.zeros(3, 2), 1), None),
+        ({"pixels": torch.zeros(3, 2), "label": 1}, None),
+        (((torch.zeros(3), torch.zeros(2)), (1, 2)), None),
+        (Pair(torch.zeros(3), 1), None),
+        (torch.zeros(3), None),
+        ((torch.zeros(3, 8, 8), {"boxes": torch.zeros(2, 4)}), lambda batch: tuple(zip(*batch, strict=True))),
+        ((torch.zeros(3, 8, 8), {"boxes": torch.zeros(2, 4)}), lambda batch: batch),
+    ],
+    ids=["pair", "dict", "nested", "named", "tensor", "transposed", "uncollated"],
+)
+def test_samples_are_counted_however_they_are_collated(sample: Any, collate: Any) -> None:
+    batch = next(iter(DataLoader([sample] * 5, batch_size=5, collate_fn=collate)))
+    assert samples_in(batch) == 5
+
+
+@pytest.mark.parametrize("batch", ["text", 3, None, [], {}, torch.tensor(1.0), object()])
+def test_samples_that_cannot_be_known_are_none(batch: Any) -> None:
+    assert samples_in(batch) is None
+
+
+# -- phases of a loop that may be left before its epoch ends -------------------------------------------------------
+
+
+@given(st.none() | st.integers(0, 10**6), st.none() | st.integers(1, 8))
+def test_six_steps_of_a_longer_epoch_are_profiled(epoch: int | None, asked: int | None) -> None:
+    early, late = plan(Settings(trace_steps=asked), epoch, certain=False).windows
+    assert early.after + min(early.length, EARLY_TRACED) <= 5, "a sixth step need not be whole"
+    assert early.length <= (asked or EARLY_TRACED)
+    assert late.after >= early.after + early.length + 2, "steps are measured between the windows"
+
+
+@given(st.integers(0, 200))
+def test_each_window_begins_once_also_when_steps_come_in_lumps(lump: int) -> None:
+    schedule = plan(Settings(), None)
+    begun, done = [], 0
+    for _ in range(100):
+        before, done = done, done + lump
+        begun.append(schedule.window_at(before, done))
+    found = [w for w in begun if w is not None]
+    assert len(found) == len(set(found)) and (lump == 0 or schedule.windows[-1] in found)

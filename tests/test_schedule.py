@@ -1,0 +1,48 @@
+"""The phases of a run: each has something, none overlaps, a long run is bounded."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.capture.schedule import EARLY_TRACED, TRACED, plan
+from gpulab.run import Settings
+
+
+@given(st.integers(3, 100_000))
+def test_a_known_run_has_warm_up_then_measured_then_profiled_steps(total: int) -> None:
+    schedule = plan(Settings(), total)
+    (window,) = schedule.windows
+    assert schedule.warmup >= 1
+    assert window.after > schedule.warmup or total == 3, "something is measured before the profiler starts"
+    assert 1 <= window.length <= TRACED
+    assert window.after + window.length <= total, "the window ends within the run"
+
+
+def test_a_run_of_unknown_length_is_profiled_early_and_again_when_it_turns_out_long() -> None:
+    early, late = plan(Settings(), None).windows
+    assert early.after + early.length <= 6 and early.length == EARLY_TRACED
+    assert late.after > early.after + early.length and late.length == TRACED
+
+
+def test_six_steps_leave_room_for_every_phase() -> None:
+    schedule = plan(Settings(), 6)
+    window = schedule.windows[0]
+    assert schedule.warmup == 1 and window.after - schedule.warmup >= 2 and window.length >= 2
+
+
+@given(st.integers(3, 500) | st.none(), st.integers(0, 5), st.integers(1, 8))
+def test_what_is_asked_for_is_done(total: int | None, warmup: int, trace_steps: int) -> None:
+    schedule = plan(Settings(warmup=warmup, trace_steps=trace_steps), total)
+    assert schedule.warmup == warmup
+    assert all(w.length <= trace_steps for w in schedule.windows)
+    if total is not None and total >= warmup + 2 * trace_steps + 2:
+        assert schedule.windows[-1].length == trace_steps
+
+
+def test_no_trace_means_no_window() -> None:
+    assert plan(Settings(trace=False), 100).windows == ()
+
+
+def test_every_choice_has_a_reason() -> None:
+    assert all(c.reason for c in plan(Settings(), 50).choices)
