@@ -1,0 +1,1 @@
+"""Show what the analyses return: text, HTML, pictures, JSON, the live widget."""

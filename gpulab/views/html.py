@@ -1,0 +1,201 @@
+"""The report as HTML: a page that stands alone, and tables for a notebook's output. Every text is escaped here."""
+
+from __future__ import annotations
+
+import base64
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+
+from gpulab.diagnosis.headline import Headline
+from gpulab.views import words
+from gpulab.views.sections import Column, Row, Section
+
+Look = Mapping[str, str]  # element of a section → the attributes of its tag
+
+_BAR_PX = 160
+_WIDE = 2  # the first sections take the whole width of a page, the others stand in two columns
+
+_PAGE: Look = MappingProxyType(
+    {
+        "table": "",
+        "row": "",
+        "head": "",
+        "head number": 'class="number"',
+        "cell": "",
+        "cell number": 'class="number"',
+        "cell first": 'class="first"',
+        "bar cell": 'class="bar"',
+        "bar": 'class="fill"',
+        "line": 'class="note"',
+    }
+)
+
+_CELL = "padding:3px 14px 3px 0;border:0;vertical-align:top;background:transparent;"
+_WRAPS = "text-align:left;max-width:480px;overflow-wrap:anywhere"
+_HEADLINE = "margin:8px 0 2px 0;font-size:15px;font-weight:600;overflow-wrap:anywhere"
+_INLINE: Look = MappingProxyType(
+    {
+        "table": 'style="border-collapse:collapse;margin:2px 0 6px 0;font-size:13px;width:auto"',
+        "row": 'style="background:transparent"',
+        "head": f'style="{_CELL}text-align:left;font-weight:normal;opacity:0.7"',
+        "head number": f'style="{_CELL}text-align:right;font-weight:normal;opacity:0.7;white-space:nowrap"',
+        "cell": f'style="{_CELL}{_WRAPS}"',
+        "cell number": f'style="{_CELL}text-align:right;white-space:nowrap"',
+        "cell first": f'style="{_CELL}{_WRAPS};min-width:176px;font-weight:500"',
+        "bar cell": f'style="{_CELL}text-align:left;min-width:{_BAR_PX}px"',
+        "bar": "",
+        "line": 'style="margin:2px 0;font-size:13px;opacity:0.75"',
+    }
+)
+
+_STYLE = """
+:root { color-scheme: light dark; --ink: #1c2430; --quiet: #5b6573; --ground: #f5f6f8; --card: #ffffff;
+  --line: #e3e6ea; --bad: #b8430b; --notice: #7a5e00; --good: #00704f; --unknown: #5a5a5a; }
+@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --quiet: #a0a9b6; --ground: #12161c; --card: #1b2129;
+  --line: #2e3641; --bad: #ff9d66; --notice: #f0cf65; --good: #5fd3a8; --unknown: #b5bcc7; } }
+* { box-sizing: border-box; }
+body { margin: 0; padding: 28px 24px 56px; background: var(--ground); color: var(--ink);
+  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1150px; margin: 0 auto; }
+.run { color: var(--quiet); font-size: 13px; margin: 0 0 6px; overflow-wrap: anywhere; }
+h1 { font-size: 25px; line-height: 1.3; margin: 0 0 6px; text-wrap: pretty; overflow-wrap: anywhere; }
+.evidence { margin: 0; font-size: 16px; overflow-wrap: anywhere; }
+header { border-left: 5px solid var(--level); padding-left: 16px; margin-bottom: 22px; }
+h1 { color: var(--level); }
+.bad { --level: var(--bad); } .notice { --level: var(--notice); }
+.good { --level: var(--good); } .unknown { --level: var(--unknown); }
+.picture, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
+.picture { background: #ffffff; padding: 10px; margin-bottom: 18px; }
+.picture img { display: block; width: 100%; max-width: 1100px; height: auto; margin: 0 auto; }
+.details { columns: 2 440px; column-gap: 18px; }
+section { padding: 14px 18px 16px; margin: 0 0 18px; break-inside: avoid; overflow-x: auto; }
+h2 { font-size: 16px; margin: 0 0 8px; }
+summary h2 { display: inline; }
+details[open] summary { margin-bottom: 8px; }
+summary { cursor: pointer; }
+table { border-collapse: collapse; font-size: 14px; }
+th { text-align: left; font-weight: 500; color: var(--quiet); padding: 2px 16px 4px 0; }
+td { padding: 5px 16px 5px 0; border-top: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
+tbody tr:first-child td { border-top: 0; }
+thead + tbody tr:first-child td { border-top: 1px solid var(--line); }
+th:last-child, td:last-child { padding-right: 0; }
+.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
+.first { min-width: 15em; max-width: 36em; }
+.bar { width: 190px; min-width: 120px; }
+.fill { height: 14px; border-radius: 3px; margin-top: 4px; min-width: 2px; }
+.note { color: var(--quiet); font-size: 14px; margin: 8px 0 0; overflow-wrap: anywhere; }
+section > .note:first-of-type { margin-top: 6px; }
+@media print { body { background: #ffffff; } }
+"""
+
+
+def page(opening: str, headline: Headline, sections: Sequence[Section], png: bytes) -> str:
+    """A self-contained page: no script, no request, the picture inside, light and dark."""
+    sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
+    picture = base64.b64encode(png).decode("ascii")
+    wide = "\n".join(_page_section(section) for section in sections[:_WIDE])
+    narrow = "\n".join(_page_section(section) for section in sections[_WIDE:])
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<title>{sentence} · gpulab</title>
+<style>{_STYLE}</style>
+</head>
+<body>
+<main>
+<header class="{_safe(headline.level)}">
+<p class="run">gpulab · {run}</p>
+<h1>{sentence}</h1>
+<p class="evidence">{evidence}</p>
+</header>
+<div class="picture"><img alt="{sentence} {evidence}" src="data:image/png;base64,{picture}"></div>
+{wide}
+<div class="details">
+{narrow}
+</div>
+</main>
+</body>
+</html>
+"""
+
+
+def fragment(headline: Headline, sections: Sequence[Section]) -> str:
+    """Headline and tables with inline styles only: what notebooks keep of an output they do not trust, in any theme.
+
+    The picture has the headline too; here it can be searched, copied and read aloud.
+    """
+    sentence = f'<div style="{_HEADLINE}">{_safe(headline.sentence)}</div>'
+    evidence = f"<p {_INLINE['line']}>{_safe(headline.evidence)}</p>"
+    inside = "".join(_fragment_section(section) for section in sections)
+    return f'<div style="overflow-x:auto">{sentence}{evidence}{inside}</div>'
+
+
+def _page_section(section: Section) -> str:
+    title, inside = f"<h2>{_safe(section.title)}</h2>", "".join(_inside(section, _PAGE))
+    if section.aside:
+        return f"<section><details><summary>{title}</summary>{inside}</details></section>"
+    return f"<section>{title}{inside}</section>"
+
+
+def _fragment_section(section: Section) -> str:
+    title, inside = f"<b>{_safe(section.title)}</b>", "".join(_inside(section, _INLINE))
+    if section.aside:
+        return f'<details style="margin:8px 0"><summary style="cursor:pointer">{title}</summary>{inside}</details>'
+    return f'<div style="margin:10px 0 0">{title}{inside}</div>'
+
+
+def _inside(section: Section, look: Look) -> Iterator[str]:
+    if section.rows:
+        barred = any(row.bar is not None for row in section.rows)
+        yield f"<table {look['table']}>{_head(section, look, barred)}<tbody>"
+        for row in section.rows:
+            yield _row(row, section.columns, look, barred)
+        yield "</tbody></table>"
+    for line in section.lines:
+        yield f"<p {look['line']}>{_safe(line)}</p>"
+
+
+def _head(section: Section, look: Look, barred: bool) -> str:
+    if not any(column.title for column in section.columns):
+        return ""
+    cells = [
+        f"<th {look['head number' if column.fit == 'number' else 'head']}>{_safe(column.title)}</th>"
+        for column in section.columns
+    ]
+    if barred:
+        cells.insert(1, f"<th {look['head']}></th>")
+    return f"<thead><tr {look['row']}>{''.join(cells)}</tr></thead>"
+
+
+def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
+    cells = []
+    for i, (cell, column) in enumerate(zip(row.cells, columns, strict=True)):
+        kind = "cell number" if column.fit == "number" else "cell first" if i == 0 else "cell"
+        hint = f' title="{_safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
+        cells.append(f"<td {look[kind]}{hint}>{_indented(cell)}</td>")
+    if barred:
+        cells.insert(1, _bar(row, look))
+    return f"<tr {look['row']}>{''.join(cells)}</tr>"
+
+
+def _bar(row: Row, look: Look) -> str:
+    width = 100 * min(max(row.bar or 0, 0), 1)
+    if look is _PAGE:
+        style = f"width:{width:.2f}%;background-color:{row.colour}"
+    else:
+        style = f"width:{max(width * _BAR_PX / 100, 2):.0f}px;height:12px;margin-top:3px;background-color:{row.colour}"
+    return f'<td {look["bar cell"]}><div {look["bar"]} style="{style}"></div></td>'
+
+
+def _indented(cell: str) -> str:
+    bare = cell.lstrip(" ")
+    return "&nbsp;" * (len(cell) - len(bare)) + _safe(bare)
+
+
+def _safe(text: str) -> str:
+    """Text for an element or a quoted attribute: no control character, no markup."""
+    return html.escape(words.plain(text), quote=True)

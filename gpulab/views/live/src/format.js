@@ -1,0 +1,39 @@
+// Figures as people read them.
+
+export function elapsed(s) {
+  const whole = Math.floor(s);
+  const [h, m, sec] = [Math.floor(whole / 3600), Math.floor(whole / 60) % 60, whole % 60];
+  const two = (n) => String(n).padStart(2, "0");
+  return h ? `${h}:${two(m)}:${two(sec)}` : `${m}:${two(sec)}`;
+}
+
+export function grouped(n) {
+  return String(n).replace(/\B(?=(\d{3})+$)/g, ","); // not the reader's locale: the report prints commas too
+}
+
+/** Three significant digits, whole numbers grouped: 0.123, 1.23, 12.3, 123, 1,234. */
+export function figure(x) {
+  if (x === null || x === undefined || !Number.isFinite(x)) return "–";
+  const size = Math.abs(x);
+  if (size >= 100) return grouped(Math.round(x));
+  return x.toFixed(size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3);
+}
+
+/** What the header says of progress, and the fraction of its bar (null: no bar). */
+export function progress({ step, total, total_of }) {
+  if (!total) return { text: step ? `step ${grouped(step)}` : "no step yet", fraction: null };
+  if (step <= total) {
+    return { text: `step ${grouped(step)} of ${grouped(total)} (${total_of})`, fraction: step / total };
+  }
+  return {
+    text: `step ${grouped(step)} (${grouped(total)} per ${total_of})`,
+    fraction: (((step - 1) % total) + 1) / total,
+  };
+}
+
+/** The end of the time axis: a little beyond now and round, so that it moves seldom. */
+export function horizon(s) {
+  for (let unit = 5; ; unit *= 10) {
+    for (const k of [1, 2, 3, 4, 6, 8]) if (unit * k >= s) return unit * k;
+  }
+}

@@ -1,0 +1,88 @@
+// One run as the browser knows it. Lives as long as the widget's model; views only draw it.
+
+import { Curve, StepHistory } from "./history.js";
+import { decode } from "./message.js";
+import { stopRun } from "./stop.js";
+
+const STOP_NOTES = {
+  asking: "Stopping …",
+  heard: "Stopping at the end of this step …",
+  over: "",
+  interrupted: "The kernel did not answer, so it was interrupted.",
+  unreachable: "The kernel cannot be reached from here: use the notebook's stop button.",
+};
+
+export class Store {
+  constructor(model) {
+    this.model = model;
+    this.status = null;
+    this.series = [];
+    this.curves = new Map();
+    this.steps = new StepHistory();
+    this.phases = []; // {phase, from}: seconds since the run began
+    this.ended = false;
+    this.stop = "idle"; // idle, asking, heard, over, interrupted, unreachable
+    this.views = new Set();
+    this.whenHeard = null;
+    const onMessage = (head, buffers) => this.accept(head, buffers);
+    model.on("msg:custom", onMessage);
+    this.close = () => model.off("msg:custom", onMessage);
+    const history = model.get("history");
+    if (history?.head) this.accept(history.head, history.buffers);
+  }
+
+  accept(head, buffers) {
+    const delta = decode(head, buffers);
+    if (!delta) return;
+    this.status = delta.status;
+    this.ended = this.ended || delta.ended;
+    if (delta.series) this.series = delta.series;
+    for (const phase of head.phases ?? []) this.#enter(phase.phase, phase.from);
+    this.#enter(delta.status.phase, delta.status.elapsed_s);
+    const s = delta.steps;
+    for (let i = 0; i + 5 < s.length; i += 6) this.steps.push(s[i], s[i + 1], s[i + 2], s[i + 3], s[i + 4], s[i + 5]);
+    for (const { name, rows } of delta.samples) {
+      if (!this.curves.has(name)) this.curves.set(name, new Curve());
+      const curve = this.curves.get(name);
+      for (let i = 0; i + 1 < rows.length; i += 2) curve.push(rows[i], rows[i + 1]);
+    }
+    if (delta.status.stop_requested) {
+      if (this.stop === "idle" || this.stop === "asking") this.stop = "heard";
+      this.whenHeard?.();
+    }
+    this.changed();
+  }
+
+  #enter(phase, from) {
+    if (this.phases[this.phases.length - 1]?.phase === phase) return;
+    this.phases.push({ phase, from: this.phases.length ? from : 0 });
+  }
+
+  changed() {
+    for (const view of this.views) view.invalidate();
+  }
+
+  get stopNote() {
+    return this.ended ? "" : STOP_NOTES[this.stop] ?? "";
+  }
+
+  get canStop() {
+    return !this.ended && (this.stop === "idle" || this.stop === "unreachable");
+  }
+
+  async requestStop() {
+    if (!this.canStop) return;
+    this.stop = "asking";
+    this.changed();
+    const viaComm = () =>
+      new Promise((resolve) => {
+        this.whenHeard = () => resolve(true);
+        this.model.send({ kind: "stop" });
+      });
+    const kernel = this.model.widget_manager?.kernel;
+    const answer = await stopRun(kernel, this.model.get("run_key"), viaComm);
+    this.whenHeard = null;
+    if (this.stop === "asking") this.stop = answer;
+    this.changed();
+  }
+}

@@ -1,0 +1,48 @@
+"""One report of one run, and each way to show it."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+from gpulab.analysis.facts import Facts
+from gpulab.diagnosis.headline import Headline
+from gpulab.views import document, figure, html, text
+from gpulab.views.sections import opening, sections
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a run says about itself: every view is a pure function of the facts and the headline.
+
+    `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is.
+    """
+
+    facts: Facts
+    headline: Headline
+    unsaved: str = ""
+
+    def text(self, width: int | None = None) -> str:
+        """The report for a terminal, at most `width` columns (60 to 100; None: 100)."""
+        return text.render(opening(self.facts), self.headline, sections(self.facts, self.unsaved), width)
+
+    def png(self) -> bytes:
+        """The picture, 1100 by 800 pixels. Draws with matplotlib, on the main thread only."""
+        return figure.draw(self.facts, self.headline)
+
+    def html(self) -> str:
+        """A self-contained page: no script, no network, the picture inside."""
+        picture = figure.draw(self.facts, None)
+        return html.page(opening(self.facts), self.headline, sections(self.facts, self.unsaved), picture)
+
+    def fragment(self) -> str:
+        """Headline and tables for a notebook's output: inline styles only, so that untrusted notebooks keep them."""
+        return html.fragment(self.headline, sections(self.facts, self.unsaved))
+
+    def json(self) -> dict[str, object]:
+        """The figures as plain data for `json.dumps`; None is "not measurable"."""
+        return document.document(self.facts, self.headline)
+
+    def bundle(self) -> dict[str, object]:
+        """The picture as a display bundle, with the text report for front ends without pictures."""
+        return {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.text()}

@@ -1,0 +1,350 @@
+"""What a report says, in order, as plain strings: the text, the page and the notebook tables only lay it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.operators import CostRow
+from gpulab.analysis.steps import Spread
+from gpulab.run import Run
+from gpulab.views import words
+from gpulab.views.words import NOT_MEASURABLE, plain, plural
+
+COSTLIEST = 10
+WHOLE_CELL = "whole cell"
+
+Fit = Literal["tight", "number", "wrap", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's title and how its cells use the room: as they are, right-aligned, wrapped, or cut to fit."""
+
+    title: str
+    fit: Fit = "tight"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut."""
+
+    cells: tuple[str, ...]
+    bar: float | None = None
+    colour: str = ""
+    full: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
+
+    `aside` marks what most readers skip: a page may fold it.
+    """
+
+    title: str
+    columns: tuple[Column, ...] = ()
+    rows: tuple[Row, ...] = ()
+    lines: tuple[str, ...] = ()
+    aside: bool = False
+
+
+_OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
+_KERNELS_NOTE = "Time on the GPU. A kernel is one program that the GPU runs."
+_PAIRS = (Column(""), Column("", "wrap"))
+
+
+def opening(facts: Facts) -> str:
+    """What was run, on which device, and how it ended: one line."""
+    run = facts.run
+    outcome = words.OUTCOMES[run.outcome]
+    if run.outcome == "failed" and run.outcome_detail:
+        outcome += f" ({words.cut(plain(run.outcome_detail), 60)})"
+    count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
+    parts = [plain(run.name), device(run), count, words.duration(run.wall_ns / 1e3), outcome]
+    return " · ".join(parts)
+
+
+def device(run: Run) -> str:
+    """The device whose time is accounted, e.g. "device: CPU (AMD EPYC)"."""
+    name = plain(run.device.name)
+    if run.device.kind == "cpu":
+        return "device: CPU" if name.lower() in ("", "cpu") else f"device: CPU ({name})"
+    return f"device: {name}" if run.device.index is None else f"device: {name} (GPU {run.device.index})"
+
+
+def has_no_step(run: Run) -> bool:
+    """Whether the cell had no step of its own, so that it is accounted as one whole."""
+    return run.step_source == WHOLE_CELL or len(run.steps) == 0
+
+
+def sections(facts: Facts, unsaved: str = "") -> tuple[Section, ...]:
+    """Every section of the report in reading order. `unsaved` is the reason why the run is not on disk, if so."""
+    found = (
+        _step(facts),
+        _parts(facts),
+        _costliest("Costliest operators", _OPERATORS_NOTE, facts.operators),
+        _costliest("Costliest kernels and copies", _KERNELS_NOTE, facts.kernels),
+        _curves(facts),
+        _memory(facts.run),
+        _loader(facts.run),
+        _missing(facts.run),
+        _observer(facts),
+        _choices(facts.run),
+        _keep(facts.run, unsaved),
+    )
+    return tuple(s for s in found if s is not None)
+
+
+def _step(facts: Facts) -> Section:
+    run = facts.run
+    unit = "the whole cell" if run.step_source == WHOLE_CELL else "a step"
+    rows = [
+        _spread_row(f"{unit}, without the profiler", facts.step_us),
+        _spread_row("   of it waiting for the DataLoader", facts.data_wait_us),
+        _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
+        _spread_row(f"{unit}, with the profiler", facts.traced_step_us),
+    ]
+    columns = (
+        Column(""),
+        Column("median", "number"),
+        Column("p10 – p90", "number"),
+        Column("steps", "number"),
+    )
+    return Section("Step time", columns, tuple(rows), tuple(_step_lines(facts)))
+
+
+def _spread_row(label: str, spread: Spread | None) -> Row:
+    if spread is None:
+        return Row((label, NOT_MEASURABLE, "", ""))
+    middle = words.spread_range(spread) if spread.count > 1 else ""
+    return Row((label, words.duration(spread.median), middle, f"{spread.count:,}"))
+
+
+def _step_lines(facts: Facts) -> list[str]:
+    run = facts.run
+    lines = []
+    if has_no_step(run):
+        lines.append("No training step was found in this code: it is accounted as one whole.")
+    elif len(run.steps):
+        lines.append(f"Throughput: {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
+    if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
+        lines.append("p10 – p90: eight in ten steps took between these times.")
+    lines.append(_left_out(facts))
+    if facts.outside_steps_fraction:
+        lines.append(f"Outside any step (before, between and after): {words.percent(facts.outside_steps_fraction)}.")
+    return [line for line in lines if line]
+
+
+def _throughput(facts: Facts) -> str:
+    if facts.steps_per_s is None and facts.samples_per_s is None:
+        return NOT_MEASURABLE
+    steps = words.rate(facts.steps_per_s, "steps")
+    return steps if facts.samples_per_s is None else f"{words.rate(facts.samples_per_s, 'samples')}, {steps}"
+
+
+def _left_out(facts: Facts) -> str:
+    dropped = facts.selection.dropped
+    if not dropped:
+        return ""
+    why = "; ".join(f"{d.count:,} {plain(d.reason)}" for d in dropped)
+    return f"Left out of the unprofiled figures: {plural(sum(d.count for d in dropped), 'step')} ({why})."
+
+
+def _parts(facts: Facts) -> Section:
+    breakdown = facts.breakdown
+    title = "Where the time goes" if breakdown and breakdown.whole_window else "Where the step's time goes"
+    if breakdown is None:
+        return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts.run)}.",))
+    kind = facts.run.device.kind
+    columns = (Column(""), Column("share", "number"), Column(_per(breakdown), "number"), Column("meaning", "wrap"))
+    rows = tuple(
+        Row(
+            (
+                part.label,
+                words.percent(breakdown.share[key]),
+                words.duration(breakdown.median_us[key]),
+                part.meaning_on(kind),
+            ),
+            bar=breakdown.share[key],
+            colour=part.colour,
+        )
+        for key, part in sorted(shown_parts(breakdown).items(), key=lambda item: -breakdown.share[item[0]])
+    )
+    return Section(title, columns, rows, tuple(_breakdown_lines(facts, breakdown)))
+
+
+def _per(breakdown: Breakdown) -> str:
+    return "time" if breakdown.whole_window else "per step"
+
+
+def shown_parts(breakdown: Breakdown) -> dict[str, words.Part]:
+    """The parts that took any time, in stacking order."""
+    return {key: part for key, part in words.PARTS.items() if breakdown.share.get(key, 0) > 0}
+
+
+def why_no_breakdown(run: Run) -> str:
+    """The reason for a missing breakdown, as far as the record tells it."""
+    if not run.settings.trace:
+        return "the run was made without the profiler (--no-trace)"
+    told = next((m for m in run.missing if "breakdown" in m.what), None)
+    if told is not None:
+        return plain(told.reason).rstrip(".")
+    return "no trace was recorded" if run.timeline is None else "the trace holds no span"
+
+
+def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
+    count = len(breakdown.steps)
+    if breakdown.whole_window:
+        lines = ["The profiled window stands as one: no step lies wholly inside it."]
+    elif count == 1:
+        lines = ["From one profiled step."]
+    else:
+        lines = [f"From {count:,} profiled steps: share of their summed time, and median per step."]
+    if facts.run.device.kind == "cuda":
+        lines.append(
+            f"GPU busy (a kernel, copy or memset ran): {words.percent(breakdown.busy_fraction)} of the profiled time; "
+            f"kernels alone: {words.percent(breakdown.kernel_busy_fraction)}."
+        )
+    return lines
+
+
+def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None:
+    if not rows:
+        return None
+    columns = (
+        Column("", "cut"),
+        Column("share", "number"),
+        Column("per step", "number"),
+        Column("calls per step", "number"),
+    )
+    lines = [note]
+    if len(rows) > COSTLIEST:
+        lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
+    return Section(title, columns, tuple(_cost_row(r) for r in rows[:COSTLIEST]), tuple(lines))
+
+
+def _cost_row(row: CostRow) -> Row:
+    cells = (
+        words.operator_name(row.name),
+        words.percent(row.share),
+        words.duration(row.self_us),
+        words.number(row.calls_per_step),
+    )
+    return Row(cells, full=plain(row.name))
+
+
+def _curves(facts: Facts) -> Section:
+    if not facts.curves:
+        return Section("Device", lines=("No curve of the device was measured.",))
+    rows = tuple(
+        Row(
+            (
+                plain(c.label),
+                words.quantity(c.mean, c.name, c.unit),
+                words.quantity(c.maximum, c.name, c.unit),
+                f"{c.count:,}",
+                plain(c.source),
+            )
+        )
+        for c in facts.curves
+    )
+    columns = (
+        Column("", "cut"),
+        Column("mean", "number"),
+        Column("maximum", "number"),
+        Column("readings", "number"),
+        Column("source"),
+    )
+    return Section("Device", columns, rows)
+
+
+def _memory(run: Run) -> Section:
+    memory = run.memory
+    rows = [Row(("peak of the process and its workers", words.size(memory.peak_rss_bytes)))]
+    if run.device.kind == "cuda":
+        rows += [
+            Row(("peak allocated by tensors on the GPU", words.size(memory.peak_allocated_bytes))),
+            Row(("peak reserved by PyTorch on the GPU", words.size(memory.peak_reserved_bytes))),
+        ]
+    rows.append(
+        Row((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", words.size(memory.total_bytes)))
+    )
+    return Section("Memory", _PAIRS, tuple(rows))
+
+
+def _loader(run: Run) -> Section:
+    title = "DataLoader, as found"
+    loader = run.loader
+    if loader is None:
+        return Section(title, lines=("No DataLoader was seen.",), aside=True)
+    pairs = {
+        "dataset": plain(loader.dataset)
+        + ("" if loader.dataset_length is None else f", {plural(loader.dataset_length, 'item')}"),
+        "batch_size": _or_unknown(loader.batch_size),
+        "num_workers": f"{loader.num_workers:,}"
+        + (" (loads in the training process itself)" if not loader.num_workers else ""),
+        "prefetch_factor": "none without workers" if not loader.num_workers else _or_unknown(loader.prefetch_factor),
+        "pin_memory": str(loader.pin_memory),
+        "persistent_workers": str(loader.persistent_workers),
+        "batches per epoch": _or_unknown(loader.length),
+    }
+    return Section(title, _PAIRS, tuple(Row(pair) for pair in pairs.items()), aside=True)
+
+
+def _or_unknown(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def _missing(run: Run) -> Section:
+    title = "What could not be measured"
+    if not run.missing:
+        return Section(title, lines=("Nothing that gpulab tried to measure is missing.",))
+    rows = []
+    for m in run.missing:
+        since = "" if m.since_ns is None else f" (from {words.duration(m.since_ns / 1e3)} into the run on)"
+        rows.append(Row((plain(m.what), plain(m.reason) + since)))
+    return Section(title, (Column("", "wrap"), Column("", "wrap")), tuple(rows))
+
+
+def _observer(facts: Facts) -> Section:
+    observer = facts.run.observer
+    rows = [Row(("gpulab's own code in each step", words.duration(facts.observer_us_per_step)))]
+    if facts.run.timeline is not None:
+        rows += [
+            Row(("starting the profiler, once", _ns(observer.profiler_start_ns))),
+            Row(("stopping it, once", _ns(observer.profiler_stop_ns))),
+            Row(("events recorded", f"{observer.event_count:,}")),
+        ]
+    lines = []
+    if facts.step_us and facts.traced_step_us and facts.step_us.median > 0:
+        ratio = facts.traced_step_us.median / facts.step_us.median
+        lines.append(f"A profiled step took {ratio:.2f} times as long as an unprofiled one (medians).")
+    if observer.window_truncated:
+        lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
+    return Section("What measuring cost", _PAIRS, tuple(rows), tuple(lines), aside=True)
+
+
+def _ns(value: int | None) -> str:
+    return words.duration(None if value is None else value / 1e3)
+
+
+def _choices(run: Run) -> Section | None:
+    if not run.choices:
+        return None
+    rows = tuple(Row((plain(c.what), f"{plain(c.value)}: {plain(c.reason)}")) for c in run.choices)
+    return Section("What gpulab chose", _PAIRS, rows, aside=True)
+
+
+def _keep(run: Run, unsaved: str) -> Section:
+    lines = [f"Run {plain(run.id)}, {plain(run.created)}."]
+    if unsaved:
+        lines.append(f"Not saved: {plain(unsaved)}")
+    elif not run.settings.save:
+        lines.append("Not saved (--no-save).")
+    else:
+        lines.append(f"Open it again: gpulab report {plain(run.id)}")
+    return Section("This run", lines=tuple(lines))

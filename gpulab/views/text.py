@@ -1,0 +1,108 @@
+"""The report for a terminal: the same words as the page, in columns of characters."""
+
+from __future__ import annotations
+
+import dataclasses
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from gpulab.diagnosis.headline import Headline
+from gpulab.views import words
+from gpulab.views.sections import Column, Row, Section
+
+WIDEST = 100
+NARROWEST = 60
+_BAR = 16
+_LEAST = 8  # characters that a column keeps
+_READABLE = 24  # characters: what would be wrapped into a narrower column stands below its row
+_GAP = "  "
+_INDENT = "  "
+
+
+def render(opening: str, headline: Headline, sections: Sequence[Section], width: int | None = None) -> str:
+    """The whole report, no line longer than `width` (clamped to 60 … 100, 100 by default), no colour, no escapes."""
+    width = min(max(width or WIDEST, NARROWEST), WIDEST)
+    blocks = [_head(opening, headline, width)]
+    blocks += ["\n".join(_section(section, width)) for section in sections]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _head(opening: str, headline: Headline, width: int) -> str:
+    lines = _wrapped(f"gpulab · {opening}", width)
+    lines += ["", *_wrapped(words.plain(headline.sentence), width, _INDENT)]
+    lines += _wrapped(words.plain(headline.evidence), width, _INDENT)
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent) if text else []
+
+
+def _section(section: Section, width: int) -> Iterator[str]:
+    yield words.cut(section.title, width).upper()
+    yield from _table(section, width)
+    for line in section.lines:
+        yield from _wrapped(line, width, _INDENT)
+
+
+def _table(section: Section, width: int) -> Iterator[str]:
+    if not section.rows:
+        return
+    barred = any(row.bar is not None for row in section.rows)
+    room = width - len(_INDENT) - (_BAR + len(_GAP) if barred else 0)
+    columns, widths = section.columns, _column_widths(section, room)
+    below = len(columns) > 2 and columns[-1].fit == "wrap" and widths[-1] < _READABLE
+    if below:
+        columns = columns[:-1]
+        widths = _column_widths(dataclasses.replace(section, columns=columns), room)
+    if any(column.title for column in columns):
+        yield from _lines([column.title for column in columns], columns, widths, " " * _BAR if barred else None)
+    for row in section.rows:
+        yield from _lines(row.cells[: len(columns)], columns, widths, _bar(row) if barred else None)
+        if below:
+            yield from _wrapped(row.cells[-1], width, 2 * _INDENT)
+
+
+def _bar(row: Row) -> str:
+    eighths = round(8 * _BAR * min(max(row.bar or 0, 0), 1))
+    if row.bar and not eighths:
+        eighths = 1
+    full, rest = divmod(eighths, 8)
+    return ("█" * full + (" ▏▎▍▌▋▊▉"[rest] if rest else "")).ljust(_BAR)
+
+
+def _column_widths(section: Section, room: int) -> list[int]:
+    """Natural widths; where they do not fit, columns that wrap or are cut give way first, then the other texts."""
+    columns = section.columns
+    widths = [
+        max([len(column.title), *(len(row.cells[i]) for row in section.rows)]) for i, column in enumerate(columns)
+    ]
+    room -= len(_GAP) * (len(columns) - 1)
+    yielding = [i for i, column in enumerate(columns) if column.fit in ("wrap", "cut")]
+    _shrink(widths, yielding, room, _LEAST)
+    _shrink(widths, [i for i, column in enumerate(columns) if column.fit != "number"], room, _LEAST)
+    return widths
+
+
+def _shrink(widths: list[int], yielding: list[int], room: int, least: int) -> None:
+    """Take a character at a time from the widest of the yielding columns until all fit, or none can give more."""
+    while sum(widths) > room and (able := [i for i in yielding if widths[i] > least]):
+        widths[max(able, key=lambda i: widths[i])] -= 1
+
+
+def _lines(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int], bar: str | None) -> Iterator[str]:
+    stacks = [_fit(cell, column, w) for cell, column, w in zip(cells, columns, widths, strict=True)]
+    for i in range(max(len(stack) for stack in stacks)):
+        fields = []
+        for stack, column, w in zip(stacks, columns, widths, strict=True):
+            piece = stack[i] if i < len(stack) else ""
+            fields.append(piece.rjust(w) if column.fit == "number" else piece.ljust(w))
+        if bar is not None:
+            fields.insert(1, bar if i == 0 else " " * _BAR)
+        yield (_INDENT + _GAP.join(fields)).rstrip()
+
+
+def _fit(cell: str, column: Column, width: int) -> list[str]:
+    if column.fit == "wrap":
+        return textwrap.wrap(cell, width) or [""]
+    return [words.cut(cell, width)]

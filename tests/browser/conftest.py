@@ -1,0 +1,61 @@
+"""One JupyterLab server and one Chromium for all browser tests; a fresh page for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from jupyterlab_page import CHROMIUM, LabServer, NotebookPage, open_chromium
+from playwright.sync_api import Browser, sync_playwright
+
+OpenNotebook = Callable[..., NotebookPage]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    if not os.access(CHROMIUM, os.X_OK):
+        pytest.skip(f"no Chromium at {CHROMIUM}; set CHROMIUM")
+    with sync_playwright() as playwright:
+        browser = open_chromium(playwright)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
+    with LabServer(tmp_path_factory.mktemp("lab")) as server:
+        yield server
+
+
+@pytest.fixture
+def open_notebook(chromium: Browser, lab_server: LabServer, request: pytest.FixtureRequest) -> Iterator[OpenNotebook]:
+    """`open_notebook(cells, kernel="python3", theme="light")` → the notebook, its kernel idle."""
+    contexts = []
+
+    def opened(cells: Sequence[str], kernel: str = "python3", theme: str = "light") -> NotebookPage:
+        if kernel not in lab_server.kernels():
+            pytest.skip(f"the kernelspec {kernel} is not installed; `make test` installs it")
+        name = f"{request.node.name.replace('[', '-').rstrip(']')}-{len(contexts)}.ipynb"
+        lab_server.write_notebook(name, cells, kernel)
+        context = chromium.new_context(viewport={"width": 1280, "height": 1080})
+        contexts.append(context)
+        notebook = NotebookPage(context.new_page(), lab_server, name)
+        notebook.set_theme(theme)  # also "light": the server keeps the last choice
+        return notebook
+
+    yield opened
+    for context in contexts:
+        for page in context.pages:
+            page.evaluate(SHUT_DOWN)
+        context.close()
+
+
+SHUT_DOWN = "() => window.jupyterapp?.serviceManager.sessions.shutdownAll()"
+
+
+@pytest.fixture
+def shots(tmp_path: Path) -> Path:
+    """Where screenshots go: the folder $GPULAB_SHOTS, kept, or the test's own."""
+    return Path(os.environ.get("GPULAB_SHOTS", tmp_path))
