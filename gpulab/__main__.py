@@ -1,0 +1,8 @@
+"""`python -m gpulab`: the command line, where the script `gpulab` is not on the path."""
+
+import sys
+
+from gpulab.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

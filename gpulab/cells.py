@@ -1,0 +1,143 @@
+"""Run a cell's text as IPython runs a cell, without nesting a `run_cell`, which would hide failures from Run All."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import dataclass
+from types import CodeType, MethodType, TracebackType
+from typing import Any
+
+from gpulab.errors import UsageError
+
+AWAIT = (
+    "This cell awaits at its top level, which a magic cannot do. Write instead: "
+    'async with gpulab.profile("name") as p: and put the code inside.'
+)
+
+# What Python's parser and compiler raise.
+_COMPILE_ERRORS = (SyntaxError, OverflowError, ValueError, TypeError, MemoryError)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A parsed cell: `parts` run in turn, `last`, if any, gives the cell's value. `silent`: it ends in a semicolon."""
+
+    name: str
+    parts: tuple[ast.Module | ast.Interactive, ...]
+    last: ast.Expression | None
+    silent: bool
+
+    def run(self, shell: Any, local_ns: dict[str, Any] | None = None) -> Any:
+        """Run in the user's namespace, each part compiled just before it runs; return the last expression's value."""
+        names = shell.user_ns if local_ns is None else local_ns
+        for part in self.parts:
+            exec(_code(shell, part, self.name), shell.user_global_ns, names)
+        return eval(_code(shell, self.last, self.name), shell.user_global_ns, names) if self.last is not None else None
+
+
+def parsed(shell: Any, text: str) -> Cell:
+    """Transform and parse a cell as IPython does, so that tracebacks and `inspect.getsource` find its lines.
+
+    Raises SyntaxError as the cell alone would, and UsageError where it awaits at its top level.
+    """
+    source = shell.transform_cell(text)
+    name = shell.compile.cache(source, shell.displayhook.prompt_count, raw_code=text.removesuffix("\n"))
+    try:
+        tree = shell.compile.ast_parse(source, filename=name)
+    except _COMPILE_ERRORS as e:
+        raise e.with_traceback(None) from None  # the parser's own frames are not the user's
+    tree = shell.transform_ast(tree)
+    if shell.autoawait and any(map(_awaits, tree.body)):
+        raise UsageError(AWAIT)
+    silent = shell.displayhook.semicolon_at_end_of_expression(source)
+    silently, shown, last = _interactive(list(tree.body), "none" if silent else shell.ast_node_interactivity)
+    parts = [ast.Module([node], []) for node in silently] + [ast.Interactive([node]) for node in shown]
+    return Cell(name, tuple(parts), ast.Expression(last.value) if last is not None else None, silent)
+
+
+def _interactive(nodes: list[ast.stmt], interactivity: str) -> tuple[list[ast.stmt], list[ast.stmt], ast.Expr | None]:
+    """Split into silent statements, statements shown as they run, and the last expression."""
+    if interactivity == "last_expr_or_assign":
+        name = _assigned(nodes[-1]) if nodes else None
+        if name is not None:
+            nodes = [*nodes, ast.fix_missing_locations(ast.Expr(ast.Name(name, ast.Load())))]
+    if interactivity == "none" or not nodes:
+        return nodes, [], None
+    silent, shown = ([], nodes) if interactivity == "all" else (nodes[:-1], nodes[-1:])
+    last = nodes[-1]
+    if isinstance(last, ast.Expr):
+        return silent, shown[:-1], last
+    return (silent, shown, None) if interactivity in ("all", "last") else (nodes, [], None)
+
+
+def _assigned(node: ast.stmt) -> str | None:
+    target: ast.expr | None = None
+    if isinstance(node, ast.Assign) and len(node.targets) == 1:
+        target = node.targets[0]
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        target = node.target
+    return target.id if isinstance(target, ast.Name) else None
+
+
+def _awaits(node: ast.AST) -> bool:
+    """Whether `node` awaits outside any function."""
+    if isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith):
+        return True
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.GeneratorExp):
+        return False
+    if isinstance(node, ast.comprehension) and node.is_async:
+        return True
+    return any(map(_awaits, ast.iter_child_nodes(node)))
+
+
+def _code(shell: Any, tree: ast.Module | ast.Interactive | ast.Expression, name: str) -> CodeType:
+    mode = {ast.Module: "exec", ast.Interactive: "single", ast.Expression: "eval"}[type(tree)]
+    try:
+        with shell.compile.extra_flags(ast.PyCF_ALLOW_TOP_LEVEL_AWAIT if shell.autoawait else 0):
+            code: CodeType = shell.compile(tree, name, mode)
+    except _COMPILE_ERRORS as e:
+        raise e.with_traceback(None) from None
+    if code.co_flags & inspect.CO_COROUTINE:
+        raise UsageError(AWAIT)
+    return code
+
+
+def show_as_bare(shell: Any, error: BaseException) -> None:
+    """Let IPython show an exception that is about to leave the magic as if the cell had run without it.
+
+    `error.__traceback__` holds the user's frames only. The frames of IPython and the magic come on top while it
+    travels up; IPython's hook for custom exceptions takes them out again where it arrives, and is put back there, at
+    the latest when the cell has ended.
+    """
+    frames = error.__traceback__
+    custom_exceptions, custom_show = shell.custom_exceptions, shell.CustomTB
+
+    def undo() -> None:
+        if shell.CustomTB is ours:
+            shell.custom_exceptions, shell.CustomTB = custom_exceptions, custom_show
+            shell.events.unregister("post_execute", undo)
+
+    def show(
+        self: Any, kind: type[BaseException], arrived: BaseException, trace: TracebackType, tb_offset: Any = None
+    ) -> None:
+        undo()
+        if arrived is error:
+            trace.tb_next = frames
+        if isinstance(arrived, custom_exceptions):
+            custom_show(kind, arrived, trace)
+        elif frames is None and arrived is error and isinstance(error, _COMPILE_ERRORS):
+            _show_uncompiled(shell, error)
+        else:
+            shell.showtraceback(running_compiled_code=True)
+
+    ours = MethodType(show, shell)
+    shell.custom_exceptions, shell.CustomTB = (*custom_exceptions, type(error)), ours
+    shell.events.register("post_execute", undo)
+
+
+def _show_uncompiled(shell: Any, error: BaseException) -> None:
+    if isinstance(error, IndentationError):
+        shell.showindentationerror()
+    else:
+        shell.showsyntaxerror()

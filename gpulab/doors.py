@@ -1,0 +1,224 @@
+"""What a user calls: profile a block of code, get its run and its report, find earlier runs."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gpulab.analysis.facts import facts
+from gpulab.capture.feed import Watcher
+from gpulab.capture.recorder import Capture, RunSource, StopRun
+from gpulab.diagnosis.headline import headline
+from gpulab.errors import GpulabError, StoreError, UsageError
+from gpulab.run import Outcome, Run, Settings
+from gpulab.sources.runs import Runs
+from gpulab.sources.store import Store, read, trace_path
+from gpulab.views import runs as runs_view
+from gpulab.views.report import Report
+from gpulab.views.stage import Stage
+
+runs = Runs()
+runs.show_with(runs_view.text, runs_view.html)
+
+_OURS = str(Path(__file__).parent)
+
+
+def report(run: Run, unsaved: str = "") -> Report:
+    """The report of a run: `.text()`, `.html()`, `.png()`, `.json()`. `unsaved`: why it is not on disk."""
+    known = facts(run)
+    return Report(known, headline(known), unsaved)
+
+
+class profile:
+    """Profile the code of a `with` (or `async with`) block.
+
+    After the block `run` is the record and `report` its report. The block's exceptions pass unchanged. `steps` ends the
+    block early and cleanly after that many steps. Raises UsageError for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        steps: int | None = None,
+        warmup: int | None = None,
+        trace_steps: int | None = None,
+        trace: bool = True,
+        live: bool = True,
+        save: bool = True,
+        device: str = "auto",
+        whole: bool = False,
+        show: bool = True,
+        source: RunSource = "block",
+        code: str = "",
+    ) -> None:
+        self.settings = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole)
+        check(self.settings)
+        self._source: RunSource = source
+        self._code = code
+        self._show = show
+        self._run: Run | None = None
+        self._report: Report | None = None
+        self._unsaved = ""
+        self._capture: Capture | None = None
+        self._stage: Stage | None = None
+
+    @property
+    def run(self) -> Run:
+        """The record. Raises GpulabError before the block has ended."""
+        if self._run is None:
+            raise GpulabError("The block has not ended yet: its run is there after the with statement.")
+        return self._run
+
+    @property
+    def report(self) -> Report:
+        """The report of the record."""
+        if self._report is None:
+            self._report = report(self.run, self._unsaved)
+        return self._report
+
+    def start(self) -> None:
+        """Begin now, before the `with`. Raises UsageError for a device that is not there."""
+        if self._capture is not None:
+            return
+        self._stage = Stage.open(live=self.settings.live) if self._show else None
+        watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
+        capture = Capture(self.settings, self._source, self._code, watcher)
+        try:
+            capture.start()
+        except UsageError:
+            raise
+        except BaseException:  # an interrupt while torch is imported, say: leave nothing behind
+            with suppress(Exception):
+                capture.finish("failed")
+            raise
+        self._capture = capture
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        outcome, detail = _outcome(error)
+        try:
+            self._end(outcome, detail)
+        except Exception as e:  # a fault of ours: it must not take the place of the user's own exception
+            sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
+        if error is not None:
+            hide_our_frames(error)
+        return isinstance(error, StopRun)
+
+    async def __aenter__(self) -> Self:
+        return self.__enter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        return self.__exit__(kind, error, trace)
+
+    def _end(self, outcome: Outcome, detail: str) -> None:
+        assert self._capture is not None
+        self._run, write_trace = self._capture.finish(outcome, detail)
+        runs.add(self._run, self._save(write_trace))
+        if self._stage is not None:
+            self._present()
+
+    def _save(self, write_trace: Callable[[Path], None] | None) -> Path | None:
+        """Write the run to the store; where that fails, remember why: the report says it."""
+        if not self.settings.save:
+            self._unsaved = "Saving was switched off."
+            return None
+        try:
+            path = Store().save(self.run, write_trace)
+            if write_trace is not None and trace_path(path) is None:
+                self._run = read(path)  # the stored record says why its trace is not there
+            return path
+        except StoreError as e:
+            self._unsaved = str(e)
+            return None
+
+    def _present(self) -> None:
+        """Show the report. A view that fails loses neither the run nor the user's own exception."""
+        assert self._stage is not None
+        try:
+            self._stage.show(self.report)
+        except Exception as e:
+            sys.stderr.write(f"gpulab: the report could not be shown ({_in_words(e)}); the run is {self.run.id}\n")
+
+
+def check(settings: Settings) -> None:
+    """Refuse settings that cannot work. Raises UsageError naming the option."""
+    for option, value, least in (
+        ("steps", settings.steps, 1),
+        ("warmup", settings.warmup, 0),
+        ("trace-steps", settings.trace_steps, 1),
+    ):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise UsageError(f"--{option} takes a whole number of at least {least}, not {value!r}.")
+    if not settings.trace and (settings.trace_steps is not None or settings.whole):
+        other = "--trace-steps" if settings.trace_steps is not None else "--whole"
+        raise UsageError(f"--no-trace and {other} contradict each other: leave one out.")
+    if settings.steps is not None and settings.warmup is not None and settings.warmup >= settings.steps:
+        raise UsageError(
+            f"--warmup {settings.warmup} leaves nothing of --steps {settings.steps}: "
+            "ask for more steps or less warm-up."
+        )
+
+
+def hide_our_frames(error: BaseException) -> None:
+    """Take gpulab's own frames out of a traceback, so that the user sees their code as without us.
+
+    The errors it was raised from or groups are treated likewise.
+    """
+    waiting: list[BaseException] = [error]
+    seen: set[int] = set()
+    while waiting:
+        e = waiting.pop()
+        if id(e) in seen:
+            continue
+        seen.add(id(e))
+        e.__traceback__ = _without_ours(e.__traceback__)
+        grouped = e.exceptions if isinstance(e, BaseExceptionGroup) else ()
+        waiting += [linked for linked in (e.__cause__, e.__context__, *grouped) if linked is not None]
+
+
+def _without_ours(trace: TracebackType | None) -> TracebackType | None:
+    first = _next_of_theirs(trace)
+    at = first
+    while at is not None:
+        following = _next_of_theirs(at.tb_next)
+        at.tb_next = following
+        at = following
+    return first
+
+
+def _next_of_theirs(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and _is_ours(trace):
+        trace = trace.tb_next
+    return trace
+
+
+def _is_ours(trace: TracebackType) -> bool:
+    filename = trace.tb_frame.f_code.co_filename
+    return filename.startswith(_OURS) and "/demo/" not in filename[len(_OURS) :].replace("\\", "/")
+
+
+def _outcome(error: BaseException | None) -> tuple[Outcome, str]:
+    if error is None:
+        return "completed", ""
+    if isinstance(error, StopRun):
+        return "stopped", ""
+    if isinstance(error, SystemExit) and not error.code:
+        return "completed", "SystemExit"
+    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), _in_words(error)
+
+
+def _in_words(error: BaseException) -> str:
+    return "".join(traceback.format_exception_only(error)).strip()

@@ -1,0 +1,313 @@
+"""The command line: what it prints, what it returns, and that a recorded script cannot tell it from `python script`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+import gpulab
+from gpulab import cli
+from gpulab.errors import GpulabError
+from gpulab.sources.store import Store
+from tests.strategies import tiny_run
+
+ID = "20250101-000000-aaaaaa"
+HOSTILE = "<b>bold</b>\x1b[31m"
+HERE = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty store that every command of the test finds by itself."""
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path))
+    return tmp_path / "runs"
+
+
+def one_line(error: str) -> str:
+    assert error.startswith("gpulab: ") and error.count("\n") == 1 and "Traceback" not in error, error
+    return error.removeprefix("gpulab: ").strip()
+
+
+def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    assert cli.main(argv) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    return one_line(error)
+
+
+# usage
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["recrod", "x.py"], "There is no command 'recrod'; the nearest is 'record'."),
+        (["report", "--jsno"], "`gpulab report` has no option '--jsno'; the nearest is '--json'."),
+        (["record", "--stepz=5", "x.py"], "`gpulab record` has no option '--stepz'; the nearest is '--steps'."),
+        (["record", "--stepz", "5", "x.py"], "`gpulab record` has no option '--stepz'; the nearest is '--steps'."),
+        (["--verison"], "`gpulab` has no option '--verison'; the nearest is '--version'."),
+        (["doctor", "strange"], "'strange' is one argument too many. See `gpulab doctor --help`."),
+        (["record", "--steps", "many", "x.py"], "argument --steps: 'many' is not a whole number of at least 1."),
+        (["record", "--steps", "-5", "x.py"], "argument --steps: '-5' is not a whole number of at least 1."),
+        (["record", "--steps", "0", "x.py"], "argument --steps: '0' is not a whole number of at least 1."),
+        (["record", "--warmup", "1.5", "x.py"], "argument --warmup: '1.5' is not a whole number of at least 0."),
+        (
+            ["record", "--no-trace", "--trace-steps", "3", "x.py"],
+            "argument --trace-steps: not allowed with argument --no-trace.",
+        ),
+        (["record"], "the following arguments are required: SCRIPT"),
+        (
+            ["record", "absent.py"],
+            "The script 'absent.py' cannot be opened: No such file or directory.",
+        ),
+        (
+            ["record", "--html", "no/dir/x.html", __file__],
+            "'no/dir/x.html' cannot be written: there is no folder 'no/dir'.",
+        ),
+        ([], "a command is missing: record, report, runs, doctor."),
+    ],
+)
+def test_wrong_usage_is_one_line_that_names_the_nearest(
+    argv: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert failure(argv, capsys).startswith(message)
+
+
+def test_an_error_is_one_line_whatever_it_holds(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(store: Path) -> None:
+        raise GpulabError("two\nlines \x1b[31m")
+
+    monkeypatch.setattr(cli, "examine", fail)
+    assert failure(["doctor"], capsys) == r"two\nlines \x1b[31m"
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gpulab {gpulab.__version__}\n"
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["record", "--help"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("usage: gpulab record [options] SCRIPT [ARGS ...]")
+    for option in ("--name", "--steps", "--warmup", "--trace-steps", "--no-trace", "--no-save", "--device", "--html"):
+        assert option in shown
+
+
+# report, runs, doctor
+
+
+def test_report_prints_a_stored_run_again(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = tiny_run(ID, name=HOSTILE)
+    folder = Store(root).save(run)
+    expected = gpulab.report(run)
+    for argv in ([], [ID], [HOSTILE], ["2025"], ["-1"], [str(folder)], [ID, "--store", str(root)]):
+        assert cli.main(["report", *argv]) == 0
+        assert capsys.readouterr().out == expected.text(), argv
+    assert cli.main(["report", ID, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(expected.json()))
+    page = tmp_path / "report.html"
+    assert cli.main(["report", ID, "--html", str(page)]) == 0
+    assert capsys.readouterr().out == f"The report is in {page}\n"
+    assert "&lt;b&gt;bold" in page.read_text() and "<b>bold" not in page.read_text()
+    assert [f.name for f in tmp_path.iterdir() if f.is_file()] == ["report.html"]
+
+
+def test_report_of_what_is_not_there(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert failure(["report"], capsys).startswith("There is no run in")
+    Store(root).save(tiny_run(ID, name="resnet"))
+    assert "the nearest is 'resnet'" in failure(["report", "resnte"], capsys)
+    (root / "foreign\x1b[31m").mkdir()
+    error = failure(["report", "foreign\x1b[31m"], capsys)
+    assert "it has no run.json" in error and "\x1b" not in error
+    error = failure(["report", "--html", str(tmp_path / "no" / "report.html")], capsys)
+    assert error.endswith("cannot be written: No such file or directory.")
+
+
+def test_runs_lists_what_is_stored(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Store(root).save(tiny_run(ID, name=HOSTILE))
+    (root / "foreign").mkdir()
+    assert cli.main(["runs"]) == 0
+    shown = capsys.readouterr().out
+    assert ID in shown and "<b>bold</b>" in shown and "\x1b" not in shown
+    assert shown.endswith("foreign: unreadable, it has no run.json\n")
+
+
+def test_runs_shows_the_newest_unless_all_are_asked_for(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = Store(root)
+    for index in range(23):
+        store.save(tiny_run(f"20250101-0000{index:02}-aaaaaa"))
+    assert cli.main(["runs"]) == 0
+    assert capsys.readouterr().out.endswith("… and 3 older runs\n")
+    assert cli.main(["runs", "--all"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 24
+
+
+def test_doctor_says_what_can_be_measured(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("gpulab doctor") and "PyTorch" in shown
+
+
+def test_a_reader_that_leaves_early_is_no_error(root: Path) -> None:
+    Store(root).save(tiny_run(ID))
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "gpulab.cli", "runs"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(command, cwd=HERE, env=environment, stdout=writing, stderr=subprocess.PIPE)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+# record
+
+
+def python(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(HERE), "PYTHONHASHSEED": "0"}
+    command = [sys.executable, *argv]
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def record(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return python("-m", "gpulab.cli", "record", *argv, cwd=cwd)
+
+
+def script(folder: Path, code: str) -> str:
+    (folder / "sub").mkdir(exist_ok=True)
+    (folder / "sub" / "train.py").write_text(textwrap.dedent(code))
+    return os.path.join("sub", "train.py")
+
+
+def test_a_recorded_script_sees_what_python_would_show_it(tmp_path: Path, root: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import inspect, os, pickle, sys
+        import neighbour
+        class Here: pass
+        def f(): return "source"
+        print(__name__, __file__, __package__, __spec__, __builtins__)
+        print(sys.argv, sys.path[0], sys.modules["__main__"].Here is Here)
+        print(inspect.getsource(f), pickle.loads(pickle.dumps(Here())).__class__ is Here)
+        print(inspect.signature(lambda x: 1), f.__annotations__, sorted(globals()))
+        def annotated(x: int): pass
+        print(annotated.__annotations__)
+        """,
+    )
+    (tmp_path / "sub" / "neighbour.py").write_text("print('imported')")
+    args = ["--lr", "0.1", "--", "--steps", "7", "-x"]
+    plain, recorded = python(path, *args, cwd=tmp_path), record("--no-save", path, *args, cwd=tmp_path)
+    assert plain.returncode == recorded.returncode == 0, recorded.stderr
+    only_pythons = re.compile(r"'__(annotations|cached)__', ")
+    assert only_pythons.sub("", recorded.stdout) == only_pythons.sub("", plain.stdout)
+    assert not root.exists()
+
+
+TRAINING = """
+    import sys, torch
+    from torch.utils.data import DataLoader, TensorDataset
+    layer = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(400, 4)), batch_size=4)):
+        if number == int(sys.argv[1]):
+            raise ValueError(f"batch {number}") from KeyError("cause")
+        layer(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    print("trained", number)
+"""
+
+
+def test_a_recorded_training_is_reported_and_kept(tmp_path: Path, root: Path) -> None:
+    page, figures = tmp_path / "r.html", tmp_path / "r.json"
+    path = script(tmp_path, TRAINING)
+    done = record("--name", "cnn", "--html", str(page), "--json", str(figures), path, "-1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "trained 99\n"), done.stderr
+    run = Store(root).load("cnn")
+    assert (run.source, run.outcome, len(run.steps)) == ("script", "completed", 100)
+    assert run.code == textwrap.dedent(TRAINING)
+    assert done.stderr.endswith(gpulab.report(run).text())
+    assert json.loads(figures.read_text())["id"] == run.id
+    assert page.read_text().lstrip().startswith("<!")
+
+
+def test_steps_end_a_script_early_and_cleanly(tmp_path: Path, root: Path) -> None:
+    done = record("--steps", "8", "--no-trace", script(tmp_path, TRAINING), "-1", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    run = Store(root).load("latest")
+    assert (run.outcome, len(run.steps), run.timeline) == ("stopped", 8, None)
+
+
+def test_a_scripts_exception_is_shown_as_python_shows_it(tmp_path: Path, root: Path) -> None:
+    path = script(tmp_path, TRAINING)
+    plain, recorded = python(path, "9", cwd=tmp_path), record(path, "9", cwd=tmp_path)
+    assert plain.returncode == recorded.returncode == 1
+    run = Store(root).load("latest")
+    assert (run.outcome, run.outcome_detail) == ("failed", "ValueError: batch 9")
+    assert recorded.stderr == recorded.stderr[: -len(plain.stderr)] + plain.stderr
+    assert recorded.stderr.removesuffix(plain.stderr).endswith(gpulab.report(run).text())
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error", "outcome"),
+    [
+        ("import sys; sys.exit()", 0, "", "completed"),
+        ("import sys; sys.exit(0)", 0, "", "completed"),
+        ("import sys; sys.exit(3)", 3, "", "failed"),
+        ("raise SystemExit('a reason')", 1, "a reason\n", "failed"),
+        ("def (:", 1, None, "failed"),
+        ("import sys; sys.excepthook = lambda *e: print('hooked', e[0].__name__); 1 / 0", 1, "", "failed"),
+    ],
+)
+def test_exit_statuses_are_kept(
+    tmp_path: Path, root: Path, code: str, status: int, error: str | None, outcome: str
+) -> None:
+    path = script(tmp_path, code)
+    plain, recorded = python(path, cwd=tmp_path), record(path, cwd=tmp_path)
+    assert plain.returncode == recorded.returncode == status, recorded.stderr
+    assert plain.stdout == recorded.stdout
+    if error is not None:
+        assert plain.stderr == error
+    run = Store(root).load("latest")
+    assert run.outcome == outcome
+    assert recorded.stderr == f"\n{gpulab.report(run).text()}{plain.stderr}"
+
+
+def test_an_interrupt_ends_a_script_with_its_report(tmp_path: Path, root: Path) -> None:
+    recorded = record(script(tmp_path, "raise KeyboardInterrupt"), cwd=tmp_path)
+    assert recorded.returncode == 130 and recorded.stderr.endswith("\nKeyboardInterrupt\n")
+    assert "cli.py" not in recorded.stderr
+    assert Store(root).load("latest").outcome == "interrupted"
+
+
+def test_spawned_workers_find_the_scripts_main(tmp_path: Path, root: Path) -> None:
+    path = script(
+        tmp_path,
+        """
+        import sys, torch
+        from torch.utils.data import DataLoader, Dataset
+        class Squares(Dataset):
+            def __len__(self): return 8
+            def __getitem__(self, i): return torch.tensor(i * i)
+        if __name__ == "__main__":
+            loader = DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="spawn")
+            print([batch.tolist() for batch in loader])
+        """,
+    )
+    done = record("--no-save", path, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"), done.stderr
+
+
+def test_a_run_that_cannot_be_kept_is_still_reported(tmp_path: Path, own_store: Path) -> None:
+    own_store.write_text("a file in the way of the store")
+    done = record(script(tmp_path, "print('ran')"), cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
+    assert "Run not saved" in done.stderr and "ot a directory" in done.stderr

@@ -1,0 +1,318 @@
+"""The magics in an in-process shell: parsing, help, completion, configuration, and what a terminal sees."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from IPython.core.error import UsageError as LineError
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
+from traitlets.config import Config
+
+import gpulab
+from gpulab import cells, magics
+from gpulab.errors import UsageError
+
+
+@pytest.fixture
+def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
+    """A shell of its own, with the extension; afterwards the extension is gone without a trace."""
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "nocolor"
+    InteractiveShell.clear_instance()
+    made = InteractiveShell.instance(config=config)
+    before = _registered(made)
+    made.extension_manager.load_extension("gpulab")
+    assert _registered(made) != before
+    yield made
+    made.extension_manager.unload_extension("gpulab")
+    assert _registered(made) == before
+    InteractiveShell.clear_instance()
+
+
+def _registered(shell: InteractiveShell) -> dict[str, Any]:
+    """Everything in a shell that loading the extension may touch."""
+    return {
+        "magics": [
+            (kind, name) for kind, found in shell.magics_manager.magics.items() for name in found if "gpu" in name
+        ],
+        "registry": "GPUProfile" in shell.magics_manager.registry,
+        "configurables": sum(type(c).__name__ == "GPUProfile" for c in shell.configurables),
+        "matchers": len(shell.Completer.custom_matchers),
+        "completers": sorted(shell.strdispatchers["complete_command"].strs),
+        "callbacks": {event: len(found) for event, found in shell.events.callbacks.items()},
+        "names": sorted(name for name in shell.user_ns if "gpu" in name.lower() or name in ("profile", "magics")),
+    }
+
+
+def run(shell: InteractiveShell, code: str) -> ExecutionResult:
+    return shell.run_cell(code, store_history=True)
+
+
+# -- the line ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_read() -> None:
+    options = magics.parse(["name", "--steps", "5", "--no-live", "--device=cpu", "-r"])
+    given = {k: v for k, v in vars(options).items() if v not in (None, False, "")}
+    assert given == {"name": "name", "steps": "5", "no_live": True, "device": "cpu", "give": True}
+
+
+@pytest.mark.parametrize(
+    ("line", "words", "statement"),
+    [
+        ("train()", {}, "train()"),
+        ("  f(x)[0] ", {}, "f(x)[0] "),
+        ("--steps 3 f(-1, --x)", {"steps": "3"}, "f(-1, --x)"),
+        ("--steps=3 --no-live -r f('a  b')", {"steps": "3", "no_live": True, "give": True}, "f('a  b')"),
+        ("-r x = {'a': $b}", {"give": True}, "x = {'a': $b}"),
+        ("--help", {"help": True}, ""),
+        ("- 1", {}, "- 1"),
+    ],
+)
+def test_a_statement_is_left_as_it_is(line: str, words: dict[str, object], statement: str) -> None:
+    options, rest = magics.split_statement(line)
+    assert {k: v for k, v in vars(options).items() if v not in (None, False, "")} == words
+    assert rest == statement
+
+
+@pytest.mark.parametrize(
+    ("words", "near"),
+    [
+        (["--step"], "--steps"),
+        (["--no-save-it"], "--no-save"),
+        (["--trace_steps", "3"], "--trace-steps"),
+        (["--no_live"], "--no-live"),
+        (["--retrun"], "--return"),
+        (["--Device=cpu"], "--device"),
+        (["name", "--hlep"], "--help"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(words: list[str], near: str) -> None:
+    with pytest.raises(UsageError, match=rf"did you mean {near}\?") as caught:
+        magics.parse(words)
+    assert "\n" not in str(caught.value)
+
+
+def test_every_option_is_read_and_every_default_is_configurable() -> None:
+    read = {a.dest for a in magics.PARSER._actions} - {"name", "help", "give", "whole"}
+    traits = set(magics.GPUProfile.class_own_traits(config=True))
+    assert {name.removeprefix("no_") for name in read} == traits
+    for action in magics.PARSER._actions:
+        assert action.help and action.help != argparse.SUPPRESS
+        assert all(option in magics.HELP for option in action.option_strings)
+
+
+@pytest.mark.parametrize("text", ["5", " 7 "])
+def test_a_number(text: str) -> None:
+    assert magics.number("--steps", text, None) == int(text)
+    assert magics.number("--steps", None, 9) == 9
+
+
+@pytest.mark.parametrize("text", ["many", "2.5", "1e3", "", "0x10"])
+def test_no_number(text: str) -> None:
+    with pytest.raises(UsageError, match="--steps takes a whole number") as caught:
+        magics.number("--steps", text, None)
+    assert repr(text) in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["rnus", "run", "Doctor", "reprot"])
+def test_an_unknown_command_names_the_nearest(name: str) -> None:
+    with pytest.raises(UsageError, match=r"runs, doctor, report\. Did you mean (runs|doctor|report)\?"):
+        magics.command_named(name)
+
+
+# -- the shell ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_is_the_docstring(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shell, "%gpuprofile --help")
+    printed = capsys.readouterr().out
+    assert printed == magics.HELP + "\n"
+    assert shell.find_line_magic("gpuprofile").__doc__ == magics.HELP
+    assert max(len(line) for line in printed.splitlines()) <= 120
+    run(shell, "%gpuprofile")
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("line", ["--step 3", "a b", "--steps x", "it's", "--no-trace --whole", "--device cuda:7"])
+def test_bad_lines_stop_run_all(shell: InteractiveShell, line: str) -> None:
+    result = run(shell, f"%%gpuprofile {line}\nhas_run = 1")
+    assert isinstance(result.error_in_exec, LineError) and "\n" not in str(result.error_in_exec)
+    assert "has_run" not in shell.user_ns
+
+
+@pytest.mark.parametrize("cell", ["%%gpuprofile\n", "%%gpuprofile\n\n  \n", "%%gpuprofile name"])
+def test_an_empty_cell_is_told_so(shell: InteractiveShell, cell: str) -> None:
+    result = run(shell, cell)
+    assert isinstance(result.error_in_exec, LineError)
+    assert "%gpuprofile" in str(result.error_in_exec) and "\n" not in str(result.error_in_exec)
+
+
+def test_config_reaches_the_run(shell: InteractiveShell) -> None:
+    run(shell, "%config GPUProfile.save = False")
+    run(shell, "%config GPUProfile.trace = False")
+    result = run(shell, "%gpuprofile -r 1 + 1")
+    assert (result.result.settings.save, result.result.settings.trace) == (False, False)
+    result = run(shell, "%gpuprofile -r --trace-steps 2 1 + 1")
+    assert (result.result.settings.trace, result.result.settings.trace_steps) == (True, 2), "the line wins"
+    run(shell, "%config GPUProfile.steps = 'many'")  # traitlets logs why not
+    assert shell.magics_manager.registry["GPUProfile"].steps is None
+
+
+def test_braces_and_dollars_in_the_line_stay(shell: InteractiveShell) -> None:
+    result = run(shell, "value = 5\nrun_ = %gpuprofile -r --no-save print('{value} $value')\nrun_")
+    assert result.result.code == "print('{value} $value')"
+    run(shell, "%%gpuprofile '{value} $value' --no-save\n1")
+    assert gpulab.runs[-1].name == "{value} $value"
+    assert run(shell, "%gpulab report {value} $value").success
+
+
+def test_a_terminal_gets_the_text_report_once(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    result = run(shell, "%%gpuprofile terminal --no-save\nprint('mine')\n40 + 2")
+    out, err = capsys.readouterr()
+    assert result.result == 42 and err == ""
+    assert out.startswith("mine\ngpulab · terminal")
+    assert out.count("gpulab · terminal") == 1
+    assert out.rstrip().endswith(f"Out[{shell.execution_count - 1}]: 42")
+    run(shell, "%gpulab report")
+    assert capsys.readouterr().out.startswith("gpulab · terminal")
+
+
+def test_the_other_commands(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
+    run(shell, "%gpulab doctor")
+    assert "torch" in capsys.readouterr().out.lower()
+    run(shell, "%gpuprofile --no-live 1")
+    capsys.readouterr()
+    run(shell, "%gpulab runs")
+    assert gpulab.runs[-1].id in capsys.readouterr().out
+    result = run(shell, "%gpulab report no-such-run")
+    assert isinstance(result.error_in_exec, LineError) and "no-such-run" in str(result.error_in_exec)
+
+
+def test_an_exception_in_the_cell_is_the_users_own_object(shell: InteractiveShell) -> None:
+    result = run(shell, "%%gpuprofile --no-save\nerror = ValueError('mine')\nraise error")
+    assert result.error_in_exec is shell.user_ns["error"]
+    assert vars(result.error_in_exec) == {}, "nothing is hung on it"
+    assert shell.custom_exceptions == ()
+
+
+def test_a_failure_that_nobody_shows_changes_nothing_later(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hook that shows the next error as bare is gone with the cell, also where the cell caught its error."""
+    custom = shell.CustomTB
+    code = "try:\n    get_ipython().run_cell_magic('gpuprofile', '--no-save', '1 / 0')\nexcept ZeroDivisionError: pass"
+    assert run(shell, code).success
+    assert shell.custom_exceptions == () and shell.CustomTB is custom
+    capsys.readouterr()
+    run(shell, "1 / 0")
+    assert "ZeroDivisionError" in capsys.readouterr().out
+
+
+def test_a_users_own_exception_handler_is_called(shell: InteractiveShell) -> None:
+    seen: list[BaseException] = []
+    shell.set_custom_exc((ValueError,), lambda self, kind, value, trace, tb_offset=None: seen.append(value))
+    run(shell, "%%gpuprofile --no-save\nraise ValueError('mine')")
+    assert [str(e) for e in seen] == ["mine"]
+    assert shell.custom_exceptions == (ValueError,)
+    shell.set_custom_exc((), None)
+
+
+def test_a_fault_of_ours_does_not_hide_the_users(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpulab.capture.recorder import Capture
+
+    finish = Capture.finish
+
+    def broken(self: Capture, *args: Any) -> Any:
+        finish(self, *args)
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(Capture, "finish", broken)
+    result = run(shell, "%%gpuprofile --no-save\n{}['k']")
+    assert type(result.error_in_exec) is KeyError and result.error_in_exec.__context__ is None
+    assert "broken on purpose" in capsys.readouterr().err
+    result = run(shell, "%%gpuprofile --no-save\n5")
+    assert result.result == 5
+    assert "broken on purpose" in capsys.readouterr().err
+
+
+def test_an_interrupt_while_starting_leaves_nothing(shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpulab.capture import recorder
+
+    def interrupted(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(recorder.Capture, "_hook_torch", interrupted)
+    result = run(shell, "%%gpuprofile --no-save\nhas_run = 1")
+    assert isinstance(result.error_in_exec, KeyboardInterrupt) and "has_run" not in shell.user_ns
+
+
+# -- the cell ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "awaits"),
+    [
+        ("await f()", True),
+        ("x = [await f()]", True),
+        ("for i in range(3):\n    await f(i)", True),
+        ("async for x in y: pass", True),
+        ("async with x: pass", True),
+        ("[x async for x in y]", True),
+        ("async def f():\n    await g()", False),
+        ("f = lambda: 1\ndef g():\n    async def h():\n        await i()", False),
+        ("'await f()'  # await f()", False),
+    ],
+)
+def test_await_is_found_before_anything_runs(shell: InteractiveShell, text: str, awaits: bool) -> None:
+    if awaits:
+        with pytest.raises(UsageError, match="async with gpulab"):
+            cells.parsed(shell, text)
+    else:
+        cells.parsed(shell, text)
+
+
+def test_without_autoawait_await_is_a_syntax_error(shell: InteractiveShell) -> None:
+    shell.autoawait = False
+    result = run(shell, "%%gpuprofile --no-save\nbefore = 1\nawait f()")
+    assert isinstance(result.error_in_exec, SyntaxError)
+    assert shell.user_ns["before"] == 1, "as in a bare cell, what stands before has run"
+
+
+def test_a_transformer_sees_the_cell_once(shell: InteractiveShell) -> None:
+    seen: list[str] = []
+
+    def note(lines: list[str]) -> list[str]:
+        seen.append("".join(lines))
+        return lines
+
+    shell.input_transformers_post.append(note)
+    run(shell, "%%gpuprofile --no-save\nonly_once = 1")
+    assert sum(text == "only_once = 1\n" for text in seen) == 1
+
+
+# -- outside a notebook ------------------------------------------------------------------------------------------------
+
+
+def test_ipython_in_a_terminal(tmp_path: Path) -> None:
+    script = "%load_ext gpulab\n%gpuprofile from_terminal = 6 * 7\nprint(from_terminal)\n%gpuprofile 1 / 0\n"
+    (tmp_path / "session.ipy").write_text(script)
+    environment = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython"), "GPULAB_DIR": str(tmp_path / "store")}
+    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.count("gpulab ·") == 2, done.stdout + done.stderr
+    assert "\n42\n" in done.stdout and "ZeroDivisionError" in done.stdout
+    assert "gpulab/" not in done.stdout.split("ZeroDivisionError", 1)[1], "no frame of ours"
+    assert len(list((tmp_path / "store" / "runs").iterdir())) == 2
