@@ -1,0 +1,96 @@
+"""`python -m gpulab.demo`: profile the demo's training cell without a notebook, print the report, write it as HTML."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import gpulab
+from gpulab.demo import cell
+from gpulab.errors import GpulabError
+
+if TYPE_CHECKING:
+    from gpulab.views.report import Report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; returns the exit status: 0, or 1 with one line on stderr."""
+    options = _parser().parse_args(argv)
+    try:
+        with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
+            report = profile_demo(steps=options.steps, slow_ms=options.slow_ms)
+        print(json.dumps(report.json(), indent=2) if options.json else report.text())
+        if options.html is not None:
+            _write(options.html, report.html())
+            print(f"\nThe same report as a page: {options.html}", file=sys.stderr if options.json else sys.stdout)
+    except (GpulabError, OSError) as e:
+        print(f"gpulab demo: {e}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def profile_demo(steps: int | None = None, slow_ms: float = 0.0) -> Report:
+    """Profile the demo's training cell through the public door, as a user's script would, and return its report.
+
+    `steps` ends the cell early, `slow_ms` makes each image's loading slower by that many milliseconds.
+    Raises GpulabError where the demo's images cannot be written.
+    """
+    namespace: dict[str, object] = {"__name__": "__main__"}
+    _execute(cell.SETUP, "<demo setup>", namespace)
+    namespace["dataset"].slow_ms = slow_ms  # type: ignore[attr-defined]
+    with gpulab.profile("demo", steps=steps, show=False, code=cell.TRAINING) as p:
+        _execute(cell.TRAINING, "<demo cell>", namespace)
+    return p.report
+
+
+def _execute(code: str, filename: str, namespace: dict[str, object]) -> None:
+    exec(compile(code, filename, "exec"), namespace)
+
+
+def _write(path: Path, page: str) -> None:
+    """Write the page whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
+        try:
+            file.write(page)
+            file.close()
+            Path(file.name).chmod(0o644)  # a temporary file is private
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m gpulab.demo", description=__doc__.partition(": ")[2])
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of the report")
+    parser.add_argument("--steps", type=_positive, metavar="N", help="end the training after N steps")
+    parser.add_argument(
+        "--slow-ms", type=_duration, default=0.0, metavar="X", help="make loading slower by X ms per image (default 0)"
+    )
+    return parser
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number of steps")
+    return number
+
+
+def _duration(text: str) -> float:
+    number = float(text)
+    if not 0 <= number < 10_000:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of milliseconds between 0 and 10000")
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

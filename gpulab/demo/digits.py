@@ -1,0 +1,155 @@
+"""Digits as image files on disk, and a Dataset that reads them the way image folders are read in practice.
+
+The Dataset lives in the package, not in a cell, so that DataLoader workers can import it however they are started.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from gpulab.errors import GpulabError
+
+if TYPE_CHECKING:
+    import PIL.Image
+
+IMAGE_COUNT = 1797  # all of scikit-learn's digits
+STORED_PIXELS = 128  # side of a file's image
+SAMPLE_PIXELS = 32  # side of the image the model sees
+MAX_ROTATION_DEG = 15.0
+MAX_SHIFT_PIXELS = 6.0
+PIXEL_MEAN, PIXEL_STD = 0.305, 0.376  # of the 1797 originals, white = 1
+
+_NEEDS = "The demo needs scikit-learn and Pillow: pip install scikit-learn pillow"
+
+
+def default_root() -> Path:
+    """Where the image files are kept: `$GPULAB_DEMO_DATA`, else a folder in the user's cache directory."""
+    chosen = os.environ.get("GPULAB_DEMO_DATA")
+    if chosen:
+        return Path(chosen)
+    return _cache_directory() / "gpulab" / f"digits-{STORED_PIXELS}px"
+
+
+def _cache_directory() -> Path:
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches"
+    if os.name == "nt":
+        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def write_digits(root: Path) -> None:
+    """Write the digits as `root/<class>/<number>.png`, all or nothing. Does nothing where they already are.
+
+    Raises GpulabError where scikit-learn or Pillow is missing, `root` cannot be written, or holds something else.
+    """
+    if root.exists():
+        _check_complete(root)
+        return
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    except OSError as e:
+        raise GpulabError(f"The demo's images cannot be written to {root}: {e}. Set GPULAB_DEMO_DATA.") from e
+    try:
+        _write_images(unfinished)
+        _move_into_place(unfinished, root)
+    except OSError as e:
+        raise GpulabError(f"The demo's images cannot be written to {root}: {e}. Set GPULAB_DEMO_DATA.") from e
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _write_images(folder: Path) -> None:
+    try:
+        from PIL import Image
+        from sklearn.datasets import load_digits
+    except ImportError as e:
+        raise GpulabError(_NEEDS) from e
+    digits = load_digits()
+    for label in range(10):
+        (folder / str(label)).mkdir()
+    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
+        image = Image.fromarray((pixels * (255 / 16)).astype("uint8"))
+        enlarged = image.resize((STORED_PIXELS, STORED_PIXELS), Image.Resampling.BICUBIC)
+        enlarged.save(folder / str(label) / f"{number:04d}.png")
+
+
+def _move_into_place(finished: Path, root: Path) -> None:
+    finished.chmod(0o755)  # mkdtemp made it private
+    try:
+        finished.rename(root)
+    except OSError:
+        if not root.exists():
+            raise
+        _check_complete(root)  # another process was first: its files are as good as ours
+
+
+def _check_complete(root: Path) -> None:
+    count = len(_image_paths(root))
+    if count != IMAGE_COUNT:
+        raise GpulabError(f"{root} holds {count} digit images instead of {IMAGE_COUNT}: delete that folder and retry.")
+
+
+def _image_paths(root: Path) -> list[Path]:
+    return sorted(root.glob("[0-9]/*.png"))
+
+
+class DigitsFolder(Dataset[tuple[torch.Tensor, int]]):
+    """Handwritten digits read from PNG files: each sample is opened, decoded, augmented and normalised on demand.
+
+    `slow_ms` adds that many milliseconds of busy work to each sample, to make the loader slower by a known amount.
+    Raises GpulabError where the files cannot be written on first use.
+    """
+
+    def __init__(self, root: Path | str | None = None, *, slow_ms: float = 0.0) -> None:
+        self.root = default_root() if root is None else Path(root)
+        self.slow_ms = slow_ms
+        write_digits(self.root)
+        self.paths = _image_paths(self.root)
+        self.labels = [int(path.parent.name) for path in self.paths]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        sample = _normalised(_augmented(self.paths[index]))
+        if self.slow_ms > 0:
+            _keep_busy(self.slow_ms)
+        return sample, self.labels[index]
+
+
+def _augmented(path: Path) -> PIL.Image.Image:
+    """The file's image in grey, rotated and shifted at random, at the size the model sees."""
+    from PIL import Image
+
+    turn, right, down = (2 * torch.rand(3) - 1).tolist()
+    with Image.open(path) as file:
+        image = file.convert("L").rotate(
+            turn * MAX_ROTATION_DEG,
+            resample=Image.Resampling.BICUBIC,
+            translate=(round(right * MAX_SHIFT_PIXELS), round(down * MAX_SHIFT_PIXELS)),
+        )
+    return image.resize((SAMPLE_PIXELS, SAMPLE_PIXELS), Image.Resampling.BICUBIC)
+
+
+def _normalised(image: PIL.Image.Image) -> torch.Tensor:
+    grey = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
+    return ((grey - PIXEL_MEAN) / PIXEL_STD).unsqueeze(0)
+
+
+def _keep_busy(duration_ms: float) -> None:
+    """Spin, as slow Python would, instead of sleeping: the wait then ends on time to the microsecond."""
+    end = time.perf_counter() + duration_ms / 1000
+    while time.perf_counter() < end:
+        pass
