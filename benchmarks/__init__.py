@@ -1,0 +1,1 @@
+"""What gpulab itself costs, measured; results with machine and versions lie in `results/`."""
