@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import threading
@@ -53,7 +54,7 @@ def _torch_state() -> dict[str, Any]:
         "next": dataloader._BaseDataLoaderIter.__next__,
         "scaler": GradScaler.step,
         "backward": torch.autograd.backward,
-        "compile": torch.compile,
+        "compile": inspect.unwrap(torch.compile),  # Lightning wraps it for good when it is imported
         "pre": len(optimizer._global_optimizer_pre_hooks),
         "post": len(optimizer._global_optimizer_post_hooks),
         "forward": len(module._global_forward_pre_hooks),

@@ -102,21 +102,31 @@ class ModuleHook:
 
 @contextmanager
 def _compile_hook(modules: ModuleHook) -> Iterator[None]:
-    """Close the module hook when something is compiled, now or before."""
+    """Close the module hook when something is compiled, now or before.
+
+    A library that wraps torch.compile when it is imported (Lightning does) keeps hold of our wrapper: after the run it
+    passes everything through and holds nothing of the run.
+    """
     import torch
+
+    open_hooks = [modules]
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
-            modules.close()
+            for hook in open_hooks:
+                hook.close()
             return original(*args, **kwargs)
 
         return compile
 
     if _something_is_compiled():
         modules.close()
-    with replaced(torch, "compile", wrap):
-        yield
+    try:
+        with replaced(torch, "compile", wrap):
+            yield
+    finally:
+        open_hooks.clear()
 
 
 def _something_is_compiled() -> bool:
