@@ -67,7 +67,7 @@ ARMS = {
     ),
 }
 # name: (width, depth, steps per block, blocks)
-CASES = {"1 ms": (128, 4, 600, 12), "10 ms": (640, 8, 90, 12), "100 ms": (2048, 8, 26, 10)}
+CASES = {"1 ms": (128, 4, 600, 12), "10 ms": (640, 8, 90, 12), "100 ms": (1800, 8, 26, 10)}
 
 
 def measure() -> dict[str, object]:

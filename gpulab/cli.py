@@ -121,6 +121,7 @@ def _record(options: argparse.Namespace) -> int:
         warmup=options.warmup,
         trace_steps=options.trace_steps,
         trace=not options.no_trace,
+        whole=options.whole,
         live=False,
         save=not options.no_save,
         device=options.device,
@@ -283,6 +284,7 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     trace = parser.add_mutually_exclusive_group()
     trace.add_argument("--trace-steps", type=_count(1), metavar="N", help="profile N steps in detail")
     trace.add_argument("--no-trace", action="store_true", help="do not profile: step times and curves only")
+    parser.add_argument("--whole", action="store_true", help="profile from the first line, for code without steps")
     parser.add_argument("--no-save", action="store_true", help="do not keep the run on disk")
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:1 (default auto)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")

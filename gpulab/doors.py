@@ -113,7 +113,7 @@ class profile:
             sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
         if error is not None:
             hide_our_frames(error)
-        return isinstance(error, StopRun)
+        return isinstance(error, StopRun) and error.capture is self._capture
 
     async def __aenter__(self) -> Self:
         return self.__enter__()

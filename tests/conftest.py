@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import sys
 import threading
@@ -54,7 +53,8 @@ def _torch_state() -> dict[str, Any]:
         "next": dataloader._BaseDataLoaderIter.__next__,
         "scaler": GradScaler.step,
         "backward": torch.autograd.backward,
-        "compile": inspect.unwrap(torch.compile),  # Lightning wraps it for good when it is imported
+        # Lightning wraps torch.compile for good when it is imported: what counts is the outermost function's home
+        "compile": "gpulab" if torch.compile.__code__.co_filename.endswith("hooks.py") else "",
         "pre": len(optimizer._global_optimizer_pre_hooks),
         "post": len(optimizer._global_optimizer_post_hooks),
         "forward": len(module._global_forward_pre_hooks),

@@ -276,7 +276,10 @@ class Running:
 
 def _take(answer: Answer, kind: str, content: dict[str, Any]) -> None:
     """Apply one message as a front end would."""
-    if kind == "stream":
+    last = answer.outputs[-1] if answer.outputs else {}
+    if kind == "stream" and last.get("output_type") == "stream" and last["name"] == content["name"]:
+        last["text"] += content["text"]  # the kernel may send one line in two messages
+    elif kind == "stream":
         answer.outputs.append({"output_type": "stream", "name": content["name"], "text": content["text"]})
     elif kind == "error":
         answer.outputs.append({"output_type": "error", **content})

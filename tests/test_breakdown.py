@@ -10,8 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.analysis.breakdown import PARTS, breakdown
+from gpulab.analysis.facts import facts
 from gpulab.analysis.operators import operators, self_ns
-from gpulab.run import Category, Lane, Run, Steps, Timeline
+from gpulab.diagnosis.headline import headline
+from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
+from gpulab.sources.kineto import cut, launches
 from tests import synthetic
 
 TRAINER, AUTOGRAD, OTHER_THREAD, STREAM, STREAM_2 = range(5)
@@ -259,3 +262,35 @@ def test_without_steps_the_window_stands_as_one() -> None:
     account = breakdown(run)
     assert account is not None and account.whole_window
     assert sum(account.steps[0].parts_ns.values()) == run.timeline.window_ns[1] - run.timeline.window_ns[0]  # type: ignore[union-attr]
+
+
+GPU = Device("cuda", "NVIDIA H100", 0)
+
+
+def test_a_gpu_run_whose_kernels_did_not_come_back_is_not_accounted() -> None:
+    spans = [
+        Span("aten::mm", Category.CPU_OP, TRAINER, 0, 8),
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, TRAINER, 2, 1, 1),
+    ]
+    run = replace(run_of(spans, [(0, 10)]), device=GPU)
+    assert run.timeline is not None and launches(run.timeline) == 1
+    assert breakdown(run) is None
+    assert breakdown(replace(run, device=BASE.device)) is not None
+
+
+def test_a_timeline_cut_short_ends_where_the_first_span_left_out_begins() -> None:
+    spans = [Span("aten::mm", Category.CPU_OP, TRAINER, 10 * i, 5) for i in range(6)]
+    whole = timeline(spans, (0, 100))
+    short = cut(whole, 4)
+    assert len(short) == 4 and short.window_ns == (0, 40) and short.start_ns.tolist() == [0, 10, 20, 30]
+    assert cut(whole, 6) is whole
+
+
+def test_nothing_good_is_said_over_time_that_nobody_explains() -> None:
+    #     0                  70          100
+    #     [aten::mm---------)  unknown
+    spans = [Span("aten::mm", Category.CPU_OP, TRAINER, 0, 70)]
+    run = replace(run_of(spans, [(0, 100)]), loader=None)
+    assert headline(facts(run)).level == "unknown"
+    full = replace(run_of([Span("aten::mm", Category.CPU_OP, TRAINER, 0, 95)], [(0, 100)]), loader=None)
+    assert headline(facts(full)).level == "good"

@@ -197,7 +197,7 @@ def test_the_doctor_on_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml, "sees_host_pids", lambda: False)
     checks = checks_by_name(fakes.t4())
     assert checks["GPU 0 hardware counters"].state == "absent"
-    assert "estimates" in checks["GPU 0 hardware counters"].next_step
+    assert "not measurable" in checks["GPU 0 hardware counters"].next_step
     assert "container" in checks["GPU 0 other processes"].found
 
 

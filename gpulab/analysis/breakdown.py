@@ -59,9 +59,11 @@ class Breakdown:
 
 
 def breakdown(run: Run) -> Breakdown | None:
-    """Account the profiled steps of a run; None where there is no trace."""
+    """Account the profiled steps of a run; None where there is no trace, or one of a GPU's host side alone."""
     timeline = run.timeline
     if timeline is None or len(timeline) == 0:
+        return None
+    if run.device.kind == "cuda" and not timeline.has_device_events:
         return None
     numbers, windows, flags = _windows(run, timeline)
     on_gpu = timeline.has_device_events

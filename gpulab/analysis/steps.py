@@ -63,6 +63,11 @@ def select(run: Run) -> Selection:
     flags = steps.flags
     drop((flags & StepFlag.PARTIAL) != 0, "cut off before their end")
     drop(steps.phase == Phase.TRACED, "profiled: shown apart")
+    if run.device.kind == "cuda":
+        after = np.maximum.accumulate(steps.phase == Phase.TRACED) if len(steps) else keep
+        before = keep & ~after & (steps.phase != Phase.WARMUP)
+        if before.sum() >= 3:
+            drop(after, "after the profiler, which slows CUDA calls as long as the process lives")
     drop((flags & StepFlag.PROFILER_EDGE) != 0, "the profiler started or stopped there")
     drop(steps.phase == Phase.WARMUP, "warm-up")
     drop((flags & StepFlag.COMPILE) != 0, "something was compiled in them")

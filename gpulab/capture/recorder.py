@@ -39,7 +39,7 @@ from gpulab.run import (
     StepFlag,
     Timeline,
 )
-from gpulab.sources.kineto import Recording
+from gpulab.sources.kineto import Recording, launches
 from gpulab.sources.machine import detect_device, environment
 
 RunSource = Literal["cell", "statement", "block", "script"]
@@ -55,6 +55,10 @@ BACKLOG_LIMIT = 200_000  # steps kept for a live view that has stopped reading
 
 class StopRun(BaseException):
     """Ends the user's code at a step boundary. No Exception, so that `except Exception` lets it pass."""
+
+    def __init__(self, capture: Capture) -> None:
+        super().__init__()
+        self.capture = capture
 
 
 Marked = TypeVar("Marked", bound=Callable[..., None])
@@ -124,6 +128,7 @@ class Capture:
         self._tracker = StepTracker(0)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
         self._sampler.start()
+        self._peak_before = self._gpu_peak()
         self._hook_torch()
         self._newly_compiled()
         self._outer, active = active, self
@@ -150,7 +155,10 @@ class Capture:
         self._missing += lost
         steps = self._tracker.finish(wall_ns)
         timeline = self._read_timeline(len(steps))
-        traced = tuple(n for n in self._traced if n <= len(steps)) if timeline is not None else ()
+        traced: tuple[int, ...] = ()
+        if timeline is not None:
+            whole = steps.number[steps.end_ns <= timeline.window_ns[1]].tolist()
+            traced = tuple(n for n in self._traced if n in set(whole))
         run = Run(
             id=f"{self._created:%Y%m%d-%H%M%S}-{token_hex(3)}",
             created=self._created.isoformat(timespec="seconds"),
@@ -237,7 +245,7 @@ class Capture:
         closed = self._tracker.loader_asked(loader, entered, fresh=fresh)
         self._after_mark(closed, entered)
         if self._stop.is_set() and not self._tracker.training:
-            raise StopRun
+            raise StopRun(self)
         if fresh and self._window is not None:
             self._window.loader_begins()
 
@@ -278,7 +286,7 @@ class Capture:
         if not self._stepless():
             return
         if self._stop.is_set():
-            raise StopRun
+            raise StopRun(self)
         if self._whole_trace and self._window is not None:
             if self._window.age_s > schedule.TRACE_STEPLESS_LIMIT_S:
                 self._truncate(f"code without steps is profiled for {schedule.TRACE_STEPLESS_LIMIT_S:g} s at most")
@@ -318,7 +326,7 @@ class Capture:
 
     def _end_if_due(self) -> None:
         if self._due:
-            raise StopRun
+            raise StopRun(self)
 
     def _boundary(self, before: int) -> bool:
         """A step was closed (`before` were known): tell the view, end or begin a phase.
@@ -351,7 +359,7 @@ class Capture:
         """End the run here; inside of `Optimizer.step` at the next thing the loop does: a scheduler steps before."""
         self._due = True
         if not self._tracker.optimizer_ends_steps:
-            raise StopRun
+            raise StopRun(self)
         self._hear_modules(True)
 
     def _next_phase(self, done: int) -> Phase:
@@ -383,7 +391,10 @@ class Capture:
         """One more profiled step is complete: go on, or end the window."""
         assert self._window is not None
         if self._window_plan is None:
-            return False
+            if self._window.age_s <= schedule.TRACE_HARD_LIMIT_S:
+                return False
+            self._truncate(f"the whole code is profiled for {schedule.TRACE_HARD_LIMIT_S:g} s at most")
+            return True
         traced = done - self._window_plan.after
         too_long = self._window.age_s > schedule.TRACE_LIMIT_S
         if traced < self._window_plan.length and not too_long:
@@ -436,7 +447,8 @@ class Capture:
             begun = range(1, self._counted + 1) if self._whole_trace else (n for n, _ in window.marks)
             traced = tuple(n for n in begun if n <= self._counted)
         recording = window.stop()
-        self._profiler_ns = [window.start_cost_ns, window.stop_cost_ns]
+        self._profiler_ns[0] += window.start_cost_ns
+        self._profiler_ns[1] += window.stop_cost_ns
         nothing_better = self._recording is None and self._truncated is not None
         if traced or self._whole_trace or nothing_better:
             self._recording, self._traced = recording, traced
@@ -526,12 +538,33 @@ class Capture:
                 )
             )
             return None
+        if timeline.window_ns[1] < self._recording.ended_ns - self._origin_ns:
+            self._truncated = f"more than {schedule.TRACE_EVENT_LIMIT:,} events were recorded: the rest was left out"
+        self._judge_device(timeline)
         return timeline
+
+    def _judge_device(self, timeline: Timeline) -> None:
+        """A GPU is there: did the profiled code use it, and did its kernels come back?"""
+        if self.device.kind != "cuda" or timeline.has_device_events:
+            return
+        if launches(timeline):
+            reason = "CUDA work was launched and no kernel came back: CUPTI is refused or taken (see gpulab doctor)"
+            self._missing.append(Missing("step breakdown and kernels", reason))
+        elif self.settings.device == "auto":
+            self.device = detect_device("cpu")
+            self._choices.append(Choice("device", "CPU", "the profiled steps made no CUDA call"))
 
     def _why_no_trace(self, step_count: int) -> str:
         if step_count == 0:
             return "no step was found to profile; mark steps with gpulab.step(), or add --whole to trace from the start"
         return f"the run ended after {step_count} steps, before the profiled window"
+
+    def _gpu_peak(self) -> int:
+        """Most memory that tensors held on the GPU so far in this process, without waking CUDA up."""
+        torch = sys.modules.get("torch")
+        if self.device.kind != "cuda" or torch is None or not torch.cuda.is_initialized():
+            return 0
+        return int(torch.cuda.max_memory_allocated(self.device.index))
 
     def _memory(self, peaks: dict[str, float]) -> Memory:
         peak_rss = peaks.get("peak_rss_bytes")
@@ -539,8 +572,13 @@ class Capture:
         if self.device.kind == "cuda":
             import torch
 
-            allocated = torch.cuda.max_memory_allocated(self.device.index)
-            reserved = torch.cuda.max_memory_reserved(self.device.index)
+            peak = torch.cuda.max_memory_allocated(self.device.index)
+            if self._peak_before and peak <= self._peak_before:
+                reason = f"this process had reached {peak / 2**30:.2f} GiB before the run, and the run stayed below"
+                self._missing.append(Missing("peak of the GPU memory allocated by tensors", reason))
+            else:
+                allocated = peak
+                reserved = torch.cuda.max_memory_reserved(self.device.index)
         return Memory(
             peak_allocated_bytes=allocated,
             peak_reserved_bytes=reserved,
@@ -549,9 +587,16 @@ class Capture:
         )
 
 
+_PROFILER = re.compile(
+    r"profiler\.(profile|emit_nvtx|emit_itt)\s*\("
+    r"|from\s+torch\.(autograd\.)?profiler\s+import[^\n]*\b(profile|emit_nvtx|emit_itt)\b"
+    r"|PyTorchProfiler|profiler\s*=\s*['\"]pytorch"
+)
+
+
 def _profiler_in_code(code: str) -> str | None:
     """Torch allows one profiler at a time: leave it to a cell that brings its own."""
-    if "torch.profiler" in code or "autograd.profiler" in code or "emit_nvtx" in code:
+    if _PROFILER.search(code):
         return "the cell uses torch's profiler itself, and only one can be active"
     return None
 

@@ -181,6 +181,13 @@ def _healthy(facts: Facts) -> Headline | None:
         )
     device = "GPU" if account.busy_fraction is not None else "CPU"
     working = account.busy_fraction if account.busy_fraction is not None else account.share["compute"]
+    if working < 1 - IDLE_NOTICE:
+        return Headline(
+            "cannot_tell",
+            f"The {device} computes for {percent(working)} of each step; no single cause explains the rest.",
+            f"Median step {ms(step.median)} over {step.count} steps; unknown: {percent(account.share['unknown'])}.",
+            "unknown",
+        )
     return Headline(
         "healthy",
         f"The {device} computes for {percent(working)} of each step: nothing outside it holds training back much.",

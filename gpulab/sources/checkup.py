@@ -116,7 +116,7 @@ def _one_gpu(nv: ModuleType, index: int) -> Iterator[Check]:
 def _counters(name: str, labels: list[str], refusal: str | None) -> Check:
     if labels:
         return Check(f"{name} hardware counters", "ok", ", ".join(labels))
-    step = "Nothing to do: reports use estimates from the trace instead, labelled so."
+    step = "Nothing to do: reports show them as not measurable."
     return Check(f"{name} hardware counters", "absent", refusal or "the driver refused the first sample", step)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import shutil
 import tempfile
@@ -54,14 +55,13 @@ class Recording:
     def timeline(self, origin_ns: int, *, event_limit: int | None = None) -> Timeline:
         """The spans as columns, on the run's clock (`origin_ns` is the run's start in perf_counter_ns).
 
+        Of more than `event_limit` spans the latest are left out; the window then ends where they begin.
         Kineto's clock is tied to ours by a marked span that began within microseconds of a reading of our clock.
         """
-        events = self.profile.profiler.kineto_results.events()
-        if event_limit is not None and len(events) > event_limit:
-            events = events[:event_limit]
-        columns = _Columns.read(events)
+        columns = _Columns.read(self.profile.profiler.kineto_results.events())
         start = columns.start_ns + self._clock_offset_ns(columns) - origin_ns
-        return columns.timeline(start, (self.began_ns - origin_ns, self.ended_ns - origin_ns))
+        timeline = columns.timeline(start, (self.began_ns - origin_ns, self.ended_ns - origin_ns))
+        return timeline if event_limit is None else cut(timeline, event_limit)
 
     def write(self, path: Path) -> None:
         """Write the trace in PyTorch's own Chrome-trace JSON, gzipped where the name ends in .gz."""
@@ -80,6 +80,30 @@ class Recording:
             return time.perf_counter_ns() - time.time_ns()
         rows = np.flatnonzero(columns.name_id == columns.names.index(CLOCK_MARK))
         return self.clock_ns - int(columns.start_ns[rows].max())
+
+
+def cut(timeline: Timeline, limit: int) -> Timeline:
+    """The first `limit` spans; the window ends where the first one left out begins."""
+    if len(timeline) <= limit:
+        return timeline
+    return dataclasses.replace(
+        timeline,
+        start_ns=timeline.start_ns[:limit],
+        duration_ns=timeline.duration_ns[:limit],
+        name_id=timeline.name_id[:limit],
+        category=timeline.category[:limit],
+        lane_id=timeline.lane_id[:limit],
+        correlation=timeline.correlation[:limit],
+        window_ns=(timeline.window_ns[0], int(timeline.start_ns[limit])),
+        extra={name: column[:limit] for name, column in timeline.extra.items()},
+    )
+
+
+def launches(timeline: Timeline) -> int:
+    """Calls that start something on a GPU."""
+    host = np.isin(timeline.category, [int(Category.CUDA_RUNTIME), int(Category.CUDA_DRIVER)])
+    launching = np.array(["Launch" in n or "Memcpy" in n or "Memset" in n for n in timeline.names], dtype=bool)
+    return int((host & launching[timeline.name_id]).sum()) if len(timeline) else 0
 
 
 def _gzip(path: Path) -> Any:
