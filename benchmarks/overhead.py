@@ -48,7 +48,6 @@ for x, y in loader:
 """
 PEER = """
 stamps = []
-began = time.perf_counter()
 with profile({arguments}) as prof:
     for x, y in loader:
         optimizer.zero_grad()
@@ -56,7 +55,6 @@ with profile({arguments}) as prof:
         loss.backward()
         optimizer.step()
         stamps.append(time.perf_counter())
-whole_s = time.perf_counter() - began
 """
 ARMS = {
     "bare": CELL,

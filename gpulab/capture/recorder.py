@@ -27,7 +27,6 @@ from gpulab.capture.weights import Watch
 from gpulab.capture.window import ProfilerUnavailable, Window
 from gpulab.run import (
     Choice,
-    Device,
     Loader,
     Memory,
     Missing,
@@ -607,4 +606,4 @@ def mark_step() -> None:
         active.step()
 
 
-__all__ = ["Capture", "Device", "StopRun", "mark_step"]
+__all__ = ["Capture", "StopRun", "mark_step"]
