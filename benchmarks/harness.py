@@ -23,12 +23,6 @@ def ratio_with_interval(ratios: Sequence[float], seed: int = 0) -> dict[str, obj
     return {"ratio": float(np.median(values)), "interval": [float(low), float(high)], "pairs": len(values)}
 
 
-def shuffled_pairs(count: int, arms: Sequence[str], seed: int = 0) -> list[list[str]]:
-    """`count` blocks, each holding every arm once in random order."""
-    rng = np.random.default_rng(seed)
-    return [[arms[i] for i in rng.permutation(len(arms))] for _ in range(count)]
-
-
 def save(name: str, result: dict[str, object]) -> None:
     """Write one benchmark's result with the machine and the versions it was measured on."""
     from gpulab.sources.machine import environment

@@ -1,13 +1,17 @@
 """What `%%gpuprofile` with the live view adds to an unprofiled step, against the bare cell and against peers.
 
-One kernel, blocks in random order, each block one run of the very same cell; a block's figure is the median step time
-by the cell's own clock. For gpulab only unprofiled steps count (its own selection); for the peers every step does, for
-they profile them all.
+One kernel; each block is one run of the very same cell. Bare blocks and blocks of an arm take turns, and a block is
+compared with the mean of the bare blocks before and after it, so that a machine that slowly changes its speed cancels
+out. A block's figure is the median step time by the cell's own clock; the fastest tenth of its steps stands beside it,
+because a busy neighbour slows steps and never speeds one up. For gpulab only unprofiled steps count (its own
+selection); for the peers every step does, for they profile them all.
 """
 
 from __future__ import annotations
 
-from benchmarks.harness import ratio_with_interval, shuffled_pairs
+import numpy as np
+
+from benchmarks.harness import ratio_with_interval
 from benchmarks.kernel import Kernel, kernel
 
 SETUP = """
@@ -31,11 +35,10 @@ def build(width, depth, steps, batch=16):
     data = TensorDataset(torch.randn(steps * batch, 32), torch.randint(0, 10, (steps * batch,)))
     loader = DataLoader(data, batch_size=batch)
 
-def step_s(rows=None):
+def block(rows=None):
     took = np.diff(stamps)
-    if rows is None:
-        return float(np.median(took[5:]))
-    return float(np.median([took[r - 1] for r in rows if 1 <= r <= len(took)]))
+    took = took[5:] if rows is None else took[[r - 1 for r in rows if 1 <= r <= len(took)]]
+    return [float(np.median(took)), float(np.percentile(took, 10)), stamps[-1]]
 """
 CELL = """
 stamps = []
@@ -64,8 +67,10 @@ ARMS = {
         arguments="on_trace_ready=tensorboard_trace_handler(tempfile.mkdtemp())"
     ),
 }
-# name: (width, depth, steps per block, blocks)
-CASES = {"1 ms": (128, 4, 600, 12), "10 ms": (640, 8, 90, 12), "100 ms": (1800, 8, 26, 10)}
+PEERS = tuple(ARMS)[2:]
+# name: (width, depth, steps per block, blocks of gpulab, blocks of each peer)
+CASES = {"1 ms": (128, 4, 600, 40, 8), "10 ms": (640, 8, 80, 40, 8), "100 ms": (1800, 8, 24, 30, 6)}
+PAUSE = "import gc, time; gc.collect(); time.sleep(0.3)"  # what the last block left running ends here
 
 
 def measure() -> dict[str, object]:
@@ -73,26 +78,56 @@ def measure() -> dict[str, object]:
     found = {}
     with kernel() as session:
         session.run(SETUP)
-        for case, (width, depth, steps, blocks) in CASES.items():
-            found[case] = _case(session, width, depth, steps, blocks)
-    return {"unprofiled_step_ratio_to_bare": found}
+        for case, (width, depth, steps, blocks, peer_blocks) in CASES.items():
+            session.run(f"build({width}, {depth}, {steps})" + CELL)
+            session.run(ARMS["gpulab"])  # the first run pays for imports
+            sandwiches = {"gpulab": _turns(session, "gpulab", blocks)}
+            sandwiches |= {peer: _turns(session, peer, peer_blocks) for peer in PEERS}
+            found[case] = {"steps_per_block": steps, **_summary(sandwiches)}
+    return {"step_ratio_to_bare": found}
 
 
-def _case(session: Kernel, width: int, depth: int, steps: int, blocks: int) -> dict[str, object]:
-    session.run(f"build({width}, {depth}, {steps})" + CELL)
-    took: dict[str, list[float]] = {arm: [] for arm in ARMS}
-    for order in shuffled_pairs(blocks, list(ARMS)):
-        for arm in order:
-            took[arm].append(_block(session, arm))
-    bare = took.pop("bare")
-    arms = {arm: ratio_with_interval([t / b for t, b in zip(times, bare, strict=True)]) for arm, times in took.items()}
-    noise = ratio_with_interval([b / a for a, b in zip(bare[::2], bare[1::2], strict=False)])
-    return {"bare_step_ms": 1e3 * sorted(bare)[len(bare) // 2], "bare_against_bare": noise, **arms}
+Block = tuple[float, float, float]  # median step, fastest tenth (s), seconds from the last step to the cell's end
 
 
-def _block(session: Kernel, arm: str) -> float:
+def _turns(session: Kernel, arm: str, count: int) -> tuple[list[Block], list[Block]]:
+    """`count` blocks of the arm, and the `count + 1` bare ones around them."""
+    bare, blocks = [_block(session, "bare")], []
+    for _ in range(count):
+        blocks.append(_block(session, arm))
+        bare.append(_block(session, "bare"))
+    return bare, blocks
+
+
+def _summary(sandwiches: dict[str, tuple[list[Block], list[Block]]]) -> dict[str, object]:
+    bare = sandwiches["gpulab"][0]
+    found: dict[str, object] = {
+        "bare_step_ms": 1e3 * float(np.median([b[0] for b in bare])),
+        "bare_against_bare": _ratios(bare[::2], bare[1::2]),
+    }
+    for arm, (around, blocks) in sandwiches.items():
+        after = float(np.median([b[2] for b in blocks]))
+        found[arm] = {**_ratios(around, blocks), "after_last_step_s": after}
+    return found
+
+
+def _ratios(around: list[Block], blocks: list[Block]) -> dict[str, object]:
+    """Each block over the mean of its two neighbours, by median step and by the fastest tenth of the steps."""
+
+    def over(column: int) -> dict[str, object]:
+        pairs = zip(blocks, around, around[1:], strict=False)
+        return ratio_with_interval([2 * b[column] / (left[column] + right[column]) for b, left, right in pairs])
+
+    return {"median": over(0), "fastest_tenth": over(1)}
+
+
+def _block(session: Kernel, arm: str) -> Block:
+    session.run(PAUSE)
     session.run(ARMS[arm])
+    ended = session.value("time.perf_counter()")
+    rows = "None"
     if arm == "gpulab":
         session.run("from gpulab.analysis.steps import select; rows = select(gpulab.runs[-1]).rows.tolist()")
-        return float(session.value("step_s(rows)"))
-    return float(session.value("step_s()"))
+        rows = "rows"
+    median, tenth, last = session.value(f"block({rows})")
+    return median, tenth, ended - last

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.nesting import parents
 from gpulab.run import Category, Int64, Timeline
 
 
@@ -41,25 +42,18 @@ def kernels(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
 
 
 def self_ns(timeline: Timeline, rows: npt.NDArray[np.intp]) -> Int64:
-    """For each row: its duration without that of the rows nested in it, lane by lane.
+    """For each row: its duration without that of the rows nested directly in it, lane by lane.
 
     `rows` is in the timeline's order, so a parent comes before its children.
     """
     own: Int64 = timeline.duration_ns[rows].copy()
-    end = timeline.end_ns[rows].tolist()
-    start = timeline.start_ns[rows].tolist()
-    duration = timeline.duration_ns[rows].tolist()
-    lane = timeline.lane_id[rows].tolist()
-    stacks: dict[int, list[int]] = {}
-    taken = [0] * len(start)
-    for i in range(len(start)):
-        stack = stacks.setdefault(lane[i], [])
-        while stack and end[stack[-1]] <= start[i]:
-            stack.pop()
-        if stack and end[i] <= end[stack[-1]]:
-            taken[stack[-1]] += duration[i]
-        stack.append(i)
-    return np.maximum(own - np.array(taken, dtype=np.int64), 0)
+    for lane in np.unique(timeline.lane_id[rows]).tolist():
+        at = np.flatnonzero((timeline.lane_id[rows] == lane) & (own > 0))  # a span of no length takes nothing away
+        parent = parents(timeline.start_ns[rows[at]], timeline.end_ns[rows[at]])
+        held = parent >= 0
+        taken = np.bincount(parent[held], weights=timeline.duration_ns[rows[at[held]]], minlength=len(at))
+        own[at] -= taken.astype(np.int64)
+    return np.maximum(own, 0)
 
 
 def _table(timeline: Timeline, rows: npt.NDArray[np.intp], own_ns: Int64, account: Breakdown) -> tuple[CostRow, ...]:

@@ -7,13 +7,15 @@ import gzip
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from gpulab.run import Category, Int64, Lane, Timeline
+from gpulab.run import Category, Int32, Int64, Lane, Timeline, UInt8
 
 _CATEGORIES = {
     "cpu_op": Category.CPU_OP,
@@ -120,28 +122,44 @@ class _Columns:
 
     start_ns: Int64
     duration_ns: Int64
-    category: np.ndarray
+    category: UInt8
     correlation: Int64
-    lane_key: list[tuple[str, int, int]]
+    on_device: npt.NDArray[np.bool_]
+    device_index: Int64  # 0 on the host
+    resource: Int64  # thread or stream
     names: tuple[str, ...]
-    name_id: np.ndarray
+    name_id: Int32
 
     @classmethod
     def read(cls, events: list[Any]) -> _Columns:
         n = len(events)
+        if n == 0:
+            none = np.empty(0, np.int64)
+            i, u = none.astype(np.int32), none.astype(np.uint8)
+            return cls(none, none, u, none, none.astype(bool), none, none, (), i)
+        event = type(events[0])  # its methods, called without a look-up per event
+
+        def column(method: Callable[[Any], int]) -> Int64:
+            return np.fromiter(map(method, events), np.int64, n)
+
         category = _categories(events)
-        name_ids: dict[str, int] = {}
-        name_id = np.fromiter((name_ids.setdefault(e.name(), len(name_ids)) for e in events), np.int32, n)
-        start = np.fromiter((e.start_ns() for e in events), np.int64, n)
-        duration = np.fromiter((e.duration_ns() for e in events), np.int64, n)
-        correlation = np.fromiter((e.correlation_id() for e in events), np.int64, n)
-        resource = [e.device_resource_id() for e in events]
         on_device = np.isin(category, list(_ON_DEVICE))
-        index = [e.device_index() if d else 0 for e, d in zip(events, on_device.tolist(), strict=True)]
-        keys = [
-            ("stream" if d else "thread", i, r) for d, i, r in zip(on_device.tolist(), index, resource, strict=True)
-        ]
-        return cls(start, duration, category, correlation, keys, tuple(name_ids), name_id)
+        device_index = np.zeros(n, np.int64)
+        for row in np.flatnonzero(on_device).tolist():
+            device_index[row] = events[row].device_index()
+        spelled = list(map(event.name, events))
+        name_ids = {name: i for i, name in enumerate(dict.fromkeys(spelled))}
+        return cls(
+            start_ns=column(event.start_ns),
+            duration_ns=column(event.duration_ns),
+            category=category,
+            correlation=column(event.correlation_id),
+            on_device=on_device,
+            device_index=device_index,
+            resource=column(event.device_resource_id),
+            names=tuple(name_ids),
+            name_id=np.fromiter(map(name_ids.__getitem__, spelled), np.int32, n),
+        )
 
     def profiler_steps(self) -> list[tuple[int, int]]:
         """(row, step number) of each host annotation ProfilerStep#N."""
@@ -155,15 +173,23 @@ class _Columns:
         rows = np.flatnonzero(np.isin(self.name_id, list(found)) & (self.category == Category.USER_ANNOTATION))
         return [(int(r), found[int(self.name_id[r])]) for r in rows]
 
+    def lanes(self) -> tuple[list[tuple[str, int, int]], Int32]:
+        """Each thread and stream as (kind, device, number), and every event's index into them."""
+        numbers, number = np.unique(self.resource, return_inverse=True)
+        devices = int(self.device_index.max(initial=0)) + 1
+        code = (number.reshape(-1) * devices + self.device_index) * 2 + self.on_device
+        distinct, lane_id = np.unique(code, return_inverse=True)
+        found = [
+            ("stream" if c % 2 else "thread", int(c // 2 % devices), int(numbers[c // 2 // devices])) for c in distinct
+        ]
+        return found, lane_id.reshape(-1).astype(np.int32)
+
     def timeline(self, start_ns: Int64, window_ns: tuple[int, int]) -> Timeline:
-        lane_ids: dict[tuple[str, int, int], int] = {}
-        lane_id = np.fromiter(
-            (lane_ids.setdefault(k, len(lane_ids)) for k in self.lane_key), np.int32, len(self.lane_key)
-        )
+        lanes, lane_id = self.lanes()
         duration = np.maximum(self.duration_ns, 0)
         order = np.lexsort((-duration, start_ns))
         rows = self.profiler_steps()
-        training = int(lane_id[rows[0][0]]) if rows else _busiest_thread(lane_ids, lane_id, self.category)
+        training = int(lane_id[rows[0][0]]) if rows else _busiest_thread(lanes, lane_id, self.category)
         return Timeline(
             start_ns=start_ns[order],
             duration_ns=duration[order],
@@ -172,19 +198,20 @@ class _Columns:
             lane_id=lane_id[order],
             correlation=self.correlation[order],
             names=self.names,
-            lanes=tuple(_lane(k, i == training) for k, i in lane_ids.items()),
+            lanes=tuple(_lane(k, i == training) for i, k in enumerate(lanes)),
             window_ns=window_ns,
             training_lane=training,
         )
 
 
-def _categories(events: list[Any]) -> np.ndarray:
+def _categories(events: list[Any]) -> UInt8:
     """Kineto's activity names as numbers. torch < 2.6 has no `activity_type`: there the device tells."""
-    n = len(events)
-    if n and hasattr(events[0], "activity_type"):
-        table = {k: int(v) for k, v in _CATEGORIES.items()}
-        return np.fromiter((table.get(e.activity_type(), 0) for e in events), np.uint8, n)
-    return np.fromiter((_old_category(e) for e in events), np.uint8, n)
+    n, event = len(events), type(events[0])
+    if hasattr(event, "activity_type"):
+        spelled = list(map(event.activity_type, events))
+        table = {name: int(_CATEGORIES.get(name, Category.UNKNOWN)) for name in set(spelled)}
+        return np.fromiter(map(table.__getitem__, spelled), np.uint8, n)
+    return np.fromiter(map(_old_category, events), np.uint8, n)
 
 
 def _old_category(event: Any) -> int:
@@ -201,13 +228,13 @@ def _old_category(event: Any) -> int:
     return int(Category.CUDA_RUNTIME if name.startswith(("cuda", "cu")) else Category.CPU_OP)
 
 
-def _busiest_thread(lanes: dict[tuple[str, int, int], int], lane_id: np.ndarray, category: np.ndarray) -> int | None:
+def _busiest_thread(lanes: list[tuple[str, int, int]], lane_id: Int32, category: UInt8) -> int | None:
     """Without step marks: the host thread with the most operators."""
-    threads = [i for (kind, _, _), i in lanes.items() if kind == "thread"]
+    threads = [i for i, (kind, _, _) in enumerate(lanes) if kind == "thread"]
     if not threads:
         return None
-    ops = lane_id[category == Category.CPU_OP]
-    return max(threads, key=lambda i: int((ops == i).sum()))
+    ops = np.bincount(lane_id[category == Category.CPU_OP], minlength=len(lanes))
+    return max(threads, key=lambda i: int(ops[i]))
 
 
 def _lane(key: tuple[str, int, int], training: bool) -> Lane:
