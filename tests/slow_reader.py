@@ -40,6 +40,7 @@ ON_DEVICE = {
     Category.CUDA_SYNC,
     Category.GPU_USER_ANNOTATION,
 }
+MARKS = ("ProfilerStep#", "enumerate(DataLoader)#", "Optimizer.step#", "Optimizer.zero_grad#")
 EXTRA = {
     "bytes": "bytes",
     "blocks_per_sm": "blocks per SM",
@@ -68,6 +69,8 @@ def read(path: Path) -> SlowTrace:
     rows = []
     for event in events(path):
         category = CATEGORIES.get(str(event.get("cat", "")).lower())
+        if category == Category.CPU_OP and str(event.get("name", "")).startswith(MARKS):
+            category = Category.USER_ANNOTATION  # up to torch 1.12 they are in the file as operators
         if event.get("ph") == "X" and category is not None and "ts" in event:
             rows.append((nanoseconds(event["ts"]), nanoseconds(event.get("dur", 0)), category, event))
     zero = min((start for start, _, _, _ in rows), default=0)
@@ -100,7 +103,10 @@ def timeline(rows: list[tuple[int, int, Category, dict[str, Any]]], zero: int) -
         window_ns=(0, int((starts + durations).max(initial=0))),
         training_lane=training_lane(rows, lane_id),
         extra={
-            column: np.array([float(args(e).get(spelled, "nan")) for _, _, _, e in rows], dtype=np.float64)
+            column: np.array(
+                [float(args(e).get(spelled, "nan")) if c in ON_DEVICE else np.nan for _, _, c, e in rows],
+                dtype=np.float64,
+            )
             for column, spelled in EXTRA.items()
         },
     )

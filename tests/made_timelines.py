@@ -1,0 +1,68 @@
+"""Timelines written out span by span, for tests of the analysis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpulab.run import Category, Lane, Timeline
+
+MAIN, BACKWARD, STREAM, STREAM_2, OTHER_GPU = range(5)
+LANES = (
+    Lane("thread", 4000, 1),
+    Lane("thread", 4000, 2),
+    Lane("stream", 0, 7),
+    Lane("stream", 0, 20),
+    Lane("stream", 1, 7),
+)
+DEVICE = (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
+
+
+@dataclass(frozen=True)
+class Span:
+    """One span; times in nanoseconds."""
+
+    name: str
+    category: Category
+    lane: int
+    start: int
+    duration: int
+    correlation: int = 0
+    extra: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.duration
+
+    @property
+    def gpu(self) -> int:
+        return LANES[self.lane].process
+
+
+def in_order(spans: Sequence[Span]) -> list[Span]:
+    """Sorted as the record demands."""
+    return sorted(spans, key=lambda s: (s.start, -s.duration))
+
+
+def timeline(spans: Sequence[Span]) -> Timeline:
+    """The spans as columns; row i is `in_order(spans)[i]`."""
+    spans = in_order(spans)
+    names = sorted({s.name for s in spans})
+    return Timeline(
+        start_ns=np.array([s.start for s in spans], dtype=np.int64),
+        duration_ns=np.array([s.duration for s in spans], dtype=np.int64),
+        name_id=np.array([names.index(s.name) for s in spans], dtype=np.int32),
+        category=np.array([s.category for s in spans], dtype=np.uint8),
+        lane_id=np.array([s.lane for s in spans], dtype=np.int32),
+        correlation=np.array([s.correlation for s in spans], dtype=np.int64),
+        names=tuple(names),
+        lanes=LANES,
+        window_ns=(min((s.start for s in spans), default=0), max((s.end for s in spans), default=0)),
+        training_lane=MAIN,
+        extra={
+            name: np.array([s.extra.get(name, np.nan) for s in spans], dtype=np.float64)
+            for name in ("bytes", "blocks_per_sm", "occupancy_pct")
+        },
+    )
