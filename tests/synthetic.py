@@ -14,6 +14,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import CurveFact, Facts
+from gpulab.analysis.integrity import integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
 from gpulab.diagnosis.headline import Headline
@@ -175,6 +176,7 @@ def facts_of(
         outside_steps_fraction=float(1 - run.steps.wall_ns.sum() / run.wall_ns) if len(run.steps) else None,
         observer_us_per_step=run.observer.hooks_ns / 1e3 / len(run.steps) if len(run.steps) else None,
         breakdown=found,
+        integrity=integrity(run),
         operators=operators,
         kernels=kernels,
         curves=tuple(

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis import spans
-from gpulab.intervals import EMPTY, Intervals, clip, measure, paint, union
-from gpulab.run import Category, Int64, Run, StepFlag, Timeline
+from gpulab.intervals import Intervals, clip, measure, paint, union
+from gpulab.run import Category, Run, StepFlag, Timeline
 
 PARTS = (
     "compute",
@@ -58,8 +58,11 @@ class Breakdown:
     whole_window: bool = False
 
 
-def breakdown(run: Run) -> Breakdown | None:
-    """Account the profiled steps of a run; None where there is no trace, or one of a GPU's host side alone."""
+def breakdown(run: Run, *, idle_causes: bool = True) -> Breakdown | None:
+    """Account the profiled steps of a run; None where there is no trace, or one of a GPU's host side alone.
+
+    Without `idle_causes` (the clocks of host and device are apart) an idle device's time is unknown.
+    """
     timeline = run.timeline
     if timeline is None or len(timeline) == 0:
         return None
@@ -67,7 +70,7 @@ def breakdown(run: Run) -> Breakdown | None:
         return None
     numbers, windows, flags = _windows(run, timeline)
     on_gpu = timeline.has_device_events
-    layers = dict(_device_layers(timeline) if on_gpu else _host_layers(timeline))
+    layers = dict(_device_layers(timeline, idle_causes) if on_gpu else _host_layers(timeline))
     painted = paint(windows, list(layers.values()))
     totals = np.zeros((len(windows), len(PARTS)), dtype=np.int64)
     for column, part in enumerate((*layers, "unknown")):
@@ -108,7 +111,7 @@ def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     yield "other", _other(timeline)
 
 
-def _device_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
+def _device_layers(timeline: Timeline, idle_causes: bool) -> Iterator[tuple[str, Intervals]]:
     """On a GPU: what the device does first, then what the host did while it idled."""
     kernel = spans.in_category(timeline, Category.KERNEL)
     communication = kernel & spans.named(timeline, spans.is_communication)
@@ -116,7 +119,8 @@ def _device_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     yield "communication", spans.covered(timeline, communication)
     yield "memcpy", spans.covered(timeline, spans.in_category(timeline, Category.GPU_MEMCPY))
     yield "memset", spans.covered(timeline, spans.in_category(timeline, Category.GPU_MEMSET))
-    yield from _idle_layers(timeline)
+    if idle_causes:
+        yield from _idle_layers(timeline)
 
 
 def _idle_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
@@ -145,21 +149,10 @@ def _other(timeline: Timeline) -> Intervals:
 
 def _queued(timeline: Timeline) -> Intervals:
     """From the end of a launch to the start of what it launched."""
-    launch = np.flatnonzero(
-        spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER) & (timeline.correlation > 0)
-    )
-    device = np.flatnonzero(
-        spans.in_category(timeline, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
-        & (timeline.correlation > 0)
-    )
-    if len(launch) == 0 or len(device) == 0:
-        return EMPTY
-    order = np.argsort(timeline.correlation[launch], kind="stable")
-    keys: Int64 = timeline.correlation[launch][order]
-    at = np.minimum(np.searchsorted(keys, timeline.correlation[device]), len(keys) - 1)
-    matched = keys[at] == timeline.correlation[device]
-    launched = timeline.end_ns[launch[order[at[matched]]]]
-    return union(launched, timeline.start_ns[device[matched]])
+    calls = np.flatnonzero(spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER))
+    device = np.flatnonzero(spans.in_category(timeline, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET))
+    started, launch = spans.matched(timeline, device, calls)
+    return union(timeline.end_ns[launch], timeline.start_ns[started])
 
 
 def _busy(timeline: Timeline, windows: Intervals, *, kernels_only: bool) -> float:

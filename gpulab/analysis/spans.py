@@ -11,6 +11,7 @@ from gpulab.intervals import Intervals, union
 from gpulab.run import Category, Timeline
 
 Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
 
 SYNCHRONIZING = (
     "cudaStreamSynchronize",
@@ -46,6 +47,38 @@ def is_step(name: str) -> bool:
 def is_communication(name: str) -> bool:
     """A NCCL or RCCL kernel."""
     return name.lower().startswith(COMMUNICATING)
+
+
+def is_kernel_launch(name: str) -> bool:
+    """A call that starts kernels: cudaLaunchKernel, cuLaunchKernelEx, hipExtModuleLaunchKernel, … but no graph."""
+    return "Launch" in name and not is_graph_launch(name) and name.startswith(("cuda", "cu", "hip"))
+
+
+def is_graph_launch(name: str) -> bool:
+    """A call that starts a whole CUDA graph."""
+    return "GraphLaunch" in name
+
+
+def is_copy_or_memset(name: str) -> bool:
+    """A call that starts a copy or a memset on the device."""
+    return name.startswith(("cudaMemcpy", "cudaMemset", "hipMemcpy", "hipMemset", "cuMemcpy", "cuMemset"))
+
+
+def waits_for_everything(name: str) -> bool:
+    """A call that returns when all earlier work on the device has ended."""
+    return name.startswith(("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"))
+
+
+def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArray[np.intp]) -> tuple[Rows, Rows]:
+    """Those of `rows` that share their correlation with one of `partners`, and that partner (the first) for each."""
+    wanted, offered = timeline.correlation[rows], timeline.correlation[partners]
+    order = np.argsort(offered, kind="stable")
+    keys = offered[order]
+    if len(keys) == 0:
+        return rows[:0], partners[:0]
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    found = (keys[at] == wanted) & (wanted > 0)
+    return rows[found], partners[order[at[found]]]
 
 
 def named(timeline: Timeline, test: Callable[[str], bool]) -> Mask:
