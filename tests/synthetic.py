@@ -143,6 +143,7 @@ def breakdown(run: Run, shares: dict[str, float], busy: float | None = None) -> 
     by_wall = sorted(parts, key=lambda p: p.end_ns - p.start_ns)
     return Breakdown(
         device=run.device.name,
+        device_index=run.device.index,
         steps=tuple(parts),
         median_us={part: float(np.median([p.parts_ns[part] for p in parts])) / 1e3 for part in PARTS},
         share={part: sum(p.parts_ns[part] for p in parts) / total for part in PARTS},

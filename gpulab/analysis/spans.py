@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.intervals import Intervals, union
-from gpulab.run import Category, Timeline
+from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
@@ -90,6 +90,19 @@ def named(timeline: Timeline, test: Callable[[str], bool]) -> Mask:
 def in_category(timeline: Timeline, *categories: Category) -> Mask:
     """Rows of any of these categories."""
     return np.isin(timeline.category, [int(c) for c in categories])
+
+
+def devices(timeline: Timeline) -> list[int]:
+    """The numbers of the GPUs that did anything."""
+    rows = in_category(timeline, *DEVICE_CATEGORIES)
+    lanes = np.unique(timeline.lane_id[rows]).tolist()
+    return sorted({timeline.lanes[i].process for i in lanes})
+
+
+def on_device(timeline: Timeline, index: int) -> Mask:
+    """Rows on any stream of that GPU."""
+    theirs = [i for i, lane in enumerate(timeline.lanes) if lane.kind == "stream" and lane.process == index]
+    return np.isin(timeline.lane_id, theirs)
 
 
 def training_lanes(timeline: Timeline) -> list[int]:
