@@ -44,15 +44,15 @@ def covers(a: Intervals, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """The points in both sets."""
-    edges = np.unique(np.concatenate((a.ravel(), b.ravel())))
-    inside = covers(a, edges[:-1]) & covers(b, edges[:-1])
+    edges = _edges(a, b)
+    inside = _between(edges, a) & _between(edges, b)
     return union(edges[:-1][inside], edges[1:][inside])
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
     """The points in `a` that are not in `b`."""
-    edges = np.unique(np.concatenate((a.ravel(), b.ravel())))
-    inside = covers(a, edges[:-1]) & ~covers(b, edges[:-1])
+    edges = _edges(a, b)
+    inside = _between(edges, a) & ~_between(edges, b)
     return union(edges[:-1][inside], edges[1:][inside])
 
 
@@ -78,18 +78,38 @@ def paint(windows: Intervals, layers: Sequence[Intervals]) -> npt.NDArray[np.int
     Each row sums to its window's length exactly.
     """
     totals = np.zeros((len(windows), len(layers) + 1), dtype=np.int64)
+    solid = windows[:, 1] > windows[:, 0]
+    if not solid.all():
+        totals[solid] = paint(windows[solid], layers)
+        return totals
     if len(windows) == 0:
         return totals
-    edges = np.unique(np.concatenate([windows.ravel(), *(layer.ravel() for layer in layers)]))
-    left, length = edges[:-1], np.diff(edges)
-    window = np.searchsorted(windows[:, 0], left, side="right") - 1
-    inside = covers(windows, left)
-    left, length, window = left[inside], length[inside], window[inside]
-    label = np.full(len(left), len(layers), dtype=np.int64)
-    bare = np.ones(len(left), dtype=bool)
+    edges = _edges(windows, *layers)
+    bare, length = _between(edges, windows), np.diff(edges)
+    window = np.searchsorted(edges[:-1], windows[:, 0])  # each window begins at an edge
     for i, layer in enumerate(layers):
-        taken = bare & covers(layer, left)
-        label[taken] = i
+        taken = bare & _between(edges, layer)
+        totals[:, i] = _sums(np.where(taken, length, 0), window)
         bare &= ~taken
-    np.add.at(totals, (window, label), length)
+    totals[:, len(layers)] = _sums(np.where(bare, length, 0), window)
     return totals
+
+
+def _edges(*sets: Intervals) -> npt.NDArray[np.int64]:
+    """Every start and end once, in order; a stable sort merges what is already sorted."""
+    edges = np.sort(np.concatenate([a.ravel() for a in sets]), kind="stable")
+    return edges[np.concatenate(([True], edges[1:] > edges[:-1]))] if len(edges) else edges
+
+
+def _between(edges: npt.NDArray[np.int64], a: Intervals) -> npt.NDArray[np.bool_]:
+    """For each two neighbouring edges, whether the set covers what lies between; its own ends are among the edges."""
+    change = np.zeros(len(edges), dtype=np.int8)
+    change[np.searchsorted(edges, a[:, 0])] = 1
+    change[np.searchsorted(edges, a[:, 1])] -= 1
+    return np.cumsum(change[:-1], dtype=np.int8).astype(bool)
+
+
+def _sums(values: npt.NDArray[np.int64], first: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """The sum of the values from each first one up to the next first one."""
+    sums: npt.NDArray[np.int64] = np.add.reduceat(values, first)
+    return sums

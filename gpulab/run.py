@@ -201,6 +201,91 @@ class Timeline:
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """What the allocators reported while the profiler ran: one row per allocation or release, in order of time.
+
+    `bytes` is signed: a release is negative. Totals are the allocator's own, after the event; -1 where not recorded.
+    """
+
+    t_ns: Int64
+    bytes: Int64
+    address: Int64  # the 64 bits of the pointer; 0: not recorded
+    total_allocated_bytes: Int64
+    total_reserved_bytes: Int64
+    device_index: Int32  # -1: host memory
+
+    def __len__(self) -> int:
+        return len(self.t_ns)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame, one row per event. Raises ImportError where pandas is missing."""
+        return _frame({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Something in a trace file that was not as it should be, and how often; the rest was read."""
+
+    name: str  # "truncated tail", "missing dur", "unreadable events", …
+    count: int
+    detail: str = ""  # where it was met first
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceProperties:
+    """One GPU as the trace describes it; None is "not in the trace"."""
+
+    id: int
+    name: str | None = None
+    total_memory_bytes: int | None = None
+    sm_count: int | None = None  # AMD: compute units
+    compute_capability: str | None = None  # "9.0"
+    warp_size: int | None = None
+    max_threads_per_sm: int | None = None
+    max_threads_per_block: int | None = None
+    registers_per_sm: int | None = None
+    shared_memory_per_sm_bytes: int | None = None
+
+    @property
+    def max_warps_per_sm(self) -> int | None:
+        """Resident warps per SM; None where the trace lacks threads per SM or the warp size."""
+        if not self.max_threads_per_sm or not self.warp_size:
+            return None
+        return self.max_threads_per_sm // self.warp_size
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOrigin:
+    """The file a timeline was read from: its format, what it says of the job, and what was broken in it.
+
+    `zero_ns` is the trace's own time (with `base_time_ns` added where there is one: Unix time) at 0 of the timeline;
+    ranks of one job are put on one clock with it.
+    """
+
+    path: str
+    size_bytes: int
+    text_bytes: int  # of JSON, after decompression
+    clock: Literal["ns", "us"]  # resolution of its time stamps
+    zero_ns: int
+    events_read: int  # rows of traceEvents of any kind
+    flow_events: int = 0  # arrows between spans: counted, not kept
+    step_marks_duplicated: int = 0  # ProfilerStep copies on the device (gpu_user_annotation), never counted as steps
+    base_time_ns: int | None = None
+    schema_version: int | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    backend: str | None = None  # of torch.distributed
+    versions: dict[str, str] = field(default_factory=dict)  # torch, cuda_runtime, cuda_driver, hip_runtime, …
+    options: tuple[str, ...] = ()  # of torch.profiler: record_shapes, with_stack, profile_memory, …
+    device_properties: tuple[DeviceProperties, ...] = ()
+    damage: tuple[Damage, ...] = ()
+
+    def damaged(self, name: str) -> int:
+        """How often that damage was met; 0 is none."""
+        return sum(d.count for d in self.damage if d.name == name)
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What the user asked for. `None` means: gpulab chooses, and says so in `Run.choices`."""
 
@@ -313,7 +398,7 @@ class Run:
     timeline: Timeline | None
     wall_ns: int
     outcome: Outcome
-    step_source: str  # "DataLoader", "Optimizer.step", "gpulab.step()", "whole cell", "ProfilerStep"
+    step_source: str  # "DataLoader", "Optimizer.step", "gpulab.step()", "whole cell", "ProfilerStep", "whole window"
     outcome_detail: str = ""  # e.g. "ValueError: …"
     code: str = ""  # the cell's text
     loader: Loader | None = None
@@ -322,6 +407,8 @@ class Run:
     missing: tuple[Missing, ...] = ()
     choices: tuple[Choice, ...] = ()
     traced_numbers: tuple[int, ...] = ()  # step numbers wholly inside timeline.window_ns
+    origin: TraceOrigin | None = None  # of a loaded trace
+    memory_events: MemoryEvents | None = None  # None: not recorded
     schema: int = SCHEMA
 
     @property
@@ -349,6 +436,12 @@ class Run:
             assert (t.start_ns[1:] >= t.start_ns[:-1]).all(), "timeline is not sorted"
             assert (t.duration_ns >= 0).all(), "a span has a negative duration"
             assert t.window_ns[0] <= t.window_ns[1], "the window ends before it starts"
+        m = self.memory_events
+        if m is not None:
+            assert {len(getattr(m, f.name)) for f in dataclasses.fields(m)} == {len(m)}, (
+                "memory columns differ in length"
+            )
+            assert (m.t_ns[1:] >= m.t_ns[:-1]).all(), "memory events are not sorted"
         assert set(self.traced_numbers) <= set(s.number.tolist()), "a traced step is not among the steps"
 
 

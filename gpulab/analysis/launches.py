@@ -1,0 +1,149 @@
+"""Which call of the host started which item on the device, and within which operator it was made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.run import Category, Int64, Timeline
+
+LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+
+
+def launch_of(timeline: Timeline, rows: Int64, categories: tuple[Category, ...] = LAUNCHING) -> Int64:
+    """For each of the rows (items of the device) the row of the call with the same correlation; -1 where there is none.
+
+    Of several calls with one correlation the earliest counts.
+    """
+    found = np.full(len(rows), -1, dtype=np.int64)
+    calls = np.flatnonzero(spans.in_category(timeline, *categories) & (timeline.correlation > 0))
+    if len(calls) == 0 or len(rows) == 0:
+        return found
+    order = calls[np.argsort(timeline.correlation[calls], kind="stable")]
+    keys, wanted = timeline.correlation[order], timeline.correlation[rows]
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    matched = (keys[at] == wanted) & (wanted > 0)
+    found[matched] = order[at[matched]]
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class CallTree:
+    """The spans of some host rows of one timeline as trees, thread by thread.
+
+    `parent[i]` is the position in `rows` of the innermost row that was still open on that thread when `rows[i]`
+    began; -1 where none was. Rows without length are left out.
+    """
+
+    rows: Int64
+    parent: Int64
+
+    @classmethod
+    def of(cls, timeline: Timeline, rows: Int64) -> CallTree:
+        """The tree of these rows, which are in the timeline's order."""
+        rows = rows[timeline.duration_ns[rows] > 0]
+        by_lane = np.argsort(timeline.lane_id[rows], kind="stable")
+        rows = rows[by_lane]
+        parent = np.full(len(rows), -1, dtype=np.int64)
+        for first, last in _blocks(timeline.lane_id[rows]):
+            block = rows[first:last]
+            held = open_at_start(timeline.start_ns[block], timeline.end_ns[block])
+            parent[first:last] = np.where(held >= 0, held + first, -1)
+        return cls(rows, parent)
+
+    def innermost(self, timeline: Timeline, points: Int64) -> Int64:
+        """For each of the points (rows of the host) the row of the innermost span of the tree that was open at its
+        start, on its own thread; -1 where none was."""
+        found = np.full(len(points), -1, dtype=np.int64)
+        if len(self.rows) == 0 or len(points) == 0:
+            return found
+        for first, last in _blocks(timeline.lane_id[self.rows]):
+            mine = np.flatnonzero(timeline.lane_id[points] == timeline.lane_id[self.rows[first]])
+            block = self.rows[first:last]
+            at = timeline.start_ns[points[mine]]
+            position = first + np.searchsorted(timeline.start_ns[block], at, side="right") - 1
+            position[position < first] = -1
+            climbing = np.flatnonzero(position >= 0)
+            while len(climbing):
+                closed = timeline.end_ns[self.rows[position[climbing]]] <= at[climbing]
+                climbing = climbing[closed]
+                position[climbing] = self.parent[position[climbing]]
+                climbing = climbing[position[climbing] >= 0]
+            found[mine] = np.where(position >= 0, self.rows[position], -1)
+        return found
+
+    def self_ns(self, timeline: Timeline) -> Int64:
+        """Each row's own duration without the rows directly in it, in the order of `rows`."""
+        own: Int64 = timeline.duration_ns[self.rows].copy()
+        inside = np.flatnonzero(self.parent >= 0)
+        child, above = self.rows[inside], self.rows[self.parent[inside]]
+        shared = np.minimum(timeline.end_ns[child], timeline.end_ns[above]) - timeline.start_ns[child]
+        np.subtract.at(own, self.parent[inside], shared)
+        return np.maximum(own, 0)
+
+    def with_nested(self, own: Int64) -> Int64:
+        """Each row's own figure with those of all rows nested in it, in the order of `rows`."""
+        total = own.copy()
+        depth = self._depth()
+        by_depth = np.argsort(-depth, kind="stable")
+        for first, last in _blocks(depth[by_depth]):
+            at = by_depth[first:last]
+            at = at[self.parent[at] >= 0]
+            np.add.at(total, self.parent[at], total[at])
+        return total
+
+    def _depth(self) -> Int64:
+        """How many spans hold each row."""
+        depth = np.zeros(len(self.rows), dtype=np.int64)
+        inside = np.flatnonzero(self.parent >= 0)
+        above = self.parent[inside]
+        while len(inside):
+            depth[inside] += 1
+            above = self.parent[above]
+            inside, above = inside[above >= 0], above[above >= 0]
+        return depth
+
+
+def open_at_start(start: Int64, end: Int64) -> Int64:
+    """For each span of one lane the latest earlier row that had not ended when it began; -1 where none was.
+
+    Rows are sorted by start, longer first. Unlike `nesting.parents` the earlier span need not hold the whole of the
+    later one: time stamps rounded by the profiler let children outlive their parents. The search climbs a tree of
+    maxima, so that no row is asked on its own: O(n log n), without a Python loop over rows.
+    """
+    found = np.full(len(start), -1, dtype=np.int64)
+    levels = _maxima(end)
+    row, node = np.arange(len(start)), np.arange(len(start))
+    met: list[tuple[Int64, Int64]] = []
+    for level in levels:
+        sibling = node - 1
+        hit = ((node & 1) == 1) & (level[sibling] > start[row])
+        met.append((row[hit], sibling[hit]))
+        row, node = row[~hit], node[~hit] >> 1
+    row, node = np.empty(0, np.int64), np.empty(0, np.int64)
+    for height in range(len(levels) - 1, -1, -1):
+        row, node = np.concatenate((row, met[height][0])), np.concatenate((node, met[height][1]))
+        if height:
+            below = levels[height - 1]
+            later = np.minimum(2 * node + 1, len(below) - 1)
+            node = np.where(below[later] > start[row], later, 2 * node)
+    found[row] = node
+    return found
+
+
+def _maxima(values: Int64) -> list[Int64]:
+    """The values, the larger of each two, of each four … up to the largest of all."""
+    levels = [values]
+    while len(levels[-1]) > 1:
+        last = levels[-1]
+        even = last if len(last) % 2 == 0 else np.append(last, np.iinfo(np.int64).min)
+        levels.append(even.reshape(-1, 2).max(axis=1))
+    return levels
+
+
+def _blocks(lane_id: np.ndarray) -> list[tuple[int, int]]:
+    """[first, last) of each run of equal lanes."""
+    edges = np.flatnonzero(np.diff(lane_id, prepend=-1, append=-1))
+    return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))

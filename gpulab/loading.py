@@ -1,0 +1,196 @@
+"""A trace file as a `Run`: what the reader found and the steps in it, joined into the one record."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+
+from gpulab.analysis.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
+from gpulab.run import (
+    DEVICE_CATEGORIES,
+    Category,
+    Choice,
+    Device,
+    DeviceProperties,
+    Environment,
+    Memory,
+    MemoryEvents,
+    Missing,
+    Observer,
+    Run,
+    Samples,
+    Settings,
+    Timeline,
+    TraceOrigin,
+)
+from gpulab.sources.trace_file import Trace, read_trace
+
+NO_NAME = "GPU (name not in the trace)"
+_LAUNCHING = re.compile(r"(cuda|hip|cu)(Launch|Graph(s)?Launch|Ext\w*Launch|Memcpy|Memset)|hipModuleLaunch")
+_ENDINGS = (".gz", ".json", ".trace", ".pt")
+
+
+def load_run(path: str | Path) -> Run:
+    """The run a trace file tells of. Raises TraceError where it cannot be read, in one sentence with the next step."""
+    path = Path(path)
+    trace = read_trace(path)
+    found = find_steps(trace.timeline)
+    device = _device(trace)
+    start, end = trace.timeline.window_ns
+    run = Run(
+        id=_identity(path),
+        created=_created(trace.origin),
+        source="trace",
+        settings=Settings(name=_identity(path), live=False, save=False),
+        device=device,
+        environment=_environment(trace.origin),
+        steps=found.steps,
+        samples=Samples(),
+        timeline=trace.timeline,
+        wall_ns=end - start,
+        outcome="completed",
+        step_source=found.source,
+        memory=_memory(trace.memory_events, device),
+        observer=Observer(event_count=trace.origin.events_read),
+        missing=tuple(_missing(trace, found, device)),
+        choices=_choices(trace, found),
+        traced_numbers=found.traced_numbers,
+        origin=trace.origin,
+        memory_events=trace.memory_events,
+    )
+    run.check()
+    return run
+
+
+def _identity(path: Path) -> str:
+    name = path.name
+    while name.endswith(_ENDINGS) and "." in name[1:]:
+        name = name[: name.rindex(".")]
+    return name
+
+
+def _created(origin: TraceOrigin) -> str:
+    """When the trace begins, where its clock is Unix time; else an empty text."""
+    seconds = origin.zero_ns / 1e9
+    if not 1.4e9 < seconds < 4e9:
+        return ""
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="seconds")
+
+
+def _environment(origin: TraceOrigin) -> Environment:
+    """A trace knows its software, hardly its machine."""
+    unknown = "not in the trace"
+    return Environment(
+        python=unknown,
+        platform=unknown,
+        cpu=unknown,
+        logical_cores=None,
+        usable_cores=None,
+        memory_total_bytes=None,
+        packages=dict(origin.versions),
+    )
+
+
+def _device(trace: Trace) -> Device:
+    timeline = trace.timeline
+    if not timeline.has_device_events and not _launches(timeline):
+        return Device("cpu", "CPU (name not in the trace)")
+    index = _busiest_device(timeline)
+    known = _properties(trace.origin, index)
+    if known is None:
+        return Device("cuda", NO_NAME, index)
+    return Device(
+        "cuda",
+        known.name or NO_NAME,
+        index,
+        memory_total_bytes=known.total_memory_bytes,
+        details={
+            "sm_count": known.sm_count,
+            "compute_capability": known.compute_capability,
+            "warp_size": known.warp_size,
+            "max_threads_per_sm": known.max_threads_per_sm,
+        },
+    )
+
+
+def _properties(origin: TraceOrigin, index: int | None) -> DeviceProperties | None:
+    """The device that worked; where nothing tells which, the first one's model."""
+    matching = [d for d in origin.device_properties if d.id == index]
+    return next(iter(matching or (origin.device_properties if index is None else ())), None)
+
+
+def _launches(timeline: Timeline) -> bool:
+    launching = np.array([_LAUNCHING.match(n) is not None for n in timeline.names], bool)
+    host = np.isin(timeline.category, [int(Category.CUDA_RUNTIME), int(Category.CUDA_DRIVER)])
+    return bool((launching[timeline.name_id] & host).any())
+
+
+def _device_time(timeline: Timeline) -> dict[int, int]:
+    """Summed span time per device index, to see which one this trace is about."""
+    rows = np.isin(timeline.category, [int(c) for c in DEVICE_CATEGORIES])
+    per_lane = np.bincount(timeline.lane_id[rows], timeline.duration_ns[rows] + 1.0, minlength=len(timeline.lanes))
+    time: dict[int, int] = {}
+    for lane, spent in zip(timeline.lanes, per_lane.tolist(), strict=True):
+        if spent:
+            time[lane.process] = time.get(lane.process, 0) + int(spent)
+    return time
+
+
+def _busiest_device(timeline: Timeline) -> int | None:
+    time = _device_time(timeline)
+    return max(time, key=lambda index: time[index]) if time else None
+
+
+def _memory(events: MemoryEvents | None, device: Device) -> Memory:
+    if events is None or device.index is None:
+        return Memory(total_bytes=device.memory_total_bytes)
+    mine = events.device_index == device.index
+
+    def peak(column: np.ndarray) -> int | None:
+        known = column[mine & (column >= 0)]
+        return int(known.max()) if len(known) else None
+
+    return Memory(
+        peak_allocated_bytes=peak(events.total_allocated_bytes),
+        peak_reserved_bytes=peak(events.total_reserved_bytes),
+        total_bytes=device.memory_total_bytes,
+    )
+
+
+def _missing(trace: Trace, found: FoundSteps, device: Device) -> Iterator[Missing]:
+    yield Missing("live curves", "a trace holds no readings of the device's meters")
+    yield Missing("unprofiled step time", "a trace shows only steps that the profiler slowed down")
+    if device.kind == "cuda" and not trace.timeline.has_device_events:
+        yield Missing(
+            "device time", "the trace holds launches but no kernel, copy or memset: the profiler got no GPU activity"
+        )
+    if device.name == NO_NAME:
+        yield Missing("the GPU's name and size", "the trace has no deviceProperties for it")
+    if trace.memory_events is None:
+        yield Missing("memory over time", "recorded only with torch.profiler.profile(profile_memory=True)")
+    elif device.kind == "cuda" and (trace.memory_events.total_allocated_bytes < 0).all():
+        yield Missing("peak memory", "this version of torch wrote no allocator totals")
+    if found.source == WHOLE_WINDOW:
+        yield Missing("steps", "the trace has no ProfilerStep, DataLoader or optimizer marks to tell steps apart")
+
+
+def _choices(trace: Trace, found: FoundSteps) -> tuple[Choice, ...]:
+    choices = [Choice("steps", found.source, _REASONS[found.source])]
+    devices = _device_time(trace.timeline)
+    if len(devices) > 1:
+        others = ", ".join(f"GPU {i}" for i in sorted(devices))
+        index = _busiest_device(trace.timeline)
+        choices.append(Choice("device", f"GPU {index}", f"the one that worked longest of {others}"))
+    return tuple(choices)
+
+
+_REASONS = {
+    "ProfilerStep": "torch.profiler's own marks, from profiler.step()",
+    "DataLoader": "no ProfilerStep: a step is the time from one fetch to the next on the training thread",
+    "Optimizer.step": "no ProfilerStep and no DataLoader mark: a step is the time between two updates",
+    WHOLE_WINDOW: "no mark to tell steps apart: the whole window stands as one",
+}

@@ -1,0 +1,360 @@
+"""Decoded trace events as columns: exact times, categories, lanes, and the few arguments that matter."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from itertools import count
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from gpulab.run import Category, Float64, Int32, Int64, Lane, UInt8
+from gpulab.sources.trace_events import (
+    FLOWS,
+    Args,
+    Event,
+    EventDecoder,
+    ExactInstant,
+    ExactSpan,
+    Instant,
+    Label,
+    Span,
+    Value,
+    exact_times,
+)
+
+FLOAT_EXACT_US = 2.0**43  # up to here a float64 of microseconds still tells nanoseconds apart
+LIMIT_NS = 1 << 61
+NO_TIME = np.iinfo(np.int64).min
+
+_CATEGORIES = {
+    "cpu_op": Category.CPU_OP,
+    "operator": Category.CPU_OP,
+    "hpu_op": Category.CPU_OP,
+    "user_annotation": Category.USER_ANNOTATION,
+    "userannotation": Category.USER_ANNOTATION,
+    "cuda_runtime": Category.CUDA_RUNTIME,
+    "hip_runtime": Category.CUDA_RUNTIME,
+    "xpu_runtime": Category.CUDA_RUNTIME,
+    "privateuse1_runtime": Category.CUDA_RUNTIME,
+    "runtime": Category.CUDA_RUNTIME,
+    "cuda_driver": Category.CUDA_DRIVER,
+    "hip_driver": Category.CUDA_DRIVER,
+    "xpu_driver": Category.CUDA_DRIVER,
+    "privateuse1_driver": Category.CUDA_DRIVER,
+    "driver": Category.CUDA_DRIVER,
+    "kernel": Category.KERNEL,
+    "concurrent_kernel": Category.KERNEL,
+    "gpu_memcpy": Category.GPU_MEMCPY,
+    "memcpy": Category.GPU_MEMCPY,
+    "gpu_memset": Category.GPU_MEMSET,
+    "memset": Category.GPU_MEMSET,
+    "cuda_sync": Category.CUDA_SYNC,
+    "python_function": Category.PYTHON_FUNCTION,
+    "overhead": Category.OVERHEAD,
+    "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
+}
+_LEGACY_PROCESSES = {"CPU functions": Category.CPU_OP, "CUDA functions": Category.KERNEL}  # torch.autograd.profiler
+_DROPPED = 255
+_ANNOTATIONS = (
+    "ProfilerStep#",
+    "enumerate(DataLoader)#",
+    "Optimizer.step#",
+    "Optimizer.zero_grad#",
+    "Optimizer.zero_grad",
+)
+_ON_DEVICE = (
+    Category.KERNEL,
+    Category.GPU_MEMCPY,
+    Category.GPU_MEMSET,
+    Category.GPU_USER_ANNOTATION,
+    Category.CUDA_SYNC,
+)
+_LAST_NUMBER = re.compile(r"(-?\d+)\D*$")
+_INT64 = np.iinfo(np.int64)
+
+HostKey = tuple[Value, Value]
+DeviceKey = tuple[str, Value, Value]
+
+
+@dataclass(frozen=True, slots=True)
+class SpanColumns:
+    """The spans of one piece; `start_ns` is in the trace's own time, NO_TIME where there is none."""
+
+    start_ns: Int64
+    duration_ns: Int64
+    name_id: Int32
+    category: UInt8  # Category, _DROPPED for what is no span of the program
+    lane_key: Int32
+    correlation: Int64
+    extra_rows: Int64  # rows on a device
+    extra: dict[str, Float64]  # one value per row on a device
+
+
+class Columns:
+    """Collects pieces; names, categories and lanes are numbered over all of them."""
+
+    def __init__(self) -> None:
+        self.names: defaultdict[str, int] = defaultdict(count().__next__)
+        self.lane_keys: defaultdict[HostKey | DeviceKey, int] = defaultdict(count().__next__)
+        self.spans: list[SpanColumns] = []
+        self.memory_ns: list[Int64] = []
+        self.memory: list[Instant] = []
+        self.labels: list[Label] = []
+        self.events_read = 0
+        self.flow_events = 0
+        self.fractional = False
+        self._categories: defaultdict[str, int] = defaultdict(count().__next__)
+        self._category_of: list[int] = []
+
+    def add(self, text: bytes, events: list[Event], damage: EventDecoder, where: str) -> None:
+        """Take the events of one piece; `text` is what they were decoded from."""
+        self.events_read += len(events)
+        spans = [e for e in events if type(e) is Span]
+        if len(spans) < len(events):
+            self._add_others(text, events, damage, where)
+        if spans:
+            self.spans.append(self._spans(text, spans, damage, where))
+
+    def _add_others(self, text: bytes, events: list[Event], damage: EventDecoder, where: str) -> None:
+        types = list(map(type, events))
+        self.flow_events += sum(types.count(kind) for kind in FLOWS)
+        if Label in types:
+            self.labels += [e for e in events if type(e) is Label]
+        if Instant not in types:
+            return
+        instants = [e for e in events if type(e) is Instant]
+        at = self._times([e.ts for e in instants], lambda: exact_times(text, ExactInstant))
+        memory = [i for i, e in enumerate(instants) if e.name == "[memory]" and e.args is not None and at[i] != NO_TIME]
+        self.memory += [instants[i] for i in memory]
+        self.memory_ns.append(at[memory])
+
+    def _spans(self, text: bytes, spans: list[Span], damage: EventDecoder, where: str) -> SpanColumns:
+        n = len(spans)
+        args = [e.args for e in spans]
+        start = self._times([e.ts for e in spans], lambda: exact_times(text, ExactSpan))
+        damage.note("missing ts", where, int((start == NO_TIME).sum()))
+        category = self._category(spans)
+        category[start == NO_TIME] = _DROPPED
+        lane = np.fromiter(map(self.lane_keys.__getitem__, [(e.pid, e.tid) for e in spans]), np.int32, n)
+        rows = np.flatnonzero(np.isin(category, _ON_DEVICE))
+        on_device = [(spans[i], args[i] or Args()) for i in rows.tolist()]
+        lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]
+        return SpanColumns(
+            start_ns=start,
+            duration_ns=_durations([e.dur for e in spans], damage, where),
+            name_id=np.fromiter(map(self.names.__getitem__, [e.name for e in spans]), np.int32, n),
+            category=category,
+            lane_key=lane,
+            correlation=integers([0 if a is None else a.correlation for a in args], 0),
+            extra_rows=rows,
+            extra=_extra([a for _, a in on_device]),
+        )
+
+    def _category(self, spans: list[Span]) -> UInt8:
+        ids = np.fromiter(map(self._categories.__getitem__, [e.cat for e in spans]), np.int32, len(spans))
+        for name in list(self._categories)[len(self._category_of) :]:
+            self._category_of.append(category_of(name))
+        category = np.array(self._category_of, np.uint8)[ids]
+        unknown = np.flatnonzero(category == Category.UNKNOWN).tolist()
+        for i in unknown:
+            process = spans[i].pid
+            if isinstance(process, str):
+                category[i] = _LEGACY_PROCESSES.get(process, Category.UNKNOWN)
+        return category
+
+    def _times(self, written: list[Value], exact: Callable[[], list[msgspec.Raw]]) -> Int64:
+        """Nanoseconds from microseconds, exactly: a float64 cannot hold the fraction of a Unix time."""
+        types = set(map(type, written))
+        if types == {int}:
+            try:
+                return _scaled(np.fromiter(written, np.int64, len(written)))
+            except OverflowError:
+                pass
+        value = floats(written)
+        finite = np.abs(value[np.isfinite(value)])
+        if float in types or str in types:
+            fractional = bool((finite % 1).any())
+            self.fractional |= fractional
+            if len(finite) and finite.max() >= FLOAT_EXACT_US:
+                raws = exact()
+                self.fractional = self.fractional or any(b"." in bytes(r) for r in raws)
+                return exact_ns(raws)
+        return float_us_to_ns(value)
+
+
+def category_of(name: str) -> int:
+    """Kineto's activity name in any of its spellings; what is no span of the program is dropped."""
+    folded = name.casefold().replace(" ", "_")
+    return _DROPPED if folded == "trace" else int(_CATEGORIES.get(folded, Category.UNKNOWN))
+
+
+def is_kept(category: UInt8) -> npt.NDArray[np.bool_]:
+    """Rows that belong into the record."""
+    return np.asarray(category != _DROPPED)
+
+
+def is_annotation(name: str) -> bool:
+    """Marks that torch 1.8 to 1.12 recorded as operators."""
+    return name.startswith(_ANNOTATIONS)
+
+
+def float_us_to_ns(value: Float64) -> Int64:
+    """Nanoseconds; NO_TIME for what is no time."""
+    good = np.abs(np.where(np.isfinite(value), value, np.inf)) * 1e3 < LIMIT_NS
+    value = np.where(good, value, 0.0)
+    whole = np.floor(value)
+    ns = whole.astype(np.int64) * 1000 + np.rint((value - whole) * 1e3).astype(np.int64)
+    return np.where(good, ns, NO_TIME)
+
+
+def _scaled(us: Int64) -> Int64:
+    good = np.abs(us) < LIMIT_NS // 1000
+    return np.where(good, np.where(good, us, 0) * 1000, NO_TIME)
+
+
+def exact_ns(written: Sequence[msgspec.Raw]) -> Int64:
+    """Nanoseconds of decimal microseconds as text; NO_TIME for what is no time."""
+    texts = [bytes(r) for r in written]
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    result = np.full(len(texts), NO_TIME, np.int64)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        of_length = texts if len(rows) == len(texts) else [texts[i] for i in rows.tolist()]
+        result[rows] = _fixed_width_ns(of_length, length)
+    return result
+
+
+def _fixed_width_ns(texts: list[bytes], width: int) -> Int64:
+    """All texts have `width` characters: their digits are columns of a matrix."""
+    digits = np.frombuffer(b"".join(texts), np.uint8).reshape(len(texts), width)
+    dots = np.flatnonzero((digits == ord(".")).all(axis=0))
+    is_digit = ((digits >= ord("0")) & (digits <= ord("9"))).all(axis=0)
+    decimals = width - 1 - int(dots[0]) if len(dots) else 0
+    if is_digit.sum() != width - len(dots) or len(dots) > 1 or decimals > 3 or width > 18 + len(dots):
+        return np.array([_decimal_ns(t) for t in texts], np.int64)
+    values = digits[:, is_digit].astype(np.int64) - ord("0")
+    power = 10 ** np.arange(values.shape[1] - 1 + 3 - decimals, 2 - decimals, -1, dtype=np.int64)
+    ns = values @ power
+    return np.where(ns < LIMIT_NS, ns, NO_TIME)
+
+
+def _decimal_ns(text: bytes) -> int:
+    try:
+        ns = int((Decimal(text.decode().strip('"').strip()) * 1000).to_integral_value())
+    except (InvalidOperation, ValueError, OverflowError):
+        return int(NO_TIME)
+    return ns if -LIMIT_NS < ns < LIMIT_NS else int(NO_TIME)
+
+
+def floats(values: Sequence[Value]) -> Float64:
+    """Numbers of any spelling as float64; NaN for what is none."""
+    try:
+        return np.array(values, np.float64)  # None becomes NaN, text is parsed
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_float(v) for v in values], np.float64)
+
+
+def _float(value: Value) -> float:
+    try:
+        return float("nan" if value is None else value)
+    except (ValueError, OverflowError):
+        return float("nan")
+
+
+def integers(values: Sequence[Value], missing: int) -> Int64:
+    """Whole numbers of any spelling as int64; `missing` for what is none."""
+    try:
+        return np.fromiter([missing if v is None else v for v in values], np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_integer(v, missing) for v in values], np.int64)
+
+
+def _integer(value: Value, missing: int) -> int:
+    try:
+        whole = int(value) if isinstance(value, int | float) else int(str(value), 0)
+    except (ValueError, OverflowError):
+        return missing
+    return whole if _INT64.min <= whole <= _INT64.max else missing
+
+
+def _durations(written: list[Value], damage: EventDecoder, where: str) -> Int64:
+    types = set(map(type, written))
+    if not types <= {int, float}:
+        damage.note("dur as text", where, sum(isinstance(d, str) for d in written))
+        damage.note("missing dur", where, sum(d is None for d in written))
+    ns = float_us_to_ns(floats(written))
+    damage.note("negative dur", where, int(((ns < 0) & (ns != NO_TIME)).sum()))
+    return np.maximum(ns, 0)
+
+
+def _extra(args: list[Args]) -> dict[str, Float64]:
+    columns = {
+        "bytes": [a.bytes for a in args],
+        "bandwidth_gb_s": [a.bandwidth for a in args],
+        "blocks_per_sm": [a.blocks_per_sm for a in args],
+        "warps_per_sm": [a.warps_per_sm for a in args],
+        "occupancy_pct": [a.occupancy for a in args],
+        "graph_id": [a.graph_id for a in args],
+        "graph_node_id": [a.graph_node_id for a in args],
+    }
+    return {name: floats(values) for name, values in columns.items() if values.count(None) < len(values)}
+
+
+def _device_key(span: Span, args: Args) -> DeviceKey:
+    device = args.device if args.device is not None else span.pid
+    stream = args.stream if args.stream is not None else span.tid
+    return ("device", device, stream)
+
+
+class Lanes:
+    """The threads and streams behind the keys of a trace: one lane for each, however its numbers were spelled."""
+
+    def __init__(self, keys: Sequence[HostKey | DeviceKey], used: Sequence[int], labels: Sequence[Label]) -> None:
+        self.lanes: list[Lane] = []
+        self.of_key = np.zeros(len(keys), np.int32)
+        self._nameless: dict[str, int] = {}
+        self._names = self._thread_names(labels)
+        found: dict[tuple[object, ...], int] = {}
+        for i in used:
+            *_, process, number = key = keys[i]
+            lane = self._lane(process, number, on_device=len(key) == 3)
+            identity = (lane.kind, lane.process, lane.number)
+            if identity not in found:
+                found[identity] = len(self.lanes)
+                self.lanes.append(lane)
+            self.of_key[i] = found[identity]
+
+    def _lane(self, process: Value, number: Value, *, on_device: bool) -> Lane:
+        p, n = self._identifier(process), self._identifier(number)
+        if on_device:
+            return Lane("stream", p, n, f"GPU {p} stream {n}")
+        text = number if isinstance(number, str) and not number.isdigit() else f"thread {n}"
+        return Lane("thread", p, n, self._names.get((p, n)) or text)
+
+    def _thread_names(self, labels: Sequence[Label]) -> dict[tuple[int, int], str]:
+        named = [e for e in labels if e.name == "thread_name" and e.args is not None and e.args.name]
+        return {(self._identifier(e.pid), self._identifier(e.tid)): str(e.args.name).strip() for e in named if e.args}
+
+    def _identifier(self, value: Value) -> int:
+        """The number in it; texts without one ("Spans") are numbered below -1."""
+        number = identifier(value)
+        if number is not None:
+            return number
+        return self._nameless.setdefault(str(value), -2 - len(self._nameless))
+
+
+def identifier(value: Value) -> int | None:
+    """A process, thread, device or stream number: also the last number in a text ("stream 7", "0x7f…")."""
+    if not isinstance(value, str):
+        return -1 if value is None else _integer(value, -1)
+    text = value.strip()
+    if re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
+        return _integer(text, -1)
+    found = _LAST_NUMBER.search(text)
+    return _integer(found[1], -1) if found else None

@@ -1,0 +1,265 @@
+"""The events of a trace as typed objects: decoded in bulk, and one by one where the text is not as it should be."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import TypeAlias, Union
+
+import msgspec
+
+from gpulab.sources.trace_text import TraceText
+
+Value: TypeAlias = int | float | str | bool | None
+
+
+class Args(msgspec.Struct, gc=False):
+    """The arguments of a span that gpulab uses, in every spelling PyTorch has had."""
+
+    correlation: Value = None
+    external_id: Value = msgspec.field(name="External id", default=None)
+    external_id_old: Value = msgspec.field(name="external id", default=None)
+    device: Value = None
+    stream: Value = None
+    bytes: Value = None
+    bandwidth: Value = msgspec.field(name="memory bandwidth (GB/s)", default=None)
+    blocks_per_sm: Value = msgspec.field(name="blocks per SM", default=None)
+    warps_per_sm: Value = msgspec.field(name="warps per SM", default=None)
+    occupancy: Value = msgspec.field(name="est. achieved occupancy %", default=None)
+    graph_id: Value = msgspec.field(name="graph id", default=None)
+    graph_node_id: Value = msgspec.field(name="graph node id", default=None)
+
+
+class MemoryArgs(msgspec.Struct, gc=False):
+    """The arguments of a `[memory]` event."""
+
+    bytes: Value = msgspec.field(name="Bytes", default=None)
+    address: Value = msgspec.field(name="Addr", default=None)
+    allocated: Value = msgspec.field(name="Total Allocated", default=None)
+    reserved: Value = msgspec.field(name="Total Reserved", default=None)
+    device_type: Value = msgspec.field(name="Device Type", default=None)
+    device_id: Value = msgspec.field(name="Device Id", default=None)
+
+
+class LabelArgs(msgspec.Struct, gc=False):
+    """The arguments of process_name, process_labels and thread_name."""
+
+    name: Value = None
+    labels: Value = None
+
+
+class Span(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """A complete event: something with a start and a duration."""
+
+    name: str = ""
+    cat: str = ""
+    pid: Value = None
+    tid: Value = None
+    ts: Value = None
+    dur: Value = None
+    args: Args | None = None
+
+
+class Instant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """A point in time; only `[memory]` and the profiler's own marks are used."""
+
+    name: str = ""
+    ts: Value = None
+    args: MemoryArgs | None = None
+
+
+class Label(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
+    """What a process or a thread is called."""
+
+    name: str = ""
+    pid: Value = None
+    tid: Value = None
+    args: LabelArgs | None = None
+
+
+class FlowStart(msgspec.Struct, gc=False, tag_field="ph", tag="s"):
+    """The tail of an arrow."""
+
+
+class FlowEnd(msgspec.Struct, gc=False, tag_field="ph", tag="f"):
+    """The head of an arrow."""
+
+
+class FlowStep(msgspec.Struct, gc=False, tag_field="ph", tag="t"):
+    """A joint of an arrow."""
+
+
+Event: TypeAlias = Span | Instant | Label | FlowStart | FlowEnd | FlowStep
+FLOWS = (FlowStart, FlowEnd, FlowStep)
+_OTHER_PHASES = "BEIbneCPNODSTpFRcVv(),a"
+_OTHERS = tuple(msgspec.defstruct(f"Other{i}", [], tag_field="ph", tag=p) for i, p in enumerate(_OTHER_PHASES))
+
+
+class ExactSpan(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
+    """A span's time stamp as it is written."""
+
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class ExactInstant(msgspec.Struct, gc=False, tag_field="ph", tag="i"):
+    """A point's time stamp as it is written."""
+
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+
+
+class ExactLabel(msgspec.Struct, gc=False, tag_field="ph", tag="M"):
+    """A label has no time that matters."""
+
+
+ExactEvent: TypeAlias = ExactSpan | ExactInstant | ExactLabel | FlowStart | FlowEnd | FlowStep
+
+_decoder: msgspec.json.Decoder[list[Event]] = msgspec.json.Decoder(list[Union[(Event, *_OTHERS)]])  # type: ignore[valid-type]
+_exact_decoder: msgspec.json.Decoder[list[ExactEvent]] = msgspec.json.Decoder(
+    list[Union[(ExactEvent, *_OTHERS)]]  # type: ignore[valid-type]
+)
+_MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+_CONTROL = bytes(c for c in range(32) if c not in b"\t\r\n")
+_SPACES = bytes(32 if c < 32 else c for c in range(256))
+_NOT_A_NUMBER = re.compile(rb"(?<=[:,\[\s])[-+]?(?:nan(?:\([a-z]*\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
+_ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
+_LIMIT = 1 << 62
+_PHASES = {"X", "i", "M", "s", "f", "t", *_OTHER_PHASES}
+
+
+class EventDecoder:
+    """Decodes pieces of whole events; what could not be read as it stands is counted, with its first place."""
+
+    def __init__(self, text: TraceText) -> None:
+        self._text = text
+        self.damage: Counter[str] = Counter()
+        self.first: dict[str, str] = {}
+
+    def decode(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
+        """The events of a piece, a JSON list, with the text they came from, which may have been mended."""
+        try:
+            yield piece, _decoder.decode(piece)
+        except _MALFORMED:
+            yield from self._mend(offset, piece[1:-1])
+
+    def note(self, what: str, where: str, count: int = 1) -> None:
+        """Count a damage."""
+        if count:
+            self.damage[what] += count
+            self.first.setdefault(what, where)
+
+    def _mend(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
+        where = f"first in the events from byte {offset:,} of the text"
+        mended, found = _mended(piece)
+        text = b"[" + mended + b"]"
+        try:
+            events = _decoder.decode(text)
+        except _MALFORMED:
+            yield from self._halve(offset, piece)
+        else:
+            for what, count in found.items():
+                self.note(what, where, count)
+            yield text, events
+
+    def _halve(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
+        """Narrow down to the events that cannot be read; each of them is tried alone."""
+        cuts = [found.end() for found in self._text.boundary.finditer(piece)]
+        if not cuts:
+            yield from self._alone(offset, piece)
+            return
+        middle = cuts[len(cuts) // 2]
+        first = piece[:middle].rstrip()
+        for start, half in ((0, first[: first.rindex(b",")]), (middle, piece[middle:])):
+            text = b"[" + half + b"]"
+            try:
+                yield text, _decoder.decode(text)
+            except _MALFORMED:
+                yield from self._halve(offset + start, half)
+
+    def _alone(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
+        where = f"first at byte {offset:,} of the text"
+        mended, found = _mended(piece)
+        text = b"[" + mended + b"]"
+        try:
+            events = _decoder.decode(text)
+        except _MALFORMED:
+            event = _plain(mended)
+            if event is None:
+                self.note("unreadable events", where)
+                return
+            found["odd values"] = 1
+            text = b"[" + msgspec.json.encode(event) + b"]"
+            events = _decoder.decode(text)
+        for what, count in found.items():
+            self.note(what, where, count)
+        yield text, events
+
+
+def exact_times(text: bytes, kind: type[ExactSpan | ExactInstant]) -> list[msgspec.Raw]:
+    """The time stamps of all spans (or instants) of a decoded piece, as they are written."""
+    return [e.ts for e in _exact_decoder.decode(text) if type(e) is kind]
+
+
+def _mended(piece: bytes) -> tuple[bytes, dict[str, int]]:
+    """Control characters to spaces, invalid UTF-8 and NaN replaced, stray backslashes doubled; how many of each."""
+    found: dict[str, int] = {}
+    control = len(piece) - len(piece.translate(None, _CONTROL))
+    piece = piece.translate(_SPACES)
+    if control:
+        found["control characters"] = control
+    try:
+        piece.decode()
+    except UnicodeDecodeError:
+        decoded = piece.decode("utf-8", "replace")
+        found["invalid UTF-8"] = decoded.count("\ufffd")
+        piece = decoded.encode()
+    piece, numbers = _NOT_A_NUMBER.subn(b"null", piece)
+    if numbers:
+        found["not a number"] = numbers
+    return piece, found
+
+
+def _plain(piece: bytes) -> dict[str, object] | None:
+    """One event read by the forgiving reader of the standard library, its values brought to the types we know."""
+    for text in (piece, _ESCAPE.sub(lambda m: m[0] if len(m[0]) > 1 else b"\\\\", piece)):
+        try:
+            event, _ = json.JSONDecoder(strict=False).raw_decode(text.decode("utf-8", "replace").lstrip(", "))
+        except (ValueError, RecursionError):
+            continue
+        return _typed(event) if isinstance(event, dict) else None
+    return None
+
+
+def _typed(event: dict[str, object]) -> dict[str, object] | None:
+    phase = event.get("ph")
+    if not isinstance(phase, str) or phase not in _PHASES:
+        return None
+    args = event.get("args")
+    return {
+        "ph": phase,
+        "name": _text(event.get("name")),
+        "cat": _text(event.get("cat")),
+        **{key: _value(event.get(key)) for key in ("pid", "tid", "ts", "dur")},
+        "args": {_text(k): _value(v) for k, v in args.items()} if isinstance(args, dict) else None,
+    }
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return ""
+    return str(value).encode("utf-8", "replace").decode()
+
+
+def _value(value: object) -> Value:
+    if isinstance(value, str):
+        return _text(value)
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return value if -_LIMIT < value < _LIMIT else None
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return None
