@@ -56,6 +56,16 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     return union(edges[:-1][inside], edges[1:][inside])
 
 
+def closed(a: Intervals, gap: int) -> Intervals:
+    """The set with every gap of at most `gap` between two of its intervals filled."""
+    if len(a) == 0:
+        return a
+    opens = np.concatenate(([True], a[1:, 0] - a[:-1, 1] > gap))
+    first = np.flatnonzero(opens)
+    last = np.concatenate((first[1:] - 1, [len(a) - 1]))
+    return np.stack((a[first, 0], a[last, 1]), axis=1)
+
+
 def clip(a: Intervals, start: int, end: int) -> Intervals:
     """The part of the set within [start, end)."""
     return union(np.clip(a[:, 0], start, end), np.clip(a[:, 1], start, end))

@@ -445,6 +445,20 @@ class Run:
         assert set(self.traced_numbers) <= set(s.number.tolist()), "a traced step is not among the steps"
 
 
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The ranks of one distributed job, each a run loaded from its own trace."""
+
+    path: str  # the folder
+    runs: dict[int, Run]  # by rank, ascending; never empty
+    world_size: int | None  # as the traces tell
+    problems: tuple[Missing, ...] = ()  # files left out, ranks that are not there, and why
+
+    def __repr__(self) -> str:
+        of = f" of {self.world_size}" if self.world_size else ""
+        return f"<Ranks {self.path!r}: {len(self.runs)}{of}>"
+
+
 def _frame(columns: dict[str, Any]) -> pd.DataFrame:
     try:
         import pandas as pd

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import CurveFact, Facts
+from gpulab.analysis.integrity import integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
 from gpulab.diagnosis.headline import Headline
@@ -142,6 +143,7 @@ def breakdown(run: Run, shares: dict[str, float], busy: float | None = None) -> 
     by_wall = sorted(parts, key=lambda p: p.end_ns - p.start_ns)
     return Breakdown(
         device=run.device.name,
+        device_index=run.device.index,
         steps=tuple(parts),
         median_us={part: float(np.median([p.parts_ns[part] for p in parts])) / 1e3 for part in PARTS},
         share={part: sum(p.parts_ns[part] for p in parts) / total for part in PARTS},
@@ -175,6 +177,7 @@ def facts_of(
         outside_steps_fraction=float(1 - run.steps.wall_ns.sum() / run.wall_ns) if len(run.steps) else None,
         observer_us_per_step=run.observer.hooks_ns / 1e3 / len(run.steps) if len(run.steps) else None,
         breakdown=found,
+        integrity=integrity(run),
         operators=operators,
         kernels=kernels,
         curves=tuple(

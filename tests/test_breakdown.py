@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.analysis.breakdown import PARTS, breakdown
+import gpulab.analysis.breakdown as breakdown_module
+from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns
 from gpulab.analysis.facts import facts
 from gpulab.analysis.operators import operators, self_ns
 from gpulab.diagnosis.headline import headline
@@ -26,6 +28,7 @@ LANES = (
     Lane("stream", 0, 8),
 )
 
+HOST_CALLS = (Category.CPU_OP, Category.CUDA_RUNTIME)
 BASE = synthetic.cpu_case().facts.run
 
 
@@ -82,6 +85,16 @@ def run_of(spans: list[Span], steps: list[tuple[int, int]]) -> Run:
     )
 
 
+PYTHON_GAP = 3  # in place of the real one, which is longer than these runs
+
+
+def gap_around(t: int, spans: list[Span]) -> tuple[int | None, int | None]:
+    """The stretch around `t` that none of the spans covers: where it begins and ends; None where it has no end."""
+    solid = [s for s in spans if s.duration]
+    begin = max((s.end for s in solid if s.end <= t), default=None)
+    return begin, min((s.start for s in solid if s.start > t), default=None)
+
+
 def part_at(t: int, spans: list[Span]) -> str:
     """The part that one nanosecond belongs to, straight from definitions: no sets, no sorting."""
     here = [s for s in spans if s.start <= t < s.end]
@@ -116,6 +129,12 @@ def part_at(t: int, spans: list[Span]) -> str:
     if any(s.category == Category.GPU_MEMSET for s in here):
         return "memset"
     calls = [s for s in trainer if s.category == Category.CUDA_RUNTIME]
+    started = {s.correlation for s in spans if s.category == Category.CUDA_RUNTIME and s.correlation}
+    work = [s for s in spans if s.category in (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)]
+    begin, end = gap_around(t, work)
+    recorded = t >= min(s.start for s in spans) if begin is None else True
+    if end is not None and recorded and not any(s.correlation in started for s in work if s.start == end):
+        return "unknown"
     if loading:
         return "data_wait"
     if any_named("cudaStreamSynchronize", calls):
@@ -132,7 +151,10 @@ def part_at(t: int, spans: list[Span]) -> str:
                     return "queued"
     if optimizing:
         return "optimizer"
-    if any(s.category in (Category.CPU_OP, Category.CUDA_RUNTIME) for s in trainer):
+    if any(s.category in HOST_CALLS for s in trainer):
+        return "launch"
+    begin, end = gap_around(t, [s for s in spans if s.lane in autograd | {TRAINER} and s.category in HOST_CALLS])
+    if begin is not None and end is not None and end - begin <= PYTHON_GAP:
         return "launch"
     return "other" if annotated else "unknown"
 
@@ -199,7 +221,8 @@ def test_every_nanosecond_goes_where_the_definition_says(
     spans = unique_launches(host + device)
     ends = np.cumsum(lengths).tolist()
     steps = list(zip([0, *ends[:-1]], ends, strict=True))
-    account = breakdown(run_of(spans, steps))
+    with patch.object(breakdown_module, "PYTHON_GAP_NS", PYTHON_GAP):
+        account = breakdown(run_of(spans, steps))
     assert account is not None
     for (start, end), got in zip(steps, account.steps, strict=True):
         expected = dict.fromkeys(PARTS, 0)
@@ -224,6 +247,19 @@ def test_busy_is_a_union_over_streams() -> None:
     assert account is not None
     assert account.kernel_busy_fraction == 15 / 30
     assert account.busy_fraction == 19 / 30
+
+
+def test_two_devices_are_accounted_apart() -> None:
+    #          0         10        20        30
+    # GPU 0    [gemm-----]                           10 of 30
+    # GPU 1         [gemm---------------]            5..25, 20 of 30
+    spans = [Span("gemm", Category.KERNEL, STREAM, 0, 10), Span("gemm", Category.KERNEL, STREAM_2, 5, 20)]
+    run = run_of(spans, [(0, 30)])
+    assert run.timeline is not None
+    lanes = (*LANES[:STREAM_2], Lane("stream", 1, 7))
+    first, second = breakdowns(replace(run, timeline=replace(run.timeline, lanes=lanes)))
+    assert (first.device_index, first.busy_fraction, first.steps[0].parts_ns["compute"]) == (1, 20 / 30, 20)
+    assert (second.device_index, second.busy_fraction, second.steps[0].parts_ns["compute"]) == (0, 10 / 30, 10)
 
 
 def test_a_cpu_run_has_no_busy_fraction() -> None:

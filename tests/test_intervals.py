@@ -76,3 +76,15 @@ def test_paint_gives_each_point_to_the_first_layer(
             bare -= mine
         assert row[-1] == len(bare)
         assert sum(row) == end - start
+
+
+@given(pairs, st.integers(0, 8))
+def test_closed_fills_the_short_gaps(raw: list[tuple[int, int]], gap: int) -> None:
+    a = made(raw)
+    filled = covered(a)
+    for (_, end), (start, _) in zip(a.tolist(), a.tolist()[1:], strict=False):
+        if start - end <= gap:
+            filled |= set(range(end, start))
+    closed = iv.closed(a, gap)
+    assert_proper(closed)
+    assert covered(closed) == filled

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown, breakdown
+from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.steps import Selection, Spread, select, spread
 from gpulab.run import Run, Series
@@ -40,6 +41,7 @@ class Facts:
     outside_steps_fraction: float | None  # share of the wall time that belongs to no step
     observer_us_per_step: float | None  # our hooks' own time
     breakdown: Breakdown | None  # of the profiled window
+    integrity: Integrity | None  # of the trace; what it withholds is None here, or unknown in the breakdown
     operators: tuple[CostRow, ...]  # costliest first, self time on the host (compute device "cpu") or the device
     kernels: tuple[CostRow, ...]  # GPU only
     curves: tuple[CurveFact, ...]
@@ -50,7 +52,9 @@ def facts(run: Run) -> Facts:
     steps, selection = run.steps, select(run)
     rows = selection.rows
     traced = np.flatnonzero(np.isin(steps.number, run.traced_numbers))
-    account = breakdown(run)
+    trust = integrity(run)
+    withheld = trust.withheld if trust is not None else frozenset()
+    account = None if "breakdown" in withheld else breakdown(run, idle_causes="idle_causes" not in withheld)
     fed = run.loader is not None
     return Facts(
         run=run,
@@ -64,8 +68,11 @@ def facts(run: Run) -> Facts:
         outside_steps_fraction=_outside_steps(run),
         observer_us_per_step=run.observer.hooks_ns / len(steps) / 1e3 if len(steps) else None,
         breakdown=account,
+        integrity=trust,
         operators=operators(run.timeline, account) if run.timeline is not None and account else (),
-        kernels=kernels(run.timeline, account) if run.timeline is not None and account else (),
+        kernels=kernels(run.timeline, account)
+        if run.timeline is not None and account and "kernels" not in withheld
+        else (),
         curves=tuple(_curve(s) for s in run.samples.series if len(s.value)),
     )
 

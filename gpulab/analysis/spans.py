@@ -8,9 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.intervals import Intervals, union
-from gpulab.run import Category, Timeline
+from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 
 Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
 
 SYNCHRONIZING = (
     "cudaStreamSynchronize",
@@ -48,6 +49,38 @@ def is_communication(name: str) -> bool:
     return name.lower().startswith(COMMUNICATING)
 
 
+def is_kernel_launch(name: str) -> bool:
+    """A call that starts kernels: cudaLaunchKernel, cuLaunchKernelEx, hipExtModuleLaunchKernel, … but no graph."""
+    return "Launch" in name and not is_graph_launch(name) and name.startswith(("cuda", "cu", "hip"))
+
+
+def is_graph_launch(name: str) -> bool:
+    """A call that starts a whole CUDA graph."""
+    return "GraphLaunch" in name
+
+
+def is_copy_or_memset(name: str) -> bool:
+    """A call that starts a copy or a memset on the device."""
+    return name.startswith(("cudaMemcpy", "cudaMemset", "hipMemcpy", "hipMemset", "cuMemcpy", "cuMemset"))
+
+
+def waits_for_everything(name: str) -> bool:
+    """A call that returns when all earlier work on the device has ended."""
+    return name.startswith(("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"))
+
+
+def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArray[np.intp]) -> tuple[Rows, Rows]:
+    """Those of `rows` that share their correlation with one of `partners`, and that partner (the first) for each."""
+    wanted, offered = timeline.correlation[rows], timeline.correlation[partners]
+    order = np.argsort(offered, kind="stable")
+    keys = offered[order]
+    if len(keys) == 0:
+        return rows[:0], partners[:0]
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    found = (keys[at] == wanted) & (wanted > 0)
+    return rows[found], partners[order[at[found]]]
+
+
 def named(timeline: Timeline, test: Callable[[str], bool]) -> Mask:
     """Rows whose name passes the test; each distinct name is asked once."""
     wanted = np.fromiter((test(n) for n in timeline.names), dtype=bool, count=len(timeline.names))
@@ -57,6 +90,19 @@ def named(timeline: Timeline, test: Callable[[str], bool]) -> Mask:
 def in_category(timeline: Timeline, *categories: Category) -> Mask:
     """Rows of any of these categories."""
     return np.isin(timeline.category, [int(c) for c in categories])
+
+
+def devices(timeline: Timeline) -> list[int]:
+    """The numbers of the GPUs that did anything."""
+    rows = in_category(timeline, *DEVICE_CATEGORIES)
+    lanes = np.unique(timeline.lane_id[rows]).tolist()
+    return sorted({timeline.lanes[i].process for i in lanes})
+
+
+def on_device(timeline: Timeline, index: int) -> Mask:
+    """Rows on any stream of that GPU."""
+    theirs = [i for i, lane in enumerate(timeline.lanes) if lane.kind == "stream" and lane.process == index]
+    return np.isin(timeline.lane_id, theirs)
 
 
 def training_lanes(timeline: Timeline) -> list[int]:

@@ -94,6 +94,30 @@ def _too_few(facts: Facts) -> Headline | None:
     )
 
 
+def _damaged(facts: Facts) -> Headline | None:
+    """The trace cannot carry a conclusion about the device."""
+    trust = facts.integrity
+    if trust is None or facts.run.device.kind == "cpu":
+        return None
+    reason = trust.reason("breakdown")
+    if reason is not None:
+        return Headline(
+            "cannot_tell",
+            "The trace is damaged, so nothing can be said about what the GPU did.",
+            f"{reason[:1].upper()}{reason[1:]}.",
+            "unknown",
+        )
+    reason, account = trust.reason("idle_causes"), facts.breakdown
+    if reason is None or account is None or account.busy_fraction is None or 1 - account.busy_fraction < IDLE_NOTICE:
+        return None
+    return Headline(
+        "cannot_tell",
+        f"The GPU has nothing to do for {percent(1 - account.busy_fraction)} of each step; this trace cannot tell why.",
+        f"{reason[:1].upper()}{reason[1:]}.",
+        "unknown",
+    )
+
+
 def _data_wait(facts: Facts) -> Headline | None:
     """Waiting for the DataLoader, from the unprofiled steps; on a GPU only what the device does not hide."""
     step, wait = facts.step_us or facts.traced_step_us, facts.data_wait_us
@@ -199,6 +223,7 @@ def _healthy(facts: Facts) -> Headline | None:
 _RULES: tuple[Callable[[Facts], Headline | None], ...] = (
     _no_steps,
     _too_few,
+    _damaged,
     _data_wait,
     _idle_gpu,
     _unexplained,

@@ -75,15 +75,6 @@ _ON_DEVICE = (
     Category.GPU_USER_ANNOTATION,
     Category.CUDA_SYNC,
 )
-_EXTRA: dict[str, Callable[[Args], Value]] = {
-    "bytes": lambda a: a.bytes,
-    "bandwidth_gb_s": lambda a: a.bandwidth,
-    "blocks_per_sm": lambda a: a.blocks_per_sm,
-    "warps_per_sm": lambda a: a.warps_per_sm,
-    "occupancy_pct": lambda a: a.occupancy,
-    "graph_id": lambda a: a.graph_id,
-    "graph_node_id": lambda a: a.graph_node_id,
-}
 _LAST_NUMBER = re.compile(r"(-?\d+)\D*$")
 _INT64 = np.iinfo(np.int64)
 
@@ -115,7 +106,6 @@ class Columns:
         self.memory_ns: list[Int64] = []
         self.memory: list[Instant] = []
         self.labels: list[Label] = []
-        self.marks: list[Instant] = []
         self.events_read = 0
         self.flow_events = 0
         self.fractional = False
@@ -132,11 +122,13 @@ class Columns:
             self.spans.append(self._spans(text, spans, damage, where))
 
     def _add_others(self, text: bytes, events: list[Event], damage: EventDecoder, where: str) -> None:
-        self.flow_events += sum(type(e) in FLOWS for e in events)
-        self.labels += [e for e in events if type(e) is Label]
-        instants = [e for e in events if type(e) is Instant]
-        if not instants:
+        types = list(map(type, events))
+        self.flow_events += sum(types.count(kind) for kind in FLOWS)
+        if Label in types:
+            self.labels += [e for e in events if type(e) is Label]
+        if Instant not in types:
             return
+        instants = [e for e in events if type(e) is Instant]
         at = self._times([e.ts for e in instants], lambda: exact_times(text, ExactInstant))
         memory = [i for i, e in enumerate(instants) if e.name == "[memory]" and e.args is not None and at[i] != NO_TIME]
         self.memory += [instants[i] for i in memory]
@@ -302,12 +294,16 @@ def _durations(written: list[Value], damage: EventDecoder, where: str) -> Int64:
 
 
 def _extra(args: list[Args]) -> dict[str, Float64]:
-    columns = {}
-    for name, get in _EXTRA.items():
-        values = [get(a) for a in args]
-        if any(v is not None for v in values):
-            columns[name] = floats(values)
-    return columns
+    columns = {
+        "bytes": [a.bytes for a in args],
+        "bandwidth_gb_s": [a.bandwidth for a in args],
+        "blocks_per_sm": [a.blocks_per_sm for a in args],
+        "warps_per_sm": [a.warps_per_sm for a in args],
+        "occupancy_pct": [a.occupancy for a in args],
+        "graph_id": [a.graph_id for a in args],
+        "graph_node_id": [a.graph_node_id for a in args],
+    }
+    return {name: floats(values) for name, values in columns.items() if values.count(None) < len(values)}
 
 
 def _device_key(span: Span, args: Args) -> DeviceKey:

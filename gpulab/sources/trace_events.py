@@ -139,12 +139,11 @@ class EventDecoder:
         self.first: dict[str, str] = {}
 
     def decode(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
-        """The events of a piece with the text they came from, which may have been mended."""
-        text = b"[" + piece + b"]"
+        """The events of a piece, a JSON list, with the text they came from, which may have been mended."""
         try:
-            yield text, _decoder.decode(text)
+            yield piece, _decoder.decode(piece)
         except _MALFORMED:
-            yield from self._mend(offset, piece)
+            yield from self._mend(offset, piece[1:-1])
 
     def note(self, what: str, where: str, count: int = 1) -> None:
         """Count a damage."""

@@ -70,7 +70,7 @@ class TraceText:
         self._before = re.compile(rb"\}\s*(,)\s*\{\s*$")
 
     def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """(offset in the text, whole events separated by commas), in the order of the file.
+        """(offset in the text, whole events as a JSON list), in the order of the file.
 
         Raises TraceError for a file that is no trace.
         """
@@ -112,20 +112,17 @@ class TraceText:
         self.damage.append(("broken gzip", f"after {self.text_bytes:,} bytes of text: {what}"))
 
     def _cut(self, blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
-        rest = self._opened(blocks)
+        block, rest = self._opened(blocks), b""
         offset = len(self.head)
-        searched = 0
-        while True:
-            end = self._last_boundary(rest, searched)
-            if end >= 0:
-                yield offset, rest[:end]
-                rest = rest[end + 1 :]
-                offset += end + 1
-            searched = max(0, len(rest) - _BOUNDARY_BYTES)
-            block = next(blocks, b"") if len(rest) < EVENT_LIMIT_BYTES else b""
-            if not block:
-                break
-            rest += block
+        while block and len(rest) < EVENT_LIMIT_BYTES:
+            end = self._last_boundary(block)
+            if end < 0:
+                rest += block
+            else:
+                yield offset, b"".join((b"[", rest, block[:end], b"]"))
+                offset += len(rest) + end + 1
+                rest = block[end + 1 :]
+            block = next(blocks, b"")
         yield from self._last(offset, rest)
 
     def _opened(self, blocks: Iterator[bytes]) -> bytes:
@@ -155,10 +152,10 @@ class TraceText:
         self.boundary = re.compile(rb'\}\s*,\s*(?=\{\s*"' + key + rb'"\s*:)')
         self._needle = b'"' + key + b'"'
 
-    def _last_boundary(self, text: bytes, start: int) -> int:
-        """Index of the comma before the last event that begins in `text[start:]`; -1 where there is none."""
+    def _last_boundary(self, text: bytes) -> int:
+        """Index of the comma before the last event that begins in the text; -1 where there is none."""
         at = len(text)
-        while (at := text.rfind(self._needle, start, at)) >= 0:
+        while (at := text.rfind(self._needle, 0, at)) >= 0:
             found = self._before.search(text, max(0, at - _BOUNDARY_BYTES), at)
             if found:
                 return found.start(1)
@@ -178,11 +175,11 @@ class TraceText:
                 _, end = decoder.raw_decode(readable, at)
             except (ValueError, RecursionError):
                 break
-            yield offset + at, text[at:end]
+            yield offset + at, b"[" + text[at:end] + b"]"
             at = end
         closing = _CLOSING.search(text, at)
         if closing:
-            yield offset + at, text[at : closing.start() + 1]
+            yield offset + at, b"[" + text[at : closing.start() + 1] + b"]"
             self.tail = text[closing.start(1) + 1 :]
         else:
             self.damage.append(("truncated tail", f"at byte {offset + at:,} of the text"))

@@ -14,6 +14,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.integrity import Integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.headline import Headline
@@ -36,7 +37,7 @@ def _contract(facts: Facts) -> dict[str, object]:
         "source": run.source,
         "device": _device(run),
         "ranks": None,
-        "integrity": None,
+        "integrity": _integrity(facts.integrity) if facts.integrity else None,
         "window_us": (run.timeline.window_ns[1] - run.timeline.window_ns[0]) / 1e3 if run.timeline else None,
         "busy_fraction": breakdown.busy_fraction if breakdown else None,
         "kernel_busy_fraction": breakdown.kernel_busy_fraction if breakdown else None,
@@ -109,6 +110,10 @@ def _breakdown(breakdown: Breakdown) -> dict[str, object]:
         "median_us": {part: breakdown.median_us[part] for part in PARTS},
         "share": {part: breakdown.share[part] for part in PARTS},
     }
+
+
+def _integrity(found: Integrity) -> dict[str, object]:
+    return {"state": found.state, "checks": [dataclasses.asdict(check) for check in found.checks]}
 
 
 def _costliest(rows: Sequence[CostRow]) -> list[dict[str, object]]:

@@ -1,0 +1,201 @@
+"""Whether a trace can carry the figures drawn from it: each check with its count, and what it withholds.
+
+A damaged trace is common (CUPTI loses kernels, clocks drift apart, files are cut) and looks like any other. A check
+withholds exactly the figures that depend on what it found broken; everything else stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.run import Category, Int64, Run, Timeline
+
+State = Literal["ok", "degraded", "unusable"]
+STATES: tuple[State, ...] = ("ok", "degraded", "unusable")
+
+# A launch whose kernel never came back leaves a hole that looks like idleness. Up to 0.1 % moves no figure shown;
+# beyond 2 % the busy share is wrong in its second digit. Ours: no published source.
+LOST_NOTICE, LOST_LIMIT = 0.001, 0.02
+# A kernel cannot start before the call that launches it; CUPTI's clocks agree to about a microsecond.
+CLOCK_TOLERANCE_NS = 1_000
+EARLY_NOTICE = 0.001
+
+DEVICE_FIGURES = ("breakdown", "busy_fraction", "kernel_busy_fraction", "kernels", "tensorboard", "hta")
+HOST_AGAINST_DEVICE = ("idle_causes", "launch_statistics")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing looked for. `count` is how often it was found; `withholds` names the figures it makes unreliable."""
+
+    name: str
+    count: int
+    state: State
+    withholds: tuple[str, ...]
+    meaning: str  # for a person who knows none of our words; empty where nothing was found
+
+
+@dataclass(frozen=True, slots=True)
+class Integrity:
+    """The verdict on one trace: as bad as its worst check."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def state(self) -> State:
+        """The worst state of any check."""
+        return max((c.state for c in self.checks), key=STATES.index, default="ok")
+
+    @property
+    def withheld(self) -> frozenset[str]:
+        """Every figure that some check withholds."""
+        return frozenset(figure for c in self.checks for figure in c.withholds)
+
+    def reason(self, figure: str) -> str | None:
+        """Why a figure is withheld; None where it is not."""
+        return next((c.meaning for c in self.checks if figure in c.withholds), None)
+
+
+def integrity(run: Run) -> Integrity | None:
+    """Every check on the run's trace; None without one."""
+    if run.timeline is None:
+        return None
+    seen = _Seen.of(run, run.timeline)
+    return Integrity(tuple(check(seen) for check in _CHECKS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What several checks look at, found once."""
+
+    run: Run
+    timeline: Timeline
+    launch: Int64  # rows of calls that start kernels
+    device: Int64  # rows of kernels, copies and memsets
+    starts_work: Int64  # rows of calls that start a kernel, a copy or a memset
+    early_ns: Int64  # for each device row with a launch: by how much it starts before it, negative where after
+
+    @classmethod
+    def of(cls, run: Run, timeline: Timeline) -> _Seen:
+        calls = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+        launch = calls & spans.named(timeline, spans.is_kernel_launch)
+        work = launch | (calls & spans.named(timeline, spans.is_copy_or_memset))
+        device = np.flatnonzero(spans.in_category(timeline, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET))
+        rows = np.flatnonzero(work)
+        of_device, of_launch = spans.matched(timeline, device, rows)
+        early = timeline.start_ns[of_launch] - timeline.start_ns[of_device]
+        return cls(run, timeline, np.flatnonzero(launch), device, rows, early)
+
+
+def _no_device_events(seen: _Seen) -> Check:
+    """CUDA work was launched and nothing came back: CUPTI is refused, or taken by another tool."""
+    found = len(seen.starts_work) if len(seen.device) == 0 else 0
+    return Check(
+        "no_device_events",
+        found,
+        "unusable" if found else "ok",
+        (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fraction") if found else (),
+        f"{found:,} calls started work on a GPU and the trace holds none of it: CUPTI, which records it, was refused "
+        "or in use by another tool (gpulab doctor tells)"
+        if found
+        else "",
+    )
+
+
+def _launches_without_kernels(seen: _Seen) -> Check:
+    t = seen.timeline
+    launched = t.correlation[seen.launch]
+    lost = int((~np.isin(launched[launched > 0], t.correlation[seen.device])).sum()) if len(seen.device) else 0
+    share = lost / max(1, len(launched))
+    state: State = "ok" if share <= LOST_NOTICE else "degraded" if share <= LOST_LIMIT else "unusable"
+    meaning = (
+        f"{lost:,} of {len(launched):,} kernel launches have no kernel in the trace: the GPU was busier than shown"
+    )
+    withholds = {"ok": (), "degraded": ("launch_statistics",), "unusable": (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE)}
+    return Check("launches_without_kernels", lost, state, withholds[state], meaning if lost else "")
+
+
+def _kernels_before_launch(seen: _Seen) -> Check:
+    early = int((seen.early_ns > CLOCK_TOLERANCE_NS).sum())
+    bad = early > EARLY_NOTICE * len(seen.early_ns)
+    meaning = (
+        f"{early:,} kernels or copies begin before the call that started them: the clocks of CPU and GPU are "
+        "apart in this trace, so what the CPU did while the GPU idled cannot be told"
+    )
+    return Check(
+        "kernels_before_launch",
+        early,
+        "degraded" if bad else "ok",
+        HOST_AGAINST_DEVICE if bad else (),
+        meaning if early else "",
+    )
+
+
+def _clock_shift(seen: _Seen) -> Check:
+    """Device work that ends after a call that waited for all of it has returned: it was moved to the right."""
+    t = seen.timeline
+    waits = np.flatnonzero(
+        spans.in_category(t, Category.CUDA_RUNTIME, Category.CUDA_DRIVER) & spans.named(t, spans.waits_for_everything)
+    )
+    of_device, of_launch = spans.matched(t, seen.device, seen.starts_work)
+    shifted = 0
+    if len(waits) and len(of_device) and len({lane.process for lane in t.lanes if lane.kind == "stream"}) == 1:
+        order = np.argsort(t.start_ns[of_launch], kind="stable")
+        latest = np.maximum.accumulate(t.end_ns[of_device][order])
+        before = np.searchsorted(t.start_ns[of_launch][order], t.start_ns[waits], side="left") - 1
+        known = before >= 0
+        shifted = int((latest[before[known]] > t.end_ns[waits[known]] + CLOCK_TOLERANCE_NS).sum())
+    meaning = (
+        f"after {shifted:,} calls that wait for the GPU, work that they waited for goes on: the GPU's times are "
+        "shifted to the right in this trace, so what the CPU did while the GPU idled cannot be told"
+    )
+    return Check(
+        "clock_shift",
+        shifted,
+        "degraded" if shifted else "ok",
+        HOST_AGAINST_DEVICE if shifted else (),
+        meaning if shifted else "",
+    )
+
+
+def _graph_replays(seen: _Seen) -> Check:
+    """One launch, many kernels: counting launches says nothing about such a trace."""
+    t = seen.timeline
+    count = int((np.isin(t.category, (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)) & _graphs(t)).sum())
+    return Check(
+        "graph_replays",
+        count,
+        "ok",
+        ("launch_statistics",) if count else (),
+        f"{count:,} launches of CUDA graphs, each of many kernels at once: kernels per launch are not counted"
+        if count
+        else "",
+    )
+
+
+def _graphs(timeline: Timeline) -> spans.Mask:
+    return spans.named(timeline, spans.is_graph_launch)
+
+
+def _zero_duration_kernels(seen: _Seen) -> Check:
+    t = seen.timeline
+    count = int((t.duration_ns[seen.device] == 0).sum())
+    meaning = f"{count:,} kernels or copies are shorter than the clock can tell; they count as no time"
+    return Check("zero_duration_kernels", count, "ok", (), meaning if count else "")
+
+
+_CHECKS: tuple[Callable[[_Seen], Check], ...] = (
+    _no_device_events,
+    _launches_without_kernels,
+    _kernels_before_launch,
+    _clock_shift,
+    _graph_replays,
+    _zero_duration_kernels,
+)
+
+__all__ = ["STATES", "Check", "Integrity", "State", "integrity"]

@@ -1,0 +1,151 @@
+"""The ranks of one distributed job side by side: what communication hides, what it costs, and who lets others wait.
+
+A collective ends on all ranks at about the same time but begins on each when that rank arrives. The rank that arrives
+last runs the shortest kernel: that is the transfer. What the same collective takes longer elsewhere is waiting for
+that rank. Only durations are compared, so the clocks of the machines need not agree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.breakdown import Breakdown, breakdown
+from gpulab.intervals import clip, intersect, measure
+from gpulab.run import Category, Int64, Run, Timeline
+
+SKEW_NOTICE = 0.05  # of the step: definitions.md, exposed communication > 5 %
+
+
+@dataclass(frozen=True, slots=True)
+class RankFacts:
+    """One rank; times are µs per step, on its own clock.
+
+    `communication_us` is the time in which a communication kernel ran; `exposed_us` is the part with no compute kernel
+    beside it, `overlapped_us` the rest. `waiting_us` is the part of the communication kernels' time spent waiting for
+    the slowest rank, `transfer_us` what is left; None where the ranks' collectives do not match.
+    """
+
+    rank: int
+    step_us: float
+    breakdown: Breakdown
+    communication_us: float
+    exposed_us: float
+    overlapped_us: float
+    waiting_us: float | None
+    transfer_us: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RankComparison:
+    """Every rank that was read, in order. `straggler` is the rank that the others wait for, None where none stands out.
+
+    `collectives` is how many communication kernels per rank were matched; None with `mismatch` saying why not.
+    """
+
+    ranks: tuple[RankFacts, ...]
+    straggler: int | None
+    collectives: int | None
+    mismatch: str | None
+
+
+def compare_ranks(runs: Mapping[int, Run]) -> RankComparison:
+    """Account each rank, split its communication into waiting and transfer. Ranks without a breakdown are left out."""
+    accounts = {rank: account for rank, run in sorted(runs.items()) if (account := breakdown(run)) is not None}
+    timelines = {rank: timeline for rank in accounts if (timeline := runs[rank].timeline) is not None}
+    kernels = {rank: _collectives(timelines[rank], accounts[rank]) for rank in accounts}
+    mismatch = _mismatch(kernels)
+    transfer = _shortest(kernels) if mismatch is None else {}
+    ranks = tuple(
+        _rank(rank, timelines[rank], accounts[rank], kernels[rank], transfer if mismatch is None else None)
+        for rank in accounts
+    )
+    count = sum(len(d) for d in next(iter(kernels.values()), {}).values())
+    return RankComparison(ranks, _straggler(ranks), count if mismatch is None else None, mismatch)
+
+
+Collectives = dict[str, Int64]  # kernel name → durations in ns, in order of start
+
+
+def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
+    rows = np.flatnonzero(_communicating(timeline, account))
+    start, end = account.steps[0].start_ns, account.steps[-1].end_ns
+    rows = rows[(timeline.start_ns[rows] >= start) & (timeline.start_ns[rows] < end)]
+    found: Collectives = {}
+    for name_id in np.unique(timeline.name_id[rows]).tolist():
+        of_name = rows[timeline.name_id[rows] == name_id]
+        name = timeline.names[name_id].partition("(")[0]
+        found[name] = np.concatenate((found.get(name, np.empty(0, np.int64)), timeline.duration_ns[of_name]))
+    return found
+
+
+def _communicating(timeline: Timeline, account: Breakdown) -> spans.Mask:
+    assert account.device_index is not None
+    kernel = spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, account.device_index)
+    return kernel & spans.named(timeline, spans.is_communication)
+
+
+def _mismatch(kernels: Mapping[int, Collectives]) -> str | None:
+    """Why the ranks' collectives cannot be put side by side; None where they can."""
+    if len(kernels) < 2:
+        return "one rank alone cannot show who waits for whom"
+    counts = {rank: {name: len(d) for name, d in found.items()} for rank, found in kernels.items()}
+    first_rank, first = next(iter(counts.items()))
+    if not first:
+        return f"rank {first_rank} has no communication kernel in its steps"
+    other = next((rank for rank, count in counts.items() if count != first), None)
+    if other is None:
+        return None
+    return (
+        f"ranks {first_rank} and {other} did not run the same communication kernels "
+        f"({sum(first.values())} and {sum(counts[other].values())} in their steps)"
+    )
+
+
+def _shortest(kernels: Mapping[int, Collectives]) -> Collectives:
+    names = next(iter(kernels.values()))
+    return {name: np.min([found[name] for found in kernels.values()], axis=0) for name in names}
+
+
+def _rank(
+    rank: int, timeline: Timeline, account: Breakdown, own: Collectives, transfer: Collectives | None
+) -> RankFacts:
+    start, end, steps = account.steps[0].start_ns, account.steps[-1].end_ns, len(account.steps)
+    mine = _communicating(timeline, account)
+    kernel = spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, account.device_index or 0)
+    communication = clip(spans.covered(timeline, mine), start, end)
+    overlapped = measure(intersect(communication, clip(spans.covered(timeline, kernel & ~mine), start, end)))
+    total = measure(communication)
+    moved = None if transfer is None else sum(int(d.sum()) for d in transfer.values())
+    spent = sum(int(d.sum()) for d in own.values())
+
+    def per_step(time_ns: float) -> float:
+        return time_ns / steps / 1e3
+
+    return RankFacts(
+        rank=rank,
+        step_us=per_step(sum(s.end_ns - s.start_ns for s in account.steps)),
+        breakdown=account,
+        communication_us=per_step(total),
+        exposed_us=per_step(total - overlapped),
+        overlapped_us=per_step(overlapped),
+        waiting_us=None if moved is None else per_step(spent - moved),
+        transfer_us=None if moved is None else per_step(moved),
+    )
+
+
+def _straggler(ranks: tuple[RankFacts, ...]) -> int | None:
+    """The rank that waits least, where the others wait for a share of their step that matters."""
+    waits = {r.rank: r.waiting_us for r in ranks if r.waiting_us is not None}
+    if len(waits) < 2:
+        return None
+    last = min(waits, key=lambda rank: waits[rank])
+    others = [r for r in ranks if r.rank != last and r.waiting_us is not None]
+    share = float(np.median([((r.waiting_us or 0) - waits[last]) / r.step_us for r in others]))
+    return last if share >= SKEW_NOTICE else None
+
+
+__all__ = ["SKEW_NOTICE", "RankComparison", "RankFacts", "compare_ranks"]

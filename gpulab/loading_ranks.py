@@ -1,0 +1,149 @@
+"""A folder of traces, one per rank, as one object: read side by side in processes of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+
+from gpulab.errors import StoreError, TraceError
+from gpulab.loading import load_run
+from gpulab.run import Missing, Ranks, Run
+from gpulab.sources import encoding
+from gpulab.sources.machine import usable_cores
+
+# A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
+PARALLEL_FROM_BYTES = 8 << 20
+_TRACE_NAMES = (".json", ".json.gz")
+_RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)|^(\d+)\D*\.(?:pt\.trace\.)?json", re.IGNORECASE)
+
+_WORKER = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+from gpulab.loading_ranks import write_run
+sys.exit(write_run(sys.argv[2], sys.argv[3]))
+"""
+
+
+def load(path: str | Path) -> Run | Ranks:
+    """A trace file as a `Run`, a folder of the traces of one job's ranks as `Ranks`.
+
+    Raises TraceError, in one sentence with the next step, where there is nothing to read.
+    """
+    path = Path(path)
+    if not path.is_dir():
+        return load_run(path)
+    ranks = load_ranks(path)
+    return next(iter(ranks.runs.values())) if len(ranks.runs) == 1 and not ranks.problems else ranks
+
+
+def load_ranks(folder: Path) -> Ranks:
+    """Every trace in a folder, by rank. Raises TraceError where the folder holds none that can be read."""
+    files = sorted(f for f in folder.iterdir() if f.name.endswith(_TRACE_NAMES) and f.is_file())
+    if not files:
+        raise TraceError(f"{folder} holds no trace: none of its files ends in .json or .json.gz.")
+    read = _read_all(files)
+    problems = [Missing(f.name, r) for f, r in zip(files, read, strict=True) if isinstance(r, str)]
+    found = {f: r for f, r in zip(files, read, strict=True) if isinstance(r, Run)}
+    if not found:
+        raise TraceError(f"None of the {len(files)} files in {folder} can be read as a trace. {problems[0].reason}")
+    runs, doubled = _by_rank(found)
+    world_size = max((r.origin.world_size or 0 for r in runs.values() if r.origin), default=0) or None
+    problems += [*doubled, *_absent(runs, world_size), *_strangers(runs)]
+    return Ranks(str(folder), dict(sorted(runs.items())), world_size, tuple(problems))
+
+
+def _read_all(files: Sequence[Path]) -> list[Run | str]:
+    """Each file's run, or the sentence why it cannot be read."""
+    workers = min(len(files), max(1, int(usable_cores() or 1)))
+    if workers < 2 or sum(f.stat().st_size for f in files) < PARALLEL_FROM_BYTES:
+        return [_read_here(f) for f in files]
+    with tempfile.TemporaryDirectory(prefix="gpulab-") as scratch, ThreadPoolExecutor(workers) as pool:
+        folders = [Path(scratch, str(i)) for i in range(len(files))]
+        return list(pool.map(_read_apart, files, folders))
+
+
+def _read_here(file: Path) -> Run | str:
+    try:
+        return load_run(file)
+    except TraceError as e:
+        return str(e)
+
+
+def _read_apart(file: Path, folder: Path) -> Run | str:
+    """In a process of its own, which hands the record over as the store writes it."""
+    folder.mkdir()
+    root = str(Path(__file__).resolve().parents[1])
+    path = json.dumps([*(p or os.getcwd() for p in sys.path), root])
+    order = [sys.executable, "-S", "-P", "-c", _WORKER, path, str(file), str(folder)]
+    done = subprocess.run(order, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"
+    try:
+        with (folder / "columns.npz").open("rb") as columns:
+            return encoding.decode((folder / "run.json").read_bytes(), columns)
+    except (OSError, StoreError) as e:
+        return f"{file} was read and could not be handed over: {e}"
+
+
+def write_run(file: str, folder: str) -> int:
+    """Read one trace and write its record into a folder; the exit status. What a reading process does."""
+    try:
+        document, columns = encoding.encode(load_run(file))
+    except TraceError as e:
+        sys.stdout.write(f"{e}\n")
+        return 1
+    Path(folder, "run.json").write_bytes(document)
+    Path(folder, "columns.npz").write_bytes(columns)
+    return 0
+
+
+def _by_rank(found: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
+    """Runs by rank: as the trace says, else by the file's name, else in order of the names."""
+    runs: dict[int, Run] = {}
+    doubled = []
+    for file, run in sorted(found.items(), key=lambda item: (_rank(*item) is None, item[0].name)):
+        rank = _rank(file, run)
+        if rank is None:
+            rank = next(n for n in count() if n not in runs)
+        if rank in runs:
+            origin = runs[rank].origin
+            kept = Path(origin.path).name if origin else "another file"
+            doubled.append(Missing(file.name, f"rank {rank} again: {kept} has it already"))
+        else:
+            runs[rank] = run
+    return runs, doubled
+
+
+def _rank(file: Path, run: Run) -> int | None:
+    if run.origin is not None and run.origin.rank is not None:
+        return run.origin.rank
+    named = _RANK_IN_NAME.search(file.name)
+    return int(next(g for g in named.groups() if g)) if named else None
+
+
+def _absent(runs: dict[int, Run], world_size: int | None) -> Iterator[Missing]:
+    absent = sorted(set(range(world_size or 0)) - set(runs))
+    if absent:
+        shown = ", ".join(map(str, absent[:12])) + (" …" if len(absent) > 12 else "")
+        plural = "s" if len(absent) > 1 else ""
+        yield Missing(f"rank{plural} {shown}", f"the job has {world_size} ranks; no trace of it is here")
+
+
+def _strangers(runs: dict[int, Run]) -> Iterator[Missing]:
+    """Traces that do not look like one job: another number of ranks, or no step in common."""
+    first_rank, first = next(iter(runs.items()))
+    for rank, run in list(runs.items())[1:]:
+        sizes = {r.origin.world_size for r in (first, run) if r.origin and r.origin.world_size}
+        apart = set(first.steps.number.tolist()).isdisjoint(run.steps.number.tolist())
+        if len(sizes) > 1 or (apart and len(first.steps) and len(run.steps)):
+            why = "their numbers of ranks differ" if len(sizes) > 1 else "they have no step in common"
+            yield Missing(f"rank {rank} beside rank {first_rank}", f"they are not of the same run: {why}")
+            return

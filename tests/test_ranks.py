@@ -1,0 +1,109 @@
+"""Ranks side by side: who waits for whom, from durations alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import synthetic
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.analysis.ranks import compare_ranks
+from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
+
+US = 1_000
+GPU = Device("cuda", "NVIDIA V100", 0)
+Kernel = tuple[str, int, int, int]  # name, stream, start µs, duration µs
+
+ALL_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm)"
+
+
+def rank_run(kernels: list[Kernel], step_us: int = 1_000) -> Run:
+    """One step from 0 to `step_us`."""
+    ordered = sorted(kernels, key=lambda k: (k[2], -k[3]))
+    names = sorted({k[0] for k in ordered} | {"nothing"})
+    streams = sorted({k[1] for k in ordered} | {7})
+    zero = np.zeros(1, np.int64)
+    return dataclasses.replace(
+        synthetic.gpu_case().run,
+        device=GPU,
+        steps=Steps(
+            number=np.array([1]),
+            start_ns=zero,
+            end_ns=np.array([step_us * US]),
+            data_wait_ns=zero,
+            optimizer_ns=zero,
+            batch_count=zero,
+            sample_count=zero,
+            phase=np.array([2], np.uint8),
+            flags=np.array([0], np.uint8),
+        ),
+        traced_numbers=(1,),
+        timeline=Timeline(
+            start_ns=np.array([k[2] * US for k in ordered], np.int64),
+            duration_ns=np.array([k[3] * US for k in ordered], np.int64),
+            name_id=np.array([names.index(k[0]) for k in ordered], np.int32),
+            category=np.full(len(ordered), Category.KERNEL, np.uint8),
+            lane_id=np.array([streams.index(k[1]) for k in ordered], np.int32),
+            correlation=np.zeros(len(ordered), np.int64),
+            names=tuple(names),
+            lanes=tuple(Lane("stream", 0, s) for s in streams),
+            window_ns=(0, step_us * US),
+            training_lane=None,
+        ),
+    )
+
+
+def test_the_rank_that_arrives_last_is_the_straggler() -> None:
+    # rank 0  [gemm---](all reduce---------------)      waits 500 of 600
+    # rank 1  [gemm------------------](all reduce)      arrives last: 100, the transfer
+    # rank 2  [gemm-----](all reduce-------------)      waits 400 of 500
+    found = compare_ranks(
+        {
+            0: rank_run([("gemm", 7, 0, 200), (ALL_REDUCE, 9, 200, 600)]),
+            1: rank_run([("gemm", 7, 0, 700), (ALL_REDUCE, 9, 700, 100)]),
+            2: rank_run([("gemm", 7, 0, 300), (ALL_REDUCE, 9, 300, 500)]),
+        }
+    )
+    assert found.straggler == 1
+    assert found.collectives == 1
+    assert [(r.waiting_us, r.transfer_us) for r in found.ranks] == [(500, 100), (0, 100), (400, 100)]
+
+
+def test_ranks_in_step_have_no_straggler() -> None:
+    found = compare_ranks({r: rank_run([(ALL_REDUCE, 9, 200 + r, 300 - r)]) for r in range(4)})
+    assert found.straggler is None
+    assert found.collectives == 1
+
+
+def test_communication_beside_compute_is_hidden() -> None:
+    #  0      100     200     300
+    #  [gemm----------)            stream 7
+    #          [all reduce----)    stream 9: 100 hidden, 100 exposed
+    (rank,) = compare_ranks({5: rank_run([("gemm", 7, 0, 200), (ALL_REDUCE, 9, 100, 200)])}).ranks
+    assert (rank.communication_us, rank.overlapped_us, rank.exposed_us) == (200, 100, 100)
+    assert rank.breakdown.steps[0].parts_ns["communication"] == 100 * US
+    assert rank.waiting_us is None and rank.transfer_us is None
+
+
+def test_different_collectives_are_not_put_side_by_side() -> None:
+    found = compare_ranks(
+        {
+            0: rank_run([(ALL_REDUCE, 9, 0, 10)]),
+            3: rank_run([(ALL_REDUCE, 9, 0, 10), (ALL_REDUCE, 9, 20, 10)]),
+        }
+    )
+    assert found.collectives is None and found.straggler is None
+    assert found.mismatch is not None and "ranks 0 and 3" in found.mismatch and "1 and 2" in found.mismatch
+
+
+@given(st.lists(st.lists(st.integers(1, 200), min_size=4, max_size=4), min_size=2, max_size=6))
+def test_waiting_and_transfer_are_the_kernels_time(durations: list[list[int]]) -> None:
+    runs = {r: rank_run([(ALL_REDUCE, 9, 250 * i, d) for i, d in enumerate(ds)]) for r, ds in enumerate(durations)}
+    for rank, spent in zip(compare_ranks(runs).ranks, durations, strict=True):
+        assert rank.waiting_us is not None and rank.transfer_us is not None
+        assert rank.waiting_us + rank.transfer_us == pytest.approx(sum(spent))
+        assert rank.transfer_us == pytest.approx(sum(min(d[i] for d in durations) for i in range(4)))
+        assert rank.exposed_us == pytest.approx(rank.communication_us)
