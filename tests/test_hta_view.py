@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def test_what_the_gaps_of_a_stream_waited_for(raw: list[Any]) -> None:
     for stream in view.streams if view else ():
         sums = {"host": 0, "kernel": 0, "other": 0}
         mine = [s for s in counted(spans) if LANES[s.lane].number == stream.stream]
-        for before, after in zip(mine, mine[1:], strict=False):
+        for before, after in itertools.pairwise(mine):
             gap = after.start - before.end
             why = "kernel" if gap < 30 * US else "other"
             sums["host" if calls.get(after.correlation, -1) > before.end else why] += gap

@@ -21,7 +21,6 @@ from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
 SHORT_KERNEL_US = 10.0  # definitions.md: below it a launch (5–20 µs) costs more than the kernel
 NO_OPERATOR = "(launched outside any operator)"
 
-_KERNEL_LAUNCH = re.compile(r"(?:cuda|cu|hip)\w*Launch(?!HostFunc)")
 _COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
 _HOST_MEMORY = {"Pageable": "pageable", "Pinned": "pinned"}
 
@@ -163,7 +162,7 @@ def operators(timeline: Timeline, windows: Intervals | None = None) -> tuple[Ope
 def launches(timeline: Timeline, windows: Intervals | None = None) -> Launches:
     """Kernel launches that the host made within the windows; kernels without a launch are those of the whole trace."""
     calling = spans.in_category(timeline, *LAUNCHING)
-    calling &= spans.named(timeline, lambda name: bool(_KERNEL_LAUNCH.match(name)))
+    calling &= spans.named(timeline, lambda name: spans.is_kernel_launch(name) or spans.is_graph_launch(name))
     calls = _within(timeline, np.flatnonzero(calling), windows)
     items = np.flatnonzero(spans.in_category(timeline, *DEVICE_CATEGORIES))
     call = launch_of(timeline, items)

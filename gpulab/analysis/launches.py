@@ -17,15 +17,11 @@ def launch_of(timeline: Timeline, rows: Int64, categories: tuple[Category, ...] 
 
     Of several calls with one correlation the earliest counts.
     """
-    found = np.full(len(rows), -1, dtype=np.int64)
-    calls = np.flatnonzero(spans.in_category(timeline, *categories) & (timeline.correlation > 0))
-    if len(calls) == 0 or len(rows) == 0:
-        return found
-    order = calls[np.argsort(timeline.correlation[calls], kind="stable")]
-    keys, wanted = timeline.correlation[order], timeline.correlation[rows]
-    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    matched = (keys[at] == wanted) & (wanted > 0)
-    found[matched] = order[at[matched]]
+    calls = np.flatnonzero(spans.in_category(timeline, *categories))
+    launched, call = spans.matched(timeline, rows, calls)
+    call_of_row = np.full(len(timeline), -1, dtype=np.int64)
+    call_of_row[launched] = call
+    found: Int64 = call_of_row[rows]
     return found
 
 

@@ -50,8 +50,12 @@ def is_communication(name: str) -> bool:
 
 
 def is_kernel_launch(name: str) -> bool:
-    """A call that starts kernels: cudaLaunchKernel, cuLaunchKernelEx, hipExtModuleLaunchKernel, … but no graph."""
-    return "Launch" in name and not is_graph_launch(name) and name.startswith(("cuda", "cu", "hip"))
+    """A call that starts kernels: cudaLaunchKernel, cuLaunchKernelEx, hipExtModuleLaunchKernel, … but no graph.
+
+    cudaLaunchHostFunc starts a function of the host.
+    """
+    launches = "Launch" in name and "LaunchHostFunc" not in name and not is_graph_launch(name)
+    return launches and name.startswith(("cuda", "cu", "hip"))
 
 
 def is_graph_launch(name: str) -> bool:
