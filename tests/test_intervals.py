@@ -88,3 +88,9 @@ def test_closed_fills_the_short_gaps(raw: list[tuple[int, int]], gap: int) -> No
     closed = iv.closed(a, gap)
     assert_proper(closed)
     assert covered(closed) == filled
+
+
+def test_paint_gives_an_empty_window_nothing() -> None:
+    windows = np.array([(0, 4), (4, 4), (6, 9), (9, 9)], dtype=np.int64)
+    assert iv.paint(windows, [made([(2, 5)])]).tolist() == [[2, 2], [0, 0], [1, 2], [0, 0]]
+    assert iv.paint(windows[1:2], []).tolist() == [[0]]

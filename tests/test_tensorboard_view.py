@@ -198,6 +198,17 @@ def test_a_step_marked_again_on_the_device_counts_once() -> None:
     assert not view.whole_window
 
 
+@pytest.mark.parametrize(("launched", "kept"), [((2, 1), 1), ((5, 4), 2), ((5, 3), 1), ((3, 0), 1), ((0, 3), 2)])
+def test_a_last_step_with_too_few_items_is_not_trusted(launched: tuple[int, int], kept: int) -> None:
+    """Below 0.8 of the step before it."""
+    call = (0, 4, "cudaLaunchKernel", True, 0, 1, Category.KERNEL, STREAM, 1.0)
+    idle = (0, 4, "aten::view", False, 0, 1, Category.KERNEL, STREAM, 1.0)
+    calls = [*([call] * launched[0] or [idle]), *([call] * launched[1] or [idle])]
+    view = tensorboard(timeline(made(calls, [max(1, launched[0]), len(calls)])))
+    assert view is not None
+    assert len(view.steps_ns) == kept
+
+
 @pytest.mark.parametrize("name", loaded_traces.ALL)
 def test_real_traces_give_the_plugins_own_figures(name: str) -> None:
     """As torch_tb_profiler's last source computes them, the copies of steps on the device left out."""

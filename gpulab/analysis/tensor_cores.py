@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpulab.run import Category, Timeline
 
 
@@ -57,9 +59,12 @@ def uses_tensor_cores(name: str) -> bool:
 
 
 def names_tell(timeline: Timeline) -> bool:
-    """Whether kernel names tell it here. AMD's libraries name only some of their matrix kernels."""
-    calls = set(timeline.name_id[timeline.category == Category.CUDA_RUNTIME].tolist())
-    return not any(timeline.names[i].startswith("hip") for i in calls)
+    """Whether kernel names tell it here: only where CUDA's own calls show that the GPU is NVIDIA's.
+
+    AMD's libraries name only some of their matrix kernels.
+    """
+    calls = np.isin(timeline.category, [int(Category.CUDA_RUNTIME), int(Category.CUDA_DRIVER)])
+    return any(timeline.names[i].startswith("cu") for i in np.unique(timeline.name_id[calls]).tolist())
 
 
 __all__ = ["NOT_TENSOR_CORE", "TENSOR_CORE", "NamePattern", "names_tell", "uses_tensor_cores"]
