@@ -73,7 +73,7 @@ def _table(
 
     def by_name(column: Int64 | None) -> npt.NDArray[np.float64]:
         weights = np.ones(len(rows)) if column is None else column[rows]
-        return np.bincount(names, weights=weights, minlength=size)
+        return np.bincount(names, weights=weights, minlength=size).astype(np.float64)
 
     calls, own, total = by_name(None), by_name(own_ns), by_name(timeline.duration_ns)
     device = None if device_ns is None else by_name(device_ns)
