@@ -31,7 +31,7 @@ COSTLIEST = 20
 def document(facts: Facts, headline: Headline) -> dict[str, object]:
     """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
     figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), "headline": dataclasses.asdict(headline)}
-    return {key: _finite(value) for key, value in figures.items()}
+    return {key: finite(value) for key, value in figures.items()}
 
 
 def _contract(facts: Facts) -> dict[str, object]:
@@ -212,14 +212,14 @@ def _missing(what: str, reason: str, since_ns: int | None) -> dict[str, object]:
     return {"what": what, "reason": reason, "since_us": None if since_ns is None else since_ns / 1e3}
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
     """Plain Python data; a float that JSON cannot hold is null."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value
