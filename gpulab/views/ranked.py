@@ -12,7 +12,8 @@ from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.run import Ranks
 from gpulab.views import document, figure, html, text, words
-from gpulab.views.sections import Column, Row, Section, device, sections
+from gpulab.views.layout import Column, Row, Section
+from gpulab.views.sections import device, sections
 from gpulab.views.words import NOT_MEASURABLE, plain, plural
 
 
