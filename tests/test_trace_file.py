@@ -137,8 +137,9 @@ class TestSpellings:
         monkeypatch.setattr(trace_text, "BLOCK_BYTES", 2000)
         monkeypatch.setattr(trace_text, "LEARNED_BYTES", 2000)
         monkeypatch.setattr(trace_text, "EVENT_LIMIT_BYTES", 4000)
-        trace = read(tmp_path, made.text([*made.labels() * 20, *PLAIN]))
-        assert rows(trace.timeline) == EXPECTED
+        spans = [made.span("cpu_op", f"op{i}", 0.5 * i, 0.25) for i in range(100)]
+        trace = read(tmp_path, made.text([*made.labels() * 20, *PLAIN, *spans]))
+        assert EXPECTED < rows(trace.timeline) and len(trace.timeline) == len(EXPECTED) + 100
         assert trace.origin.damage == ()
 
     def test_text_that_looks_like_an_event_boundary(self, tmp_path: Path) -> None:
@@ -201,11 +202,13 @@ class TestSpellings:
         assert {lane.label for lane in timeline.lanes} == {"training thread", "GPU 0 stream 7", "thread 7 (pt)"}
 
     def test_step_copies_on_the_device_are_counted_apart(self, tmp_path: Path) -> None:
-        copy = made.on_gpu("gpu_user_annotation", "ProfilerStep#3", 300, 700, 0)
+        copy = made.on_gpu("gpu_user_annotation", "ProfilerStep#3", 300, 7000, 0)
         path = made.write(tmp_path, made.text([*PLAIN, copy]))
         run = load_run(path)
         assert run.origin is not None and run.origin.step_marks_duplicated == 1
         assert run.steps.number.tolist() == [3, 4]
+        assert run.timeline is not None and run.timeline.training_lane is not None
+        assert run.timeline.lanes[run.timeline.training_lane].kind == "thread"
 
     def test_torch_1_8_marks_recorded_as_operators(self, tmp_path: Path) -> None:
         events = made.changed(PLAIN, lambda e: {**e, "cat": "Operator"} if e.get("cat") == "user_annotation" else e)
@@ -316,7 +319,7 @@ class TestColumns:
         assert found.total_allocated_bytes.tolist() == [512, 0, -1]
         assert found.total_reserved_bytes.tolist() == [4096, 4096, -1]
         assert found.device_index.tolist() == [0, 0, -1]
-        assert found.address[0] == found.address[1] != found.address[2] == 77
+        assert found.address.view(np.uint64).tolist() == [2**63 + 5, 2**63 + 5, 77]
 
     def test_no_memory_events_is_none(self, tmp_path: Path) -> None:
         assert read(tmp_path, made.text(PLAIN)).memory_events is None
@@ -408,6 +411,12 @@ class TestDamage:
         assert "byte" in damage.detail
         lost = [r for r in EXPECTED if r[0] == "aten::mm" and r[3] == 210_000]
         assert rows(trace.timeline) == EXPECTED - set(lost)
+
+    def test_an_unreadable_last_event(self, tmp_path: Path) -> None:
+        last = made.span("cpu_op", "broken", 5, 5)
+        trace = read(tmp_path, made.text([*PLAIN, last], rank=1).replace('"broken"', '"broken').replace("made", "fine"))
+        assert rows(trace.timeline) == EXPECTED
+        assert [(d.name, d.count) for d in trace.origin.damage] == [("unreadable events", 1)]
 
     def test_every_third_event_unreadable(self, tmp_path: Path) -> None:
         many = [made.span("cpu_op", f"op{i}" if i % 3 else "broken", 2.0 * i, 1) for i in range(300)]

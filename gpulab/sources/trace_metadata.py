@@ -39,7 +39,8 @@ def read(head: bytes, tail: bytes, damage: _Notebook) -> Details:
         return Details()
     found = _parsed(head + b"]" + tail)
     if found is None:
-        damage.note("unreadable metadata", "after the events")
+        if tail:
+            damage.note("unreadable metadata", "after the events")
         found = _parsed(head + b"]}")
     return _details(found or {})
 
