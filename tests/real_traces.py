@@ -1,4 +1,4 @@
-"""Where the real GPU traces lie, for tests that read them: they are not part of the project."""
+"""Where the traces recorded on real GPUs lie: outside the project, so a test that needs one is skipped without them."""
 
 from __future__ import annotations
 
@@ -17,20 +17,17 @@ SINGLE = (
     "b200_moe_launch_bound",
     "mi300_resnet_healthy",
 )
-DLRM = tuple(f"v100_dlrm_8ranks/rank{rank}" for rank in range(8))
-ALL = SINGLE + DLRM
+RANKS = tuple(f"v100_dlrm_8ranks/rank{i}" for i in range(8))
 
 
-def folder() -> Path | None:
-    """GPULAB_TRACES, else shared/traces beside the checkout; None where neither is a folder."""
-    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
-    place = Path(os.environ.get("GPULAB_TRACES", beside))
-    return place if place.is_dir() else None
+def folder() -> Path:
+    """GPULAB_TRACES, else shared/traces beside the checkout."""
+    return Path(os.environ.get("GPULAB_TRACES") or Path(__file__).parents[2] / "shared" / "traces")
 
 
 def path(name: str) -> Path:
-    """The file of that trace; skips the test where the traces are absent."""
-    place = folder()
-    if place is None:
-        pytest.skip("the real traces are not here: set GPULAB_TRACES to their folder, or put it at ../shared/traces")
-    return place / f"{name}.pt.trace.json.gz"
+    """The file of that name. Skips the test where it is absent."""
+    found = folder() / f"{name}.pt.trace.json.gz"
+    if not found.is_file():
+        pytest.skip(f"needs the real trace {found.name} (shared/traces beside the checkout, or GPULAB_TRACES)")
+    return found

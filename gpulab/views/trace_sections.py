@@ -110,7 +110,7 @@ def _copies(copies: Sequence[CopyRow], steps: int) -> Section:
         )
         for row in copies
     )
-    lines = ()
+    lines: tuple[str, ...] = ()
     if any(row.host_memory == "pageable" for row in copies):
         lines = ("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.",)
     return Section("Copies", columns, rows, lines)
