@@ -91,10 +91,10 @@ def _pct(value: float | None) -> str:
 def _copies(copies: Sequence[CopyRow], steps: int) -> Section:
     columns = (
         Column(""),
-        Column("memory of the host"),
+        Column("host memory"),
         Column("per step", "number"),
-        Column("time per step", "number"),
-        Column("size per step", "number"),
+        Column("time", "number"),
+        Column("size", "number"),
         Column("speed", "number"),
     )
     rows = tuple(
@@ -110,10 +110,10 @@ def _copies(copies: Sequence[CopyRow], steps: int) -> Section:
         )
         for row in copies
     )
-    lines: tuple[str, ...] = ()
+    lines = ["Number, time and size per step."]
     if any(row.host_memory == "pageable" for row in copies):
-        lines = ("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.",)
-    return Section("Copies", columns, rows, lines)
+        lines.append("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.")
+    return Section("Copies", columns, rows, tuple(lines))
 
 
 _DIRECTIONS = {
