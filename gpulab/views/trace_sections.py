@@ -92,7 +92,6 @@ def _copies(copies: Sequence[CopyRow], steps: int) -> Section:
     columns = (
         Column(""),
         Column("host memory"),
-        Column("per step", "number"),
         Column("time", "number"),
         Column("size", "number"),
         Column("speed", "number"),
@@ -102,7 +101,6 @@ def _copies(copies: Sequence[CopyRow], steps: int) -> Section:
             (
                 _DIRECTIONS.get(row.kind, plain(row.kind)),
                 row.host_memory or "–",
-                words.number(row.count / steps),
                 words.duration(row.time_us / steps),
                 words.size(None if row.bytes is None else row.bytes / steps),
                 NOT_MEASURABLE if row.gb_per_s is None else f"{row.gb_per_s:.3g} GB/s",
@@ -110,7 +108,7 @@ def _copies(copies: Sequence[CopyRow], steps: int) -> Section:
         )
         for row in copies
     )
-    lines = ["Number, time and size per step."]
+    lines = ["Time and size per step."]
     if any(row.host_memory == "pageable" for row in copies):
         lines.append("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.")
     return Section("Copies", columns, rows, tuple(lines))
