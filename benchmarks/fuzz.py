@@ -23,7 +23,7 @@ from pathlib import Path
 
 from benchmarks import synthetic_trace
 from gpulab.errors import TraceError
-from gpulab.loading import load_run
+from gpulab.loading.trace import load_run
 
 KEPT_EVENTS = 60
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from gpulab.analysis.breakdown import breakdown
 from gpulab.errors import TraceError
-from gpulab.loading import load_run
+from gpulab.loading.trace import load_run
 from gpulab.run import Category, Timeline
 from gpulab.sources import trace_text
 from gpulab.sources.trace_file import Trace, read_trace

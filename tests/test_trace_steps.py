@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from gpulab.analysis.breakdown import breakdown
 from gpulab.analysis.trace_steps import FoundSteps, find_steps
-from gpulab.loading import load_run
+from gpulab.loading.trace import load_run
 from gpulab.run import Category, Lane, Phase, Run, StepFlag, Timeline
 from tests import made_traces as made
 from tests import real_traces
