@@ -56,7 +56,7 @@ _OUTER = """  {{
     "ph": "X", "cat": "cpu_op", "name": "aten::{name}", "pid": 4242, "tid": 4242,
     "ts": {ts:.3f}, "dur": 18.412,
     "args": {{
-      "External id": {n},"Record function id": 0, "Concrete Inputs": ["", "", "", "1"], "Input type": ["float", "float", "float", "Scalar"], "Input Strides": [[1024, 1], [1024, 1], [1024], []], "Input Dims": [[64, 1024], [1024, 1024], [1024], []], "Ev Idx": {n}
+      "External id": {n},"Record function id": 0, {inputs}, "Ev Idx": {n}
     }}
   }},
 """
@@ -64,7 +64,7 @@ _INNER = """  {{
     "ph": "X", "cat": "cpu_op", "name": "aten::{name}_out", "pid": 4242, "tid": 4242,
     "ts": {ts:.3f}, "dur": 14.117,
     "args": {{
-      "External id": {n},"Record function id": 0, "Input type": ["float", "float"], "Input Dims": [[64, 1024], [1024, 1024]], "Ev Idx": {n}
+      "External id": {n},"Record function id": 0, {inputs}, "Ev Idx": {n}
     }}
   }},
 """
@@ -77,7 +77,7 @@ _LAUNCH = """  {{
   }},
 """
 _KERNEL = """  {{
-    "ph": "X", "cat": "kernel", "name": "void at::native::vectorized_elementwise_kernel<4, at::native::{name}_functor<float>, std::array<char*, 3ul> >(int, at::native::{name}_functor<float>, std::array<char*, 3ul>)", "pid": 0, "tid": {stream},
+    "ph": "X", "cat": "kernel", "name": "{name}", "pid": 0, "tid": {stream},
     "ts": {ts:.3f}, "dur": 9.216,
     "args": {{
       "External id": {n},
@@ -110,11 +110,20 @@ _MARK = """  {{
     }}
   }},
 """
+_OUTER_INPUTS = (
+    '"Concrete Inputs": ["", "", "", "1"], "Input type": ["float", "float", "float", "Scalar"], '
+    '"Input Strides": [[1024, 1], [1024, 1], [1024], []], "Input Dims": [[64, 1024], [1024, 1024], [1024], []]'
+)
+_INNER_INPUTS = '"Input type": ["float", "float"], "Input Dims": [[64, 1024], [1024, 1024]]'
+_KERNEL_NAME = (
+    "void at::native::vectorized_elementwise_kernel<4, at::native::{0}_functor<float>, std::array<char*, 3ul> >"
+    "(int, at::native::{0}_functor<float>, std::array<char*, 3ul>)"
+)
 _NAMES = ("addmm", "add_", "mul", "native_layer_norm", "gelu", "softmax", "copy_", "cat", "native_dropout", "div")
 
 
 def write(path: Path, events: int) -> int:
-    """Write about `events` events (gzipped where the name ends in .gz), streaming; returns how many it wrote exactly."""
+    """Write about `events` events (gzipped where the name ends in .gz); returns how many it wrote exactly."""
     with _opened(path) as file:
         file.write(_HEAD)
         written = 2
@@ -130,10 +139,10 @@ def _operators(total: int) -> Iterator[tuple[int, str]]:
     for n in range(1, total + 1):
         ts, name, stream = BASE_US + 20.0 * n + 0.001 * (n % 997), _NAMES[n % len(_NAMES)], 7 if n % 50 else 20
         text = (
-            _OUTER.format(name=name, ts=ts, n=n)
-            + _INNER.format(name=name, ts=ts + 2.2, n=n)
+            _OUTER.format(name=name, ts=ts, n=n, inputs=_OUTER_INPUTS)
+            + _INNER.format(name=name, ts=ts + 2.2, n=n, inputs=_INNER_INPUTS)
             + _LAUNCH.format(ts=ts + 5.125, n=n)
-            + _KERNEL.format(name=name, ts=ts + 12.75, n=n, stream=stream)
+            + _KERNEL.format(name=_KERNEL_NAME.format(name), ts=ts + 12.75, n=n, stream=stream)
             + _FLOWS.format(ts=ts + 12.75, n=n, stream=stream)
         )
         count = EVENTS_PER_OPERATOR

@@ -1,7 +1,8 @@
 """gpulab: see why a GPU idles, turn a knob, prove the cure.
 
 `%load_ext gpulab` brings `%%gpuprofile`; `gpulab.profile` does the same to a block of code, `gpulab.step` marks steps
-by hand, `gpulab.runs` holds what was measured. Everything is imported when it is first used.
+by hand, `gpulab.runs` holds what was measured, `gpulab.load` reads traces from elsewhere. Everything is imported when
+it is first used.
 """
 
 from __future__ import annotations
@@ -12,17 +13,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpulab.capture.recorder import mark_step as step
     from gpulab.doors import profile, report, runs
-    from gpulab.run import Run
+    from gpulab.loading.ranks import load
+    from gpulab.run import Ranks, Run
 
 __version__ = "0.1.0"
-__all__ = ["Run", "load_ipython_extension", "profile", "report", "runs", "step", "unload_ipython_extension"]
+__all__ = [
+    "Ranks",
+    "Run",
+    "load",
+    "load_ipython_extension",
+    "profile",
+    "report",
+    "runs",
+    "step",
+    "unload_ipython_extension",
+]
 
 _DOORS = {
+    "load": ("gpulab.loading.ranks", "load"),
     "profile": ("gpulab.doors", "profile"),
     "report": ("gpulab.doors", "report"),
     "runs": ("gpulab.doors", "runs"),
     "step": ("gpulab.capture.recorder", "mark_step"),
     "Run": ("gpulab.run", "Run"),
+    "Ranks": ("gpulab.run", "Ranks"),
 }
 
 

@@ -18,14 +18,14 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 import gpulab
-from gpulab.analysis.facts import facts
-from gpulab.diagnosis.headline import headline
-from gpulab.errors import GpulabError, StoreError, UsageError
+from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
+from gpulab.run import Ranks, Run
 from gpulab.sources.checkup import examine
 from gpulab.sources.runs import Runs
-from gpulab.sources.store import Store
+from gpulab.sources.store import DOCUMENT, Store
 from gpulab.views import doctor, words
 from gpulab.views import runs as runs_view
+from gpulab.views.ranked import RankedReport
 from gpulab.views.report import Report
 
 USAGE_STATUS = 2
@@ -63,8 +63,7 @@ def write_whole(path: Path, content: str) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    figures = facts(Store(options.store).load(options.run))
-    report = Report(figures, headline(figures))
+    report = gpulab.report(_named(options.run, Store(options.store)))
     if options.html is not None:
         write_whole(options.html, report.html())
     if options.json:
@@ -74,6 +73,16 @@ def _report(options: argparse.Namespace) -> int:
     else:
         _print(f"The report is in {words.plain(str(options.html))}\n")
     return 0
+
+
+def _named(what: str, store: Store) -> Run | Ranks:
+    """A stored run, or the trace or the folder of traces that `what` names."""
+    path = Path(what)
+    if path.is_file() or (path.is_dir() and not (path / DOCUMENT).is_file()):
+        return gpulab.load(path) if path.name != DOCUMENT else store.load(what)
+    if os.sep in what and not path.exists():
+        raise TraceError(f"There is no file or folder {what!r}.")
+    return store.load(what)
 
 
 def _runs(options: argparse.Namespace) -> int:
@@ -91,7 +100,7 @@ def _version(options: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(report: Report) -> str:
+def _as_json(report: Report | RankedReport) -> str:
     return json.dumps(report.json(), indent=2, allow_nan=False) + "\n"
 
 
@@ -263,7 +272,12 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     group = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     add: list[tuple[str, str, Callable[[argparse.Namespace], int], Callable[[argparse.ArgumentParser], None]]] = [
         ("record", "run a script and profile it", _record, _record_options),
-        ("report", "print the report of a stored run again", _report, _report_options),
+        (
+            "report",
+            "print the report of a stored run, of a trace file or of a folder of traces",
+            _report,
+            _report_options,
+        ),
         ("runs", "list the stored runs", _runs, _runs_options),
         ("doctor", "say what this machine can measure, and why not the rest", _doctor, _store_option),
     ]
@@ -299,7 +313,8 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="latest",
         metavar="RUN",
-        help="an id or its beginning, a name, -1 for the newest, or a run's folder (default: the newest)",
+        help="a run's id or its beginning, its name, -1 for the newest, its folder (default: the newest); or a trace "
+        "that torch.profiler wrote (.json, .json.gz), or a folder of them, one per rank",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one self-contained page")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")

@@ -8,17 +8,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, overload
 
 from gpulab.analysis.facts import facts
+from gpulab.analysis.ranks import compare_ranks
 from gpulab.capture.feed import Watcher
 from gpulab.capture.recorder import Capture, RunSource, StopRun
 from gpulab.diagnosis.headline import headline
+from gpulab.diagnosis.rank_headline import rank_headline
 from gpulab.errors import GpulabError, StoreError, UsageError
-from gpulab.run import Outcome, Run, Settings
+from gpulab.run import Outcome, Ranks, Run, Settings
 from gpulab.sources.runs import Runs
 from gpulab.sources.store import Store, read, trace_path
 from gpulab.views import runs as runs_view
+from gpulab.views.ranked import RankedReport
 from gpulab.views.report import Report
 from gpulab.views.stage import Stage
 
@@ -28,8 +31,19 @@ runs.show_with(runs_view.text, runs_view.html)
 _OURS = str(Path(__file__).parent)
 
 
-def report(run: Run, unsaved: str = "") -> Report:
-    """The report of a run: `.text()`, `.html()`, `.png()`, `.json()`. `unsaved`: why it is not on disk."""
+@overload
+def report(run: Run, unsaved: str = "") -> Report: ...
+
+
+@overload
+def report(run: Ranks) -> RankedReport: ...
+
+
+def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
+    """The report of a run or of a job's ranks: `.text()`, `.html()`, `.json()`. `unsaved`: why it is not on disk."""
+    if isinstance(run, Ranks):
+        found = compare_ranks(run.runs)
+        return RankedReport(run, {rank: facts(r) for rank, r in run.runs.items()}, found, rank_headline(found))
     known = facts(run)
     return Report(known, headline(known), unsaved)
 

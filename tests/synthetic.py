@@ -17,6 +17,7 @@ from gpulab.analysis.facts import CurveFact, Facts
 from gpulab.analysis.integrity import integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
+from gpulab.analysis.trace_facts import trace_facts
 from gpulab.diagnosis.headline import Headline
 from gpulab.run import (
     Category,
@@ -177,7 +178,8 @@ def facts_of(
         outside_steps_fraction=float(1 - run.steps.wall_ns.sum() / run.wall_ns) if len(run.steps) else None,
         observer_us_per_step=run.observer.hooks_ns / 1e3 / len(run.steps) if len(run.steps) else None,
         breakdown=found,
-        integrity=integrity(run),
+        integrity=(trust := integrity(run)),
+        trace=trace_facts(run, trust) if trust else None,
         operators=operators,
         kernels=kernels,
         curves=tuple(

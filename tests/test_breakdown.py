@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 import gpulab.analysis.breakdown as breakdown_module
 from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns
 from gpulab.analysis.facts import facts
-from gpulab.analysis.operators import operators, self_ns
+from gpulab.analysis.launches import CallTree
+from gpulab.analysis.operators import operators
 from gpulab.diagnosis.headline import headline
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
 from gpulab.sources.kineto import cut, launches
@@ -280,9 +281,9 @@ def test_self_time_leaves_out_what_is_nested() -> None:
     ]
     run = run_of(spans, [(0, 20)])
     assert run.timeline is not None
-    own = dict(
-        zip([run.timeline.names[i] for i in run.timeline.name_id], self_ns(run.timeline, np.arange(5)), strict=True)
-    )
+    tree = CallTree.of(run.timeline, np.arange(5))
+    names = [run.timeline.names[run.timeline.name_id[i]] for i in tree.rows]
+    own = dict(zip(names, tree.self_ns(run.timeline).tolist(), strict=True))
     assert own == {"a": 10, "b": 3, "d": 3, "c": 4, "e": 10}
     account = breakdown(run)
     assert account is not None

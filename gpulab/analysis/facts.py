@@ -10,6 +10,7 @@ from gpulab.analysis.breakdown import Breakdown, breakdown
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.steps import Selection, Spread, select, spread
+from gpulab.analysis.trace_facts import TraceFacts, trace_facts
 from gpulab.run import Run, Series
 
 
@@ -44,6 +45,7 @@ class Facts:
     integrity: Integrity | None  # of the trace; what it withholds is None here, or unknown in the breakdown
     operators: tuple[CostRow, ...]  # costliest first, self time on the host (compute device "cpu") or the device
     kernels: tuple[CostRow, ...]  # GPU only
+    trace: TraceFacts | None  # GPU only
     curves: tuple[CurveFact, ...]
 
 
@@ -73,6 +75,7 @@ def facts(run: Run) -> Facts:
         kernels=kernels(run.timeline, account)
         if run.timeline is not None and account and "kernels" not in withheld
         else (),
+        trace=trace_facts(run, trust) if trust is not None else None,
         curves=tuple(_curve(s) for s in run.samples.series if len(s.value)),
     )
 

@@ -264,6 +264,11 @@ def _device_time(timeline: Timeline, tree: CallTree, windows: Intervals | None) 
     return device, np.bincount(at, minlength=len(tree.rows)), int(duration[stray].sum()), int(stray.sum())
 
 
+def launched_ns(timeline: Timeline, tree: CallTree) -> Int64:
+    """Time on the device of what each row of the tree launched itself, in the order of its `rows`."""
+    return _device_time(timeline, tree, None)[0]
+
+
 def _group(timeline: Timeline, rows: Int64, names: Int64) -> Int64:
     """The place in `names` of each row's name; rows of other names are left out."""
     name_id = timeline.name_id[rows]
@@ -326,6 +331,7 @@ __all__ = [
     "OperatorRow",
     "copies",
     "kernels",
+    "launched_ns",
     "launches",
     "operators",
 ]

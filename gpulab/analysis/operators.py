@@ -1,4 +1,4 @@
-"""What the profiled window spent its time on, by operator and by kernel name."""
+"""What the profiled steps spent their time on, by operator and by kernel name, per step: the tables of a report."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy.typing as npt
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.nesting import parents
-from gpulab.run import Category, Int64, Timeline
+from gpulab.analysis.kernels import launched_ns
+from gpulab.analysis.launches import CallTree
+from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
+from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,8 @@ class CostRow:
 
     `self_us` is time in the span itself, without the spans nested in it (host) or the sum of a kernel's own durations
     (device). `share` is `self_us` over the steps' wall time; on a device with several streams shares may exceed 1.
+    `device_us`, of an operator: time on the GPU of what it launched itself, wherever that ran. `tensor_core`, of a
+    kernel: whether its name says that it uses tensor cores. None is "not measurable".
     """
 
     name: str
@@ -26,49 +30,54 @@ class CostRow:
     self_us: float
     total_us: float
     share: float
+    device_us: float | None = None
+    tensor_core: bool | None = None
 
 
 def operators(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
-    """Host operators and annotations of the training threads, by self time, costliest first."""
+    """Host operators and annotations of the training threads; costliest first, on the GPU where there is one."""
     host = spans.in_category(timeline, Category.CPU_OP, Category.USER_ANNOTATION)
     mine = np.flatnonzero(host & spans.on_training_threads(timeline) & ~spans.named(timeline, spans.is_step))
-    return _table(timeline, mine, self_ns(timeline, mine), account)
+    tree = CallTree.of(timeline, mine)
+    own = _column(timeline, tree, tree.self_ns(timeline))
+    device = _column(timeline, tree, launched_ns(timeline, tree)) if timeline.has_device_events else None
+    rows = _table(timeline, mine, own, account, device)
+    return tuple(sorted(rows, key=lambda row: (-(row.device_us or 0), -row.self_us)))
 
 
 def kernels(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
-    """Kernels, copies and memsets contained in the steps, by name, costliest first."""
-    rows = np.flatnonzero(spans.in_category(timeline, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET))
-    return _table(timeline, rows, timeline.duration_ns[rows], account)
+    """Kernels, copies and memsets contained in the steps, on the accounted device, by name, costliest first."""
+    rows = np.flatnonzero(
+        spans.in_category(timeline, *DEVICE_CATEGORIES) & spans.on_device(timeline, account.device_index or 0)
+    )
+    return _table(timeline, rows, timeline.duration_ns, account, None)
 
 
-def self_ns(timeline: Timeline, rows: npt.NDArray[np.intp]) -> Int64:
-    """For each row: its duration without that of the rows nested directly in it, lane by lane.
-
-    `rows` is in the timeline's order, so a parent comes before its children.
-    """
-    own: Int64 = timeline.duration_ns[rows].copy()
-    for lane in np.unique(timeline.lane_id[rows]).tolist():
-        at = np.flatnonzero((timeline.lane_id[rows] == lane) & (own > 0))  # a span of no length takes nothing away
-        parent = parents(timeline.start_ns[rows[at]], timeline.end_ns[rows[at]])
-        held = parent >= 0
-        taken = np.bincount(parent[held], weights=timeline.duration_ns[rows[at[held]]], minlength=len(at))
-        own[at] -= taken.astype(np.int64)
-    return np.maximum(own, 0)
+def _column(timeline: Timeline, tree: CallTree, values: Int64) -> Int64:
+    """A figure of the tree's rows at their place in the timeline."""
+    column = np.zeros(len(timeline), dtype=np.int64)
+    column[tree.rows] = values
+    return column
 
 
-def _table(timeline: Timeline, rows: npt.NDArray[np.intp], own_ns: Int64, account: Breakdown) -> tuple[CostRow, ...]:
+def _table(
+    timeline: Timeline, rows: npt.NDArray[np.intp], own_ns: Int64, account: Breakdown, device_ns: Int64 | None
+) -> tuple[CostRow, ...]:
     """Sum by name over the rows that start inside an accounted step."""
     edges = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
     start = timeline.start_ns[rows]
     step = np.searchsorted(edges[:, 0], start, side="right") - 1
-    inside = (step >= 0) & (start < edges[np.maximum(step, 0), 1])
-    rows, own_ns = rows[inside], own_ns[inside]
+    rows = rows[(step >= 0) & (start < edges[np.maximum(step, 0), 1])]
     n_steps, wall_ns = len(edges), int((edges[:, 1] - edges[:, 0]).sum()) or 1
-    size = len(timeline.names)
-    calls = np.bincount(timeline.name_id[rows], minlength=size)
-    own = np.bincount(timeline.name_id[rows], weights=own_ns, minlength=size)
-    total = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=size)
-    order = [int(i) for i in np.argsort(-own, kind="stable") if calls[i]]
+    size, names = len(timeline.names), timeline.name_id[rows]
+
+    def by_name(column: Int64 | None) -> npt.NDArray[np.float64]:
+        weights = np.ones(len(rows)) if column is None else column[rows]
+        return np.bincount(names, weights=weights, minlength=size).astype(np.float64)
+
+    calls, own, total = by_name(None), by_name(own_ns), by_name(timeline.duration_ns)
+    device = None if device_ns is None else by_name(device_ns)
+    told = device_ns is None and names_tell(timeline)
     return tuple(
         CostRow(
             name=timeline.names[i],
@@ -76,6 +85,12 @@ def _table(timeline: Timeline, rows: npt.NDArray[np.intp], own_ns: Int64, accoun
             self_us=float(own[i] / n_steps / 1e3),
             total_us=float(total[i] / n_steps / 1e3),
             share=float(own[i] / wall_ns),
+            device_us=None if device is None else float(device[i] / n_steps / 1e3),
+            tensor_core=uses_tensor_cores(timeline.names[i]) if told else None,
         )
-        for i in order
+        for i in np.argsort(-own, kind="stable").tolist()
+        if calls[i]
     )
+
+
+__all__ = ["CostRow", "kernels", "operators"]

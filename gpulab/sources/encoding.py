@@ -99,10 +99,10 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
     The arrays are read-only. Raises StoreError naming the first thing that is not as it must be.
     """
     check_version(document)
-    with _Columns(columns, skip=() if timeline else ("timeline.",)) as reader:
+    with _Columns(columns, skip=() if timeline else ("timeline.", "memory_events.")) as reader:
         run = _decode(document, Run, reader.read)
     if not timeline:
-        run = dataclasses.replace(run, timeline=None)
+        run = dataclasses.replace(run, timeline=None, memory_events=None)
     _check(run)
     return run
 
@@ -209,6 +209,8 @@ def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
         yield from _arrays_of(run.timeline, "timeline")
         for index, array in enumerate(run.timeline.extra.values()):
             yield f"timeline.extra.{index}", array
+    if run.memory_events is not None:
+        yield from _arrays_of(run.memory_events, "memory_events")
 
 
 def _arrays_of(record: object, prefix: str) -> Iterator[tuple[str, Column]]:

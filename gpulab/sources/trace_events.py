@@ -124,7 +124,8 @@ _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 _CONTROL = bytes(c for c in range(32) if c not in b"\t\r\n")
 _SPACES = bytes(32 if c < 32 else c for c in range(256))
-_NOT_A_NUMBER = re.compile(rb"(?<=[:,\[\s])[-+]?(?:nan(?:\([a-z]*\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
+_NOT_NUMBERS = (b"nan", b"NaN", b"NAN", b"inf", b"Inf", b"INF")
+_NOT_A_NUMBER = re.compile(rb"([:,\[]\s*)[-+]?(?:nan(?:\([a-z]*\))?|inf(?:inity)?)(?=\s*[,}\]])", re.IGNORECASE)
 _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|\\')
 _LIMIT = 1 << 62
 _PHASES = {"X", "i", "M", "s", "f", "t", *_OTHER_PHASES}
@@ -166,18 +167,21 @@ class EventDecoder:
 
     def _halve(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         """Narrow down to the events that cannot be read; each of them is tried alone."""
-        cuts = [found.end() for found in self._text.boundary.finditer(piece)]
-        if not cuts:
-            yield from self._alone(offset, piece)
-            return
-        middle = cuts[len(cuts) // 2]
-        first = piece[:middle].rstrip()
-        for start, half in ((0, first[: first.rindex(b",")]), (middle, piece[middle:])):
-            text = b"[" + half + b"]"
+        inner = [found.end() for found in self._text.boundary.finditer(piece)]
+        starts = [0, *inner]
+        ends = [*(piece.rindex(b",", 0, start) for start in inner), len(piece)]
+        waiting = [(0, len(starts))]
+        while waiting:
+            first, last = waiting.pop()
+            text = b"[" + piece[starts[first] : ends[last - 1]] + b"]"
             try:
                 yield text, _decoder.decode(text)
             except _MALFORMED:
-                yield from self._halve(offset + start, half)
+                if last - first == 1:
+                    yield from self._alone(offset + starts[first], text[1:-1])
+                else:
+                    middle = (first + last) // 2
+                    waiting += [(middle, last), (first, middle)]
 
     def _alone(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         where = f"first at byte {offset:,} of the text"
@@ -216,9 +220,10 @@ def _mended(piece: bytes) -> tuple[bytes, dict[str, int]]:
         decoded = piece.decode("utf-8", "replace")
         found["invalid UTF-8"] = decoded.count("\ufffd")
         piece = decoded.encode()
-    piece, numbers = _NOT_A_NUMBER.subn(b"null", piece)
-    if numbers:
-        found["not a number"] = numbers
+    if any(word in piece for word in _NOT_NUMBERS):
+        piece, numbers = _NOT_A_NUMBER.subn(rb"\1null", piece)
+        if numbers:
+            found["not a number"] = numbers
     return piece, found
 
 

@@ -34,13 +34,13 @@ class Details:
 
 def read(head: bytes, tail: bytes, damage: _Notebook) -> Details:
     """Read what stands before and after the events; what is broken there is noted and left out."""
-    if not head.rstrip().removeprefix(b"\xef\xbb\xbf").startswith(b"{"):
-        head = head.lstrip().removeprefix(b"\xef\xbb\xbf").lstrip()
-    if not head.lstrip().startswith(b"{"):
+    head = head.strip().removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not head.startswith(b"{"):
         return Details()
     found = _parsed(head + b"]" + tail)
     if found is None:
-        damage.note("unreadable metadata", "after the events")
+        if tail:
+            damage.note("unreadable metadata", "after the events")
         found = _parsed(head + b"]}")
     return _details(found or {})
 

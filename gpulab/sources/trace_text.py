@@ -18,6 +18,7 @@ from gpulab.errors import TraceError
 
 BLOCK_BYTES = 1 << 20
 COMPRESSED_BLOCK_BYTES = 1 << 16
+LEARNED_BYTES = 1 << 16
 HEADER_LIMIT_BYTES = 64 << 20
 EVENT_LIMIT_BYTES = 64 << 20
 
@@ -116,6 +117,8 @@ class TraceText:
         offset = len(self.head)
         while block and len(rest) < EVENT_LIMIT_BYTES:
             end = self._last_boundary(block)
+            if end < 0 and self._learn_boundary(block):
+                end = self._last_boundary(block)
             if end < 0:
                 rest += block
             else:
@@ -137,7 +140,7 @@ class TraceText:
             if found:
                 self.head = text[: found.end()]
                 rest = text[found.end() :]
-                while len(rest) < 1 << 16 and (block := next(blocks, b"")):
+                while len(rest) < LEARNED_BYTES and (block := next(blocks, b"")):
                     rest += block
                 self._learn_boundary(rest)
                 return rest
@@ -145,12 +148,15 @@ class TraceText:
                 break
         raise TraceError(self._no_events(text))
 
-    def _learn_boundary(self, text: bytes) -> None:
-        """Events of one writer begin with one key; inside a string its quotes would be escaped: safe to cut there."""
+    def _learn_boundary(self, text: bytes) -> bool:
+        """The key that events begin with. Inside a string its quotes would be escaped: it is safe to cut there."""
         keys = Counter(_FIRST_KEY.findall(b"," + text[:BLOCK_BYTES]))
-        key = b"ph" if b"ph" in keys else (keys.most_common(1)[0][0] if keys else b"ph")
+        if not keys:
+            return False
+        key = b"ph" if b"ph" in keys else keys.most_common(1)[0][0]
         self.boundary = re.compile(rb'\}\s*,\s*(?=\{\s*"' + key + rb'"\s*:)')
         self._needle = b'"' + key + b'"'
+        return True
 
     def _last_boundary(self, text: bytes) -> int:
         """Index of the comma before the last event that begins in the text; -1 where there is none."""
@@ -195,6 +201,11 @@ class TraceText:
         return f"{self.path} is not JSON (it begins with {shown} at byte {len(text) - len(start):,}). {_RECORD}"
 
     def _no_events(self, text: bytes) -> str:
+        if self.damage:
+            where = self.damage[-1][1]
+            return (
+                f"{self.path} is a broken gzip file, its events cannot be reached ({where}). Copy or export it again."
+            )
         if not text.strip():
             return (
                 f"{self.path} holds no text ({self.text_bytes:,} bytes after decompression). Copy or export it again."

@@ -14,9 +14,12 @@ import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.hta import HtaView
 from gpulab.analysis.integrity import Integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
+from gpulab.analysis.tensorboard import TensorBoardView
+from gpulab.analysis.trace_facts import TraceFacts
 from gpulab.diagnosis.headline import Headline
 from gpulab.run import Run
 from gpulab.views.words import flag_names
@@ -28,25 +31,25 @@ COSTLIEST = 20
 def document(facts: Facts, headline: Headline) -> dict[str, object]:
     """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
     figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), "headline": dataclasses.asdict(headline)}
-    return {key: _finite(value) for key, value in figures.items()}
+    return {key: finite(value) for key, value in figures.items()}
 
 
 def _contract(facts: Facts) -> dict[str, object]:
-    run, breakdown = facts.run, facts.breakdown
+    run, breakdown, trace = facts.run, facts.breakdown, facts.trace
     return {
         "source": run.source,
         "device": _device(run),
-        "ranks": None,
+        "ranks": _ranks(run),
         "integrity": _integrity(facts.integrity) if facts.integrity else None,
         "window_us": (run.timeline.window_ns[1] - run.timeline.window_ns[0]) / 1e3 if run.timeline else None,
         "busy_fraction": breakdown.busy_fraction if breakdown else None,
         "kernel_busy_fraction": breakdown.kernel_busy_fraction if breakdown else None,
         "steps": [_step(step) for step in breakdown.steps] if breakdown else None,
         "data_wait_us": _profiled_data_wait(run, breakdown) if breakdown else None,
-        "tensorboard": None,
-        "hta": None,
-        "tensor_core_fraction": None,
-        "memory": dataclasses.asdict(run.memory),
+        "tensorboard": _tensorboard(trace.tensorboard) if trace and trace.tensorboard else None,
+        "hta": _hta(trace.hta) if trace and trace.hta else None,
+        "tensor_core_fraction": trace.kernels.tensor_core_fraction if trace and trace.kernels else None,
+        "memory": _memory(facts),
         "kernels": _costliest(facts.kernels) if facts.kernels else None,
         "operators": _costliest(facts.operators) if facts.operators else None,
     }
@@ -71,6 +74,9 @@ def _own(facts: Facts) -> dict[str, object]:
         "outside_steps_fraction": facts.outside_steps_fraction,
         "dropped": [dataclasses.asdict(d) for d in facts.selection.dropped],
         "breakdown": _breakdown(facts.breakdown) if facts.breakdown else None,
+        "devices": [_device_account(account) for account in facts.trace.devices] if facts.trace else None,
+        "kernel_statistics": _kernel_statistics(facts.trace) if facts.trace else None,
+        "copies": [dataclasses.asdict(row) for row in facts.trace.copies] if facts.trace else None,
         "curves": [dataclasses.asdict(c) for c in facts.curves],
         "loader": dataclasses.asdict(run.loader) if run.loader else None,
         "observer": _observer(facts),
@@ -112,6 +118,73 @@ def _breakdown(breakdown: Breakdown) -> dict[str, object]:
     }
 
 
+def _ranks(run: Run) -> dict[str, object] | None:
+    origin = run.origin
+    if origin is None or origin.rank is None:
+        return None
+    return {"rank": origin.rank, "world_size": origin.world_size, "backend": origin.backend}
+
+
+def _tensorboard(view: TensorBoardView) -> dict[str, object]:
+    return {
+        "gpu_utilization": view.gpu_utilization,
+        "est_sm_efficiency": view.est_sm_efficiency,
+        "est_achieved_occupancy_pct": view.est_achieved_occupancy_pct,
+        "step_us": dict(view.step_us),
+    }
+
+
+def _hta(view: HtaView) -> dict[str, object]:
+    return {
+        "idle_pct": view.idle_pct,
+        "compute_pct": view.compute_pct,
+        "non_compute_pct": view.non_compute_pct,
+        "overlap_pct": view.overlap_pct,
+        "streams": [dataclasses.asdict(stream) for stream in view.streams],
+    }
+
+
+def _memory(facts: Facts) -> dict[str, object]:
+    """Peaks, and per device of the trace's memory events; their curves are in `run.memory_events`."""
+    curves = facts.trace.memory if facts.trace else ()
+    return {
+        **dataclasses.asdict(facts.run.memory),
+        "recorded": [
+            {
+                "device_index": c.device_index,
+                "peak_bytes": c.peak_bytes,
+                "peak_us": c.peak_t_ns / 1e3,
+                "reserved_peak_bytes": c.reserved_peak_bytes,
+                "allocations": c.allocations,
+                "releases": c.releases,
+                "growth_bytes": c.growth_bytes,
+                "absolute": c.absolute,
+            }
+            for c in curves
+        ],
+    }
+
+
+def _kernel_statistics(trace: TraceFacts) -> dict[str, object]:
+    kernels, launches = trace.kernels, trace.launches
+    return {
+        "count": kernels.count if kernels else None,
+        "short_count_fraction": kernels.short_count_fraction if kernels else None,
+        "short_time_fraction": kernels.short_time_fraction if kernels else None,
+        "est_achieved_occupancy_pct": kernels.est_achieved_occupancy_pct if kernels else None,
+        "launches": dataclasses.asdict(launches) if launches else None,
+    }
+
+
+def _device_account(account: Breakdown) -> dict[str, object]:
+    return {
+        "device_index": account.device_index,
+        "busy_fraction": account.busy_fraction,
+        "kernel_busy_fraction": account.kernel_busy_fraction,
+        **_breakdown(account),
+    }
+
+
 def _integrity(found: Integrity) -> dict[str, object]:
     return {"state": found.state, "checks": [dataclasses.asdict(check) for check in found.checks]}
 
@@ -139,14 +212,14 @@ def _missing(what: str, reason: str, since_ns: int | None) -> dict[str, object]:
     return {"what": what, "reason": reason, "since_us": None if since_ns is None else since_ns / 1e3}
 
 
-def _finite(value: object) -> object:
+def finite(value: object) -> object:
     """Plain Python data; a float that JSON cannot hold is null."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): _finite(item) for key, item in value.items()}
+        return {str(key): finite(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

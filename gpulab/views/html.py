@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import words
-from gpulab.views.sections import Column, Row, Section
+from gpulab.views.layout import Column, Row, Section
 
 Look = Mapping[str, str]  # element of a section → the attributes of its tag
 

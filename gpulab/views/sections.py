@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
@@ -12,49 +10,15 @@ from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
 from gpulab.run import Run
 from gpulab.views import words
+from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.trace_sections import trace_sections
 from gpulab.views.words import NOT_MEASURABLE, plain, plural
 
 COSTLIEST = 10
 WHOLE_CELL = "whole cell"
 
-Fit = Literal["tight", "number", "wrap", "cut"]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column's title and how its cells use the room: as they are, right-aligned, wrapped, or cut to fit."""
-
-    title: str
-    fit: Fit = "tight"
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut."""
-
-    cells: tuple[str, ...]
-    bar: float | None = None
-    colour: str = ""
-    full: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
-
-    `aside` marks what most readers skip: a page may fold it.
-    """
-
-    title: str
-    columns: tuple[Column, ...] = ()
-    rows: tuple[Row, ...] = ()
-    lines: tuple[str, ...] = ()
-    aside: bool = False
-
-
 _OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
 _KERNELS_NOTE = "Time on the GPU. A kernel is one program that the GPU runs."
-_PAIRS = (Column(""), Column("", "wrap"))
 
 
 def opening(facts: Facts) -> str:
@@ -88,6 +52,7 @@ def sections(facts: Facts, unsaved: str = "") -> tuple[Section, ...]:
         _parts(facts),
         _costliest("Costliest operators", _OPERATORS_NOTE, facts.operators),
         _costliest("Costliest kernels and copies", _KERNELS_NOTE, facts.kernels),
+        *trace_sections(facts),
         _curves(facts),
         _memory(facts.run),
         _loader(facts.run),
@@ -273,7 +238,7 @@ def _memory(run: Run) -> Section:
     rows.append(
         Row((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", words.size(memory.total_bytes)))
     )
-    return Section("Memory", _PAIRS, tuple(rows))
+    return Section("Memory", PAIRS, tuple(rows))
 
 
 def _loader(run: Run) -> Section:
@@ -292,7 +257,7 @@ def _loader(run: Run) -> Section:
         "persistent_workers": str(loader.persistent_workers),
         "batches per epoch": _or_unknown(loader.length),
     }
-    return Section(title, _PAIRS, tuple(Row(pair) for pair in pairs.items()), aside=True)
+    return Section(title, PAIRS, tuple(Row(pair) for pair in pairs.items()), aside=True)
 
 
 def _or_unknown(value: int | None) -> str:
@@ -325,7 +290,7 @@ def _observer(facts: Facts) -> Section:
         lines.append(f"A profiled step took {ratio:.2f} times as long as an unprofiled one (medians).")
     if observer.window_truncated:
         lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
-    return Section("What measuring cost", _PAIRS, tuple(rows), tuple(lines), aside=True)
+    return Section("What measuring cost", PAIRS, tuple(rows), tuple(lines), aside=True)
 
 
 def _ns(value: int | None) -> str:
@@ -336,7 +301,7 @@ def _choices(run: Run) -> Section | None:
     if not run.choices:
         return None
     rows = tuple(Row((plain(c.what), f"{plain(c.value)}: {plain(c.reason)}")) for c in run.choices)
-    return Section("What gpulab chose", _PAIRS, rows, aside=True)
+    return Section("What gpulab chose", PAIRS, rows, aside=True)
 
 
 def _keep(run: Run, unsaved: str) -> Section:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import words
-from gpulab.views.sections import Column, Row, Section
+from gpulab.views.layout import Column, Row, Section
 
 WIDEST = 100
 NARROWEST = 60

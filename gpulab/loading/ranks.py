@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 
 from gpulab.errors import StoreError, TraceError
-from gpulab.loading import load_run
+from gpulab.loading.trace import load_run
 from gpulab.run import Missing, Ranks, Run
 from gpulab.sources import encoding
 from gpulab.sources.machine import usable_cores
@@ -27,7 +27,7 @@ _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)|^(\d+)\D*\.(?:pt\.trace\.)?json", r
 _WORKER = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from gpulab.loading_ranks import write_run
+from gpulab.loading.ranks import write_run
 sys.exit(write_run(sys.argv[2], sys.argv[3]))
 """
 
@@ -80,7 +80,7 @@ def _read_here(file: Path) -> Run | str:
 def _read_apart(file: Path, folder: Path) -> Run | str:
     """In a process of its own, which hands the record over as the store writes it."""
     folder.mkdir()
-    root = str(Path(__file__).resolve().parents[1])
+    root = str(Path(__file__).resolve().parents[2])
     path = json.dumps([*(p or os.getcwd() for p in sys.path), root])
     order = [sys.executable, "-S", "-P", "-c", _WORKER, path, str(file), str(folder)]
     done = subprocess.run(order, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)

@@ -1,0 +1,65 @@
+"""What only the trace of a GPU can tell, beyond the breakdown: kernels, copies, memory, and the peers' figures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis.breakdown import Breakdown, breakdowns
+from gpulab.analysis.hta import HtaView, hta
+from gpulab.analysis.integrity import Integrity
+from gpulab.analysis.kernels import CopyRow, Kernels, Launches, copies, kernels, launches
+from gpulab.analysis.memory import MemoryCurve, memory
+from gpulab.analysis.tensorboard import TensorBoardView, tensorboard
+from gpulab.run import Run, Timeline
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """Figures of the profiled steps; None is "not measurable" or withheld by the integrity checks.
+
+    `kernels` and `copies` are those that ran within the steps, `launches` those made within them. `devices` is the
+    accounting of every GPU of the trace, the busiest first. `tensorboard` and `hta` follow those tools' definitions.
+    """
+
+    devices: tuple[Breakdown, ...]
+    kernels: Kernels | None
+    launches: Launches | None
+    copies: tuple[CopyRow, ...]
+    memory: tuple[MemoryCurve, ...]
+    tensorboard: TensorBoardView | None
+    hta: HtaView | None
+
+
+def trace_facts(run: Run, trust: Integrity) -> TraceFacts | None:
+    """The figures of a run whose trace holds a GPU's work; None for any other."""
+    timeline = run.timeline
+    if timeline is None or not timeline.has_device_events:
+        return None
+    withheld = trust.withheld
+    devices = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)
+    windows = _windows(devices, timeline)
+    return TraceFacts(
+        devices=devices,
+        kernels=None if "kernels" in withheld else kernels(timeline, windows),
+        launches=None if "launch_statistics" in withheld else launches(timeline, windows),
+        copies=() if "kernels" in withheld else copies(timeline, windows),
+        memory=memory(run.memory_events),
+        tensorboard=None if "tensorboard" in withheld else tensorboard(timeline),
+        hta=None if "hta" in withheld else hta(timeline, _file_zero_ns(run)),
+    )
+
+
+def _windows(devices: tuple[Breakdown, ...], timeline: Timeline) -> np.ndarray:
+    if not devices:
+        return np.array([timeline.window_ns], dtype=np.int64)
+    return np.array([(s.start_ns, s.end_ns) for s in devices[0].steps], dtype=np.int64)
+
+
+def _file_zero_ns(run: Run) -> int:
+    """The file's own time stamp at time 0 of the timeline."""
+    return run.origin.zero_ns - (run.origin.base_time_ns or 0) if run.origin is not None else 0
+
+
+__all__ = ["TraceFacts", "trace_facts"]

@@ -1,0 +1,43 @@
+"""What a report is made of: titled tables of plain strings, which each view lays out in its own way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Fit = Literal["tight", "number", "wrap", "cut"]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column's title and how its cells use the room: as they are, right-aligned, wrapped, or cut to fit."""
+
+    title: str
+    fit: Fit = "tight"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut."""
+
+    cells: tuple[str, ...]
+    bar: float | None = None
+    colour: str = ""
+    full: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
+
+    `aside` marks what most readers skip: a page may fold it.
+    """
+
+    title: str
+    columns: tuple[Column, ...] = ()
+    rows: tuple[Row, ...] = ()
+    lines: tuple[str, ...] = ()
+    aside: bool = False
+
+
+PAIRS = (Column(""), Column("", "wrap"))

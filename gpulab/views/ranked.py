@@ -1,0 +1,131 @@
+"""The report of a distributed job: its ranks side by side, then the rank that deserves the closest look."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.ranks import RankComparison, RankFacts
+from gpulab.diagnosis.headline import Headline, headline
+from gpulab.run import Ranks
+from gpulab.views import document, figure, html, text, words
+from gpulab.views.layout import Column, Row, Section
+from gpulab.views.sections import device, sections
+from gpulab.views.words import NOT_MEASURABLE, plain, plural
+
+
+@dataclass(frozen=True, slots=True)
+class RankedReport:
+    """What a job's traces say: every view is a pure function of the ranks' facts and their comparison."""
+
+    ranks: Ranks
+    facts: Mapping[int, Facts]
+    comparison: RankComparison
+    headline: Headline
+
+    @property
+    def spotlight(self) -> int:
+        """The rank shown in full: the one the others wait for, else the first."""
+        return self.comparison.straggler if self.comparison.straggler is not None else next(iter(self.facts))
+
+    def text(self, width: int | None = None) -> str:
+        """The report for a terminal, at most `width` columns (60 to 100; None: 100)."""
+        return text.render(self._opening(), self.headline, self._sections(), width)
+
+    def html(self) -> str:
+        """A self-contained page with the picture of the rank shown in full."""
+        picture = figure.draw(self.facts[self.spotlight], None)
+        return html.page(self._opening(), self.headline, self._sections(), picture)
+
+    def json(self) -> dict[str, object]:
+        """The figures of every rank as plain data for `json.dumps`; None is "not measurable"."""
+        found = self.comparison
+        figures: dict[str, object] = {
+            "schema": document.SCHEMA,
+            "source": "ranks",
+            "ranks": {"path": self.ranks.path, "present": list(self.facts), "world_size": self.ranks.world_size},
+            "straggler": found.straggler,
+            "collectives": found.collectives,
+            "mismatch": found.mismatch,
+            "communication_us": {r.rank: _communication(r) for r in found.ranks},
+            "problems": [dataclasses.asdict(p) for p in self.ranks.problems],
+            "per_rank": {rank: document.document(known, headline(known)) for rank, known in self.facts.items()},
+            "headline": dataclasses.asdict(self.headline),
+        }
+        return {key: document.finite(value) for key, value in figures.items()}
+
+    def _opening(self) -> str:
+        first = next(iter(self.facts.values()))
+        of = f" of {self.ranks.world_size}" if self.ranks.world_size else ""
+        name = plain(Path(self.ranks.path).name or self.ranks.path)
+        return " · ".join([name, f"{len(self.facts)}{of} ranks", device(first.run)])
+
+    def _sections(self) -> tuple[Section, ...]:
+        shown = self.spotlight
+        found = sections(self.facts[shown])
+        return (
+            _side_by_side(self.comparison),
+            *_problems(self.ranks),
+            *(dataclasses.replace(s, title=f"Rank {shown}: {s.title[:1].lower()}{s.title[1:]}") for s in found),
+        )
+
+
+def _communication(rank: RankFacts) -> dict[str, float | None]:
+    return {
+        "total": rank.communication_us,
+        "exposed": rank.exposed_us,
+        "overlapped": rank.overlapped_us,
+        "waiting": rank.waiting_us,
+        "transfer": rank.transfer_us,
+    }
+
+
+def _side_by_side(found: RankComparison) -> Section:
+    columns = (
+        Column("rank"),
+        Column("step", "number"),
+        Column("GPU busy", "number"),
+        Column("computing", "number"),
+        Column("exchanging data", "number"),
+        Column("hidden", "number"),
+        Column("waiting for others", "number"),
+        Column("moving data", "number"),
+    )
+    rows = tuple(_rank_row(rank, found.straggler) for rank in found.ranks)
+    lines = ["Per step. Exchanging data: communication kernels run, hidden where compute runs beside them."]
+    if found.mismatch is None:
+        lines.append(
+            f"The same {plural(found.collectives or 0, 'communication kernel')} of every rank side by side: the rank "
+            "that arrives last needs only the time to move the data, the others wait for it within theirs."
+        )
+    else:
+        lines.append(f"Waiting cannot be told from moving data: {plain(found.mismatch)}.")
+    return Section("Ranks side by side", columns, rows, tuple(lines))
+
+
+def _rank_row(rank: RankFacts, straggler: int | None) -> Row:
+    account = rank.breakdown
+    cells = (
+        f"{rank.rank}" + (" (arrives last)" if rank.rank == straggler else ""),
+        words.duration(rank.step_us),
+        words.percent(account.busy_fraction) if account.busy_fraction is not None else NOT_MEASURABLE,
+        words.percent(account.share["compute"]),
+        words.duration(rank.communication_us),
+        words.duration(rank.overlapped_us),
+        words.duration(rank.waiting_us),
+        words.duration(rank.transfer_us),
+    )
+    return Row(cells)
+
+
+def _problems(ranks: Ranks) -> tuple[Section, ...]:
+    if not ranks.problems:
+        return ()
+    rows = tuple(Row((plain(p.what), plain(p.reason))) for p in ranks.problems)
+    return (Section("Traces that are not here", (Column("", "wrap"), Column("", "wrap")), rows),)
+
+
+__all__ = ["RankedReport"]
