@@ -178,8 +178,8 @@ def facts_of(
         outside_steps_fraction=float(1 - run.steps.wall_ns.sum() / run.wall_ns) if len(run.steps) else None,
         observer_us_per_step=run.observer.hooks_ns / 1e3 / len(run.steps) if len(run.steps) else None,
         breakdown=found,
-        integrity=(trust := integrity(run)),
-        trace=trace_facts(run, trust) if trust else None,
+        integrity=integrity(run),
+        trace=trace_facts(run, (found,) if found else ()),
         operators=operators,
         kernels=kernels,
         curves=tuple(

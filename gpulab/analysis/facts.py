@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis.breakdown import Breakdown, breakdown
+from gpulab.analysis.breakdown import Breakdown, breakdowns
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.steps import Selection, Spread, select, spread
@@ -56,7 +56,8 @@ def facts(run: Run) -> Facts:
     traced = np.flatnonzero(np.isin(steps.number, run.traced_numbers))
     trust = integrity(run)
     withheld = trust.withheld if trust is not None else frozenset()
-    account = None if "breakdown" in withheld else breakdown(run, idle_causes="idle_causes" not in withheld)
+    accounts = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)
+    account = next(iter(accounts), None)
     fed = run.loader is not None
     return Facts(
         run=run,
@@ -75,7 +76,7 @@ def facts(run: Run) -> Facts:
         kernels=kernels(run.timeline, account)
         if run.timeline is not None and account and "kernels" not in withheld
         else (),
-        trace=trace_facts(run, trust) if trust is not None else None,
+        trace=trace_facts(run, accounts, withheld),
         curves=tuple(_curve(s) for s in run.samples.series if len(s.value)),
     )
 

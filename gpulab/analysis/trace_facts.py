@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis.breakdown import Breakdown, breakdowns
+from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.hta import HtaView, hta
-from gpulab.analysis.integrity import Integrity
 from gpulab.analysis.kernels import CopyRow, Kernels, Launches, copies, kernels, launches
 from gpulab.analysis.memory import MemoryCurve, memory
 from gpulab.analysis.tensorboard import TensorBoardView, tensorboard
@@ -32,13 +32,14 @@ class TraceFacts:
     hta: HtaView | None
 
 
-def trace_facts(run: Run, trust: Integrity) -> TraceFacts | None:
-    """The figures of a run whose trace holds a GPU's work; None for any other."""
+def trace_facts(run: Run, devices: tuple[Breakdown, ...], withheld: Set[str] = frozenset()) -> TraceFacts | None:
+    """The figures of a run whose trace holds a GPU's work, accounted in `devices`; None for any other run.
+
+    `withheld` names the figures that the integrity checks do not allow.
+    """
     timeline = run.timeline
     if timeline is None or not timeline.has_device_events:
         return None
-    withheld = trust.withheld
-    devices = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)
     windows = _windows(devices, timeline)
     return TraceFacts(
         devices=devices,
