@@ -22,9 +22,11 @@ def peaks(device: Device, before_bytes: int, extremes: dict[str, float]) -> tupl
     """
     missing: tuple[Missing, ...] = ()
     allocated = reserved = None
-    if device.kind == "cuda":
-        import torch
-
+    torch = sys.modules.get("torch")
+    if device.kind == "cuda" and (torch is None or not torch.cuda.is_initialized()):
+        reason = "CUDA was never used in this process"
+        missing = (Missing("peak of the GPU memory allocated by tensors", reason, key="memory"),)
+    elif device.kind == "cuda" and torch is not None:
         peak = torch.cuda.max_memory_allocated(device.index)
         if before_bytes and peak <= before_bytes:
             reason = f"this process had reached {peak / 2**30:.2f} GiB before the run, and the run stayed below"

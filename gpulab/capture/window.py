@@ -56,7 +56,8 @@ class Window:
         activities = [ProfilerActivity.CPU]
         if self._device_kind == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            torch.cuda.synchronize(self._index)
+            if torch.cuda.is_initialized():  # else there is nothing to wait for, and nobody asked for CUDA yet
+                torch.cuda.synchronize(self._index)
         try:
             with _quiet():
                 self._profile = profile(activities=activities)
