@@ -42,7 +42,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises instead of leaving Python, and names the nearest valid option."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"%%gpuprofile: {message}. The cell did not run.")
+        raise UsageError(f"%%gpuprofile: {message}.")
 
 
 def _parser() -> _Parser:
@@ -97,8 +97,8 @@ class GPUProfile(Magics):
             if prepared is None:
                 print(HELP)
                 return None
-            code, session, give = prepared
-            with session:
+            code, profiler, give = prepared
+            with profiler:
                 value = code.run(self.shell, local_ns)
         except LineError:
             raise
@@ -108,7 +108,7 @@ class GPUProfile(Magics):
             hide_our_frames(error)
             cells.show_as_bare(self.shell, error)
             raise
-        return session.run if give else value
+        return profiler.run if give else value
 
     def _prepared(self, line: str, cell: str | None) -> tuple[cells.Cell, profile, bool] | None:
         """The code, its profile, already started, and whether to return the run; None where help is asked for.
@@ -120,11 +120,11 @@ class GPUProfile(Magics):
             if statement is None:
                 return None
             code = cells.parsed(self.shell, statement)
-            session = self._session(options, statement, "cell" if cell is not None else "statement")
-            session.start()
+            profiler = self._profiler(options, statement, "cell" if cell is not None else "statement")
+            profiler.start()
         except GpulabError as e:
-            raise LineError(str(e)) from None
-        return code, session, options.give and not (code.silent and cell is not None)
+            raise LineError(f"{e} The {'statement' if cell is None else 'cell'} did not run.") from None
+        return code, profiler, options.give and not (code.silent and cell is not None)
 
     def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str | None]:
         """The options and the code; None where a bare `%gpuprofile` asks for help. Raises UsageError."""
@@ -138,7 +138,7 @@ class GPUProfile(Magics):
             raise UsageError("There is no code to profile: write it below %%gpuprofile, or after %gpuprofile.")
         return options, code
 
-    def _session(self, options: argparse.Namespace, code: str, source: Literal["cell", "statement"]) -> profile:
+    def _profiler(self, options: argparse.Namespace, code: str, source: Literal["cell", "statement"]) -> profile:
         from gpulab.doors import profile
 
         asks_for_trace = options.trace_steps is not None or options.whole
@@ -177,7 +177,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
             raise UsageError(f"One name is enough: {options.name!r} or {word!r}? Quote a name that has spaces.")
         near = nearest_option(word.split("=")[0])
         hint = f"did you mean {near}?" if near else "see %gpuprofile --help."
-        raise UsageError(f"%%gpuprofile has no option {word}: {hint} The cell did not run.")
+        raise UsageError(f"%%gpuprofile has no option {word}: {hint}")
     return options
 
 
@@ -211,14 +211,14 @@ def number(option: str, given: str | None, default: int | None) -> int | None:
     try:
         return int(given)
     except ValueError:
-        raise UsageError(f"{option} takes a whole number, not {given!r}. The cell did not run.") from None
+        raise UsageError(f"{option} takes a whole number, not {given!r}.") from None
 
 
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
     except ValueError as e:
-        raise UsageError(f"%%gpuprofile {line}: {str(e).lower()}. The cell did not run.") from None
+        raise UsageError(f"%%gpuprofile {line}: {str(e).lower()}.") from None
 
 
 def _show_runs(rest: str) -> None:

@@ -353,11 +353,17 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """Something that could not be measured, and why. `since_ns` is set when it stopped in the middle."""
+    """Something that could not be measured, and why. `since_ns` is set when it stopped in the middle.
+
+    `key` names it for programs and never changes with the words: "steps", "breakdown", "curves" (those of a whole
+    instrument), "curve" (one of them), "memory", "loader" (a worker died), "workers" (they cannot start), "trace_file",
+    "live_view".
+    """
 
     what: str
     reason: str
     since_ns: int | None = None
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +380,7 @@ class Observer:
     """What the measuring itself cost."""
 
     hooks_ns: int = 0  # time inside our hooks, over all steps
+    own_ns: int = 0  # of the run's wall time: gpulab's own start, and the profiler's starts and stops
     profiler_start_ns: int | None = None
     profiler_stop_ns: int | None = None
     event_count: int = 0
@@ -416,9 +423,15 @@ class Run:
         """The user's name for the run, or its id."""
         return self.settings.name or self.id
 
+    @property
+    def code_wall_ns(self) -> int:
+        """Wall time of the code itself: without what gpulab did before it began and to start and stop the profiler."""
+        return max(0, self.wall_ns - self.observer.own_ns)
+
     def __repr__(self) -> str:
         device = "CPU" if self.device.kind == "cpu" else self.device.name
-        return f"<Run {self.name!r}: {len(self.steps)} steps on {device}, {self.wall_ns / 1e9:.3g} s, {self.outcome}>"
+        seconds = self.code_wall_ns / 1e9
+        return f"<Run {self.name!r}: {len(self.steps)} steps on {device}, {seconds:.3g} s, {self.outcome}>"
 
     def check(self) -> None:
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import leftovers
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
@@ -24,49 +25,21 @@ _KERNEL_FILE = re.compile(r"ipykernel_\d+")
 _KINETO_STAMP = re.compile(r"USDT:[^\]]*]")
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}")
 
-# What torch, the process and the namespace look like; everything ours that could be left behind is in it.
-_STATE = """
-def _gpulab_test_state():
-    import json, os, sys, threading
-    import psutil
-    found = {"threads": [t.name for t in threading.enumerate() if t.name.startswith("gpulab")]}
-    children = []
-    for child in psutil.Process().children(recursive=True):
-        try:
-            line = " ".join(child.cmdline())
-        except psutil.Error:
-            continue
-        if "gpulab.capture" in line:
-            children.append(line)
-    found["processes"] = children
-    recorder = sys.modules.get("gpulab.capture.recorder")
-    found["active"] = recorder is not None and recorder.active is not None
-    found["environment"] = "KINETO_LOG_LEVEL" in os.environ
+# What the kernel finds of ours in its process and in its shell. The user's namespace stays as it was.
+_LEFT_BEHIND = """
+def _gpulab_test_left_behind(source):
+    import json
+    scope = {"__name__": "leftovers"}
+    exec(source, scope)
     shell = get_ipython()
-    found["custom_exceptions"] = [str(e) for e in shell.custom_exceptions]
-    found["callbacks"] = [c.__qualname__ for c in shell.events.callbacks["post_execute"] if "gpulab" in c.__module__]
-    found["stop"] = "gpulab_stop" in shell.kernel.control_handlers
-    if "torch.utils.data" in sys.modules:
-        import torch
-        from torch.amp import GradScaler
-        from torch.nn.modules import module
-        from torch.optim import optimizer
-        from torch.utils.data import dataloader
-        patched = (
-            dataloader.DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__,
-            GradScaler.step, torch.autograd.backward,
-        )
-        found["patches"] = [f.__qualname__ for f in patched if hasattr(f, "__wrapped__")]
-        found["patches"] += [f.__module__ for f in patched if f.__module__.startswith("gpulab")]
-        found["hooks"] = (
-            len(optimizer._global_optimizer_pre_hooks) + len(optimizer._global_optimizer_post_hooks)
-            + len(module._global_forward_pre_hooks)
-        )
-        found["profiler"] = bool(torch.autograd._profiler_enabled())
-    print(json.dumps(found))
-_gpulab_test_state()
-del _gpulab_test_state
-"""
+    found = [f"exception hook for {e}" for e in shell.custom_exceptions]
+    callbacks = shell.events.callbacks["post_execute"]
+    found += [f"callback {c.__qualname__}" for c in callbacks if "gpulab" in c.__module__]
+    found += ["control handler"] if "gpulab_stop" in shell.kernel.control_handlers else []
+    print(json.dumps({"process": scope["leftovers"](), "shell": found}))
+_gpulab_test_left_behind(%r)
+del _gpulab_test_left_behind
+""" % Path(leftovers.__file__).read_text(encoding="utf-8")  # noqa: UP031
 
 
 @dataclass
@@ -240,11 +213,12 @@ class KernelSession:
             if reply["parent_header"].get("msg_id") == message_id:
                 return list(reply["content"]["matches"])
 
-    def left_behind(self) -> dict[str, Any]:
+    def left_behind(self) -> dict[str, list[str]]:
         """Everything of ours that is still in the kernel; empty where nothing is."""
         deadline = time.monotonic() + 5
         while True:
-            answer = self._silent(_STATE)
+            answer = self._silent(_LEFT_BEHIND)
+            assert answer.error is None, answer.error
             left = {k: v for k, v in json.loads(answer.stdout).items() if v}
             if not left or time.monotonic() > deadline:
                 return left

@@ -137,8 +137,8 @@ environments = st.builds(
 )
 loaders = st.builds(Loader, dataset=texts)
 memories = st.builds(Memory, optional_counts, optional_counts, optional_counts, optional_counts)
-observers = st.builds(Observer, counts, optional_counts, optional_counts, counts, st.none() | texts)
-missings = st.builds(Missing, texts, texts, optional_counts)
+observers = st.builds(Observer, counts, counts, optional_counts, optional_counts, counts, st.none() | texts)
+missings = st.builds(Missing, texts, texts, optional_counts, texts)
 choices = st.builds(Choice, texts, texts, texts)
 
 

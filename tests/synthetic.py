@@ -230,7 +230,9 @@ def gpu_case() -> Case:
         run,
         samples=_gpu_samples(run.wall_ns, rng),
         memory=Memory(21 * 2**30, 24 * 2**30, 6 * 2**30, 80 * 2**30),
-        missing=(Missing("SM activity, occupancy and tensor activity", "NVML GPM answered NotSupported", 240 * MS),),
+        missing=(
+            Missing("SM activity, occupancy and tensor activity", "NVML GPM answered NotSupported", 240 * MS, "curve"),
+        ),
     )
     shares = {
         "data_wait": 0.3,
@@ -267,7 +269,13 @@ def no_step_case() -> Case:
     run = dataclasses.replace(
         run,
         outcome_detail="ValueError: a message of the user's own",
-        missing=(Missing("step breakdown, operators and kernels", "another torch.profiler is active in this process"),),
+        missing=(
+            Missing(
+                "step breakdown, operators and kernels",
+                "another torch.profiler is active in this process",
+                key="breakdown",
+            ),
+        ),
         samples=_cpu_samples(run.wall_ns, np.random.default_rng(9)),
     )
     headline = Headline("unknown", "No training step was found in this cell.", "The cell ran for 500 ms.", "unknown")
@@ -279,7 +287,9 @@ def no_trace_case() -> Case:
     wall = 5 + np.random.default_rng(10).normal(0, 0.1, 200)
     found = steps(wall, wall * 0.02, phases(10, 190, 0), optimizer_ms=0.4)
     run = _run("20260801-141500-1c1d", _cpu(), found, None, name="no trace", trace=False, loader=_loader(workers=2))
-    run = dataclasses.replace(run, missing=(Missing("device curves", "the sampling process did not start"),))
+    run = dataclasses.replace(
+        run, missing=(Missing("device curves", "the sampling process did not start", key="curves"),)
+    )
     headline = Headline(
         "good", "Nothing stands out: the steps are even and the DataLoader keeps up.", "2 % data wait.", "good"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import multiprocessing
 import os
 import subprocess
@@ -14,8 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from gpulab.errors import UsageError
-from gpulab.sources import checkup, machine, nvml
+from gpulab.sources import checkup, cuda_process, machine, nvml
 from gpulab.sources import fake_nvml as fakes
+from gpulab.sources.visible import visible_gpus
 from gpulab.views.doctor import render
 
 
@@ -112,18 +114,21 @@ def test_an_unknown_device_is_named(requested: str) -> None:
 
 
 class FakeCuda(SimpleNamespace):
-    """torch.cuda of a machine with two GPUs, the second one current."""
+    """torch.cuda of a machine with two GPUs, the second one current; before it runs, every question is a fault."""
 
-    def is_available(self) -> bool:
-        return bool(self.count > 0)
+    def is_initialized(self) -> bool:
+        return bool(self.running)
 
     def device_count(self) -> int:
-        return int(self.count)
+        assert self.running, "CUDA is started"
+        return 2
 
     def current_device(self) -> int:
+        assert self.running, "CUDA is started"
         return 1
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
+        assert self.running, "CUDA is started"
         return SimpleNamespace(
             name=f"GPU {index}",
             uuid=f"0000-{index}",
@@ -134,19 +139,50 @@ class FakeCuda(SimpleNamespace):
         )
 
 
-def with_gpus(monkeypatch: pytest.MonkeyPatch, count: int, cuda: str | None = "12.6") -> None:
+def with_torch(
+    monkeypatch: pytest.MonkeyPatch, script: fakes.FakeScript, *, running: bool = False, cuda: str | None = "12.6"
+) -> None:
+    """A PyTorch that fails where it is asked to start CUDA, on a machine as `script` has it."""
     torch = SimpleNamespace(
-        cuda=FakeCuda(count=count), version=SimpleNamespace(cuda=cuda, hip=None), __version__="2.13.0"
+        cuda=FakeCuda(running=running), version=SimpleNamespace(cuda=cuda, hip=None), __version__="2.13.0"
     )
+    module = fakes.fake_nvml(script)
     monkeypatch.setattr(machine, "_torch", lambda: torch)
-    monkeypatch.setattr(machine, "nvml_sees_a_gpu", lambda: count > 0)
+    monkeypatch.setattr(nvml, "load_nvml", lambda: module)
+    monkeypatch.setattr(cuda_process, "ask", lambda question: pytest.fail("no other process is needed"))
+    cuda_process._gpus.cache_clear()
+    for name in cuda_process.DECIDING:
+        monkeypatch.delenv(name, raising=False)
 
 
-def test_the_current_gpu_is_chosen_and_mapped_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpus(monkeypatch, 2)
+def two_t4() -> fakes.FakeScript:
     script = fakes.t4()
-    script["devices"] = [{"name": "T4", "uuid": "GPU-0000-1"}, {"name": "T4", "uuid": "GPU-0000-0"}]
-    monkeypatch.setattr(nvml, "load_nvml", lambda: fakes.fake_nvml(script))
+    script["devices"] = [
+        {"name": "Tesla T4", "uuid": f"GPU-0000-{i}", "cores": 2560, "capability": (7, 5), "memory_bytes": 2**34}
+        for i in (1, 0)
+    ]
+    return script
+
+
+def test_before_cuda_runs_nvml_tells_what_the_gpu_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, two_t4())
+    device = machine.detect_device("auto")
+    assert (device.kind, device.index, device.name, device.uuid) == ("cuda", 0, "Tesla T4", "0000-1")
+    assert device.memory_total_bytes == 2**34
+    assert device.details == {
+        "sm_count": 40,
+        "compute_capability": "7.5",
+        "cuda": "12.6",
+        "nvml_index": 0,
+        "driver": "450.80.02",
+        "power_limit_w": 700.0,
+    }
+    assert machine.detect_device("cuda:1").uuid == "0000-0"
+
+
+def test_once_cuda_runs_its_current_gpu_is_chosen_and_mapped_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, two_t4(), running=True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # changed after CUDA was started: without effect
     device = machine.detect_device("auto")
     assert (device.kind, device.index, device.name, device.uuid) == ("cuda", 1, "GPU 1", "0000-1")
     assert device.details["nvml_index"] == 0, "torch's order is not NVML's"
@@ -154,21 +190,209 @@ def test_the_current_gpu_is_chosen_and_mapped_by_uuid(monkeypatch: pytest.Monkey
     assert machine.detect_device("cuda:0").details["nvml_index"] == 1
 
 
+def test_without_nvml_a_running_cuda_is_still_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, fakes.no_driver(), running=True)
+    device = machine.detect_device("cuda")
+    assert (device.kind, device.details["driver"], device.details["nvml_index"]) == ("cuda", None, None)
+
+
 def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpus(monkeypatch, 2)
+    with_torch(monkeypatch, two_t4())
     with pytest.raises(UsageError, match='"cuda:2" is not there: PyTorch sees 2 GPUs'):
         machine.detect_device("cuda:2")
-    with_gpus(monkeypatch, 0, cuda=None)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.detect_device("auto").kind == "cpu"
+    with pytest.raises(UsageError, match="PyTorch finds no GPU"):
+        machine.detect_device("cuda")
+
+
+def test_a_pytorch_that_cannot_use_the_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, two_t4(), cuda=None)
     with pytest.raises(UsageError, match="built for the CPU only"):
         machine.detect_device("cuda")
     assert machine.detect_device("auto").kind == "cpu"
+    old = two_t4()
+    old["cuda"] = 11040
+    with_torch(monkeypatch, old)
+    with pytest.raises(UsageError, match=r"needs CUDA 12\.6, the NVIDIA driver runs CUDA 11\.4 at most"):
+        machine.detect_device("cuda:0")
+    assert machine.detect_device("auto").kind == "cpu"
 
 
-def test_without_nvml_a_gpu_is_still_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_gpus(monkeypatch, 2)
-    monkeypatch.setattr(nvml, "load_nvml", lambda: fakes.fake_nvml(fakes.no_driver()))
+@pytest.mark.parametrize(
+    ("asked", "uuids"),
+    [
+        (None, ["a", "b", "c"]),
+        ("0,1,2", ["a", "b", "c"]),
+        ("2,0", ["c", "a"]),
+        (" 1 , +2", ["b", "c"]),
+        ("1,7,0", ["b"]),
+        ("0,-1,1", ["a"]),
+        ("1,1", []),
+        ("", []),
+        ("-1", []),
+        ("none", []),
+        ("GPU-c,GPU-A", ["c", "a"]),
+        ("GPU-c,GPU-unknown,GPU-a", ["c"]),
+        ("GPU-b,GPU-b", []),
+        ("GPU-", []),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(asked: str | None, uuids: list[str]) -> None:
+    script: fakes.FakeScript = {"devices": [{"name": "Tesla T4", "uuid": f"GPU-{c}"} for c in "abc"]}
+    environ = {} if asked is None else {"CUDA_VISIBLE_DEVICES": asked}
+    gpus = visible_gpus(environ, fakes.fake_nvml(script))
+    assert gpus is not None and [g.uuid for g in gpus] == uuids
+
+
+def split_h100() -> fakes.FakeScript:
+    """A whole H100, and one in two MIG parts."""
+    script = fakes.h100("GPU-whole")
+    parts: list[fakes.FakeDevice] = [
+        {
+            "name": f"NVIDIA H100 80GB HBM3 MIG 3g.40gb {n}",
+            "uuid": f"MIG-{n}",
+            "memory_bytes": 40 * 2**30,
+            "sm_count": 60,
+        }
+        for n in "xy"
+    ]
+    script["devices"].append({"name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-split", "parts": parts})
+    return script
+
+
+def test_a_mig_part_is_a_device_with_its_own_memory_and_sms(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, split_h100())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-y")
     device = machine.detect_device("cuda")
-    assert (device.kind, device.details["driver"], device.details["nvml_index"]) == ("cuda", None, None)
+    assert (device.index, device.uuid, device.name) == (0, "MIG-y", "NVIDIA H100 80GB HBM3 MIG 3g.40gb y")
+    assert (device.memory_total_bytes, device.details["sm_count"]) == (40 * 2**30, 60)
+    assert device.details["nvml_index"] == 1, "the GPU it is a part of"
+    with pytest.raises(UsageError, match="PyTorch sees 1 GPU"):
+        machine.detect_device("cuda:1")
+
+
+ANSWER = {"name": "H100", "uuid": "whole", "memory_total_bytes": 2**36, "sm_count": 132, "compute_capability": "9.0"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        ({}, ["H100", "T4"]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, ["H100", "T4"]),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, ["H100", "split"]),
+        ({"CUDA_VISIBLE_DEVICES": "GPU-split"}, ["H100", "split"]),
+    ],
+)
+def test_what_nvml_cannot_tell_is_asked_of_cuda_in_another_process(
+    monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], names: list[str]
+) -> None:
+    script = split_h100() if "split" in names else {"devices": [{"name": n, "uuid": f"GPU-{n}"} for n in names]}
+    with_torch(monkeypatch, script)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    answers_with(monkeypatch, json.dumps({"gpus": [ANSWER]}))
+    device = machine.detect_device("cuda")
+    assert (device.name, device.uuid, device.details["sm_count"]) == ("H100", "whole", 132)
+
+
+def test_the_order_of_different_gpus_is_known_where_the_bus_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, {"devices": [{"name": n, "uuid": f"GPU-{n}"} for n in ("T4", "H100")]})
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert [machine.detect_device(f"cuda:{i}").name for i in (0, 1)] == ["T4", "H100"]
+
+
+def test_no_other_process_is_asked_where_nothing_hints_at_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, fakes.no_driver())
+    monkeypatch.setattr(cuda_process, "DEVICE_FILES", ("/dev/no-such-device",))
+    assert machine.detect_device("auto").kind == "cpu"
+    with pytest.raises(UsageError, match="PyTorch finds no GPU"):
+        machine.detect_device("cuda")
+
+
+def answers_with(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "", code: int = 0) -> None:
+    """The other process's answer, without the process."""
+    cuda_process._gpus.cache_clear()
+    monkeypatch.setattr(cuda_process, "DEVICE_FILES", ("/dev/null",))
+    done = subprocess.CompletedProcess([], code, f"a line of another library\n{stdout}\n", stderr)
+    monkeypatch.setattr(cuda_process, "ask", lambda question: done)
+
+
+def test_the_other_process_really_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(cuda_process, "DEVICE_FILES", ("/dev/null",))
+    cuda_process._gpus.cache_clear()
+    assert cuda_process.gpus() == []
+    done = cuda_process.ask("gpus")
+    assert done is not None and (done.returncode, done.stdout) == (0, '{"gpus": []}\n'), done
+    trial = cuda_process.try_tracing()
+    assert trial.kernels == 0 and "Error" in trial.reason, trial
+
+
+@pytest.mark.parametrize(
+    ("stdout", "stderr", "code", "reason"),
+    [
+        ('{"kernels": 0}', "", 0, "a kernel ran and did not come back"),
+        (
+            '{"kernels": 0}',
+            "a line\n[W802 10:11:12.1 CuptiActivityApi.cpp:1] function failed: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n",
+            0,
+            "function failed: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES",
+        ),
+        (
+            '{"kernels": 0}',
+            "WARNING:2026-08-02 10:11:12 7:7 init.cpp:1] CUPTI initialization failed\n",
+            0,
+            "CUPTI initialization failed",
+        ),
+        ("", "Traceback\nRuntimeError: CUDA error: out of memory\n", 1, "RuntimeError: CUDA error: out of memory"),
+        ("", "", -11, "the trial was ended by signal 11"),
+        ("[]", "", 3, "the trial ended with exit code 3"),
+    ],
+)
+def test_the_doctor_says_why_kernels_do_not_come_back(
+    monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str, code: int, reason: str
+) -> None:
+    with_torch(monkeypatch, fakes.h100())
+    answers_with(monkeypatch, stdout, stderr, code)
+    checks = {c.name: c for c in checkup.examine()}
+    check = checks["GPU work in the trace"]
+    assert (check.state, check.found) == ("refused", f"refused: {reason}")
+    assert ("NVreg_" in check.next_step) is ("PRIVILEGES" in reason)
+    text = " ".join(render(list(checks.values())).split())
+    assert "GPU kernels cannot be traced." in text and "no GPU work in the trace refused:" in text
+
+
+def test_a_gpu_without_curves_and_kernels_is_still_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, fakes.no_driver(), running=True)
+    answers_with(monkeypatch, '{"kernels": 0}')
+    text = " ".join(render(checkup.examine()).split())
+    assert "There is no NVIDIA GPU" not in text
+    assert "GPU kernels cannot be traced. GPU utilization, memory and power cannot be read." in text
+
+
+def test_the_doctor_sees_kernels_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_torch(monkeypatch, fakes.h100())
+    answers_with(monkeypatch, '{"kernels": 3}', "CUPTI says something harmless")
+    checks = checkup.examine()
+    check = next(c for c in checks if c.name == "GPU work in the trace")
+    assert (check.state, check.found) == ("ok", "kernels come back: tried with 3 small kernels (CUPTI)")
+    assert "GPU kernels are traced one by one." in " ".join(render(checks).split())
+
+
+def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: object, **options: object) -> None:
+        raise subprocess.TimeoutExpired("python", 1.0)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    assert cuda_process.try_tracing() == cuda_process.Trial(0, "the trial did not end within 60 s")
+
+
+@pytest.mark.skipif(machine.nvml_sees_a_gpu(), reason="this machine has a GPU")
+def test_without_a_gpu_the_doctor_tries_nothing() -> None:
+    checks = checkup.examine(try_tracing=lambda: pytest.fail("tried"))
+    check = next(c for c in checks if c.name == "GPU work in the trace")
+    assert (check.state, check.found, check.next_step) == ("absent", "not tried: no GPU", "")
 
 
 def checks_by_name(script: fakes.FakeScript, store: Path | None = None) -> dict[str, checkup.Check]:

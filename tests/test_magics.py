@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -142,11 +143,35 @@ def test_help_is_the_docstring(shell: InteractiveShell, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == printed
 
 
-@pytest.mark.parametrize("line", ["--step 3", "a b", "--steps x", "it's", "--no-trace --whole", "--device cuda:7"])
-def test_bad_lines_stop_run_all(shell: InteractiveShell, line: str) -> None:
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("--step 3", "did you mean --steps?"),
+        ("a b", "'b'"),
+        ("--steps x", "--steps"),
+        ("--steps", "--steps"),
+        ("--steps 0", "--steps"),
+        ("it's", "it's"),
+        ("--no-trace --whole", "--whole"),
+        ("--steps 3 --warmup 3", "--warmup 3"),
+        ("--device cuda:7", '"cuda:7"'),
+        ("--device tpu", 'use "auto"'),
+        ("--no-save=1", "--no-save"),
+    ],
+)
+def test_bad_lines_stop_run_all(shell: InteractiveShell, line: str, named: str) -> None:
     result = run(shell, f"%%gpuprofile {line}\nhas_run = 1")
-    assert isinstance(result.error_in_exec, LineError) and "\n" not in str(result.error_in_exec)
-    assert "has_run" not in shell.user_ns
+    assert isinstance(result.error_in_exec, LineError) and "has_run" not in shell.user_ns
+    text = str(result.error_in_exec)
+    assert named in text and "\n" not in text and text.count("run.") == 1
+    assert re.search(r"[.?] The cell did not run\.$", text), text
+
+
+def test_a_refused_statement_says_so_of_itself(shell: InteractiveShell) -> None:
+    """The lines above it in its cell have run."""
+    result = run(shell, "above = 1\n%gpuprofile --steps 0 has_run = 1")
+    assert shell.user_ns["above"] == 1 and "has_run" not in shell.user_ns
+    assert str(result.error_in_exec).endswith(". The statement did not run.")
 
 
 @pytest.mark.parametrize("cell", ["%%gpuprofile\n", "%%gpuprofile\n\n  \n", "%%gpuprofile name"])

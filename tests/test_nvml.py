@@ -209,6 +209,19 @@ def test_devices_are_found_by_uuid_and_not_by_index() -> None:
     assert module.state.open_sessions == 0
 
 
+def test_a_mig_part_is_read_by_its_own_handle(clock: list[float]) -> None:
+    script = fakes.h100()
+    script["devices"].append({"name": "A", "uuid": "GPU-split", "parts": [{"name": "B", "uuid": "MIG-part"}]})
+    module = fakes.fake_nvml(script)
+    assert nvml.nvml_index_for("MIG-part", module) == 1, "the GPU it is a part of"
+    asked: list[object] = []
+    memory = module.nvmlDeviceGetMemoryInfo
+    module.nvmlDeviceGetMemoryInfo = lambda handle, *version: asked.append(handle) or memory(handle, *version)
+    meter = nvml.nvml_meter("part", os.getpid(), module)
+    (row,) = readings(meter, clock)
+    assert row["gpu_memory_used_bytes"] == 6 * 2**30 and set(asked) == {(1, 0)}
+
+
 def test_the_only_gpu_needs_no_uuid() -> None:
     assert nvml.nvml_index_for(None, fakes.fake_nvml(fakes.h100())) == 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import platform
 import re
 import signal
 import subprocess
@@ -17,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from gpulab.sources.store import Store, trace_path
-from tests.strategies import tiny_run
+import gpulab
+from gpulab.sources.store import read, trace_path
 
 START_S = 120.0
 PATIENCE_S = 60.0
@@ -26,29 +27,29 @@ PATIENCE_S = 60.0
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run with a real trace of three steps of a small training loop."""
+    """The folder of a run that gpulab captured: sixty steps of a small training loop."""
     torch = pytest.importorskip("torch")
-    from torch.profiler import ProfilerActivity, profile, record_function
-
     layer = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
-    with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
-        for number in range(3):
-            with record_function(f"ProfilerStep#{number}"):
+    folder = tmp_path_factory.mktemp("gpulab")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GPULAB_DIR", str(folder))
+        with gpulab.profile("with a trace", trace_steps=3, device="cpu", show=False) as p:
+            for _ in range(60):
                 layer(torch.ones(4, 8)).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-    store = Store(tmp_path_factory.mktemp("gpulab") / "runs")
-    return store.save(tiny_run(name="with a trace"), lambda path: profiler.export_chrome_trace(str(path)))
+    return folder / "runs" / p.run.id
 
 
 def test_the_trace_is_what_perfetto_and_hta_read(stored: Path) -> None:
-    trace = trace_path(stored)
-    assert trace is not None
+    trace, run = trace_path(stored), read(stored)
+    assert trace is not None and run.timeline is not None
     with gzip.open(trace, "rb") as file:
         document = json.load(file)
     names = {event.get("name") for event in document["traceEvents"]}
-    assert {"ProfilerStep#0", "ProfilerStep#2", "aten::linear", "Optimizer.step#SGD.step"} <= names
+    steps = {f"ProfilerStep#{number}" for number in run.traced_numbers}
+    assert len(steps) == 3 and {*steps, "aten::linear", "Optimizer.step#SGD.step"} <= names
     assert all({"ts", "dur", "pid", "tid"} <= event.keys() for event in document["traceEvents"] if event["ph"] == "X")
 
 
@@ -104,4 +105,5 @@ def test_tensorboards_plugin_lists_the_run_and_its_worker(stored: Path, tensorbo
     views = _get(f"{plugin}/views?run={stored.name}")
     assert isinstance(views, list) and "Overview" in views
     workers = _get(f"{plugin}/workers?run={stored.name}&view=Overview")
-    assert workers == [f"host_{os.getpid()}"], "the host and the process are read from the file's name"
+    host = re.sub(r"[^A-Za-z0-9.-]", "-", platform.node())
+    assert workers == [f"{host}_{os.getpid()}"], "the host and the process are read from the file's name"

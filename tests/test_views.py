@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 import synthetic
 from matplotlib.cbook import is_math_text
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 from synthetic import HOSTILE, MS, Case
 
 from gpulab.analysis import breakdown as accounting
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import Spread
-from gpulab.run import Missing, Series, Steps
+from gpulab.run import Missing, Samples, Series, Steps
 from gpulab.views import device_curves, figure, ink, sections, step_bars, step_zoom, words
 from gpulab.views.report import Report
 
@@ -183,7 +185,9 @@ def test_what_could_not_be_measured_is_said_and_never_a_zero() -> None:
     text = " ".join(report(CASES["no_step"]).text().split())
     assert "Not measurable: another torch.profiler is active in this process." in text
     assert "accounted as one whole" in text and "ended by an exception (ValueError: a message" in text
-    assert re.search(r"without the profiler\s+not measurable", text)
+    assert re.search(r"the whole cell, without the profiler\s+500 ms", text) and "0 ms" not in text.replace(
+        "500 ms", ""
+    )
     assert "(from 240 ms into the" in report(CASES["gpu"]).text()
 
 
@@ -292,7 +296,53 @@ def test_the_picture_is_drawn_without_a_warning(case: Case) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         width, height = png_size(report(case).png())
-    assert width == 1100 and 300 <= height <= 800
+    assert width == 1100 and 300 <= height <= 880
+
+
+def full_case() -> Case:
+    """As much as a picture can hold: every part, every curve, each with the longest of its labels."""
+    case = CASES["gpu"]
+    account, curve = case.facts.breakdown, case.run.samples.series[0]
+    assert account is not None
+    curves = [
+        dataclasses.replace(curve, name=f"{label}_{unit}", label=label, source=source)
+        for label, source, unit in (
+            ("GPU utilization", "NVML", "pct"),
+            ("SM active", "NVML GPM", "pct"),
+            ("SM occupancy", "NVML GPM", "pct"),
+            ("tensor active", "NVML GPM", "pct"),
+            ("DRAM active", "NVML GPM", "pct"),
+            ("CPU (100 % = 256 usable cores)", "psutil", "pct"),
+            ("GPU memory used (all processes)", "NVML", "bytes"),
+            ("memory of the process tree", "psutil", "bytes"),
+        )
+    ]
+    run = dataclasses.replace(case.run, samples=Samples(tuple(curves)))
+    account = dataclasses.replace(account, share=dict.fromkeys(account.share, 1 / len(account.share)))
+    return dataclasses.replace(case, run=run, facts=dataclasses.replace(case.facts, run=run, breakdown=account))
+
+
+@pytest.mark.parametrize(
+    "case", [*CASES.values(), full_case(), synthetic.long_case(2_000)], ids=[*CASES, "full", "long"]
+)
+def test_no_text_in_the_picture_is_cut_off_small_or_over_another(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    boxes: list[tuple[str, Bbox, float]] = []
+    draw = Text.draw
+
+    def noted(text: Text, *args: object) -> None:
+        if text.get_visible() and text.get_text().strip():
+            boxes.append((text.get_text(), text.get_window_extent(), text.get_fontsize()))
+        draw(text, *args)
+
+    monkeypatch.setattr(Text, "draw", noted)
+    sheet = Bbox.from_bounds(0, 0, *png_size(report(case).png())).padded(-5)
+    assert len(boxes) > 10
+    for text, box, points in boxes:
+        assert sheet.x0 <= box.x0 and box.x1 <= sheet.x1 and sheet.y0 <= box.y0 and box.y1 <= sheet.y1, text
+        assert points >= 8.5, f"{text}: {points} points"
+    for i, (text, box, _) in enumerate(boxes):
+        over = [other for other, its, _ in boxes[:i] if box.padded(-1).overlaps(its.padded(-1))]
+        assert not over, f"{text!r} over {over}"
 
 
 def test_the_users_matplotlib_is_neither_used_nor_changed() -> None:

@@ -35,8 +35,8 @@ class Facts:
     selection: Selection
     step_us: Spread | None  # unprofiled, after selection
     traced_step_us: Spread | None  # the profiled window
-    data_wait_us: Spread | None  # unprofiled: blocked in the DataLoader, per step
-    optimizer_us: Spread | None
+    data_wait_us: Spread | None  # blocked in the DataLoader, per step: of `step_us`, without it of `traced_step_us`
+    optimizer_us: Spread | None  # inside Optimizer.step, likewise
     samples_per_s: float | None
     steps_per_s: float | None
     outside_steps_fraction: float | None  # share of the wall time that belongs to no step
@@ -58,14 +58,15 @@ def facts(run: Run) -> Facts:
     withheld = trust.withheld if trust is not None else frozenset()
     accounts = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)
     account = next(iter(accounts), None)
-    fed = run.loader is not None
+    fed = run.loader is not None or bool(steps.batch_count.any())
+    judged = rows if len(rows) else traced
     return Facts(
         run=run,
         selection=selection,
         step_us=spread(steps.wall_ns[rows]),
         traced_step_us=spread(steps.wall_ns[traced]),
-        data_wait_us=spread(steps.data_wait_ns[rows]) if fed else None,
-        optimizer_us=spread(steps.optimizer_ns[rows]) if steps.optimizer_ns.any() else None,
+        data_wait_us=spread(steps.data_wait_ns[judged]) if fed else None,
+        optimizer_us=spread(steps.optimizer_ns[judged]) if steps.optimizer_ns.any() else None,
         samples_per_s=_samples_per_s(run, rows),
         steps_per_s=_rate(len(rows), int(steps.wall_ns[rows].sum())),
         outside_steps_fraction=_outside_steps(run),
@@ -82,10 +83,10 @@ def facts(run: Run) -> Facts:
 
 
 def _outside_steps(run: Run) -> float | None:
-    """Wall time in no step, the profiler's own start and stop left out, over the wall time."""
+    """Wall time in no step, what gpulab itself did meanwhile left out, over the wall time."""
     if not len(run.steps) or run.wall_ns <= 0:
         return None
-    ours = (run.observer.profiler_start_ns or 0) + (run.observer.profiler_stop_ns or 0)
+    ours = run.observer.own_ns or (run.observer.profiler_start_ns or 0) + (run.observer.profiler_stop_ns or 0)
     outside = run.wall_ns - int(run.steps.wall_ns.sum()) - ours
     return max(0, outside) / run.wall_ns
 

@@ -13,22 +13,27 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from time import perf_counter_ns
 from typing import Any, Protocol
 
 from gpulab.capture.tracker import Answer
 
 
 class Listener(Protocol):
-    """Who hears the marks, on the training thread. `asked`, `optimizing`, `optimized`, `called` may raise to stop."""
+    """Who hears the marks, on the training thread. `asked`, `optimizing`, `optimized`, `called` may raise to stop.
 
-    def now(self) -> int:
-        """The run's clock, ns."""
+    Times are `time.perf_counter_ns`. All arguments are given by position: it is called at each step.
+    """
 
-    def asked(self, loader: int, owner: Any, *, fresh: bool) -> None:
-        """A loader is about to be asked; `owner` is the DataLoader or its iterator."""
+    def asked(self, loader: int, owner: Any, fresh: bool) -> None:
+        """A loader is about to be asked, `fresh`: for an iterator; `owner` is the DataLoader or its iterator."""
 
     def answered(self, answer: Answer, batch: Any) -> None:
         """A loader has answered."""
+
+    def failed(self, owner: Any, error: RuntimeError) -> None:
+        """An iterator raises this instead of giving a batch."""
 
     def optimizing(self) -> None:
         """An optimizer is about to step."""
@@ -45,7 +50,7 @@ class Listener(Protocol):
 
 def install(listener: Listener, undo: ExitStack) -> ModuleHook:
     """Install all hooks; `undo` takes them out again, in reverse order. Needs torch to be imported."""
-    thread = threading.get_ident()
+    thread = get_ident()
     undo.enter_context(_loader_hooks(listener, thread))
     undo.enter_context(_optimizer_hooks(listener, thread))
     undo.enter_context(_backward_hook(listener, thread))
@@ -74,7 +79,7 @@ class ModuleHook:
         from torch.compiler import is_compiling
         from torch.nn.modules.module import register_module_forward_pre_hook
 
-        thread, listener, identify = self._thread, self._listener, threading.get_ident
+        thread, listener, identify = self._thread, self._listener, get_ident
 
         def call(module: Any, args: Any) -> None:
             if is_compiling():  # should torch.compile meet this line all the same, it must not read on
@@ -183,35 +188,38 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
 def _loader_hooks(listener: Listener, thread: int) -> Iterator[None]:
     from torch.utils.data import dataloader
 
-    key = _Keys().of
+    key, asked, answered = _Keys().of, listener.asked, listener.answered
 
     def wrap_iter(original: Any) -> Any:
         @functools.wraps(original)
         def __iter__(self: Any) -> Any:
-            if threading.get_ident() != thread:
+            if get_ident() != thread:
                 return original(self)
             try:
-                listener.asked(key(self), self, fresh=True)
+                asked(key(self), self, True)
                 return original(self)
             finally:
-                listener.answered("iterator", None)
+                answered("iterator", None)
 
         return __iter__
 
     def wrap_next(original: Any) -> Any:
         @functools.wraps(original)
         def __next__(self: Any) -> Any:
-            if threading.get_ident() != thread:
+            if get_ident() != thread:
                 return original(self)
             answer: Answer = "end"
             batch = None
             try:
-                listener.asked(key(self), self, fresh=False)
+                asked(key(self), self, False)
                 batch = original(self)
                 answer = "batch"
                 return batch
+            except RuntimeError as e:
+                listener.failed(self, e)
+                raise
             finally:
-                listener.answered(answer, batch)
+                answered(answer, batch)
 
         return __next__
 
@@ -227,34 +235,35 @@ def _optimizer_hooks(listener: Listener, thread: int) -> Iterator[None]:
     from torch.amp import GradScaler
     from torch.optim import optimizer as module
 
+    optimizing, optimized = listener.optimizing, listener.optimized
     began: dict[int, int] = {}
     attempts: list[bool] = []  # of each GradScaler.step going on: did the optimizer really step?
 
     def before(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() == thread:
-            listener.optimizing()
-            began[id(optimizer)] = listener.now()
+        if get_ident() == thread:
+            optimizing()
+            began[id(optimizer)] = perf_counter_ns()
 
     def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != thread:
+        if get_ident() != thread:
             return
         if attempts:
             attempts[-1] = True
-        listener.optimized(optimizer, began.pop(id(optimizer), listener.now()))
+        optimized(optimizer, began.pop(id(optimizer), 0) or perf_counter_ns())
 
     def wrap_step(original: Any) -> Any:
         @functools.wraps(original)
         def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() != thread:
+            if get_ident() != thread:
                 return original(self, optimizer, *args, **kwargs)
-            start = listener.now()
+            start_ns = perf_counter_ns()
             attempts.append(False)
             try:
                 result = original(self, optimizer, *args, **kwargs)
             finally:
                 stepped = attempts.pop()
             if not stepped:
-                listener.optimized(optimizer, start)
+                optimized(optimizer, start_ns)
             return result
 
         return step
@@ -275,11 +284,13 @@ def _optimizer_hooks(listener: Listener, thread: int) -> Iterator[None]:
 def _backward_hook(listener: Listener, thread: int) -> Iterator[None]:
     import torch
 
+    hear = listener.backward
+
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if threading.get_ident() == thread:
-                listener.backward(args[0] if args else kwargs.get("tensors"))
+            if get_ident() == thread:
+                hear(args[0] if args else kwargs.get("tensors"))
             return original(*args, **kwargs)
 
         return backward

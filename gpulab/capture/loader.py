@@ -8,6 +8,36 @@ from typing import Any
 from gpulab.run import Loader
 
 _DEPTH = 4
+LOADERS_KEPT = 32
+
+
+class Loaders:
+    """The DataLoaders met in a run, by the hooks' number, the newest only; `record` is the one that feeds the steps."""
+
+    def __init__(self) -> None:
+        self.record: Loader | None = None
+        self._known: dict[int, Loader] = {}
+
+    @property
+    def met(self) -> bool:
+        """Whether any was met that could be described."""
+        return bool(self._known)
+
+    def meet(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
+        """A loader is asked for the first time, or anew. `feeder` is the number of the one that feeds the steps."""
+        described = describe_loader(owner)
+        if described is None:
+            return None
+        if len(self._known) >= LOADERS_KEPT:
+            self._known = {n: loader for n, loader in self._known.items() if n == feeder}
+        self._known[number] = described
+        return described
+
+    def feeds(self, number: int) -> Loader | None:
+        """This one feeds the steps; None where nothing is known of it."""
+        loader = self._known.get(number)
+        self.record = loader or self.record
+        return loader
 
 
 def describe_loader(owner: Any) -> Loader | None:
@@ -84,9 +114,9 @@ def samples_in(batch: Any, depth: int = 0) -> int | None:
 
 def _uncollated(batch: list[Any] | tuple[Any, ...]) -> int | None:
     """Samples in a list of tuples or a tuple of tuples of one length; torch's own collation makes lists of tensors."""
-    if not batch or type(batch[0]) is not tuple or not all(type(part) is tuple for part in batch):
+    if not batch or type(batch[0]) is not tuple or type(batch[-1]) is not tuple:
         return None
     if type(batch) is list:
         return len(batch)
-    lengths = {len(part) for part in batch}
+    lengths = {len(part) if type(part) is tuple else -1 for part in batch}
     return lengths.pop() if len(lengths) == 1 else None

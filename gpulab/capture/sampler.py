@@ -59,6 +59,7 @@ class Sampler:
         self._curves: list[_Curve] = []
         self._missing: tuple[Missing, ...] = ()
         self._failure: Missing | None = None
+        self._last_ns: int | None = None  # of the newest reading
         self._last_words: deque[str] = deque(maxlen=5)
 
     def start(self) -> None:
@@ -66,7 +67,7 @@ class Sampler:
         try:
             process = _spawn(self._order())
         except (OSError, ValueError, subprocess.SubprocessError) as e:
-            self._failure = Missing("device curves", f"the sampling process could not be started: {e}")
+            self._lost(f"could not be started: {e}", None)
             return
         self._process = process
         self._reader = threading.Thread(target=self._listen, args=(process,), name="gpulab-sampler", daemon=True)
@@ -129,7 +130,9 @@ class Sampler:
         try:
             process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
-            self._fail("it did not end when asked")
+            with self._lock:
+                last_ns = self._last_ns
+            self._lost("hung: it did not end when asked", last_ns)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         ended = False
@@ -142,13 +145,14 @@ class Sampler:
                 with self._lock:
                     self._take(message)
         if not ended:
-            self._fail(self._epitaph(process))
+            now_ns = time.perf_counter_ns() - self._origin_ns
+            self._lost(f"ended: {self._epitaph(process)}", now_ns)
 
-    def _fail(self, why: str) -> None:
+    def _lost(self, how: str, since_ns: int | None) -> None:
+        """The child gives nothing from `since_ns` on (None: it never did). The first reason counts."""
         with self._lock:
             if self._failure is None:
-                now_ns = time.perf_counter_ns() - self._origin_ns
-                self._failure = Missing("device curves", f"the sampling process ended: {why}", now_ns)
+                self._failure = Missing("device curves", f"the sampling process {how}", since_ns, "curves")
 
     def _epitaph(self, process: subprocess.Popen[bytes]) -> str:
         try:
@@ -162,6 +166,7 @@ class Sampler:
     def _take(self, message: Mapping[str, object]) -> None:
         t_ns, values = message.get("t"), message.get("v")
         if isinstance(t_ns, int) and isinstance(values, list):
+            self._last_ns = t_ns
             for curve, value in zip(self._curves, values, strict=True):
                 if value is not None:
                     curve.add(t_ns, value)

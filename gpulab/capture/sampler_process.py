@@ -3,7 +3,7 @@
 It is started by `sampler.Sampler` and imports neither NumPy nor torch. On its output it writes one JSON object a line:
 
     {"series": [[name, unit, label, source], …]}       once, first
-    {"missing": [[what, reason, since_ns | null], …]}  whenever something cannot be read
+    {"missing": [[what, reason, since_ns | null, key], …]}  whenever something cannot be read
     {"t": ns, "v": [value | null, …]}                  one reading, values in the order of "series"
     {"end": true}                                      last
 
@@ -81,11 +81,15 @@ def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> No
 
 
 def _tell_missing(meters: list[Meter], told: int, origin_ns: int) -> int:
-    missing: list[Unavailable] = [m for meter in meters for m in meter.missing()]
-    if len(missing) > told:
-        rows = [[m.what, m.reason, None if m.since_ns is None else m.since_ns - origin_ns] for m in missing]
+    rows = [_missing_row(m, meter, origin_ns) for meter in meters for m in meter.missing()]
+    if len(rows) > told:
         _tell({"missing": rows})
-    return len(missing)
+    return len(rows)
+
+
+def _missing_row(lost: Unavailable, meter: Meter, origin_ns: int) -> list[object]:
+    since_ns = None if lost.since_ns is None else lost.since_ns - origin_ns
+    return [lost.what, lost.reason, since_ns, "curve" if meter.series() else "curves"]
 
 
 def _tell(message: dict[str, object]) -> None:

@@ -15,6 +15,7 @@ ROOM_FOR_TWO = 20  # an epoch this long has measured steps left between an early
 TRACE_LIMIT_S = 3.0  # the window ends at the next boundary after this long
 TRACE_HARD_LIMIT_S = 30.0  # and within a step after this long
 TRACE_EVENT_LIMIT = 1_000_000
+NEVER = 1 << 62  # steps
 TRACE_STEPLESS_LIMIT_S = 10.0  # of code without steps, where nothing else bounds it: at 100,000 events a second
 
 
@@ -37,6 +38,10 @@ class Schedule:
     def window_at(self, before: int, completed: int) -> Window | None:
         """The window that begins now that `completed` steps are done, where it was `before` at the last look."""
         return next((w for w in reversed(self.windows) if before < w.after <= completed), None)
+
+    def next_change(self, completed: int) -> int:
+        """No phase ends and no window begins before so many steps are done."""
+        return min((n for n in (self.warmup, *(w.after for w in self.windows)) if n > completed), default=NEVER)
 
 
 def plan(settings: Settings, total: int | None, *, certain: bool = True) -> Schedule:

@@ -17,13 +17,10 @@ in the middle of an accumulation is evaluation too; its time cannot be taken out
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
-from dataclasses import dataclass, field
 from typing import Literal
 
-import numpy as np
-
+from gpulab.capture.rows import EPOCH_START, PROFILER_EDGE, OpenStep, OtherStep, Rows
 from gpulab.run import Phase, StepFlag, Steps
 
 Answer = Literal["batch", "iterator", "end"]
@@ -31,53 +28,19 @@ Answer = Literal["batch", "iterator", "end"]
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
 
-_EPOCH_START, _PROFILER_EDGE = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE)  # plain numbers are faster
-_COLUMNS = ("start", "end", "data_wait", "optimizer", "batches", "samples", "phase", "flags")
-
-
-@dataclass(frozen=True, slots=True)
-class _Stranger:
-    """A step of another optimizer than the one that ends steps; sums are those of the open step at that time."""
-
-    optimizer: int
-    end_ns: int
-    data_wait_ns: int
-    optimizer_ns: int
-    batches: int
-    samples: int
-
-
-@dataclass(slots=True)
-class _Open:
-    """The step that is going on."""
-
-    start_ns: int
-    flags: int = 0
-    data_wait_ns: int = 0
-    optimizer_ns: int = 0
-    batches: int = 0
-    samples: int = 0
-    samples_known: bool = True
-    asked: set[int] = field(default_factory=set)  # loaders asked for anything
-    fed: list[int] = field(default_factory=list)  # loaders that gave a batch, in order, each once
-    guests: set[int] = field(default_factory=set)  # loaders begun amid an accumulation: evaluation
-    ended: int | None = None  # the loader that had none left, if that was the last answer
-    ended_first: bool = False  # it had none left already when the optimizer stepped
-    backwards: int = 0
-    optimized_ns: int | None = None  # end of the last optimizer step within
-    batches_when_optimized: int = -1
-    strangers: list[_Stranger] = field(default_factory=list)
-
 
 class StepTracker:
-    """Collects steps from marks. Marks that can end a step return True where they did."""
+    """Collects steps from marks. Marks that can end a step return True where they did.
 
-    def __init__(self, start_ns: int) -> None:
-        self._open = _Open(start_ns)
-        self._rows: dict[str, array[int]] = {c: array("q") for c in _COLUMNS}
-        self._columns = tuple(self._rows.values())
+    Marks and `last` are on any one clock, that of `origin_ns`; the steps of `finish` count from there.
+    """
+
+    def __init__(self, origin_ns: int) -> None:
+        self._origin_ns = origin_ns
+        self._open = OpenStep(origin_ns)
+        self._rows = Rows()
         self._training: set[int] = set()  # loaders that have fed an optimizer step
-        self._feeder: int | None = None  # the first loader of the newest step that had one
+        self.feeder: int | None = None  # the first loader of the newest step that had one
         self._feeding = 0  # how many loaders fed that step
         self._feeders: deque[int | None] = deque(maxlen=UNSETTLED_BATCHES)  # those of the newest rows
         self._optimizer: int | None = None
@@ -86,7 +49,7 @@ class StepTracker:
         self._by_optimizer = False  # steps end at Optimizer.step itself: no loader feeds them
         self._fed = 0  # consecutive steps that a loader fed, while `_by_optimizer`
         self._manual = False
-        self._loader_seen = False
+        self.loader_seen = False  # a DataLoader was asked for anything
         self._backward_seen = False
         self._settled = False
         self._epoch_row: int | None = None  # the first step of the newest epoch
@@ -101,7 +64,7 @@ class StepTracker:
     @property
     def count(self) -> int:
         """Steps that are certain. Batches before a first optimizer step may still become one accumulated step."""
-        return 0 if self.undecided else len(self._rows["start"])
+        return 0 if self.undecided else len(self._rows.start_ns)
 
     @property
     def undecided(self) -> bool:
@@ -115,12 +78,7 @@ class StepTracker:
             return "gpulab.step()"
         if self._optimizer is not None:
             return "Optimizer.step" if self._by_optimizer else "DataLoader and Optimizer.step"
-        return "DataLoader" if self._loader_seen and len(self._rows["start"]) else ""
-
-    @property
-    def loader_seen(self) -> bool:
-        """Whether a DataLoader was asked for anything."""
-        return self._loader_seen
+        return "DataLoader" if self.loader_seen and len(self._rows) else ""
 
     @property
     def trains(self) -> bool:
@@ -137,19 +95,14 @@ class StepTracker:
         """Whether the open step has had a backward pass whose gradients no optimizer has used."""
         return self._open.backwards > 0 and self._open.optimized_ns is None
 
-    @property
-    def feeder(self) -> int | None:
-        """The loader that fed the newest step that had one."""
-        return self._feeder
-
     def last(self) -> tuple[int, int, int, int]:
         """Start, end, data wait (ns) and samples (-1 unknown) of the newest step. Raises IndexError without one."""
         r = self._rows
-        return r["start"][-1], r["end"][-1], r["data_wait"][-1], r["samples"][-1]
+        return r.start_ns[-1], r.end_ns[-1], r.data_wait_ns[-1], r.samples[-1]
 
     def last_batches(self) -> int:
         """Batches that the newest step took from each of its loaders. Raises IndexError without a step."""
-        return self._rows["batches"][-1] // max(1, self._feeding)
+        return self._rows.batches[-1] // max(1, self._feeding)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -159,10 +112,11 @@ class StepTracker:
         if self._depth > 1:
             return False
         closed = self._before_loader(loader, t_ns, fresh)
-        self._loader_seen = True
-        self._open.asked.add(loader)
-        if fresh and loader not in self._open.guests:
-            self._open.flags |= _EPOCH_START
+        self.loader_seen = True
+        step = self._open
+        step.asked = True
+        if fresh and loader not in step.guests:
+            step.flags |= EPOCH_START
         self._asking, self._asked_ns = loader, t_ns
         return closed
 
@@ -180,7 +134,7 @@ class StepTracker:
             step.samples += samples or 0
             step.samples_known &= samples is not None
             if self._asking not in step.fed:
-                step.fed.append(self._asking)
+                step.fed += (self._asking,)
         step.ended = self._asking if answer == "end" else None
 
     def backward(self) -> None:
@@ -228,37 +182,20 @@ class StepTracker:
     def resume(self, t_ns: int, *, profiler_edge: bool) -> None:
         """The open step begins now: what we did ourselves since its start belongs to no step."""
         self._open.start_ns = max(self._open.start_ns, t_ns)
-        self._open.strangers.clear()
+        self._open.others = ()
         self._asked_ns = max(self._asked_ns, t_ns)
         if profiler_edge:
-            self._open.flags |= _PROFILER_EDGE
+            self._open.flags |= PROFILER_EDGE
 
     def flag(self, flag: StepFlag) -> None:
         """Mark the newest step."""
-        if len(self._rows["flags"]):
-            self._rows["flags"][-1] |= int(flag)
+        if len(self._rows.flags):
+            self._rows.flags[-1] |= int(flag)
 
     def finish(self, end_ns: int) -> Steps:
         """All steps. One whose work was done but that no boundary closed is kept, flagged PARTIAL."""
         self._close_what_is_left(end_ns)
-        rows = self._rows
-        n = len(rows["start"])
-        if n:
-            rows["flags"][0] |= int(StepFlag.FIRST)
-            rows["flags"][-1] |= int(StepFlag.LAST)
-        column = {c: np.array(rows[c], dtype=np.int64) for c in _COLUMNS}
-        wall = column["end"] - column["start"]
-        return Steps(
-            number=np.arange(1, n + 1, dtype=np.int64),
-            start_ns=column["start"],
-            end_ns=column["end"],
-            data_wait_ns=np.minimum(column["data_wait"], wall),
-            optimizer_ns=np.minimum(column["optimizer"], wall),
-            batch_count=column["batches"],
-            sample_count=column["samples"],
-            phase=column["phase"].astype(np.uint8),
-            flags=column["flags"].astype(np.uint8),
-        )
+        return self._rows.steps(self._origin_ns)
 
     # -- decisions: a loader is asked ------------------------------------------------------------------------------
 
@@ -273,28 +210,28 @@ class StepTracker:
             return True
         if not step.fed:
             if fresh and step.ended is not None and self.undecided:
-                self._settled = len(self._rows["start"]) > 0  # a whole pass trained and no optimizer stepped
+                self._settled = len(self._rows) > 0  # a whole pass trained and no optimizer stepped
             if step.ended is not None or not step.asked:
-                self._open = _Open(t_ns)
+                self._open = OpenStep(t_ns)
             return False
         if self._optimizer is None:
             return self._next_batch(loader, t_ns, fresh)
         if self._trained_nothing(loader, fresh):
-            self._open = _Open(t_ns)
+            self._open = OpenStep(t_ns)
         elif fresh and step.backwards and self._training and loader not in self._training:
-            step.guests.add(loader)
+            step.guests += (loader,)
         return False
 
     def _next_batch(self, loader: int, t_ns: int, fresh: bool) -> bool:
         """Without an optimizer: the same loader's next batch is the next step, another loader's belongs to this one."""
         step = self._open
         if step.ended is not None and step.ended not in step.fed:  # zip: the other loader had none left
-            self._open = _Open(t_ns)
+            self._open = OpenStep(t_ns)
             return False
         if loader not in step.fed and not fresh:
             return False
         if fresh and step.backwards and self.undecided and loader not in (*step.fed, step.ended):
-            step.guests.add(loader)
+            step.guests += (loader,)
             return False
         self._close(t_ns)
         return True
@@ -319,7 +256,7 @@ class StepTracker:
         if not self._backward_seen:
             self._fold(0)
         elif not self._settled:
-            self._fold(len(self._rows["start"]))
+            self._fold(len(self._rows))
 
     def _before_optimized(self, optimizer: int) -> bool:
         """Find out whether optimizer steps alone make the steps; close what that decision leaves open."""
@@ -328,7 +265,7 @@ class StepTracker:
             if optimizer == self._optimizer:
                 self._learn_round(optimizer)
             return False
-        if not self._loader_seen:
+        if not self.loader_seen:
             self._by_optimizer = True
             return False
         again = step.optimized_ns is not None and step.batches == step.batches_when_optimized
@@ -342,15 +279,15 @@ class StepTracker:
     def _learn_round(self, optimizer: int) -> None:
         """The first optimizer's second step: if each other one stepped once since, the last of them ends a step."""
         step, rows = self._open, self._rows
-        others = [s.optimizer for s in step.strangers]
-        if self._round or len(rows["start"]) != 1 or not others or len(set(others)) < len(others):
+        others = [s.optimizer for s in step.others]
+        if self._round or len(rows) != 1 or not others or len(set(others)) < len(others):
             return
-        last = step.strangers[-1]
-        rows["end"][0] = last.end_ns
-        rows["flags"][0] |= step.flags & _PROFILER_EDGE
-        for name, value in (("data_wait", last.data_wait_ns), ("optimizer", last.optimizer_ns)):
-            rows[name][0] += value
-        self._open = _Open(last.end_ns)
+        last = step.others[-1]
+        rows.end_ns[0] = last.end_ns
+        rows.flags[0] |= step.flags & PROFILER_EDGE
+        rows.data_wait_ns[0] += last.data_wait_ns
+        rows.optimizer_ns[0] += last.optimizer_ns
+        self._open = OpenStep(last.end_ns)
         self._optimizer, self._strangers, self._round = last.optimizer, 0, len(others)
 
     def _stranger(self, optimizer: int, end_ns: int) -> bool:
@@ -359,7 +296,7 @@ class StepTracker:
         step = self._open
         if self._by_optimizer and not self._manual:
             sums = (step.data_wait_ns, step.optimizer_ns, step.batches, step.samples)
-            step.strangers.append(_Stranger(optimizer, end_ns, *sums))
+            step.others += (OtherStep(optimizer, end_ns, *sums),)
         if self._strangers <= self._patience():
             return False
         self._optimizer, self._strangers, self._round = optimizer, 0, 0
@@ -367,14 +304,14 @@ class StepTracker:
 
     def _patience(self) -> int:
         """How many steps of others the first optimizer may miss; one that always stepped alone misses none."""
-        alone = self._by_optimizer and self._round == 0 and len(self._rows["start"]) >= 2
+        alone = self._by_optimizer and self._round == 0 and len(self._rows) >= 2
         return 1 if alone else OPTIMIZER_RETIRES_AFTER
 
     def _split(self) -> bool:
         """The steps of the optimizer that came last were steps of their own."""
-        others = self._open.strangers
+        others = self._open.others
         ends = [s for s in others if s.optimizer == others[-1].optimizer]
-        before = _Stranger(0, 0, 0, 0, 0, 0)
+        before = OtherStep(0, 0, 0, 0, 0, 0)
         for s in ends:
             step = self._open
             step.data_wait_ns = s.data_wait_ns - before.data_wait_ns
@@ -395,24 +332,24 @@ class StepTracker:
         if self._manual:
             return
         if self._by_optimizer:
-            if self._strangers > max(1, self._round) and len({s.optimizer for s in step.strangers}) == 1:
+            if self._strangers > max(1, self._round) and len({s.optimizer for s in step.others}) == 1:
                 self._split()
             return
-        inferred = self._optimizer is None and len(self._rows["start"]) > 0 and step.fed and step.ended is None
+        inferred = self._optimizer is None and len(self._rows) > 0 and step.fed and step.ended is None
         if step.optimized_ns is not None or inferred:
             step.flags |= int(StepFlag.PARTIAL)
             self._close(step.optimized_ns if step.optimized_ns is not None else end_ns)
 
     def _fetched_ahead(self) -> int:
         """Closed rows of the pass in which the first backward pass begins: batches fetched for it (Accelerate)."""
-        step, flags = self._open, self._rows["flags"]
+        step, flags = self._open, self._rows.flags
         loader = step.fed[0] if step.fed else step.ended
-        if step.flags & _EPOCH_START or loader is None:
+        if step.flags & EPOCH_START or loader is None:
             return 0
         ahead = 0
         while ahead < len(self._feeders) and self._feeders[-ahead - 1] == loader:
             ahead += 1
-            if flags[-ahead] & _EPOCH_START:
+            if flags[-ahead] & EPOCH_START:
                 break
         if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.fed):  # list(loader): a pass kept for later
             return 0
@@ -420,77 +357,43 @@ class StepTracker:
 
     def _since_epoch(self) -> int:
         """Closed rows since the newest epoch began: all of them where none did."""
-        if self._open.flags & _EPOCH_START:
-            return 0
-        flags = self._rows["flags"]
-        newest = next((i for i in reversed(range(len(flags))) if flags[i] & _EPOCH_START), 0)
-        return len(flags) - newest
+        return 0 if self._open.flags & EPOCH_START else self._rows.since_epoch()
 
     def _fold(self, count: int) -> None:
         """The newest `count` rows were the beginning of the open step; older ones were no steps."""
-        rows, step = self._rows, self._open
-        if count:
-            step.start_ns = rows["start"][-count]
-            step.data_wait_ns += sum(rows["data_wait"][-count:])
-            step.optimizer_ns += sum(rows["optimizer"][-count:])
-            step.batches += sum(rows["batches"][-count:])
-            step.samples += sum(max(0, s) for s in rows["samples"][-count:])
-            step.samples_known &= all(s >= 0 for s in rows["samples"][-count:])
-            step.flags |= rows["flags"][-count] & _EPOCH_START
+        self._rows.lead_into(self._open, count)
         self._take_back()
 
     def _take_back(self) -> None:
         self._epoch_row, self._settled = None, False
         self._feeders.clear()
-        if len(self._rows["start"]):
+        if len(self._rows):
             self.generation += 1
-            for column in self._rows.values():
-                del column[:]
+            self._rows.clear()
 
     def _close(self, end_ns: int) -> None:
         step, rows = self._open, self._rows
         end_ns = max(end_ns, step.start_ns)
         if step.fed:
-            self._feeder, self._feeding = step.fed[0], len(step.fed)
+            self.feeder, self._feeding = step.fed[0], len(step.fed)
         self._feeders.append(step.fed[0] if step.fed else None)
         if step.ended_first and not self._by_optimizer and not self._manual:
             self._give_back_batch(step)
-        known = step.samples_known and step.batches > 0
-        row = (
-            step.start_ns,
-            end_ns,
-            step.data_wait_ns,
-            step.optimizer_ns,
-            step.batches,
-            step.samples if known else -1,
-            int(self.phase),
-            int(step.flags),
-        )
-        if step.flags & _EPOCH_START:
-            self._epoch_row = len(rows["start"])
-        for column, value in zip(self._columns, row, strict=True):
-            column.append(value)
-        if not self._settled and len(rows["start"]) >= UNSETTLED_BATCHES:
+        if step.flags & EPOCH_START:
+            self._epoch_row = len(rows)
+        rows.append(step, end_ns, self.phase)
+        if not self._settled and len(rows) >= UNSETTLED_BATCHES:
             self._settled = True
-        self._open = _Open(end_ns)
+        self._open = OpenStep(end_ns)
 
-    def _give_back_batch(self, step: _Open) -> None:
+    def _give_back_batch(self, step: OpenStep) -> None:
         """A loop that fetches one batch ahead (Accelerate) has fetched the last step's batch in the epoch's first."""
-        first, batches = self._epoch_row, self._rows["batches"]
-        if first is None or first == len(batches) or step.flags & _EPOCH_START or batches[first] < 2:
+        first, batches = self._epoch_row, self._rows.batches
+        if first is None or first == len(batches) or step.flags & EPOCH_START or batches[first] < 2:
             return
         surplus = step.batches == 0 or (first + 1 < len(batches) and batches[first] == batches[first + 1] + 1)
-        if not surplus:
-            return
-        samples = self._rows["samples"]
-        each = samples[first] // batches[first]
-        batches[first] -= 1
-        step.batches += 1
-        if samples[first] >= 0:
-            samples[first] -= each
-            step.samples += each
-        else:
-            step.samples_known = False
+        if surplus:
+            self._rows.give_batch(first, step)
 
 
 __all__ = ["OPTIMIZER_RETIRES_AFTER", "UNSETTLED_BATCHES", "Answer", "StepTracker"]

@@ -45,16 +45,19 @@ class Window:
 
     def start(self) -> None:
         """Begin recording. Raises ProfilerUnavailable where another profiler is active or torch refuses."""
-        import torch
-        from torch.profiler import ProfilerActivity, profile
-
+        try:
+            import torch
+            from torch.profiler import ProfilerActivity, profile
+        except ImportError as e:
+            raise ProfilerUnavailable("torch is not installed") from e
         if torch._C._autograd._profiler_enabled():
             raise ProfilerUnavailable("another torch.profiler is active in this process")
         before = time.perf_counter_ns()
         activities = [ProfilerActivity.CPU]
         if self._device_kind == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            torch.cuda.synchronize(self._index)
+            if torch.cuda.is_initialized():  # else there is nothing to wait for, and nobody asked for CUDA yet
+                torch.cuda.synchronize(self._index)
         try:
             with _quiet():
                 self._profile = profile(activities=activities)

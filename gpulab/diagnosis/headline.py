@@ -64,7 +64,7 @@ def ms(us: float) -> str:
 def _no_steps(facts: Facts) -> Headline | None:
     if len(facts.run.steps):
         return None
-    wall = ms(facts.run.wall_ns / 1e3)
+    wall = ms(facts.run.code_wall_ns / 1e3)
     account = facts.breakdown
     if account is None:
         return Headline(
@@ -133,11 +133,12 @@ def _data_wait(facts: Facts) -> Headline | None:
     if loader is not None:
         workers = f"; it loads with {loader.num_workers} worker{'s' if loader.num_workers != 1 else ''}"
     what = "spends" if bad else "loses"
+    kind = "unprofiled" if facts.step_us is not None else "profiled"
     return Headline(
         "data_starved",
         f"Each training step {what} {percent(share)} of its time waiting for the next batch of data.",
         f"{ms(wait.median)} of every {ms(step.median)} step go to the DataLoader "
-        f"(median of {step.count} unprofiled steps){workers}.",
+        f"(median of {step.count} {kind} step{'s' if step.count > 1 else ''}){workers}.",
         "bad" if bad else "notice",
     )
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
-from gpulab.sources import machine, nvml
+from gpulab.sources import cuda_process, machine, nvml
+from gpulab.sources.cuda_process import Trial
 
-State = Literal["ok", "limited", "absent"]
+State = Literal["ok", "limited", "refused", "absent"]
 
 SMALL_SHARED_MEMORY_BYTES = 2**30  # PyTorch's own advice for containers: more than Docker's 64 MB; --ipc=host
 SMALL_MEMORY_BYTES = 2 * 2**30
@@ -32,15 +33,20 @@ class Check:
     next_step: str = ""
 
 
-def examine(store: Path | None = None, nvml_module: ModuleType | None = None) -> tuple[Check, ...]:
+def examine(
+    store: Path | None = None,
+    nvml_module: ModuleType | None = None,
+    try_tracing: Callable[[], Trial] = cuda_process.try_tracing,
+) -> tuple[Check, ...]:
     """Look at everything that decides what can be measured here. Never raises; imports torch where it is installed.
 
     `store` is the folder of the runs (the default store where None). `nvml_module` replaces `pynvml` (scripted fake).
+    `try_tracing` profiles a small kernel where there is a GPU, in a process of its own: CUDA is not started here.
     """
     checks: list[Check] = [_python()]
     checks += _guarded("PyTorch", lambda: [_torch()])
     checks += _guarded("NVIDIA driver", lambda: list(_gpu_checks(nvml_module)))
-    checks += _guarded("GPU work in the trace", lambda: [_kernels_in_trace()])
+    checks += _guarded("GPU work in the trace", lambda: [_kernels_in_trace(try_tracing)])
     checks += _guarded("CPU cores", lambda: [_cores()])
     checks += _guarded("memory", lambda: [_memory()])
     checks += _guarded("shared memory", lambda: [_shared_memory()])
@@ -69,8 +75,9 @@ def _torch() -> Check:
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
     built_for = f"ROCm {torch.version.hip}" if torch.version.hip else built_for
     found = f"{torch.__version__}, built for {built_for}"
-    if torch.cuda.is_available():
-        return Check("PyTorch", "ok", f"{found}; uses {torch.cuda.get_device_name()}")
+    device = machine.detect_device()
+    if device.kind == "cuda":
+        return Check("PyTorch", "ok", f"{found}; uses {device.name}")
     if torch.version.cuda or torch.version.hip:
         return Check("PyTorch", "limited", f"{found}; it finds no GPU it can use", "Check the driver below.")
     if machine.nvml_sees_a_gpu():
@@ -138,23 +145,27 @@ def _neighbours(nv: ModuleType, handle: object, name: str) -> Check:
     return Check(what, "limited", f"{_counted(len(others), 'other process', 'es')} (pid {listed})", step)
 
 
-def _kernels_in_trace() -> Check:
+def _kernels_in_trace(try_tracing: Callable[[], Trial]) -> Check:
     what = "GPU work in the trace"
-    try:
-        import torch
-        from torch.profiler import ProfilerActivity, supported_activities
-    except ImportError:
-        return Check(what, "absent", "needs PyTorch")
-    activities = supported_activities()  # type: ignore[no-untyped-call]
-    if not torch.cuda.is_available():
-        return Check(what, "absent", "PyTorch has no GPU to trace; operators on the CPU are traced")
-    if ProfilerActivity.CUDA not in activities:
-        step = "Install a PyTorch build with Kineto (the official wheels have it)."
-        return Check(what, "absent", "this PyTorch cannot trace a GPU (no CUPTI)", step)
-    if _profiling_is_admin_only() and os.geteuid() != 0:
-        step = "If a report says that no kernel came back: load the driver with NVreg_RestrictProfilingToAdminUsers=0."
-        return Check(what, "limited", "kernels are traced (CUPTI); the driver keeps counters for administrators", step)
-    return Check(what, "ok", "kernels, copies and synchronizations are traced (CUPTI)")
+    if machine.detect_device().kind == "cpu":
+        unused = machine.nvml_sees_a_gpu()
+        return Check(what, "absent", "not tried: PyTorch does not use the GPU" if unused else "not tried: no GPU")
+    trial = try_tracing()
+    if trial.kernels:
+        return Check(what, "ok", f"kernels come back: tried with {_counted(trial.kernels, 'small kernel')} (CUPTI)")
+    return Check(what, "refused", f"refused: {trial.reason}", _against(trial.reason))
+
+
+def _against(reason: str) -> str:
+    """What may help where no kernel comes back."""
+    if "PRIVILEGE" in reason.upper() or _profiling_is_admin_only():
+        return (
+            "The driver keeps CUPTI for administrators: load it with NVreg_RestrictProfilingToAdminUsers=0, or start "
+            "the container with --cap-add=SYS_ADMIN."
+        )
+    return (
+        "Reports will have step times and the GPU's curves, no kernels. End other profilers of this GPU (DCGM, Nsight)."
+    )
 
 
 def _profiling_is_admin_only() -> bool:

@@ -20,13 +20,21 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.errors import StoreError
-from gpulab.run import SCHEMA, Category, Device, Outcome, Phase, Run, Settings, StepFlag, Timeline
+from gpulab.run import SCHEMA, Category, Device, Missing, Outcome, Phase, Run, Settings, StepFlag, Timeline
 
 T = TypeVar("T")
 Column = npt.NDArray[np.generic]
 
 MAX_DOCUMENT_BYTES = 64 << 20
 MAX_COLUMNS_BYTES = 1 << 30
+
+_KEYS_BEFORE = {  # of what is missing in runs that were saved before it had keys
+    "steps": "steps",
+    "step breakdown, operators and kernels": "breakdown",
+    "step breakdown and kernels": "breakdown",
+    "device curves": "curves",
+    "GPU curves": "curves",
+}
 
 _TORN_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError)
 
@@ -103,8 +111,14 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
         run = _decode(document, Run, reader.read)
     if not timeline:
         run = dataclasses.replace(run, timeline=None, memory_events=None)
+    if any(not m.key for m in run.missing):
+        run = dataclasses.replace(run, missing=tuple(map(_with_key, run.missing)))
     _check(run)
     return run
+
+
+def _with_key(missing: Missing) -> Missing:
+    return dataclasses.replace(missing, key=missing.key or _KEYS_BEFORE.get(missing.what, ""))
 
 
 def decode_header(document: bytes) -> Header:

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
-from typing import TypedDict
+from typing import NotRequired, TypedDict, TypeVar
 
 ERROR_CODES = {
     "NotSupported": 3,
@@ -27,10 +27,19 @@ ERROR_CODES = {
 
 
 class FakeDevice(TypedDict):
-    """One GPU as NVML lists it."""
+    """One GPU, or one MIG part of a GPU, as NVML lists it."""
 
     name: str
-    uuid: str  # with "GPU-"
+    uuid: str  # with "GPU-" or "MIG-"
+    memory_bytes: NotRequired[int]
+    cores: NotRequired[int]
+    capability: NotRequired[tuple[int, int]]
+    sm_count: NotRequired[int]  # NVML tells it of MIG parts only
+    parts: NotRequired[list[FakeDevice]]
+
+
+Given = TypeVar("Given")
+Handle = int | tuple[int, int]  # a GPU's index; of a MIG part also its number
 
 
 class FakeScript(TypedDict, total=False):
@@ -38,6 +47,7 @@ class FakeScript(TypedDict, total=False):
 
     devices: list[FakeDevice]
     driver: str
+    cuda: int  # as the driver counts: 12040 is CUDA 12.4
     gpm: bool
     values: dict[str, list[float]]  # function name, or "gpm:<metric id>" → answers in NVML's own units
     errors: dict[str, str]  # function name, or "gpm:<metric id>" → error of every call
@@ -49,8 +59,9 @@ class FakeScript(TypedDict, total=False):
 def h100(uuid: str = "GPU-00000000-0000-0000-0000-0000000000a0") -> FakeScript:
     """An H100 half busy, with hardware counters."""
     return {
-        "devices": [{"name": "NVIDIA H100 80GB HBM3", "uuid": uuid}],
+        "devices": [{"name": "NVIDIA H100 80GB HBM3", "uuid": uuid, "cores": 16896, "capability": (9, 0)}],
         "driver": "550.54.15",
+        "cuda": 12040,
         "gpm": True,
         "values": {
             "nvmlDeviceGetUtilizationRates": [10, 30, 50, 60, 50],
@@ -117,6 +128,12 @@ class NVMLError(Exception):
         return next((name for name, code in ERROR_CODES.items() if code == self.value), f"code {self.value}")
 
 
+def _given(value: Given | None) -> Given:
+    if value is None:
+        raise NVMLError(ERROR_CODES["NotSupported"])
+    return value
+
+
 @dataclass
 class GpmMetric:
     """One slot of a GPM request."""
@@ -179,6 +196,11 @@ class _Fake:
             raise NVMLError(ERROR_CODES["NotSupported"])
         return values[min(self.calls.get(name, 1), len(values)) - 1]
 
+    def _device(self, handle: Handle) -> FakeDevice:
+        if isinstance(handle, tuple):
+            return self.script["devices"][handle[0]]["parts"][handle[1]]
+        return self.script["devices"][handle]
+
     # NVML's own names, from here to the end.
 
     def nvmlInit(self) -> None:
@@ -194,57 +216,77 @@ class _Fake:
     def nvmlDeviceGetCount(self) -> int:
         return len(self.script.get("devices", []))
 
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+    def nvmlSystemGetCudaDriverVersion_v2(self) -> int:
+        return _given(self.script.get("cuda"))
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> Handle:
         return index
 
-    def nvmlDeviceGetName(self, handle: int) -> str:
-        return self.script["devices"][handle]["name"]
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: Handle) -> int:
+        return 7 if "parts" in self._device(handle) else 0
 
-    def nvmlDeviceGetUUID(self, handle: int) -> str:
-        return self.script["devices"][handle]["uuid"]
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, number: int) -> Handle:
+        if number >= len(self._device(handle).get("parts", [])):
+            raise NVMLError(ERROR_CODES["NotFound"])
+        return handle, number
 
-    def nvmlDeviceGetUtilizationRates(self, _handle: int) -> SimpleNamespace:
+    def nvmlDeviceGetName(self, handle: Handle) -> str:
+        return self._device(handle)["name"]
+
+    def nvmlDeviceGetUUID(self, handle: Handle) -> str:
+        return self._device(handle)["uuid"]
+
+    def nvmlDeviceGetNumGpuCores(self, handle: Handle) -> int:
+        return _given(self._device(handle).get("cores"))
+
+    def nvmlDeviceGetCudaComputeCapability(self, handle: Handle) -> tuple[int, int]:
+        return _given(self._device(handle).get("capability"))
+
+    def nvmlDeviceGetAttributes_v2(self, handle: Handle) -> SimpleNamespace:
+        return SimpleNamespace(multiprocessorCount=_given(self._device(handle).get("sm_count")))
+
+    def nvmlDeviceGetUtilizationRates(self, _handle: Handle) -> SimpleNamespace:
         last = self.script.get("exits_after")
         if last is not None and self.calls["nvmlDeviceGetUtilizationRates"] > last:
             os._exit(3)
         return SimpleNamespace(gpu=int(self._value("nvmlDeviceGetUtilizationRates")), memory=0)
 
-    def nvmlDeviceGetMemoryInfo(self, _handle: int, _version: int = 1) -> SimpleNamespace:
-        used = int(self._value("nvmlDeviceGetMemoryInfo"))
-        return SimpleNamespace(used=used, total=80 * 2**30, free=80 * 2**30 - used)
+    def nvmlDeviceGetMemoryInfo(self, handle: Handle, _version: int = 1) -> SimpleNamespace:
+        used, total = int(self._value("nvmlDeviceGetMemoryInfo")), self._device(handle).get("memory_bytes", 80 * 2**30)
+        return SimpleNamespace(used=used, total=total, free=total - used)
 
-    def nvmlDeviceGetPowerUsage(self, _handle: int) -> int:
+    def nvmlDeviceGetPowerUsage(self, _handle: Handle) -> int:
         return int(self._value("nvmlDeviceGetPowerUsage"))
 
-    def nvmlDeviceGetPowerManagementLimit(self, _handle: int) -> int:
+    def nvmlDeviceGetPowerManagementLimit(self, _handle: Handle) -> int:
         return 700_000
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, _handle: int) -> int:
+    def nvmlDeviceGetTotalEnergyConsumption(self, _handle: Handle) -> int:
         return int(self._value("nvmlDeviceGetTotalEnergyConsumption"))
 
-    def nvmlDeviceGetClockInfo(self, _handle: int, _clock: int) -> int:
+    def nvmlDeviceGetClockInfo(self, _handle: Handle, _clock: int) -> int:
         return int(self._value("nvmlDeviceGetClockInfo"))
 
-    def nvmlDeviceGetTemperature(self, _handle: int, _sensor: int) -> int:
+    def nvmlDeviceGetTemperature(self, _handle: Handle, _sensor: int) -> int:
         return int(self._value("nvmlDeviceGetTemperature"))
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, _handle: int) -> int:
+    def nvmlDeviceGetCurrentClocksEventReasons(self, _handle: Handle) -> int:
         return int(self._value("nvmlDeviceGetCurrentClocksEventReasons"))
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: int) -> int:
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: Handle) -> int:
         return int(self._value("nvmlDeviceGetCurrentClocksThrottleReasons"))
 
-    def nvmlDeviceGetComputeRunningProcesses(self, _handle: int) -> list[SimpleNamespace]:
+    def nvmlDeviceGetComputeRunningProcesses(self, _handle: Handle) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in self.script.get("processes", [])]
 
-    def nvmlGpmQueryDeviceSupport(self, _handle: int) -> SimpleNamespace:
+    def nvmlGpmQueryDeviceSupport(self, _handle: Handle) -> SimpleNamespace:
         return SimpleNamespace(isSupportedDevice=int(self.script.get("gpm", False)))
 
     def nvmlGpmSampleAlloc(self) -> GpmSample:
         self.samples.append(GpmSample())
         return self.samples[-1]
 
-    def nvmlGpmSampleGet(self, _handle: int, sample: GpmSample) -> GpmSample:
+    def nvmlGpmSampleGet(self, _handle: Handle, sample: GpmSample) -> GpmSample:
         assert not sample.freed, "a freed GPM sample is filled"
         sample.filled = True
         return sample

@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from gpulab.errors import UsageError
 from gpulab.run import Device, Environment
+from gpulab.sources import cuda_process
 from gpulab.sources.nvml import nvml_index_for, session
+from gpulab.sources.visible import Gpu, driver_cuda, visible_gpus
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -109,29 +111,30 @@ def cpu_name() -> str:
 def detect_device(requested: str = "auto") -> Device:
     """The device whose time is accounted: "auto", "cpu", "cuda" (the current GPU) or "cuda:<index>".
 
-    torch is imported only where it must answer: a GPU is asked for, or "auto" on a machine where NVML sees a GPU.
-    Asking torch for a GPU's properties starts CUDA in this process, as the cell's first `.cuda()` would.
+    torch is imported only where it must answer: a GPU is asked for, or "auto" on a machine that may have one. CUDA is
+    never started in this process: until the user's code does, NVML tells what is there (else a process of its own).
     Raises UsageError where the request cannot be met.
     """
     kind, _, number = requested.partition(":")
     if not re.fullmatch(r"auto|cpu|cuda(:[0-9]+)?", requested):
-        raise UsageError(f'device "{requested}" is unknown: use "auto", "cpu", "cuda" or "cuda:<index>"')
+        raise UsageError(f'device "{requested}" is unknown: use "auto", "cpu", "cuda" or "cuda:<index>".')
     if kind == "cpu":
         return _cpu()
     wanted = kind == "cuda" or "torch" in sys.modules or nvml_sees_a_gpu()
     torch = _torch() if wanted else None
-    available = torch is not None and torch.cuda.is_available()
-    if kind == "auto" and not available:
+    gpus = _gpus(torch) if torch is not None else []
+    if kind == "auto" and not gpus:
         return _cpu()
     if torch is None:
-        raise UsageError(f'device "{requested}" needs PyTorch, which is not installed')
-    if not available:
-        raise UsageError(f'device "{requested}" is not there: {_why_no_cuda(torch)}. Use "cpu" or "auto"')
-    index = int(number) if number else torch.cuda.current_device()
-    count = torch.cuda.device_count()
-    if index >= count:
-        raise UsageError(f'device "{requested}" is not there: PyTorch sees {_gpus(count)}, numbered from 0')
-    return _gpu(torch, index)
+        raise UsageError(f'device "{requested}" needs PyTorch, which is not installed.')
+    if not gpus:
+        raise UsageError(f'device "{requested}" is not there: {_why_no_cuda(torch)}. Use "cpu" or "auto".')
+    index = int(number) if number else _current(torch)
+    if index >= len(gpus):
+        raise UsageError(
+            f'device "{requested}" is not there: PyTorch sees {_counted_gpus(len(gpus))}, numbered from 0.'
+        )
+    return _gpu(torch, index, gpus[index])
 
 
 def nvml_sees_a_gpu() -> bool:
@@ -147,18 +150,39 @@ def _cpu() -> Device:
     return Device("cpu", cpu_name(), memory_total_bytes=memory_total_bytes())
 
 
-def _gpu(torch: ModuleType, index: int) -> Device:
-    properties = torch.cuda.get_device_properties(index)
-    uuid = str(properties.uuid) if hasattr(properties, "uuid") else None
-    nvml_index = nvml_index_for(uuid)
+def _gpus(torch: ModuleType) -> list[Gpu]:
+    """The GPUs this PyTorch can use, as it numbers them: once CUDA runs here by its own word, before that by NVML's."""
+    if torch.cuda.is_initialized():
+        return [cuda_process.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
+    if torch.version.cuda is None and torch.version.hip is None:
+        return []
+    if torch.version.cuda is not None and _driver_is_too_old(torch):
+        return []
+    told = visible_gpus() if torch.version.cuda is not None else None
+    return cuda_process.gpus() if told is None else told
+
+
+def _driver_is_too_old(torch: ModuleType) -> bool:
+    """Within a major version of CUDA every driver runs every program (NVIDIA's minor version compatibility)."""
+    newest = driver_cuda()
+    return newest is not None and newest[0] < int(torch.version.cuda.partition(".")[0])
+
+
+def _current(torch: ModuleType) -> int:
+    """The current GPU; before CUDA runs in this process it is the first one."""
+    return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
+
+
+def _gpu(torch: ModuleType, index: int, gpu: Gpu) -> Device:
+    nvml_index = nvml_index_for(gpu.uuid)
     details: dict[str, str | int | float | None] = {
-        "sm_count": properties.multi_processor_count,
-        "compute_capability": f"{properties.major}.{properties.minor}",
+        "sm_count": gpu.sm_count,
+        "compute_capability": gpu.compute_capability,
         "cuda": torch.version.cuda or torch.version.hip,
         "nvml_index": nvml_index,
         **_nvml_details(nvml_index),
     }
-    return Device("cuda", properties.name, index, uuid, properties.total_memory, details)
+    return Device("cuda", gpu.name, index, gpu.uuid, gpu.memory_total_bytes, details)
 
 
 def _nvml_details(index: int | None) -> dict[str, str | int | float | None]:
@@ -184,10 +208,15 @@ def _torch() -> ModuleType | None:
 def _why_no_cuda(torch: ModuleType) -> str:
     if torch.version.cuda is None and torch.version.hip is None:
         return f"this PyTorch ({torch.__version__}) is built for the CPU only"
+    newest = driver_cuda()
+    if torch.version.cuda is not None and newest is not None and _driver_is_too_old(torch):
+        return (
+            f"this PyTorch needs CUDA {torch.version.cuda}, the NVIDIA driver runs CUDA {newest[0]}.{newest[1]} at most"
+        )
     return "PyTorch finds no GPU it can use"
 
 
-def _gpus(count: int) -> str:
+def _counted_gpus(count: int) -> str:
     return "1 GPU" if count == 1 else f"{count} GPUs"
 
 

@@ -92,16 +92,17 @@ def session(nvml: ModuleType | None = None) -> Iterator[ModuleType]:
 
 
 def nvml_index_for(uuid: str | None, nvml: ModuleType | None = None) -> int | None:
-    """NVML's index of the GPU that torch names by `uuid` (with or without the "GPU-" in front).
+    """NVML's index of the GPU that torch names by `uuid` (with or without "GPU-" in front), or whose MIG part it is.
 
     None where NVML has no such GPU or does not work. Without a UUID (old torch) the only GPU of a machine is meant;
     with several nothing can be said.
     """
     try:
         with session(nvml) as nv:
-            return _find(nv, uuid)
+            found = _find(nv, uuid)
     except Exception:
         return None
+    return None if found is None else found[0]
 
 
 def nvml_meter(uuid: str | None, pid: int, nvml: ModuleType | None = None) -> QueryMeter:
@@ -111,27 +112,41 @@ def nvml_meter(uuid: str | None, pid: int, nvml: ModuleType | None = None) -> Qu
         nv.nvmlInit()
     except Exception as e:
         return QueryMeter([], [Unavailable("GPU curves", reason_of(e))])
-    index = _find(nv, uuid)
-    if index is None:
+    found = _find(nv, uuid)
+    if found is None:
         nv.nvmlShutdown()
         return QueryMeter([], [Unavailable("GPU curves", f"NVML knows no GPU with the UUID {uuid}")])
-    gpu = _Gpu(nv, nv.nvmlDeviceGetHandleByIndex(index), pid)
+    gpu = _Gpu(nv, found[1], pid)
     return QueryMeter(gpu.queries(), gpu.refused, gpu.close)
 
 
 def bare_uuid(uuid: str) -> str:
     """A GPU's UUID without NVML's prefix, in lower case: torch and NVML spell it differently."""
-    return uuid.lower().removeprefix("gpu-")
+    return uuid.lower().removeprefix("gpu-").removeprefix("mig-")
 
 
-def _find(nv: ModuleType, uuid: str | None) -> int | None:
+def mig_parts(nv: ModuleType, handle: object) -> Iterator[object]:
+    """Handles of the parts into which MIG splits a GPU; none where it is not split."""
+    try:
+        most: int = nv.nvmlDeviceGetMaxMigDeviceCount(handle)
+    except Exception:  # a GPU without MIG, or a driver that does not know it
+        return
+    for number in range(most):
+        with contextlib.suppress(nv.NVMLError):  # the numbers have gaps
+            yield nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
+
+
+def _find(nv: ModuleType, uuid: str | None) -> tuple[int, object] | None:
+    """Index and handle of a GPU; of a MIG part its own handle and the index of its GPU."""
     count: int = nv.nvmlDeviceGetCount()
     if uuid is None:
-        return 0 if count == 1 else None
+        return (0, nv.nvmlDeviceGetHandleByIndex(0)) if count == 1 else None
     for index in range(count):
         with contextlib.suppress(nv.NVMLError):  # a GPU that answers nothing must not hide its neighbours
-            if bare_uuid(nv.nvmlDeviceGetUUID(nv.nvmlDeviceGetHandleByIndex(index))) == bare_uuid(uuid):
-                return index
+            whole = nv.nvmlDeviceGetHandleByIndex(index)
+            for handle in (whole, *mig_parts(nv, whole)):
+                if bare_uuid(nv.nvmlDeviceGetUUID(handle)) == bare_uuid(uuid):
+                    return index, handle
     return None
 
 

@@ -252,7 +252,7 @@ def _run_folder(key: str | Path) -> Path | None:
 def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
     failure = None if write_trace is None else _export(stage, run, write_trace)
     if failure is not None:
-        run = dataclasses.replace(run, missing=(*run.missing, Missing("trace file", failure)))
+        run = dataclasses.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
     document, columns = encoding.encode(run)
     if len(document) > encoding.MAX_DOCUMENT_BYTES or len(columns) > encoding.MAX_COLUMNS_BYTES:
         raise StoreError("it is larger than a run may be; profile fewer steps")

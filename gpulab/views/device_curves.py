@@ -9,7 +9,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.run import Float64, Series
-from gpulab.views.ink import Dashes, Key, frame, ink_lines, legend_beside
+from gpulab.views.ink import SMALL_PT, Dashes, Key, frame, ink_lines, legend_beside
 from gpulab.views.words import plain
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def shown(facts: Facts) -> tuple[list[Series], list[Series]]:
 
 def why_none(facts: Facts) -> str:
     """The reason why there is no curve, as far as the record tells it."""
-    told = next((m.reason for m in facts.run.missing if "curve" in m.what), "")
+    told = next((m.reason for m in facts.run.missing if m.key == "curves"), "")
     return f"No curve of the device was measured{': ' if told else ''}{told}."
 
 
@@ -51,14 +51,14 @@ def draw(axes: Axes, facts: Facts, seconds_per_unit: float) -> None:
         _curve(axes, series, 100.0 if series.name.endswith("_fraction") else 1.0, style, seconds_per_unit)
     if percent:
         axes.set_ylim(0, max(100.0, *(_highest(s) for s in percent)) * 1.06)
-        axes.set_ylabel("%", fontsize=8)
+        axes.set_ylabel("%", fontsize=SMALL_PT)
     else:
         axes.set_yticks([])
     if memory:
         _memory(axes.twinx(), memory, seconds_per_unit)
     styles = [*zip(percent, _PERCENT_LINES, strict=False), *zip(memory, _MEMORY_LINES, strict=False)]
     keys = [Key(_label(series), colour, dashes=dashes) for series, (colour, dashes) in styles]
-    legend_beside(axes, keys, offset_in=0.62 if memory else 0.18)
+    legend_beside(axes, keys, offset_in=0.72 if memory else 0.18, spare_in=0.9)
 
 
 def _highest(series: Series) -> float:
@@ -71,8 +71,8 @@ def _memory(axes: Axes, memory: list[Series], seconds_per_unit: float) -> None:
     for series, style in zip(memory, _MEMORY_LINES, strict=False):
         _curve(axes, series, 1 / scale, style, seconds_per_unit)
     axes.set_ylim(0, top / scale * 1.2 or 1)
-    axes.set_ylabel(unit, fontsize=8)
-    axes.tick_params(labelsize=8, color="#999999")
+    axes.set_ylabel(unit, fontsize=SMALL_PT)
+    axes.tick_params(labelsize=SMALL_PT, color="#999999")
     for side in ("top", "left", "bottom"):
         axes.spines[side].set_visible(False)
     axes.spines["right"].set_color("#999999")
@@ -90,7 +90,7 @@ def _curve(axes: Axes, series: Series, factor: float, style: tuple[str, Dashes],
 
 def _label(series: Series) -> str:
     """What is read and by which instrument."""
-    return "\n".join(ink_lines(f"{plain(series.label)} ({plain(series.source)})", 27, 2))
+    return "\n".join(ink_lines(f"{plain(series.label)} ({plain(series.source)})", 25, 2))
 
 
 def _at_most(series: Series, most: int) -> tuple[Float64, Float64, Float64, Float64]:

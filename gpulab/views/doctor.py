@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from gpulab.sources.checkup import Check, State
 
 WIDTH = 100
-MARKS: dict[State, str] = {"ok": "ok", "limited": "partly", "absent": "no"}
+MARKS: dict[State, str] = {"ok": "ok", "limited": "partly", "refused": "no", "absent": "no"}
 
 
 def render(checks: Sequence[Check], width: int = WIDTH) -> str:
@@ -34,8 +34,9 @@ def _summary(checks: Sequence[Check]) -> str:
 def _sentences(states: dict[str, State]) -> Iterator[str]:
     curves = any(name.endswith(" curves") and state != "absent" for name, state in states.items())
     counters = any(name.endswith("hardware counters") and state == "ok" for name, state in states.items())
-    traced = states.get("GPU work in the trace") in ("ok", "limited")
-    if curves or traced:
+    tried = states.get("GPU work in the trace")
+    traced = tried == "ok"
+    if curves or tried in ("ok", "refused"):
         yield "Step times, time spent waiting for data and operators can be measured."
         yield "GPU kernels are traced one by one." if traced else "GPU kernels cannot be traced."
         yield f"GPU utilization, memory and power {'can be drawn' if curves else 'cannot be read'}."

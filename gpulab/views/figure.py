@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import device_curves, step_bars, step_zoom, words
-from gpulab.views.ink import GREY, ink_lines, own_style
+from gpulab.views.ink import GREY, SMALL_PT, ink_lines, own_style
 from gpulab.views.sections import opening, why_no_breakdown
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_IN, HEIGHT_IN, DPI = 11.0, 8.0, 100
-_LEFT_IN, _PANEL_IN = 1.3, 6.95
+WIDTH_IN, HEIGHT_IN, DPI = 11.0, 8.8, 100
+_LEFT_IN, _PANEL_IN = 1.45, 6.45
 _MOST_STRETCH = 1.25  # with few panels the picture is less high rather than its panels odd
-_STRIP_IN = 0.3  # a panel that only says why it is empty
-_TITLE_IN, _AXIS_IN, _TICKS_IN, _BETWEEN_IN = 0.3, 0.42, 0.12, 0.14
+_STRIP_IN = 0.4  # a panel that only says why it is empty
+_TITLE_IN, _AXIS_IN, _TICKS_IN, _BETWEEN_IN = 0.36, 0.5, 0.12, 0.16
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class _Panel:
 
 
 def draw(facts: Facts, headline: Headline | None) -> bytes:
-    """The picture as PNG, 1100 pixels wide and up to 800 high; without a headline it needs a text beside it."""
+    """The picture as PNG, 1100 pixels wide and up to 880 high; without a headline it needs a text beside it."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -58,7 +58,7 @@ def draw(facts: Facts, headline: Headline | None) -> bytes:
         canvas = FigureCanvasAgg(figure)
         _place(figure, panels, stretch, _write_title(figure, lines, height_in), height_in)
         png = io.BytesIO()
-        canvas.print_png(png)  # type: ignore[no-untyped-call]
+        canvas.print_png(png, pil_kwargs={"compress_level": 2})  # type: ignore[no-untyped-call]
     return png.getvalue()
 
 
@@ -75,9 +75,9 @@ def prepare() -> None:
 def _title_lines(facts: Facts, headline: Headline) -> list[_Line]:
     """The headline, its evidence and what was run."""
     return [
-        *((line, 13.0, "bold", words.level_colour(headline.level)) for line in ink_lines(headline.sentence, 98, 3)),
-        *((line, 9.5, "normal", "black") for line in ink_lines(headline.evidence, 132, 2)),
-        *((line, 8.5, "normal", GREY) for line in ink_lines(f"gpulab · {opening(facts)}", 150, 2)),
+        *((line, 15.0, "bold", words.level_colour(headline.level)) for line in ink_lines(headline.sentence, 84, 3)),
+        *((line, 11.5, "normal", "black") for line in ink_lines(headline.evidence, 108, 2)),
+        *((line, SMALL_PT, "normal", GREY) for line in ink_lines(f"gpulab · {opening(facts)}", 125, 2)),
     ]
 
 
@@ -131,7 +131,7 @@ def _zoom_panel(facts: Facts) -> _Panel:
     if account is None or timeline is None:
         return _sentence(f"No view into a step: {why_no_breakdown(facts.run)}.")
     zoom = step_zoom.Zoom.into(timeline, account, facts.run.device.kind)
-    return _Panel(max(0.26 * zoom.rows, 1.2), _AXIS_IN + 0.05, lambda axes: zoom.draw(axes, _PANEL_IN * DPI))
+    return _Panel(max(0.28 * zoom.rows, 1.2), _AXIS_IN + 0.05, lambda axes: zoom.draw(axes, _PANEL_IN * DPI))
 
 
 def _time_axis(axes: Axes, facts: Facts, *, labelled: bool) -> float:
@@ -141,7 +141,7 @@ def _time_axis(axes: Axes, facts: Facts, *, labelled: bool) -> float:
     axes.set_autoscalex_on(False)
     axes.tick_params(labelbottom=labelled)
     if labelled:
-        axes.set_xlabel(f"time since the start of the run ({unit})", fontsize=8)
+        axes.set_xlabel(f"time since the start of the run ({unit})", fontsize=SMALL_PT)
     return seconds_per_unit
 
 
@@ -150,7 +150,7 @@ def _sentence(sentence: str) -> _Panel:
 
     def say(axes: Axes) -> None:
         axes.set_axis_off()
-        text = "\n".join(ink_lines(sentence, 110, 2))
-        axes.text(0, 0.5, text, transform=axes.transAxes, fontsize=9, color=GREY, va="center")
+        text = "\n".join(ink_lines(sentence, 100, 2))
+        axes.text(0, 0.5, text, transform=axes.transAxes, fontsize=SMALL_PT, color=GREY, va="center")
 
     return _Panel(_STRIP_IN, _BETWEEN_IN, say, stretches=False)

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+# In points. JupyterLab shows 1,100 pixels at about nine tenths: 10 points are then as high as its own text.
+SMALL_PT, TITLE_PT = 10.0, 12.0
 FONT = "DejaVu Sans"  # comes with matplotlib, so that the picture is the same everywhere
 GREY = "#555555"
 SHADE = "#F3EEDD"
@@ -73,12 +75,12 @@ def rectangles(
 
 def frame(axes: Axes, title: str) -> None:
     """A panel's title on the left, quiet axes, no box."""
-    axes.set_title(ink(title), loc="left", fontsize=10, fontweight="bold", pad=6, y=1.0)
+    axes.set_title(ink(title), loc="left", fontsize=TITLE_PT, fontweight="bold", pad=6, y=1.0)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
         axes.spines[side].set_color("#999999")
-    axes.tick_params(labelsize=8, color="#999999")
+    axes.tick_params(labelsize=SMALL_PT, color="#999999")
 
 
 Dashes = Literal["-", "--", "-.", ":"]
@@ -94,25 +96,32 @@ class Key:
     dashes: Dashes | None = None
 
 
-_LINE_IN, _ENTRY_IN, _SWATCH_IN, _SWATCH_HIGH_IN, _LABEL_IN = 0.135, 0.165, 0.17, 0.11, 0.31
+_LINE_IN, _ENTRY_IN, _SWATCH_IN, _SWATCH_HIGH_IN, _LABEL_IN = 0.165, 0.195, 0.18, 0.13, 0.32
 
 
-def legend_beside(axes: Axes, keys: Sequence[Key], *, offset_in: float, title: str = "") -> None:
-    """The legend in the free column right of a panel, placed by hand: matplotlib's own takes as long as the plot."""
+def legend_beside(axes: Axes, keys: Sequence[Key], *, offset_in: float, spare_in: float, title: str = "") -> None:
+    """The legend in the free column right of a panel, placed by hand: matplotlib's own takes as long as the plot.
+
+    Long ones go on for `spare_in` below the panel, and then close up.
+    """
     figure = cast("Figure", axes.figure)
     width_in, height_in = figure.get_size_inches()
     corner = axes.get_position()
-    left_in, y_in = corner.x1 * width_in + offset_in, corner.y1 * height_in - _LINE_IN / 2
+    wished_in = sum(_ENTRY_IN + _LINE_IN * key.label.count("\n") for key in keys) + (_ENTRY_IN if title else 0)
+    closeness = min(1.0, (corner.height * height_in + spare_in) / max(wished_in, _ENTRY_IN))
+    line_in, entry_in = closeness * _LINE_IN, closeness * _ENTRY_IN
+    left_in, y_in = corner.x1 * width_in + offset_in, corner.y1 * height_in - line_in / 2
     if title:
-        figure.text(left_in / width_in, y_in / height_in, title, fontsize=8, va="center_baseline", color=GREY)
-        y_in -= _ENTRY_IN
+        figure.text(left_in / width_in, y_in / height_in, title, fontsize=SMALL_PT, va="center_baseline", color=GREY)
+        y_in -= entry_in
     for key in keys:
         _swatch(figure, key, left_in / width_in, y_in / height_in)
         for line in key.label.split("\n"):
             x, y = (left_in + _LABEL_IN) / width_in, y_in / height_in
-            figure.text(x, y, line, fontsize=8, va="center_baseline", color="black" if key.colour else GREY)
-            y_in -= _LINE_IN
-        y_in -= _ENTRY_IN - _LINE_IN
+            colour = "black" if key.colour else GREY
+            figure.text(x, y, line, fontsize=SMALL_PT, va="center_baseline", color=colour)
+            y_in -= line_in
+        y_in -= entry_in - line_in
 
 
 def _swatch(figure: Figure, key: Key, left: float, middle: float) -> None:

@@ -15,6 +15,7 @@ from gpulab.views.trace_sections import trace_sections
 from gpulab.views.words import NOT_MEASURABLE, plain, plural
 
 COSTLIEST = 10
+NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
 WHOLE_CELL = "whole cell"
 
 _OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
@@ -28,7 +29,7 @@ def opening(facts: Facts) -> str:
     if run.outcome == "failed" and run.outcome_detail:
         outcome += f" ({words.cut(plain(run.outcome_detail), 60)})"
     count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
-    parts = [plain(run.name), device(run), count, words.duration(run.wall_ns / 1e3), outcome]
+    parts = [plain(run.name), device(run), count, words.duration(run.code_wall_ns / 1e3), outcome]
     return " · ".join(parts)
 
 
@@ -65,13 +66,13 @@ def sections(facts: Facts, unsaved: str = "") -> tuple[Section, ...]:
 
 
 def _step(facts: Facts) -> Section:
-    run = facts.run
-    unit = "the whole cell" if run.step_source == WHOLE_CELL else "a step"
+    if has_no_step(facts.run):
+        return Section("Time", _PAIRS, (_whole_row(facts.run),), tuple(_step_lines(facts)))
     rows = [
-        _spread_row(f"{unit}, without the profiler", facts.step_us),
+        _spread_row("a step, without the profiler", facts.step_us),
         _spread_row("   of it waiting for the DataLoader", facts.data_wait_us),
         _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
-        _spread_row(f"{unit}, with the profiler", facts.traced_step_us),
+        _spread_row("a step, with the profiler", facts.traced_step_us),
     ]
     columns = (
         Column(""),
@@ -80,6 +81,18 @@ def _step(facts: Facts) -> Section:
         Column("steps", "number"),
     )
     return Section("Step time", columns, tuple(rows), tuple(_step_lines(facts)))
+
+
+def _whole_row(run: Run) -> Row:
+    """The time of code without steps, and for how much of it the profiler ran."""
+    recorded_ns = run.timeline.window_ns[1] - run.timeline.window_ns[0] if run.timeline is not None else 0
+    if run.timeline is None and run.observer.profiler_start_ns is None:
+        how = "without the profiler"
+    elif recorded_ns >= NEARLY_ALL * run.code_wall_ns:
+        how = "with the profiler"
+    else:
+        how = f"of which the profiler recorded {_ns(recorded_ns)}"
+    return Row((f"the whole cell, {how}", _ns(run.code_wall_ns)))
 
 
 def _spread_row(label: str, spread: Spread | None) -> Row:
@@ -155,7 +168,7 @@ def why_no_breakdown(run: Run) -> str:
     """The reason for a missing breakdown, as far as the record tells it."""
     if not run.settings.trace:
         return "the run was made without the profiler (--no-trace)"
-    told = next((m for m in run.missing if "breakdown" in m.what), None)
+    told = next((m for m in run.missing if m.key == "breakdown"), None)
     if told is not None:
         return plain(told.reason).rstrip(".")
     return "no trace was recorded" if run.timeline is None else "the trace holds no span"

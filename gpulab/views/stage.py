@@ -57,7 +57,8 @@ class Stage:
         if not reason:
             return report
         facts = report.facts
-        run = replace(facts.run, missing=(*facts.run.missing, Missing("live view (the run itself is whole)", reason)))
+        lacking = Missing("live view (the run itself is whole)", reason, key="live_view")
+        run = replace(facts.run, missing=(*facts.run.missing, lacking))
         return replace(report, facts=replace(facts, run=run))
 
 

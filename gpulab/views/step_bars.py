@@ -12,7 +12,7 @@ from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import Facts
 from gpulab.run import Float64, Int64
 from gpulab.views import words
-from gpulab.views.ink import SHADE, Key, frame, legend_beside, rectangles
+from gpulab.views.ink import SHADE, SMALL_PT, Key, frame, legend_beside, rectangles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -131,17 +131,17 @@ def _mark_cut(axes: Axes, found: Bars, left: Float64, right: Float64, top: float
         axes.annotate(
             text, (left[i] if late else right[i], 0.97), xycoords=("data", "axes fraction"),
             xytext=(-3 if late else 3, 0), textcoords="offset points", ha="right" if late else "left", va="top",
-            fontsize=8, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
+            fontsize=SMALL_PT, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
 
 
 def _label(axes: Axes, found: Bars, unit: str) -> None:
     if found.per_bar == 1:
         frame(axes, "Steps over time: one bar per step")
-        axes.set_ylabel(f"{unit} per step", fontsize=8)
+        axes.set_ylabel(f"{unit} per step", fontsize=SMALL_PT)
         return
     frame(axes, f"Steps over time: each bar is the mean of up to {found.per_bar:,} steps")
-    axes.set_ylabel(f"{unit} per step\n(mean of up to {found.per_bar:,})", fontsize=8)
+    axes.set_ylabel(f"{unit} per step\n(mean of up to {found.per_bar:,})", fontsize=SMALL_PT)
 
 
 def shade_profiled(axes: Axes, facts: Facts, seconds_per_unit: float, *, name: bool = False) -> None:
@@ -156,7 +156,7 @@ def shade_profiled(axes: Axes, facts: Facts, seconds_per_unit: float, *, name: b
         late = end > 0.93 * axes.get_xlim()[1]
         axes.annotate(
             "profiled", (end if late else (start + end) / 2, 1.0), xycoords=("data", "axes fraction"), xytext=(0, -4),
-            textcoords="offset points", va="top", ha="right" if late else "center", fontsize=8, color=_PROFILED,
+            textcoords="offset points", va="top", ha="right" if late else "center", fontsize=SMALL_PT, color=_PROFILED,
         )  # fmt: skip
         axes.plot(
             [start, end], [1, 1], transform=axes.get_xaxis_transform(), color=_PROFILED, linewidth=2, clip_on=False
@@ -171,4 +171,4 @@ def _legend(axes: Axes, facts: Facts, found: Bars) -> None:
         part = words.PARTS[name]
         label = f"{part.label}  {words.percent(share[name])}" if share.get(name) else part.label
         keys.append(Key(label, part.colour, part.hatch))
-    legend_beside(axes, keys, offset_in=0.18, title="share of the profiled steps" if share else "")
+    legend_beside(axes, keys, offset_in=0.18, spare_in=0.5, title="share of the profiled steps" if share else "")

@@ -12,7 +12,7 @@ from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown, StepParts
 from gpulab.run import Category, Float64, Int64, Lane, Timeline
 from gpulab.views import words
-from gpulab.views.ink import Key, frame, ink, legend_beside, rectangles
+from gpulab.views.ink import SMALL_PT, Key, frame, ink, legend_beside, rectangles
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ _SHOWN_HOST = (
     Category.OVERHEAD,
 )
 _BROAD_PX = 1.5  # spans at least this wide are drawn as they are, narrower ones as the share of each pixel they cover
-_CHARACTER_PX = 5.9
+_LABEL_PT, _CHARACTER_PX = 8.5, 7.1
 _WORTH_CUTTING = 9  # characters: a name cut shorter than this says nothing
 
 
@@ -131,11 +131,11 @@ class Zoom:
             y += track.rows + 0.45
         _write(axes, labels, scale)
         axes.set_ylim(max(y - 0.35, 1), -0.1)
-        axes.set_yticks(middles, [_lane_label(track) for track in self.tracks], fontsize=8)
+        axes.set_yticks(middles, [_lane_label(track) for track in self.tracks], fontsize=SMALL_PT)
         frame(axes, self.title)
         axes.tick_params(axis="y", length=0)
         axes.spines["left"].set_visible(False)
-        axes.set_xlabel(f"time in the step ({unit})", fontsize=8)
+        axes.set_xlabel(f"time in the step ({unit})", fontsize=SMALL_PT)
         _legend(axes, self.tracks, self.on_gpu, _BROAD_PX * scale.pixel * unit_ns)
 
 
@@ -302,7 +302,7 @@ def _write(axes: Axes, labels: list[_Label], scale: _Scale) -> None:
             continue
         axes.text(
             (label.left + label.right) / 2, label.middle, ink(words.cut(label.name, room)),
-            ha="center", va="center_baseline", fontsize=7, color=_contrast(label.colour),
+            ha="center", va="center_baseline", fontsize=_LABEL_PT, color=_contrast(label.colour),
         )  # fmt: skip
 
 
@@ -327,4 +327,4 @@ def _legend(axes: Axes, tracks: list[Track], on_gpu: bool, broad_ns: float) -> N
     keys.append(Key("idle" if on_gpu else "nothing recorded", _GROUND))
     if any((track.end_ns - track.start_ns < broad_ns).any() for track in tracks):
         keys.append(Key("low bar: spans under a pixel,\nas high as the time they cover"))
-    legend_beside(axes, keys, offset_in=0.18)
+    legend_beside(axes, keys, offset_in=0.18, spare_in=0.5)

@@ -1,0 +1,105 @@
+"""End something on the main thread after a time, also where the user's code gives no mark: pure tensor code.
+
+torch's profiler can only be stopped by the thread that started it. CPython offers one way to have that thread call
+something without a signal, a trace function or an exception in the user's code: a pending call, which the main thread
+makes between two bytecodes. Code that trains on another thread cannot be reached so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+RETRY_S = 0.1
+_OURS = str(Path(__file__).parent)
+
+_waiting: set[_Knock] = set()  # the interpreter keeps no reference of its own
+
+
+class Deadline:
+    """From `after_s` on calls `due` on the main thread, again and again until it is cancelled.
+
+    Never within gpulab's own capture, which `due` changes, nor within a backward pass of autograd: there it tries again
+    a little later. Started on another thread than the main one, it calls `otherwise` once instead, on a third.
+    """
+
+    def __init__(self, after_s: float, due: Callable[[], None], otherwise: Callable[[], None]) -> None:
+        self._after_s = after_s
+        self._due = due
+        self._otherwise = otherwise
+        self._reachable = threading.current_thread() is threading.main_thread()
+        self._over = threading.Event()
+        self._knocking = False
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._wait, name="gpulab-deadline", daemon=True)
+
+    def start(self) -> None:
+        """Begin to wait."""
+        self._thread.start()
+
+    def cancel(self) -> None:
+        """Call no more, leave no thread. Not from `otherwise`."""
+        self._over.set()
+        self._thread.join()
+
+    def _wait(self) -> None:
+        wait_s = self._after_s
+        while not self._over.wait(wait_s):
+            if not self._reachable:
+                return self._otherwise()
+            if not self._knocking:
+                self._knocking = _on_main_thread(self._knocked)
+            wait_s = RETRY_S
+
+    def _knocked(self) -> None:
+        self._knocking = False
+        if self._over.is_set() or os.getpid() != self._process:  # a forked worker inherits what is pending
+            return
+        interrupted = sys._getframe(1).f_back  # the frame between is that of `_Knock.__bool__`
+        if not _is_ours(interrupted) and not in_backward():
+            self._due()
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine runs on this thread: when it returns it puts back the profiler's state of before."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._current_graph_task_id() != -1
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether a call of gpulab's capture is going on."""
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OURS):
+            return True
+        frame = frame.f_back
+    return False
+
+
+class _Knock:
+    """The main thread asks for its truth between two bytecodes. What is raised meanwhile, an interrupt, it raises."""
+
+    def __init__(self, task: Callable[[], None]) -> None:
+        self._task = task
+
+    def __bool__(self) -> bool:
+        _waiting.discard(self)
+        self._task()
+        return False
+
+
+def _on_main_thread(task: Callable[[], None]) -> bool:
+    """Whether the main thread will call `task` soon. PyObject_IsTrue has the signature of a pending call."""
+    add = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object)(
+        ("Py_AddPendingCall", ctypes.pythonapi)  # a prototype of our own: nobody else's is changed
+    )
+    knock = _Knock(task)
+    _waiting.add(knock)
+    if add(ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p), knock) == 0:
+        return True
+    _waiting.discard(knock)  # the interpreter's queue is full
+    return False

@@ -1,0 +1,139 @@
+"""CUDA asked in a process of its own, so that the user's process stays as it was.
+
+The process writes one JSON object as its last line: `{"gpus": [...]}`, or `{"kernels": n}`. Whatever CUDA and CUPTI
+complain about is on its standard error.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from gpulab.sources.visible import Gpu
+
+TIMEOUT_S = 60.0  # importing PyTorch from a slow disk takes most of it
+DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # NVIDIA, Jetson, AMD, WSL
+DECIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
+Question = Literal["gpus", "kernels"]
+_BOOTSTRAP = """
+import json, sys
+question, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
+from gpulab.sources.cuda_process import answer
+answer(question)
+"""
+_CUPTI_LINE = re.compile(r"^.*(?:CUPTI|[Ii]nsufficient [Pp]rivilege).*$", re.MULTILINE)
+_LOG_PREFIX = re.compile(r"^(?:\[[^\]]*\]|\w+:\S+ \S+ \S+ \S+\]|\s)+")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came of a small profiled kernel: how many came back, or why none did."""
+
+    kernels: int
+    reason: str = ""
+
+
+def gpus() -> list[Gpu]:
+    """The GPUs as PyTorch numbers them; none where no device file hints at one. Takes seconds, once."""
+    if not any(map(os.path.exists, DEVICE_FILES)):
+        return []
+    return list(_gpus(tuple(os.environ.get(name) for name in DECIDING)))
+
+
+@functools.cache
+def _gpus(deciding: tuple[str | None, ...]) -> tuple[Gpu, ...]:
+    done = ask("gpus")
+    rows = _last_object(done.stdout).get("gpus") if done is not None else None
+    return tuple(Gpu(**row) for row in rows) if isinstance(rows, list) else ()
+
+
+def try_tracing() -> Trial:
+    """Profile a small kernel and see whether it comes back. Takes seconds."""
+    return verdict(ask("kernels"))
+
+
+def verdict(done: subprocess.CompletedProcess[str] | None) -> Trial:
+    """What the process's answer says; None is one that did not end in time."""
+    if done is None:
+        return Trial(0, f"the trial did not end within {TIMEOUT_S:g} s")
+    kernels = _last_object(done.stdout).get("kernels")
+    if isinstance(kernels, int) and kernels > 0:
+        return Trial(kernels)
+    complaint = _CUPTI_LINE.search(done.stderr)
+    if complaint is not None:
+        return Trial(0, _LOG_PREFIX.sub("", complaint[0]).strip())
+    if kernels == 0:
+        return Trial(0, "a kernel ran and did not come back")
+    if done.returncode < 0:
+        return Trial(0, f"the trial was ended by signal {-done.returncode}")
+    said = done.stderr.strip().splitlines()
+    return Trial(0, said[-1].strip() if said else f"the trial ended with exit code {done.returncode}")
+
+
+def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
+    """Start a Python like ours, let it answer; None where it does not end in time."""
+    path = [*(p or os.getcwd() for p in sys.path), str(Path(__file__).resolve().parents[2])]
+    command = [sys.executable, "-P", "-c", _BOOTSTRAP, question, json.dumps(path)]
+    try:
+        return subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
+            check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return None
+
+
+def answer(question: Question) -> None:
+    """The process's own part: write the answer."""
+    print(json.dumps({"gpus": [asdict(g) for g in _own_gpus()]} if question == "gpus" else {"kernels": _kernels()}))
+
+
+def _own_gpus() -> list[Gpu]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    return [described(torch.cuda.get_device_properties(index)) for index in range(torch.cuda.device_count())]
+
+
+def described(properties: Any) -> Gpu:
+    """A GPU as `torch.cuda.get_device_properties` gives it; a PyTorch before 2.5 knows no UUID."""
+    uuid = getattr(properties, "uuid", None)
+    return Gpu(
+        name=properties.name,
+        uuid=None if uuid is None else str(uuid),
+        memory_total_bytes=properties.total_memory,
+        sm_count=properties.multi_processor_count,
+        compute_capability=f"{properties.major}.{properties.minor}",
+    )
+
+
+def _kernels() -> int:
+    """Profile a few small kernels, count what the device reports."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    ones = torch.ones(256, 256, device="cuda")
+    torch.cuda.synchronize()
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+        for _ in range(3):
+            ones = ones + 1
+        torch.cuda.synchronize()
+    return sum(event.device_type.name == "CUDA" for event in profiler.events() or ())
+
+
+def _last_object(text: str) -> dict[str, object]:
+    lines = text.strip().splitlines()
+    try:
+        found = json.loads(lines[-1]) if lines else {}
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}

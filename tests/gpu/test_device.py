@@ -1,0 +1,77 @@
+"""What gpulab says about an NVIDIA GPU before anybody has started CUDA, and the doctor's trial, on a real one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+torch = pytest.importorskip("torch")
+if not torch.cuda.is_available():
+    pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
+
+from gpulab.sources import checkup, cuda_process  # noqa: E402
+from gpulab.sources.machine import detect_device  # noqa: E402
+
+pytestmark = pytest.mark.gpu
+
+DETECT = """
+import dataclasses, json, os, sys
+sys.path[:] = json.loads(sys.argv[1])
+import torch
+from gpulab.sources.machine import detect_device
+
+told = dataclasses.asdict(detect_device("auto"))
+started = torch.cuda.is_initialized()
+child = os.fork()
+if child == 0:
+    code = 1
+    try:
+        code = int(torch.ones(2, device="cuda").sum().item()) - 2
+    finally:
+        os._exit(code)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+torch.zeros(1, device="cuda")
+print(json.dumps({"told": told, "started": started, "fork": code, "known": dataclasses.asdict(detect_device("cuda"))}))
+"""
+
+
+def in_a_fresh_process(program: str) -> dict[str, object]:
+    command = [sys.executable, "-c", program, json.dumps([p or "." for p in sys.path])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_detecting_the_device_starts_no_cuda_and_a_fork_can_use_the_gpu() -> None:
+    found = in_a_fresh_process(DETECT)
+    told, known = found["told"], found["known"]
+    assert isinstance(told, dict) and isinstance(known, dict)
+    assert found["started"] is False, "CUDA was started in the user's process"
+    assert found["fork"] == 0, "a forked process cannot use the GPU any more"
+    assert (told["kind"], told["index"], told["name"]) == ("cuda", known["index"], known["name"])
+    assert told["uuid"] == known["uuid"], "NVML and PyTorch mean the same GPU"
+    assert told["memory_total_bytes"] == pytest.approx(known["memory_total_bytes"], rel=0.05)
+    for detail in ("sm_count", "compute_capability", "nvml_index", "driver"):
+        assert told["details"][detail] in (known["details"][detail], None), detail
+
+
+def test_another_process_describes_the_same_gpus() -> None:
+    theirs = cuda_process.gpus()
+    assert len(theirs) == torch.cuda.device_count()
+    torch.zeros(1, device="cuda")
+    here = detect_device("cuda:0")
+    assert (theirs[0].name, theirs[0].uuid) == (here.name, here.uuid)
+    assert (theirs[0].memory_total_bytes, theirs[0].sm_count) == (here.memory_total_bytes, here.details["sm_count"])
+
+
+def test_the_doctor_tries_cupti() -> None:
+    trial = cuda_process.try_tracing()
+    assert trial.kernels >= 3, trial.reason
+    checks = {check.name: check for check in checkup.examine()}
+    assert checks["GPU work in the trace"].state == "ok"
+    assert checks["PyTorch"].state == "ok" and torch.cuda.get_device_name() in checks["PyTorch"].found

@@ -1,0 +1,283 @@
+"""The phases of a run without torch's profiler: which window is open, when it ends, which recording is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.capture import phases as module
+from gpulab.capture import schedule
+from gpulab.capture.phases import Phases
+from gpulab.capture.window import ProfilerUnavailable
+from gpulab.run import Phase, Settings
+
+
+@dataclass
+class FakeWindow:
+    """A profiler session that records what it was told. `age_s` is set by the test."""
+
+    number: int
+    refuses: str = ""
+    age_s: float = 0.0
+    open: bool = False
+    marks: list[tuple[int, int]] = field(default_factory=list)
+    start_cost_ns: int = 5
+    stop_cost_ns: int = 7
+
+    def start(self) -> None:
+        if self.refuses:
+            raise ProfilerUnavailable(self.refuses)
+        self.open = True
+
+    def stop(self) -> str:
+        assert self.open, "stopped twice or never started"
+        self.open = False
+        return f"recording {self.number}"
+
+    def step_begins(self, number: int) -> None:
+        assert self.open
+        self.marks.append((number, 0))
+
+    def loader_begins(self) -> None:
+        assert self.open
+
+    def loader_ends(self) -> None:
+        assert self.open
+
+
+class Loop:
+    """Phases with fake windows, driven as the recorder drives them."""
+
+    def __init__(self, settings: Settings | None = None, code: str = "", refuses: str = "") -> None:
+        self.windows: list[FakeWindow] = []
+        self.refuses = refuses
+        self.phases = Phases(settings or Settings(), code, self._window, lambda: None, lambda: None)  # type: ignore[arg-type]
+        self.done = 0
+        self.seen: list[Phase] = []
+
+    def _window(self) -> FakeWindow:
+        self.windows.append(FakeWindow(len(self.windows) + 1, self.refuses))
+        return self.windows[-1]
+
+    def steps(self, count: int) -> Loop:
+        for _ in range(count):
+            self.seen.append(self.phases.next_phase())
+            before, self.done = self.done, self.done + 1
+            touched = self.phases.closed(self.done)
+            touched = self.phases.begin(before, self.done) or touched
+            if touched:
+                self.phases.step_begins()
+        return self
+
+    @property
+    def open(self) -> FakeWindow:
+        (window,) = [w for w in self.windows if w.open]
+        return window
+
+    def finish(self, stepless: bool = False) -> Phases:
+        self.phases.finish(stepless=stepless)
+        assert not any(w.open for w in self.windows), "the profiler is left running"
+        return self.phases
+
+
+@pytest.fixture(autouse=True)
+def deadlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """No thread: a deadline only notes that it was started and cancelled."""
+    made: list[Any] = []
+
+    class Noted:
+        def __init__(self, after_s: float, due: Any, otherwise: Any) -> None:
+            self.after_s, self.running = after_s, False
+            made.append(self)
+
+        def start(self) -> None:
+            self.running = True
+
+        def cancel(self) -> None:
+            self.running = False
+
+    monkeypatch.setattr(module, "Deadline", Noted)
+    monkeypatch.setattr(module, "in_backward", lambda: False)
+    yield made
+    assert not any(d.running for d in made), "a deadline outlives its window"
+
+
+def test_a_run_of_unknown_length_is_profiled_early_and_the_later_window_is_kept() -> None:
+    loop = Loop().steps(60)
+    early, late = schedule.plan(Settings(), None).windows
+    assert [w.marks for w in loop.windows] == [
+        [(n, 0) for n in range(w.after + 1, w.after + w.length + 1)] for w in (early, late)
+    ]
+    phases = loop.finish()
+    assert phases.recording == "recording 2"
+    assert phases.traced == tuple(range(late.after + 1, late.after + late.length + 1))
+    assert [i + 1 for i, p in enumerate(loop.seen) if p is Phase.TRACED] == [
+        n for w in (early, late) for n in range(w.after + 1, w.after + w.length + 1)
+    ]
+    assert phases.cost_ns == 2 * (5 + 7)
+    assert not phases.missing
+
+
+def test_a_run_that_ends_within_its_window_keeps_the_whole_steps() -> None:
+    early = schedule.plan(Settings(), None).windows[0]
+    loop = Loop().steps(early.after + 1)
+    phases = loop.finish()
+    assert phases.traced == (early.after + 1,) and phases.recording == "recording 1"
+
+
+def test_a_second_window_without_a_whole_step_does_not_take_the_place_of_the_first() -> None:
+    early, late = schedule.plan(Settings(), None).windows
+    loop = Loop().steps(late.after)
+    assert loop.open.number == 2
+    phases = loop.finish()
+    assert phases.recording == "recording 1" and phases.traced[0] == early.after + 1
+
+
+def test_a_slow_window_ends_at_the_next_boundary_and_says_so() -> None:
+    late = schedule.plan(Settings(), None).windows[1]
+    loop = Loop().steps(late.after)
+    loop.open.age_s = schedule.TRACE_LIMIT_S + 1
+    phases = loop.steps(1).finish()
+    assert phases.traced == (late.after + 1,)
+    assert phases.truncated == f"ended after 1 steps: longer than {schedule.TRACE_LIMIT_S:g} s"
+
+
+def test_a_window_cut_short_is_forgotten_with_its_reason_when_a_better_one_comes() -> None:
+    early, late = schedule.plan(Settings(), None).windows
+    loop = Loop().steps(early.after)
+    loop.open.age_s = schedule.TRACE_HARD_LIMIT_S + 1
+    assert loop.phases.end_overdue(stepless=False)
+    assert loop.phases.recording == "recording 1", "nothing better is there yet"
+    assert "one step ran longer" in (loop.phases.truncated or "")
+    phases = loop.steps(late.after + late.length).finish()
+    assert phases.recording == "recording 2" and phases.truncated is None
+
+
+@pytest.mark.parametrize(("stepless", "limit_s"), [(True, 10.0), (False, 30.0)])
+def test_the_whole_code_is_bounded_by_time(stepless: bool, limit_s: float, deadlines: list[Any]) -> None:
+    assert (schedule.TRACE_STEPLESS_LIMIT_S, schedule.TRACE_HARD_LIMIT_S) == (10.0, 30.0)
+    loop = Loop(Settings(whole=True))
+    loop.phases.profile_whole()
+    assert deadlines[0].after_s == 10.0, "asked from then on, again and again"
+    loop.open.age_s = limit_s
+    assert not loop.phases.end_overdue(stepless=stepless)
+    loop.open.age_s = limit_s + 0.1
+    assert loop.phases.end_overdue(stepless=stepless) and not loop.phases.profiling
+    loop.phases.profile_whole()
+    assert len(loop.windows) == 1, "what was cut short is not begun anew"
+    phases = loop.finish()
+    assert phases.recording == "recording 1" and f"{limit_s:g} s at most" in (phases.truncated or "")
+
+
+def test_steps_in_the_whole_code_are_all_traced_where_that_was_asked_for_and_else_end_it() -> None:
+    asked = Loop(Settings(whole=True))
+    asked.phases.profile_whole()
+    assert asked.steps(20).finish().traced == tuple(range(1, 21))
+    guessed = Loop()
+    guessed.phases.profile_whole()
+    phases = guessed.steps(1).phases
+    assert not phases.profiling and phases.recording is None and phases.traced == ()
+    assert guessed.steps(9).finish().recording == "recording 2"
+
+
+def test_what_could_not_be_ended_in_time_is_said() -> None:
+    loop = Loop(Settings(whole=True))
+    loop.phases.profile_whole()
+    loop.open.age_s = 41.0
+    said = loop.finish(stepless=True).choices[-1]
+    assert (said.what, said.value) == ("profiled window", "41.0 s") and "10 s" in said.reason
+    quick = Loop(Settings(whole=True))
+    quick.phases.profile_whole()
+    quick.open.age_s = 9.0
+    assert all(c.value != "9.0 s" for c in quick.finish(stepless=True).choices)
+
+
+def test_steps_taken_back_are_profiled_anew() -> None:
+    loop = Loop().steps(8)
+    assert loop.phases.recording is not None
+    loop.phases.begin_again()
+    loop.done = 0
+    assert loop.phases.recording is None and loop.phases.traced == ()
+    early = schedule.plan(Settings(), None).windows[0]
+    phases = loop.steps(8).finish()
+    assert phases.traced == (early.after + 1, early.after + 2) and phases.recording == "recording 2"
+
+
+def test_within_a_backward_pass_the_profiler_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = schedule.plan(Settings(), None).windows[1]
+    loop = Loop().steps(late.after)
+    window = loop.open
+    monkeypatch.setattr(module, "in_backward", lambda: True)
+    window.age_s = 1e9
+    loop.steps(3)
+    assert window.open and not loop.phases.end_overdue(stepless=False)
+    monkeypatch.setattr(module, "in_backward", lambda: False)
+    loop.steps(1)
+    assert not window.open
+
+    monkeypatch.setattr(module, "in_backward", lambda: True)
+    never = Loop().steps(60)
+    assert not never.windows
+    assert never.finish().timeline(0, 60) is None
+    (missing,) = never.phases.missing
+    assert missing.key == "breakdown" and "backward" in missing.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "refuses", "reason"),
+    [
+        (Settings(), "", "another torch.profiler is active", "another torch.profiler is active"),
+        (Settings(), "with torch.profiler.profile() as prof:", "", "the cell uses torch's profiler itself"),
+        (Settings(), "", "", "the run ended after 2 steps, before the profiled window"),
+    ],
+    ids=["refused", "in the code", "too short"],
+)
+def test_a_missing_recording_has_one_reason(settings: Settings, code: str, refuses: str, reason: str) -> None:
+    loop = Loop(settings, code, refuses).steps(2 if not code and not refuses else 60)
+    loop.phases.expect(1000)
+    phases = loop.finish()
+    assert phases.timeline(0, loop.done) is None
+    (missing,) = phases.missing
+    assert missing.key == "breakdown" and missing.reason.startswith(reason)
+    assert len(loop.windows) <= 1, "refused once, it is not asked again"
+
+
+def test_without_a_trace_nothing_is_opened_and_nothing_is_missing() -> None:
+    loop = Loop(Settings(trace=False))
+    loop.phases.profile_whole()
+    phases = loop.steps(60).finish()
+    assert phases.timeline(0, 60) is None and not loop.windows and not phases.missing
+
+
+def test_giving_up_stops_the_profiler_whatever_it_says() -> None:
+    loop = Loop(Settings(whole=True))
+    loop.phases.profile_whole()
+    loop.open.stop = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
+    loop.windows[0].open = False
+    loop.phases.abandon()
+    assert not loop.phases.profiling
+
+
+@given(st.none() | st.integers(3, 300), st.none() | st.integers(1, 9), st.integers(0, 200))
+def test_nothing_is_due_before_it_is_said_to_be(steps: int | None, asked: int | None, count: int) -> None:
+    """A caller that skips all steps before `unchanged_until` sees the same windows and phases."""
+    settings = Settings(steps=steps, trace_steps=asked)
+    every, rare = Loop(settings), Loop(settings)
+    phase = rare.phases.next_phase()
+    every.seen.append(every.phases.next_phase())
+    for done in range(1, count + 1):
+        every.steps(1)
+        if done >= rare.phases.unchanged_until:
+            rare.done = done - 1
+            rare.steps(1)
+            phase = rare.phases.next_phase()
+        assert phase == every.phases.next_phase()
+        assert [w.marks for w in rare.windows] == [w.marks for w in every.windows]
+    for loop in (every, rare):
+        loop.finish()
+    assert rare.phases.traced == every.phases.traced
