@@ -26,8 +26,9 @@ from gpulab.analysis import breakdown as accounting
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import Spread
 from gpulab.run import Missing, Samples, Series, Steps
-from gpulab.views import device_curves, figure, ink, sections, step_bars, step_zoom, words
+from gpulab.views import device_curves, figure, ink, sections, step_bars, step_zoom, timeline_page, words
 from gpulab.views.report import Report
+from gpulab.views.span_kinds import KINDS
 
 CASES = synthetic.cases()
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -41,8 +42,13 @@ _PAGES: dict[str, str] = {}
 
 
 def page_of(case: Case) -> str:
-    """The page of a small case, drawn once for all tests."""
-    return _PAGES.get(case.run.id) or _PAGES.setdefault(case.run.id, report(case).html())
+    """The page of a small case without its timeline (test_timeline_page.py reads that), drawn once for all tests."""
+    return _PAGES.get(case.run.id) or _PAGES.setdefault(case.run.id, _without_timeline(report(case).html()))
+
+
+def _without_timeline(page: str) -> str:
+    page = re.sub(r'<section class="gpulab-timeline">.*?</section>', "", page, flags=re.DOTALL)
+    return page.replace(f"; script-src {timeline_page.script_policy()}", "")
 
 
 class _Reader(HTMLParser):
@@ -455,7 +461,7 @@ def test_the_zoom_shows_the_median_step_host_above_device() -> None:
     assert zoom.step.number == case.facts.breakdown.median_step
     assert [t.lane.kind for t in zoom.tracks] == ["thread", "thread", "stream", "stream"]
     assert zoom.tracks[0].training and zoom.tracks[0].rows >= 2
-    waiting = zoom.tracks[0].kind == step_zoom._KINDS.index(step_zoom._DATA)
+    waiting = zoom.tracks[0].kind == [kind.label for kind in KINDS].index("waiting for the DataLoader")
     drawn = (zoom.tracks[0].end_ns - zoom.tracks[0].start_ns)[waiting].sum()
     row = int(np.flatnonzero(case.run.steps.number == zoom.step.number)[0])
     assert drawn == pytest.approx(case.run.steps.data_wait_ns[row], abs=2)

@@ -81,12 +81,19 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
     if timeline is None or len(timeline) == 0:
         return ()
     if not timeline.has_device_events:
-        return () if run.device.kind == "cuda" else (_account(run, timeline, None, dict(_host_layers(timeline))),)
+        return () if run.device.kind == "cuda" else (_account(run, timeline, None, layers(timeline, None)),)
     found = [
-        _account(run, timeline, index, dict(_device_layers(timeline, spans.on_device(timeline, index), idle_causes)))
+        _account(run, timeline, index, layers(timeline, index, idle_causes=idle_causes))
         for index in spans.devices(timeline)
     ]
     return tuple(sorted(found, key=lambda b: -(b.busy_fraction or 0)))
+
+
+def layers(timeline: Timeline, device_index: int | None, *, idle_causes: bool = True) -> dict[str, Intervals]:
+    """The time each part lays claim to, first come first served; None is the CPU. What nobody claims is unknown."""
+    if device_index is None:
+        return dict(_host_layers(timeline))
+    return dict(_device_layers(timeline, spans.on_device(timeline, device_index), idle_causes))
 
 
 def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, Intervals]) -> Breakdown:
@@ -196,4 +203,4 @@ def _median_step(numbers: list[int], windows: Intervals) -> int:
     return numbers[int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])]
 
 
-__all__ = ["PARTS", "PYTHON_GAP_NS", "Breakdown", "StepParts", "breakdown", "breakdowns"]
+__all__ = ["PARTS", "PYTHON_GAP_NS", "Breakdown", "StepParts", "breakdown", "breakdowns", "layers"]

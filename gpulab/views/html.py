@@ -10,6 +10,7 @@ from types import MappingProxyType
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import words
 from gpulab.views.layout import Column, Row, Section
+from gpulab.views.timeline_page import script_policy
 
 Look = Mapping[str, str]  # element of a section → the attributes of its tag
 
@@ -48,6 +49,8 @@ _INLINE: Look = MappingProxyType(
         "line": 'style="margin:2px 0;font-size:13px;opacity:0.75"',
     }
 )
+
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 _STYLE = """
 :root { color-scheme: light dark; --ink: #1c2430; --quiet: #5b6573; --ground: #f5f6f8; --card: #ffffff;
@@ -90,18 +93,19 @@ section > .note:first-of-type { margin-top: 6px; }
 """
 
 
-def page(opening: str, headline: Headline, sections: Sequence[Section], png: bytes) -> str:
-    """A self-contained page: no script, no request, the picture inside, light and dark."""
+def page(opening: str, headline: Headline, sections: Sequence[Section], png: bytes, timeline: str = "") -> str:
+    """A self-contained page: no request, the picture inside, light and dark; no script but that of `timeline`."""
     sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
     picture = base64.b64encode(png).decode("ascii")
     wide = "\n".join(_page_section(section) for section in sections[:_WIDE])
+    policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
     narrow = "\n".join(_page_section(section) for section in sections[_WIDE:])
     return f"""<!doctype html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{sentence} · gpulab</title>
 <style>{_STYLE}</style>
 </head>
@@ -114,6 +118,7 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
 </header>
 <div class="picture"><img alt="{sentence} {evidence}" src="data:image/png;base64,{picture}"></div>
 {wide}
+{timeline}
 <div class="details">
 {narrow}
 </div>

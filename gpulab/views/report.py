@@ -9,6 +9,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import document, figure, html, text
 from gpulab.views.sections import opening, sections
+from gpulab.views.timeline_page import timeline_section
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,10 @@ class Report:
         return figure.draw(self.facts, self.headline)
 
     def html(self) -> str:
-        """A self-contained page: no script, no network, the picture inside."""
-        picture = figure.draw(self.facts, None)
-        return html.page(opening(self.facts), self.headline, sections(self.facts, self.unsaved), picture)
+        """A self-contained page: no network, the picture inside, and every span of the trace to pan and zoom."""
+        picture, found = figure.draw(self.facts, None), sections(self.facts, self.unsaved)
+        timeline = timeline_section(self.facts.run, self.facts.breakdown)
+        return html.page(opening(self.facts), self.headline, found, picture, timeline)
 
     def fragment(self) -> str:
         """Headline and tables for a notebook's output: inline styles only, so that untrusted notebooks keep them."""

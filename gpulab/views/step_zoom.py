@@ -13,6 +13,7 @@ from gpulab.analysis.breakdown import Breakdown, StepParts
 from gpulab.run import Category, Float64, Int64, Lane, Timeline
 from gpulab.views import words
 from gpulab.views.ink import SMALL_PT, Key, frame, ink, legend_beside, rectangles
+from gpulab.views.span_kinds import KINDS, kinds_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,28 +37,6 @@ _WORTH_CUTTING = 9  # characters: a name cut shorter than this says nothing
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
-    """A sort of span: its legend and colour."""
-
-    label: str
-    colour: str
-
-
-_DATA = Kind(words.PARTS["data_wait"].label, words.PARTS["data_wait"].colour)
-_OPTIMIZER = Kind(words.PARTS["optimizer"].label, words.PARTS["optimizer"].colour)
-_OPERATOR_ON_CPU = Kind("operators", words.PARTS["compute"].colour)
-_OPERATOR = Kind("operators (host)", "#A6BDDB")
-_CALL = Kind("CUDA calls", words.PARTS["launch"].colour)
-_SYNC = Kind("CUDA calls that wait", words.PARTS["sync_wait"].colour)
-_KERNEL = Kind("kernels", words.PARTS["compute"].colour)
-_NCCL = Kind("communication kernels", words.PARTS["communication"].colour)
-_COPY = Kind("copies", words.PARTS["memcpy"].colour)
-_SET = Kind("memsets", words.PARTS["memset"].colour)
-_NOTE = Kind("annotations", "#BDBDBD")
-_KINDS = (_DATA, _OPTIMIZER, _OPERATOR_ON_CPU, _OPERATOR, _CALL, _SYNC, _NOTE, _KERNEL, _NCCL, _COPY, _SET)
-
-
-@dataclass(frozen=True, slots=True)
 class Track:
     """The spans of one lane inside the step, as columns: row of nesting, kind, time clipped to the step."""
 
@@ -66,7 +45,7 @@ class Track:
     start_ns: Int64
     end_ns: Int64
     row: Int64
-    kind: Int64  # index into _KINDS
+    kind: Int64  # index into KINDS
     name_id: Int64
     rows: int
 
@@ -155,7 +134,7 @@ def _tracks(timeline: Timeline, step: StepParts, device_kind: str) -> tuple[list
     shown = np.isin(timeline.category, [int(c) for c in _SHOWN_HOST + _DEVICE])
     inside = np.flatnonzero(shown & (timeline.start_ns < step.end_ns) & (timeline.end_ns > step.start_ns))
     inside = inside[~spans.named(timeline, spans.is_step)[inside]]
-    kinds = _kinds(timeline, inside, device_kind)
+    kinds = kinds_of(timeline, inside, device_kind)
     threads: list[Track] = []
     streams: list[Track] = []
     training: list[Track] = []
@@ -204,31 +183,6 @@ def _nesting(start: Int64, end: Int64) -> Int64:
     return depth
 
 
-def _kinds(timeline: Timeline, rows: Int64, device_kind: str) -> Int64:
-    """The kind of each span, as an index into `_KINDS`; decided once per (category, name)."""
-    category, name_id = timeline.category[rows].astype(np.int64), timeline.name_id[rows].astype(np.int64)
-    pairs, where = np.unique(category * len(timeline.names) + name_id, return_inverse=True)
-    split = (divmod(pair, len(timeline.names)) for pair in pairs.tolist())
-    decided = [_KINDS.index(_kind(Category(c), timeline.names[n], device_kind)) for c, n in split]
-    return np.array(decided, dtype=np.int64)[where]
-
-
-def _kind(category: Category, name: str, device_kind: str) -> Kind:
-    if category == Category.KERNEL:
-        return _NCCL if spans.is_communication(name) else _KERNEL
-    if category in (Category.GPU_MEMCPY, Category.GPU_MEMSET):
-        return _COPY if category == Category.GPU_MEMCPY else _SET
-    if spans.is_loader(name):
-        return _DATA
-    if spans.is_optimizer(name):
-        return _OPTIMIZER
-    if category in (Category.CUDA_RUNTIME, Category.CUDA_DRIVER):
-        return _SYNC if name.startswith(spans.SYNCHRONIZING) else _CALL
-    if category == Category.CPU_OP:
-        return _OPERATOR_ON_CPU if device_kind == "cpu" else _OPERATOR
-    return _NOTE
-
-
 def _ground(axes: Axes, span: float, y: float, rows: int) -> None:
     """The empty row behind the spans: what stays visible of it is idle."""
     bottoms: Float64 = y + np.arange(rows, dtype=np.float64)
@@ -242,7 +196,7 @@ def _paint(axes: Axes, track: Track, timeline: Timeline, scale: _Scale, y: float
     for k in np.unique(track.kind[broad]):
         chosen = broad & (track.kind == k)
         top = y + track.row[chosen]
-        rectangles(axes, left[chosen], right[chosen], top + _ROW, top, _KINDS[k].colour, edge=0.4)
+        rectangles(axes, left[chosen], right[chosen], top + _ROW, top, KINDS[k].colour, edge=0.4)
     for row in range(track.rows):
         narrow = ~broad & (track.row == row)
         if narrow.any():
@@ -250,7 +204,7 @@ def _paint(axes: Axes, track: Track, timeline: Timeline, scale: _Scale, y: float
     labels = [
         _Label(
             float(left[i]), float(right[i]), y + float(track.row[i]) + _ROW / 2,
-            words.short_name(timeline.names[track.name_id[i]]), _KINDS[track.kind[i]].colour,
+            words.short_name(timeline.names[track.name_id[i]]), KINDS[track.kind[i]].colour,
         )
         for i in np.flatnonzero(right - left > 3 * _CHARACTER_PX * scale.pixel)
     ]  # fmt: skip
@@ -267,7 +221,7 @@ def _paint_narrow(axes: Axes, left: Float64, right: Float64, kind: Int64, top: f
         drawn = share > 0.004
         bottom: Float64 = top + _ROW * (1 - base[drawn])
         height: Float64 = _ROW * share[drawn]
-        rectangles(axes, columns[:-1][drawn], columns[1:][drawn], bottom, bottom - height, _KINDS[k].colour)
+        rectangles(axes, columns[:-1][drawn], columns[1:][drawn], bottom, bottom - height, KINDS[k].colour)
         base = base + share
 
 
@@ -323,7 +277,7 @@ def _lane_label(track: Track) -> str:
 
 def _legend(axes: Axes, tracks: list[Track], on_gpu: bool, broad_ns: float) -> None:
     seen = sorted({int(k) for track in tracks for k in np.unique(track.kind)})
-    keys = [Key(_KINDS[k].label, _KINDS[k].colour) for k in seen]
+    keys = [Key(KINDS[k].label, KINDS[k].colour) for k in seen]
     keys.append(Key("idle" if on_gpu else "nothing recorded", _GROUND))
     if any((track.end_ns - track.start_ns < broad_ns).any() for track in tracks):
         keys.append(Key("low bar: spans under a pixel,\nas high as the time they cover"))

@@ -1,0 +1,252 @@
+"""The timeline of a report's page in Chromium, opened from disk: it draws, zooms, pans, tells and searches, offline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import synthetic
+from jupyterlab_page import PATIENCE_MS
+from playwright.sync_api import Browser, Locator, Page, expect
+
+from gpulab.views.report import Report
+
+pytestmark = pytest.mark.browser
+
+SPANS = 200_000
+OpenPage = Callable[..., Page]
+
+# Of each frame of a zoom in and out again: milliseconds spent drawing, and from one frame to the next.
+FRAMES = """
+async (canvas) => {
+  const box = canvas.getBoundingClientRect(), drawing = [], apart = [];
+  const wheel = (deltaY) => canvas.dispatchEvent(new WheelEvent("wheel",
+    { deltaY, clientX: box.left + 0.6 * box.width, clientY: box.top + 100, cancelable: true }));
+  let before = await new Promise(requestAnimationFrame);
+  for (const deltaY of [...Array(40).fill(-60), ...Array(40).fill(60)]) {
+    wheel(deltaY);
+    const now = await new Promise(requestAnimationFrame);
+    drawing.push(Number(canvas.dataset.frameMs));
+    apart.push(now - before);
+    before = now;
+  }
+  return { drawing: drawing.sort((a, b) => a - b), apart: apart.sort((a, b) => a - b) };
+}
+"""
+
+# How many pixels of the lanes have a colour of their own, not one of the grounds.
+COLOURED = """
+(canvas) => {
+  const { width, height } = canvas, { data } = canvas.getContext("2d").getImageData(0, 0, width, height);
+  let count = 0;
+  for (let i = 0; i < data.length; i += 4)
+    if (Math.max(data[i], data[i + 1], data[i + 2]) - Math.min(data[i], data[i + 1], data[i + 2]) > 40) count++;
+  return count;
+}
+"""
+CORNER = "(canvas) => [...canvas.getContext('2d').getImageData(1, canvas.height - 2, 1, 1).data].slice(0, 3)"
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    case = synthetic.dense_case(SPANS)
+    path = tmp_path_factory.mktemp("timeline") / "report.html"
+    path.write_text(Report(case.facts, case.headline).html(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def open_page(chromium: Browser) -> Iterator[OpenPage]:
+    """`open_page(path, theme="dark", …)` → the page, ready; afterwards: no error, no request, no dialog."""
+    contexts, trouble = [], []
+
+    def opened(path: Path, theme: str = "light", wait: str = "[data-state=ready]", **options: Any) -> Page:
+        before = options.pop("before", None)
+        context = chromium.new_context(
+            **{"viewport": {"width": 1280, "height": 1000}, "color_scheme": theme, **options}
+        )
+        contexts.append(context)
+        page = context.new_page()
+        if before:
+            page.add_init_script(before)
+        page.on("console", lambda m: trouble.append(m.text) if m.type == "error" else None)
+        page.on("pageerror", lambda error: trouble.append(str(error)))
+        page.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss()))
+        page.on("request", lambda r: trouble.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
+        page.goto(path.as_uri())
+        page.locator(f".gpulab-timeline{wait}").wait_for(timeout=PATIENCE_MS)
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert trouble == []
+
+
+def canvas_of(page: Page) -> Locator:
+    canvas = page.locator(".tl-canvas")
+    canvas.scroll_into_view_if_needed()
+    return canvas
+
+
+def view(canvas: Locator) -> tuple[float, float]:
+    return float(canvas.get_attribute("data-from") or "nan"), float(canvas.get_attribute("data-to") or "nan")
+
+
+def changes(canvas: Locator, act: Callable[[], object]) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The view before and after something that must change it."""
+    before = view(canvas)
+    act()
+    wait_until(canvas.page, lambda: view(canvas) != before, "the view changes")
+    canvas.page.wait_for_timeout(100)  # for the frames still to come
+    return before, view(canvas)
+
+
+def wait_until(page: Page, happened: Callable[[], bool], what: str) -> None:
+    for _ in range(PATIENCE_MS // 50):
+        if happened():
+            return
+        page.wait_for_timeout(50)
+    raise AssertionError(f"never happened: {what}")
+
+
+def place(canvas: Locator, x: float, y: float) -> tuple[float, float]:
+    """A point of the page: a share of the canvas' width, pixels from its top, or from its bottom where negative."""
+    box = canvas.bounding_box()
+    assert box is not None
+    return box["x"] + x * box["width"], box["y"] + (y if y >= 0 else box["height"] + y)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_it_draws_zooms_pans_and_tells(page_file: Path, open_page: OpenPage, theme: str, shots: Path) -> None:
+    page = open_page(page_file, theme)
+    canvas, mouse = canvas_of(page), page.mouse
+    assert canvas.evaluate(COLOURED) > 10_000
+    assert (sum(canvas.evaluate(CORNER)) > 600) == (theme == "light")
+    shots.mkdir(parents=True, exist_ok=True)
+    page.locator(".gpulab-timeline").screenshot(path=shots / f"timeline-{theme}.png")
+
+    mouse.move(*place(canvas, 0.6, 150))
+    (left, right), (nearer_left, nearer_right) = changes(canvas, lambda: mouse.wheel(0, -400))
+    gutter = 150 / canvas.evaluate("(c) => c.clientWidth")
+    under_cursor = (0.6 - gutter) / (1 - gutter)
+    assert nearer_right - nearer_left < 0.9 * (right - left)
+    fixed = nearer_left + under_cursor * (nearer_right - nearer_left)
+    assert fixed == pytest.approx(left + under_cursor * (right - left), abs=0.01 * (right - left))
+
+    def drag() -> None:
+        mouse.down()
+        mouse.move(*place(canvas, 0.4, 150), steps=4)
+        mouse.up()
+
+    (left, right), (moved_left, moved_right) = changes(canvas, drag)
+    assert moved_left > left and moved_right - moved_left == pytest.approx(right - left)
+
+    for _ in range(40):
+        mouse.wheel(0, -400)
+    page.wait_for_timeout(100)
+    mouse.move(*place(canvas, 0.41, 108))
+    expect(page.locator(".tl-tip")).to_be_visible()
+    expect(page.locator(".tl-tip")).to_contain_text("into step")
+    page.locator(".gpulab-timeline").screenshot(path=shots / f"timeline-{theme}-near.png")
+
+
+def test_a_click_on_a_kernel_shows_its_launch_and_l_goes_there(page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(page_file)
+    canvas = canvas_of(page)
+    page.mouse.click(*place(canvas, 0.6, -16))
+    detail = page.locator(".tl-detail")
+    expect(detail).to_contain_text("kernel")
+    expect(detail).to_contain_text("launched by cudaLaunchKernel on training thread")
+    before = canvas.get_attribute("data-selected")
+    canvas.press("l")
+    expect(detail).to_contain_text("started 1 on the GPU")
+    canvas.press("l")
+    expect(canvas).to_have_attribute("data-selected", str(before))
+
+
+def test_it_works_by_keyboard_alone(page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(page_file)
+    canvas = canvas_of(page)
+    page.locator(".tl-whole").focus()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "tl-canvas"
+    whole = view(canvas)
+    _, near = changes(canvas, lambda: page.keyboard.press("+"))
+    assert near[1] - near[0] < whole[1] - whole[0]
+    _, panned = changes(canvas, lambda: page.keyboard.press("ArrowRight"))
+    assert panned[0] > near[0]
+    changes(canvas, lambda: page.keyboard.press("0"))
+    assert view(canvas) == whole
+    page.keyboard.press("Enter")
+    detail = page.locator(".tl-detail")
+    expect(detail).to_contain_text("aten::op")
+    first = canvas.get_attribute("data-selected")
+    page.keyboard.press("Shift+ArrowRight")
+    expect(canvas).to_have_attribute("data-selected", str(int(first or 0) + 1))
+    page.keyboard.press("Shift+ArrowDown")
+    expect(detail).to_contain_text("aten::inner")
+    page.keyboard.press("Escape")
+    expect(detail).to_be_empty()
+    page.keyboard.press("/")
+    assert page.evaluate("document.activeElement.className") == "tl-search"
+
+
+def test_search_counts_dims_the_rest_and_goes_from_match_to_match(page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(page_file)
+    canvas, box = canvas_of(page), page.get_by_role("searchbox")
+    vivid = canvas.evaluate(COLOURED)
+    box.fill("KERNEL3")
+    expect(page.locator(".tl-found")).to_contain_text(f"{SPANS // 4 // 25:,} spans, 1 name")
+    page.wait_for_timeout(200)
+    assert canvas.evaluate(COLOURED) < 0.8 * vivid
+    box.press("Enter")
+    expect(page.locator(".tl-detail")).to_contain_text("kernel3 ·")
+    first = canvas.get_attribute("data-selected")
+    box.press("Enter")
+    expect(canvas).not_to_have_attribute("data-selected", str(first))
+    box.press("Shift+Enter")
+    expect(canvas).to_have_attribute("data-selected", str(first))
+    box.fill("CUDAlaunch")
+    expect(page.locator(".tl-found")).to_contain_text(f"{SPANS // 4:,} spans, 1 name")
+    box.fill("no such name")
+    expect(page.locator(".tl-found")).to_have_text("no span has this in its name")
+
+
+def test_it_is_sharp_on_dense_screens_and_follows_the_width(page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(page_file, device_scale_factor=2)
+    canvas = canvas_of(page)
+    assert canvas.evaluate("(c) => [c.width / c.clientWidth, c.height / c.clientHeight]") == [2, 2]
+    page.set_viewport_size({"width": 700, "height": 900})
+    wait_until(page, lambda: canvas.evaluate("(c) => c.clientWidth < 700"), "the canvas becomes narrower")
+    assert canvas.evaluate("(c) => c.clientWidth <= c.parentElement.clientWidth")
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
+
+
+def test_an_old_browser_is_told_why_there_is_no_timeline(page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(page_file, wait="", before="delete globalThis.DecompressionStream")
+    expect(page.locator(".tl-state")).to_contain_text("it has no DecompressionStream")
+    expect(page.locator(".tl-canvas")).to_be_hidden()
+
+
+def test_hostile_names_are_drawn_and_not_run(open_page: OpenPage, tmp_path: Path) -> None:
+    case = synthetic.hostile_case()
+    path = tmp_path / "hostile.html"
+    path.write_text(Report(case.facts, case.headline).html(), encoding="utf-8")
+    page = open_page(path)
+    canvas = canvas_of(page)
+    canvas.press("Enter")
+    expect(page.locator(".tl-detail")).to_contain_text("<script>alert(1)</script>")
+    assert page.locator(".gpulab-timeline script").count() == 2
+
+
+def test_frames_of_a_zoom_over_all_spans(page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(page_file)
+    frames = canvas_of(page).evaluate(FRAMES)
+    for what, ms in frames.items():
+        middle, late, last = ms[len(ms) // 2], ms[int(0.95 * len(ms))], ms[-1]
+        print(f"{SPANS:,} spans, {what}: median {middle:.1f} ms, 95 % {late:.1f} ms, most {last:.1f} ms")
+    print(f"page: {page_file.stat().st_size / 1e6:.2f} MB")
+    assert len(frames["drawing"]) == 80 and all(ms > 0 for ms in frames["drawing"])
