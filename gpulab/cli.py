@@ -78,11 +78,20 @@ def _report(options: argparse.Namespace) -> int:
 def _named(what: str, store: Store) -> Run | Ranks:
     """A stored run, or the trace or the folder of traces that `what` names."""
     path = Path(what)
-    if path.is_file() or (path.is_dir() and not (path / DOCUMENT).is_file()):
-        return gpulab.load(path) if path.name != DOCUMENT else store.load(what)
+    if path.name != DOCUMENT and (path.is_file() or (path.is_dir() and not _is_stored(what, store))):
+        return gpulab.load(path)
     if os.sep in what and not path.exists():
         raise TraceError(f"There is no file or folder {what!r}.")
     return store.load(what)
+
+
+def _is_stored(what: str, store: Store) -> bool:
+    """Whether a run is meant: a folder of traces may have the name of one."""
+    try:
+        store.find(what)
+    except StoreError:
+        return False
+    return True
 
 
 def _runs(options: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ from typing import Literal
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.analysis.trace_steps import FoundSteps, find_steps
 from gpulab.run import Category, Int64, Run, Timeline
 
 State = Literal["ok", "degraded", "unusable"]
@@ -25,6 +26,7 @@ LOST_NOTICE, LOST_LIMIT = 0.001, 0.02
 CLOCK_TOLERANCE_NS = 1_000
 EARLY_NOTICE = 0.001
 
+LOST_EVENTS = ("unreadable events", "missing ts", "broken times")  # as the reader names them
 DEVICE_FIGURES = ("breakdown", "busy_fraction", "kernel_busy_fraction", "kernels", "tensorboard", "hta")
 HOST_AGAINST_DEVICE = ("idle_causes", "launch_statistics")
 
@@ -182,6 +184,59 @@ def _graphs(timeline: Timeline) -> spans.Mask:
     return spans.named(timeline, spans.is_graph_launch)
 
 
+def _duplicated_steps(seen: _Seen) -> Check:
+    """Marks of a step that was there already. Copies on the device are Kineto's own and are never counted as steps."""
+    count = _marks(seen).duplicate_marks
+    meaning = f"{count:,} marks repeat a step that was there already; each step counts once"
+    return Check("duplicated_steps", count, "degraded" if count else "ok", (), meaning if count else "")
+
+
+def _missing_steps(seen: _Seen) -> Check:
+    count = _marks(seen).missing_numbers
+    meaning = f"{count:,} numbers are missing between the first step and the last: nothing is known of those steps"
+    return Check("missing_steps", count, "degraded" if count else "ok", (), meaning if count else "")
+
+
+def _marks(seen: _Seen) -> FoundSteps:
+    """The marks of a trace from elsewhere; our own steps do not depend on marks."""
+    loaded = seen.run.origin is not None
+    return find_steps(seen.timeline) if loaded else FoundSteps(seen.run.steps, seen.run.step_source, ())
+
+
+def _truncated_tail(seen: _Seen) -> Check:
+    """Lost kernels have a check of their own; what else is lost nobody can count."""
+    origin = seen.run.origin
+    count = origin.damaged("truncated tail") + origin.damaged("broken gzip") if origin is not None else 0
+    meaning = "the file ends in the middle: what came after is not in these figures"
+    return Check("truncated_tail", count, "degraded" if count else "ok", (), meaning if count else "")
+
+
+def _dropped_events(seen: _Seen) -> Check:
+    """Events that the profiler says it dropped, and those that could not be read."""
+    origin = seen.run.origin
+    found = {d.name: d.count for d in origin.damage if d.name in LOST_EVENTS} if origin is not None else {}
+    count = sum(found.values())
+    bad = origin is not None and count > LOST_LIMIT * max(1, origin.events_read)
+    state: State = "unusable" if bad else "degraded" if count else "ok"
+    said = ", ".join(f"{n:,} {name}" for name, n in found.items())
+    withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE) if bad else ()
+    return Check("dropped_events", count, state, withholds, f"not in these figures: {said}" if count else "")
+
+
+def _missing_device_properties(seen: _Seen) -> Check:
+    """Without them nothing can be set against what the GPU could do."""
+    origin = seen.run.origin
+    count = len(spans.devices(seen.timeline)) if origin is not None and not origin.device_properties else 0
+    meaning = "the trace does not say which GPU it was: its memory is not known"
+    return Check(
+        "missing_device_properties",
+        count,
+        "degraded" if count else "ok",
+        ("device_memory",) if count else (),
+        meaning if count else "",
+    )
+
+
 def _zero_duration_kernels(seen: _Seen) -> Check:
     t = seen.timeline
     count = int((t.duration_ns[seen.device] == 0).sum())
@@ -194,6 +249,11 @@ _CHECKS: tuple[Callable[[_Seen], Check], ...] = (
     _launches_without_kernels,
     _kernels_before_launch,
     _clock_shift,
+    _duplicated_steps,
+    _missing_steps,
+    _truncated_tail,
+    _dropped_events,
+    _missing_device_properties,
     _graph_replays,
     _zero_duration_kernels,
 )

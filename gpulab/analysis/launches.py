@@ -105,7 +105,7 @@ class CallTree:
 def open_at_start(start: Int64, end: Int64) -> Int64:
     """For each span of one lane the latest earlier row that had not ended when it began; -1 where none was.
 
-    Rows are sorted by start, longer first. Unlike `nesting.parents` the earlier span need not hold the whole of the
+    Rows are sorted by start, longer first. The earlier span need not hold the whole of the
     later one: time stamps rounded by the profiler let children outlive their parents. The search climbs a tree of
     maxima, so that no row is asked on its own: O(n log n), without a Python loop over rows.
     """

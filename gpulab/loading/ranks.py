@@ -18,6 +18,7 @@ from gpulab.loading.trace import load_run
 from gpulab.run import Missing, Ranks, Run
 from gpulab.sources import encoding
 from gpulab.sources.machine import usable_cores
+from gpulab.sources.store import DOCUMENT, read
 
 # A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
 PARALLEL_FROM_BYTES = 8 << 20
@@ -33,11 +34,13 @@ sys.exit(write_run(sys.argv[2], sys.argv[3]))
 
 
 def load(path: str | Path) -> Run | Ranks:
-    """A trace file as a `Run`, a folder of the traces of one job's ranks as `Ranks`.
+    """A trace file as a `Run`, a folder of the traces of one job's ranks as `Ranks`, a stored run's folder as its `Run`.
 
-    Raises TraceError, in one sentence with the next step, where there is nothing to read.
+    Raises TraceError or StoreError, in one sentence with the next step, where there is nothing to read.
     """
     path = Path(path)
+    if (path / DOCUMENT).is_file():
+        return read(path)
     if not path.is_dir():
         return load_run(path)
     ranks = load_ranks(path)
@@ -50,7 +53,7 @@ def load_ranks(folder: Path) -> Ranks:
     if not files:
         raise TraceError(f"{folder} holds no trace: none of its files ends in .json or .json.gz.")
     read = _read_all(files)
-    problems = [Missing(f.name, r) for f, r in zip(files, read, strict=True) if isinstance(r, str)]
+    problems = [Missing(f.name, r, key="rank") for f, r in zip(files, read, strict=True) if isinstance(r, str)]
     found = {f: r for f, r in zip(files, read, strict=True) if isinstance(r, Run)}
     if not found:
         raise TraceError(f"None of the {len(files)} files in {folder} can be read as a trace. {problems[0].reason}")
@@ -116,7 +119,7 @@ def _by_rank(found: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
         if rank in runs:
             origin = runs[rank].origin
             kept = Path(origin.path).name if origin else "another file"
-            doubled.append(Missing(file.name, f"rank {rank} again: {kept} has it already"))
+            doubled.append(Missing(file.name, f"rank {rank} again: {kept} has it already", key="rank"))
         else:
             runs[rank] = run
     return runs, doubled
@@ -134,7 +137,7 @@ def _absent(runs: dict[int, Run], world_size: int | None) -> Iterator[Missing]:
     if absent:
         shown = ", ".join(map(str, absent[:12])) + (" …" if len(absent) > 12 else "")
         plural = "s" if len(absent) > 1 else ""
-        yield Missing(f"rank{plural} {shown}", f"the job has {world_size} ranks; no trace of it is here")
+        yield Missing(f"rank{plural} {shown}", f"the job has {world_size} ranks; no trace of it is here", key="rank")
 
 
 def _strangers(runs: dict[int, Run]) -> Iterator[Missing]:
@@ -145,5 +148,5 @@ def _strangers(runs: dict[int, Run]) -> Iterator[Missing]:
         apart = set(first.steps.number.tolist()).isdisjoint(run.steps.number.tolist())
         if len(sizes) > 1 or (apart and len(first.steps) and len(run.steps)):
             why = "their numbers of ranks differ" if len(sizes) > 1 else "they have no step in common"
-            yield Missing(f"rank {rank} beside rank {first_rank}", f"they are not of the same run: {why}")
+            yield Missing(f"rank {rank} beside rank {first_rank}", f"they are not of the same run: {why}", key="rank")
             return

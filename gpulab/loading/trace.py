@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 
+from gpulab.analysis.memory import HOST, MemoryCurve, memory
 from gpulab.analysis.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
 from gpulab.run import (
     DEVICE_CATEGORIES,
@@ -23,12 +25,14 @@ from gpulab.run import (
     Observer,
     Run,
     Samples,
+    Series,
     Settings,
     Timeline,
     TraceOrigin,
 )
 from gpulab.sources.trace_file import Trace, read_trace
 
+MEMORY_POINTS = 400  # of the curve of memory: more than a picture's width shows
 NO_NAME = "GPU (name not in the trace)"
 _LAUNCHING = re.compile(r"(cuda|hip|cu)(Launch|Graph(s)?Launch|Ext\w*Launch|Memcpy|Memset)|hipModuleLaunch")
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
@@ -49,7 +53,7 @@ def load_run(path: str | Path) -> Run:
         device=device,
         environment=_environment(trace.origin),
         steps=found.steps,
-        samples=Samples(),
+        samples=Samples(tuple(_memory_curve(c, trace.timeline.window_ns) for c in memory(trace.memory_events))),
         timeline=trace.timeline,
         wall_ns=end - start,
         outcome="completed",
@@ -145,6 +149,25 @@ def _busiest_device(timeline: Timeline) -> int | None:
     return max(time, key=lambda index: time[index]) if time else None
 
 
+def _memory_curve(curve: MemoryCurve, window_ns: tuple[int, int]) -> Series:
+    """What the allocator held, at even distances: the most between one reading and the next."""
+    at = np.linspace(*window_ns, MEMORY_POINTS).astype(np.int64)
+    first = np.searchsorted(curve.t_ns, at, side="left")
+    held = np.concatenate(([0], curve.allocated_bytes))  # before the first event: nothing known, or what was held
+    if curve.absolute and len(curve.t_ns):
+        held[0] = curve.allocated_bytes[0]
+    most = [held[a : max(b, a) + 1].max() for a, b in pairwise([*first.tolist(), len(curve.t_ns)])]
+    where = "host memory" if curve.device_index == HOST else f"GPU {curve.device_index} memory"
+    return Series(
+        name=f"allocated_{'host' if curve.device_index == HOST else f'gpu{curve.device_index}'}_bytes",
+        unit="bytes",
+        label=f"{where} held by PyTorch" + ("" if curve.absolute else ", above the start"),
+        source="memory events of the trace",
+        t_ns=at,
+        value=np.array(most, dtype=np.float64),
+    )
+
+
 def _memory(events: MemoryEvents | None, device: Device) -> Memory:
     if events is None or device.index is None:
         return Memory(total_bytes=device.memory_total_bytes)
@@ -162,11 +185,13 @@ def _memory(events: MemoryEvents | None, device: Device) -> Memory:
 
 
 def _missing(trace: Trace, found: FoundSteps, device: Device) -> Iterator[Missing]:
-    yield Missing("live curves", "a trace holds no readings of the device's meters")
+    yield Missing("live curves", "a trace holds no readings of the device's meters", key="curves")
     yield Missing("unprofiled step time", "a trace shows only steps that the profiler slowed down")
     if device.kind == "cuda" and not trace.timeline.has_device_events:
         yield Missing(
-            "device time", "the trace holds launches but no kernel, copy or memset: the profiler got no GPU activity"
+            "device time",
+            "the trace holds launches but no kernel, copy or memset: the profiler got no GPU activity",
+            key="breakdown",
         )
     if device.name == NO_NAME:
         yield Missing("the GPU's name and size", "the trace has no deviceProperties for it")

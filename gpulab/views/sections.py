@@ -8,7 +8,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
-from gpulab.run import Run
+from gpulab.run import Run, TraceOrigin
 from gpulab.views import words
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.trace_sections import trace_sections
@@ -19,13 +19,14 @@ NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the c
 WHOLE_CELL = "whole cell"
 
 _OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
+_DEVICE_NOTE = "GPU time: of the kernels that the operator itself started, whenever they ran."
 _KERNELS_NOTE = "Time on the GPU. A kernel is one program that the GPU runs."
 
 
 def opening(facts: Facts) -> str:
     """What was run, on which device, and how it ended: one line."""
     run = facts.run
-    outcome = words.OUTCOMES[run.outcome]
+    outcome = "a trace from elsewhere" if run.source == "trace" else words.OUTCOMES[run.outcome]
     if run.outcome == "failed" and run.outcome_detail:
         outcome += f" ({words.cut(plain(run.outcome_detail), 60)})"
     count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
@@ -48,32 +49,34 @@ def has_no_step(run: Run) -> bool:
 
 def sections(facts: Facts, unsaved: str = "") -> tuple[Section, ...]:
     """Every section of the report in reading order. `unsaved` is the reason why the run is not on disk, if so."""
+    loaded = facts.run.source == "trace"
     found = (
         _step(facts),
         _parts(facts),
         _costliest("Costliest operators", _OPERATORS_NOTE, facts.operators),
         _costliest("Costliest kernels and copies", _KERNELS_NOTE, facts.kernels),
         *trace_sections(facts),
-        _curves(facts),
-        _memory(facts.run),
-        _loader(facts.run),
+        *(() if loaded else (_curves(facts), _memory(facts.run), _loader(facts.run))),
         _missing(facts.run),
-        _observer(facts),
+        None if loaded else _observer(facts),
         _choices(facts.run),
-        _keep(facts.run, unsaved),
+        _origin(facts.run.origin) if facts.run.origin else _keep(facts.run, unsaved),
     )
     return tuple(s for s in found if s is not None)
 
 
 def _step(facts: Facts) -> Section:
     if has_no_step(facts.run):
-        return Section("Time", _PAIRS, (_whole_row(facts.run),), tuple(_step_lines(facts)))
-    rows = [
-        _spread_row("a step, without the profiler", facts.step_us),
+        return Section("Time", PAIRS, (_whole_row(facts.run),), tuple(_step_lines(facts)))
+    parts = [
         _spread_row("   of it waiting for the DataLoader", facts.data_wait_us),
         _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
-        _spread_row("a step, with the profiler", facts.traced_step_us),
     ]
+    profiled = _spread_row("a step, with the profiler", facts.traced_step_us)
+    if facts.run.source == "trace":
+        rows = [profiled, *parts]
+    else:
+        rows = [_spread_row("a step, without the profiler", facts.step_us), *parts, profiled]
     columns = (
         Column(""),
         Column("median", "number"),
@@ -85,6 +88,8 @@ def _step(facts: Facts) -> Section:
 
 def _whole_row(run: Run) -> Row:
     """The time of code without steps, and for how much of it the profiler ran."""
+    if run.source == "trace":
+        return Row(("the whole trace", _ns(run.code_wall_ns)))
     recorded_ns = run.timeline.window_ns[1] - run.timeline.window_ns[0] if run.timeline is not None else 0
     if run.timeline is None and run.observer.profiler_start_ns is None:
         how = "without the profiler"
@@ -104,14 +109,19 @@ def _spread_row(label: str, spread: Spread | None) -> Row:
 
 def _step_lines(facts: Facts) -> list[str]:
     run = facts.run
+    loaded = run.source == "trace"
     lines = []
     if has_no_step(run):
-        lines.append("No training step was found in this code: it is accounted as one whole.")
+        lines.append(
+            f"No training step was found in this {'trace' if loaded else 'code'}: it is accounted as one whole."
+        )
+    elif loaded:
+        lines.append(f"Steps were found by: {plain(run.step_source)}.")
     elif len(run.steps):
         lines.append(f"Throughput: {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
         lines.append("p10 – p90: eight in ten steps took between these times.")
-    lines.append(_left_out(facts))
+    lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
         lines.append(f"Outside any step (before, between and after): {words.percent(facts.outside_steps_fraction)}.")
     return [line for line in lines if line]
@@ -193,25 +203,19 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
 def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None:
     if not rows:
         return None
-    columns = (
-        Column("", "cut"),
-        Column("share", "number"),
-        Column("per step", "number"),
-        Column("calls per step", "number"),
-    )
-    lines = [note]
+    on_gpu = any(row.device_us is not None for row in rows)
+    figures = ("GPU time", "CPU time", "calls") if on_gpu else ("share", "per step", "calls")
+    columns = (Column("", "cut"), *(Column(title, "number") for title in figures))
+    lines = [f"Per step. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
     if len(rows) > COSTLIEST:
         lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
-    return Section(title, columns, tuple(_cost_row(r) for r in rows[:COSTLIEST]), tuple(lines))
+    return Section(title, columns, tuple(_cost_row(r, on_gpu) for r in rows[:COSTLIEST]), tuple(lines))
 
 
-def _cost_row(row: CostRow) -> Row:
-    cells = (
-        words.operator_name(row.name),
-        words.percent(row.share),
-        words.duration(row.self_us),
-        words.number(row.calls_per_step),
-    )
+def _cost_row(row: CostRow, on_gpu: bool) -> Row:
+    time = words.duration(row.self_us)
+    figures = (words.duration(row.device_us), time) if on_gpu else (words.percent(row.share), time)
+    cells = (words.operator_name(row.name), *figures, words.number(row.calls_per_step))
     return Row(cells, full=plain(row.name))
 
 
@@ -315,6 +319,21 @@ def _choices(run: Run) -> Section | None:
         return None
     rows = tuple(Row((plain(c.what), f"{plain(c.value)}: {plain(c.reason)}")) for c in run.choices)
     return Section("What gpulab chose", PAIRS, rows, aside=True)
+
+
+def _origin(origin: TraceOrigin) -> Section:
+    """Where a loaded trace comes from, as far as it tells."""
+    versions = ", ".join(f"{plain(name)} {plain(version)}" for name, version in origin.versions.items())
+    rank = "" if origin.rank is None else f"{origin.rank}" + (f" of {origin.world_size}" if origin.world_size else "")
+    pairs = {
+        "file": plain(origin.path),
+        "size": f"{words.size(origin.size_bytes)}, {words.size(origin.text_bytes)} of text",
+        "events": f"{origin.events_read:,}, clock in {'nanoseconds' if origin.clock == 'ns' else 'microseconds'}",
+        "rank": rank,
+        "versions": versions,
+    }
+    rows = tuple(Row((name, value)) for name, value in pairs.items() if value)
+    return Section("This trace", PAIRS, rows, aside=True)
 
 
 def _keep(run: Run, unsaved: str) -> Section:
