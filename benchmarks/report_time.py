@@ -48,7 +48,7 @@ def _once() -> dict[str, float]:
     captured = time.perf_counter()
     session.report.bundle(), session.report.fragment()
     shown = time.perf_counter()
-    profile = session._capture._recording.profile  # type: ignore[union-attr]
+    profile = session._capture._phases.recording.profile  # type: ignore[union-attr]
     profile.key_averages()
     return {
         "events": float(session.run.observer.event_count),

@@ -12,8 +12,8 @@ PAGE = Path(__file__).parent / "README.md"
 INTRODUCTION = """\
 # What gpulab costs
 
-Written by `make bench` from `results/*.json`; do not edit. Ratios are medians of paired blocks in random order within
-one run, with a 95 % bootstrap interval. Targets are kept beside the figures, met or not.
+Written by `make bench` from `results/*.json`; do not edit. Ratios are medians of paired blocks within one run, with a
+95 % bootstrap interval. Targets are kept beside the figures, met or not.
 """
 
 
@@ -53,9 +53,9 @@ def _overhead(kept: dict[str, Any]) -> list[str]:
         "## Added to a step",
         "",
         "gpulab: `%%gpuprofile` with live view, its unprofiled steps. Peers: every step, for they profile all of them.",
-        "Target for gpulab: ≤ 1 % at 10 and 100 ms, ≤ 3 % at 1 ms. Each block is compared with the bare blocks before "
-        "and after it; first line: median step, second line: the fastest tenth of the steps, which a busy neighbour "
-        "of this machine disturbs less.",
+        "Target for gpulab: ≤ 1 % at 10 and 100 ms, ≤ 3 % at 1 ms. Each block is compared with the bare blocks before",
+        "and after it; first line: median step, second line: the fastest tenth of the steps, which a busy neighbour of",
+        "this machine disturbs less.",
         "",
         "| step | bare, measured | by | bare against bare | " + " | ".join(arms) + " |",
         "|" + "---|" * (4 + len(arms)),
@@ -78,7 +78,8 @@ def _report_time(kept: dict[str, Any]) -> list[str]:
     return [
         "## From the cell's end to its report",
         "",
-        "Target: ≤ 1 s for a window of 100,000 events, ≥ 10 times faster than `prof.key_averages()` on the same one.",
+        "Without the display itself. Target: ≤ 1 s for a window of 100,000 events, ≥ 10 times faster than",
+        "`prof.key_averages()` on the same one.",
         "",
         "| events | read, account and save | report (text, picture, tables) | sum | `key_averages()` | times faster |",
         "|---|---|---|---|---|---|",

@@ -56,7 +56,7 @@ class Window:
         activities = [ProfilerActivity.CPU]
         if self._device_kind == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            if torch.cuda.is_initialized():  # else there is nothing to wait for, and nobody asked for CUDA yet
+            if _cuda_runs():  # else there is nothing to wait for, and nobody asked for CUDA yet
                 torch.cuda.synchronize(self._index)
         try:
             with _quiet():
@@ -116,6 +116,13 @@ class Window:
             profile.stop()
         self.stop_cost_ns = time.perf_counter_ns() - end_ns
         return Recording(profile, self._began_ns, end_ns, self._clock_ns)
+
+
+def _cuda_runs() -> bool:
+    """Whether this process has started CUDA."""
+    import torch
+
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -122,14 +122,20 @@ def _top(height: Float64) -> float:
     return (highest if highest <= 2.5 * usual else 1.5 * usual) * 1.22 or 1.0
 
 
+_LABEL_WIDTH = 0.14  # of the panel
+
+
 def _mark_cut(axes: Axes, found: Bars, left: Float64, right: Float64, top: float, unit_ms: float) -> None:
     """The true height beside the bars that are cut off: at most three, the highest first."""
     cut = np.flatnonzero(found.height_ms / unit_ms > top)
+    span, written = axes.get_xlim()[1], list[float]()
     for i in cut[np.argsort(-found.height_ms[cut])][:3]:
+        beside = sum(abs(x - right[i]) < _LABEL_WIDTH * span for x in written)  # below what would lie under it
+        written.append(float(right[i]))
         text = f"\u2191 {words.duration(found.height_ms[i] * 1e3)}"
-        late = left[i] > 0.8 * axes.get_xlim()[1]
+        late = left[i] > 0.8 * span
         axes.annotate(
-            text, (left[i] if late else right[i], 0.97), xycoords=("data", "axes fraction"),
+            text, (left[i] if late else right[i], 0.97 - 0.1 * beside), xycoords=("data", "axes fraction"),
             xytext=(-3 if late else 3, 0), textcoords="offset points", ha="right" if late else "left", va="top",
             fontsize=SMALL_PT, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
