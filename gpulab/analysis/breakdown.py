@@ -35,6 +35,8 @@ PARTS = (
 # operators of a launch-bound model on a B200 (b200_moe_launch_bound); longer gaps have a cause of their own.
 PYTHON_GAP_NS = 100_000
 
+DEVICE_PARTS = ("compute", "communication", "memcpy", "memset")  # the rest of a GPU's step is idle
+
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
@@ -65,6 +67,16 @@ class Breakdown:
     busy_fraction: float | None
     kernel_busy_fraction: float | None
     whole_window: bool = False
+
+    def typical_share(self, *parts: str) -> float:
+        """Median over the steps of the share that these parts have together: one odd step does not speak for all."""
+        shares = [sum(s.parts_ns[p] for p in parts) / max(1, s.end_ns - s.start_ns) for s in self.steps]
+        return float(np.median(shares)) if shares else 0.0
+
+    @property
+    def typical_idle_share(self) -> float | None:
+        """The same of the time in which the GPU did nothing; None on a CPU."""
+        return None if self.busy_fraction is None else 1 - self.typical_share(*DEVICE_PARTS)
 
 
 def breakdown(run: Run, *, idle_causes: bool = True) -> Breakdown | None:

@@ -127,11 +127,12 @@ def _damaged(facts: Facts) -> Headline | None:
             "unknown",
         )
     reason, account = trust.reason("idle_causes"), facts.breakdown
-    if reason is None or account is None or account.busy_fraction is None or 1 - account.busy_fraction < IDLE_NOTICE:
+    idle = account.typical_idle_share if account is not None else None
+    if reason is None or idle is None or idle < IDLE_NOTICE:
         return None
     return Headline(
         "cannot_tell",
-        f"The GPU has nothing to do for {percent(1 - account.busy_fraction)} of {_unit(facts)}; this trace cannot tell why.",
+        f"The GPU has nothing to do for {percent(idle)} of {_unit(facts)}; this trace cannot tell why.",
         f"{reason[:1].upper()}{reason[1:]}.",
         "unknown",
     )
@@ -166,7 +167,7 @@ def _exposed_wait_share(facts: Facts) -> float | None:
     account = facts.breakdown
     if account is None or account.busy_fraction is None:
         return None
-    return account.share["data_wait"]
+    return account.typical_share("data_wait")
 
 
 def _communication(facts: Facts) -> Headline | None:
@@ -174,12 +175,12 @@ def _communication(facts: Facts) -> Headline | None:
     account = facts.breakdown
     if account is None:
         return None
-    share = account.share["communication"]
-    if share <= EXPOSED_NOTICE or share < max(account.share[p] for p in (*_HOST_CAUSES, "data_wait")):
+    share = account.typical_share("communication")
+    if share <= EXPOSED_NOTICE or share < max(account.typical_share(p) for p in (*_HOST_CAUSES, "data_wait")):
         return None
     return Headline(
         "exposed_communication",
-        f"The GPU exchanges data with other GPUs for {percent(share)} of {_unit(facts)} and computes nothing meanwhile.",
+        f"For {percent(share)} of {_unit(facts)} the GPU exchanges data with other GPUs and computes nothing.",
         f"{_of_unit(facts, account.median_us['communication'])} are communication that no computing hides.",
         "bad" if share > EXPOSED_BAD else "notice",
     )
@@ -188,10 +189,10 @@ def _communication(facts: Facts) -> Headline | None:
 def _idle_gpu(facts: Facts) -> Headline | None:
     """The largest cause of an idle GPU, where it idles enough to matter."""
     account = facts.breakdown
-    if account is None or account.busy_fraction is None:
+    idle = account.typical_idle_share if account is not None else None
+    if account is None or idle is None:
         return None
-    causes = {p: account.share[p] for p in _HOST_CAUSES}
-    idle = 1 - account.busy_fraction
+    causes = {p: account.typical_share(p) for p in _HOST_CAUSES}
     part = max(causes, key=lambda p: causes[p])
     if idle < IDLE_NOTICE or causes[part] < idle / 4:
         return None
@@ -206,11 +207,11 @@ def _idle_gpu(facts: Facts) -> Headline | None:
 
 def _unexplained(facts: Facts) -> Headline | None:
     account = facts.breakdown
-    if account is None or account.share["unknown"] < UNKNOWN_TOO_MUCH:
+    if account is None or account.typical_share("unknown") < UNKNOWN_TOO_MUCH:
         return None
     return Headline(
         "cannot_tell",
-        f"For {percent(account.share['unknown'])} of {_unit(facts)} PyTorch ran nothing: "
+        f"For {percent(account.typical_share('unknown'))} of {_unit(facts)} PyTorch ran nothing: "
         "the time goes to Python code that the trace does not name.",
         f"{_of_unit(facts, account.median_us['unknown'])} without an operator.",
         "notice",
@@ -239,20 +240,20 @@ def _healthy(facts: Facts) -> Headline | None:
             f"Median of {_steps(step)}; time waiting for data is below {percent(DATA_WAIT_NOTICE)} of it.",
             "unknown",
         )
-    device = "GPU" if account.busy_fraction is not None else "CPU"
-    working = account.busy_fraction if account.busy_fraction is not None else account.share["compute"]
+    idle = account.typical_idle_share
+    device = "CPU" if idle is None else "GPU"
+    working = account.typical_share("compute") if idle is None else 1 - idle
     basis = f"Median step {ms(step.median)} over {_steps(step)}" if step else f"From {ms(_window_us(account))}"
     if working < 1 - IDLE_NOTICE:
         return Headline(
             "cannot_tell",
             f"The {device} computes for {percent(working)} of {_unit(facts)}; no single cause explains the rest.",
-            f"{basis}; unknown: {percent(account.share['unknown'])}.",
+            f"{basis}; unknown: {percent(account.typical_share('unknown'))}.",
             "unknown",
         )
     return Headline(
         "healthy",
-        f"The {device} computes for {percent(working)} of {_unit(facts)}: "
-        "nothing outside it holds training back much.",
+        f"The {device} computes for {percent(working)} of {_unit(facts)}: nothing outside it holds training back much.",
         f"{basis}.",
         "good",
     )
@@ -264,220 +265,6 @@ def _window_us(account: Breakdown) -> float:
 
 def _steps(step: Spread) -> str:
     return f"{step.count} step{'s' if step.count > 1 else ''}"
-
-
-_RULES:
-        said = rule(facts)
-        if said is not None:
-            return said
-    raise AssertionError("the last rule always answers")
-
-
-def percent(fraction: float) -> str:
-    """A share as the report writes it everywhere."""
-    return f"{fraction * 100:.0f} %"
-
-
-def ms(us: float) -> str:
-    """Microseconds as a person reads them."""
-    if us >= 1e6:
-        return f"{us / 1e6:.2f} s"
-    if us >= 1e3:
-        return f"{us / 1e3:.3g} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
-    return f"{us:.3g} µs"
-
-
-def _no_steps(facts: Facts) -> Headline | None:
-    if len(facts.run.steps):
-        return None
-    wall = ms(facts.run.code_wall_ns / 1e3)
-    account, loaded = facts.breakdown, facts.run.source == "trace"
-    if account is None:
-        return Headline(
-            "cannot_tell",
-            f"No training step was found in {wall}, so nothing can be said about where a step's time goes.",
-            "Record the trace with profiler.step() after each step."
-            if loaded
-            else "Mark steps with gpulab.step(), or profile from the first line with --whole.",
-            "unknown",
-        )
-    if account.busy_fraction is not None:
-        return None  # what the GPU waited for can be told without steps
-    busiest = max(account.share, key=lambda p: account.share[p])
-    return Headline(
-        "no_steps",
-        f"No training step was found: this is the whole {'trace' if loaded else 'cell'}, {wall}, as one.",
-        f"Largest part: {busiest.replace('_', ' ')}, {percent(account.share[busiest])} of the profiled time.",
-        "notice",
-    )
-
-
-def _too_few(facts: Facts) -> Headline | None:
-    n = len(facts.run.steps)
-    if not n or facts.step_us is not None or facts.traced_step_us is not None:
-        return None
-    return Headline(
-        "cannot_tell",
-        f"Only {n} step{'s' if n > 1 else ''} ran, too few to name a bottleneck.",
-        "Run at least 6 steps.",
-        "unknown",
-    )
-
-
-def _unit(facts: Facts) -> str:
-    """What the shares of the accounting are shares of."""
-    account = facts.breakdown
-    return "each step" if account is None or not account.whole_window else "the profiled time"
-
-
-def _of_unit(facts: Facts, part_us: float) -> str:
-    account = facts.breakdown
-    assert account is not None
-    total = ms(sum(s.end_ns - s.start_ns for s in account.steps) / len(account.steps) / 1e3)
-    return f"{ms(part_us)} of {total}{'' if account.whole_window else ' per profiled step'}"
-
-
-def _damaged(facts: Facts) -> Headline | None:
-    """The trace cannot carry a conclusion about the device."""
-    trust = facts.integrity
-    if trust is None or facts.run.device.kind == "cpu":
-        return None
-    reason = trust.reason("breakdown")
-    if reason is not None:
-        return Headline(
-            "cannot_tell",
-            "The trace is damaged, so nothing can be said about what the GPU did.",
-            f"{reason[:1].upper()}{reason[1:]}.",
-            "unknown",
-        )
-    reason, account = trust.reason("idle_causes"), facts.breakdown
-    if reason is None or account is None or account.busy_fraction is None or 1 - account.busy_fraction < IDLE_NOTICE:
-        return None
-    return Headline(
-        "cannot_tell",
-        f"The GPU has nothing to do for {percent(1 - account.busy_fraction)} of {_unit(facts)}; this trace cannot tell why.",
-        f"{reason[:1].upper()}{reason[1:]}.",
-        "unknown",
-    )
-
-
-def _data_wait(facts: Facts) -> Headline | None:
-    """Waiting for the DataLoader, from the unprofiled steps; on a GPU only what the device does not hide."""
-    step, wait = facts.step_us or facts.traced_step_us, facts.data_wait_us
-    if step is None or wait is None or step.median <= 0:
-        return None
-    share = wait.median / step.median
-    exposed = _exposed_wait_share(facts)
-    if min(share, exposed if exposed is not None else share) < DATA_WAIT_NOTICE:
-        return None
-    bad = share >= DATA_WAIT_BAD
-    loader = facts.run.loader
-    workers = ""
-    if loader is not None:
-        workers = f"; it loads with {loader.num_workers} worker{'s' if loader.num_workers != 1 else ''}"
-    what = "spends" if bad else "loses"
-    kind = "unprofiled" if facts.step_us is not None else "profiled"
-    return Headline(
-        "data_starved",
-        f"Each training step {what} {percent(share)} of its time waiting for the next batch of data.",
-        f"{ms(wait.median)} of every {ms(step.median)} step go to the DataLoader "
-        f"(median of {step.count} {kind} step{'s' if step.count > 1 else ''}){workers}.",
-        "bad" if bad else "notice",
-    )
-
-
-def _exposed_wait_share(facts: Facts) -> float | None:
-    account = facts.breakdown
-    if account is None or account.busy_fraction is None:
-        return None
-    return account.share["data_wait"]
-
-
-def _communication(facts: Facts) -> Headline | None:
-    """Data exchanged with other GPUs while nothing else runs, where that costs more than any cause of idleness."""
-    account = facts.breakdown
-    if account is None:
-        return None
-    share = account.share["communication"]
-    if share <= EXPOSED_NOTICE or share < max(account.share[p] for p in (*_HOST_CAUSES, "data_wait")):
-        return None
-    return Headline(
-        "exposed_communication",
-        f"The GPU exchanges data with other GPUs for {percent(share)} of {_unit(facts)} and computes nothing meanwhile.",
-        f"{_of_unit(facts, account.median_us['communication'])} are communication that no computing hides.",
-        "bad" if share > EXPOSED_BAD else "notice",
-    )
-
-
-def _idle_gpu(facts: Facts) -> Headline | None:
-    """The largest cause of an idle GPU, where it idles enough to matter."""
-    account = facts.breakdown
-    if account is None or account.busy_fraction is None:
-        return None
-    causes = {p: account.share[p] for p in _HOST_CAUSES}
-    idle = 1 - account.busy_fraction
-    part = max(causes, key=lambda p: causes[p])
-    if idle < IDLE_NOTICE or causes[part] < idle / 4:
-        return None
-    key, meaning = _HOST_CAUSES[part]
-    return Headline(
-        key,
-        f"The GPU has nothing to do for {percent(idle)} of {_unit(facts)}, mostly because {meaning}.",
-        f"{_of_unit(facts, account.median_us[part])}.",
-        "bad" if idle >= 2 * IDLE_NOTICE else "notice",
-    )
-
-
-def _unexplained(facts: Facts) -> Headline | None:
-    account = facts.breakdown
-    if account is None or account.share["unknown"] < UNKNOWN_TOO_MUCH:
-        return None
-    return Headline(
-        "cannot_tell",
-        f"For {percent(account.share['unknown'])} of {_unit(facts)} PyTorch ran nothing: "
-        "the time goes to Python code that the trace does not name.",
-        f"{_of_unit(facts, account.median_us['unknown'])} without an operator.",
-        "notice",
-    )
-
-
-def _outside(facts: Facts) -> Headline | None:
-    share = facts.outside_steps_fraction
-    if share is None or share < OUTSIDE_NOTICE or facts.run.wall_ns < 5e9:
-        return None
-    return Headline(
-        "logging_or_eval",
-        f"{percent(share)} of the cell's time belongs to no training step (set-up, evaluation, saving).",
-        f"{ms(share * facts.run.wall_ns / 1e3)} of {ms(facts.run.wall_ns / 1e3)}.",
-        "notice",
-    )
-
-
-def _healthy(facts: Facts) -> Headline | None:
-    account, step = facts.breakdown, facts.step_us or facts.traced_step_us
-    assert step is not None
-    if account is None:
-        return Headline(
-            "cannot_tell",
-            f"A training step takes {ms(step.median)}; it was not profiled, so what it is spent on is not known.",
-            f"Median of {step.count} steps; time waiting for data is below {percent(DATA_WAIT_NOTICE)} of it.",
-            "unknown",
-        )
-    device = "GPU" if account.busy_fraction is not None else "CPU"
-    working = account.busy_fraction if account.busy_fraction is not None else account.share["compute"]
-    if working < 1 - IDLE_NOTICE:
-        return Headline(
-            "cannot_tell",
-            f"The {device} computes for {percent(working)} of each step; no single cause explains the rest.",
-            f"Median step {ms(step.median)} over {step.count} steps; unknown: {percent(account.share['unknown'])}.",
-            "unknown",
-        )
-    return Headline(
-        "healthy",
-        f"The {device} computes for {percent(working)} of each step: nothing outside it holds training back much.",
-        f"Median step {ms(step.median)} over {step.count} steps.",
-        "good",
-    )
 
 
 _RULES: tuple[Callable[[Facts], Headline | None], ...] = (

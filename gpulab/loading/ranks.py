@@ -34,7 +34,7 @@ sys.exit(write_run(sys.argv[2], sys.argv[3]))
 
 
 def load(path: str | Path) -> Run | Ranks:
-    """A trace file as a `Run`, a folder of the traces of one job's ranks as `Ranks`, a stored run's folder as its `Run`.
+    """A trace file or a stored run's folder as a `Run`, a folder of the traces of one job's ranks as `Ranks`.
 
     Raises TraceError or StoreError, in one sentence with the next step, where there is nothing to read.
     """
