@@ -161,8 +161,8 @@ def _memory_curve(curve: MemoryCurve, window_ns: tuple[int, int]) -> Series:
     return Series(
         name=f"allocated_{'host' if curve.device_index == HOST else f'gpu{curve.device_index}'}_bytes",
         unit="bytes",
-        label=f"{where} held by PyTorch" + ("" if curve.absolute else ", above the start"),
-        source="memory events of the trace",
+        label=where + ("" if curve.absolute else ", change"),
+        source="the trace",
         t_ns=at,
         value=np.array(most, dtype=np.float64),
     )

@@ -15,7 +15,7 @@ from gpulab.views.timeline_page import script_policy
 Look = Mapping[str, str]  # element of a section → the attributes of its tag
 
 _BAR_PX = 160
-_WIDE = 2  # the first sections take the whole width of a page, the others stand in two columns
+_LONGEST = 90  # characters of a name that may be cut; the whole name is the cell's hint
 
 _PAGE: Look = MappingProxyType(
     {
@@ -97,9 +97,9 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
     """A self-contained page: no request, the picture inside, light and dark; no script but that of `timeline`."""
     sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
     picture = base64.b64encode(png).decode("ascii")
-    wide = "\n".join(_page_section(section) for section in sections[:_WIDE])
+    wide = "\n".join(_page_section(section) for section in sections if section.wide)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
-    narrow = "\n".join(_page_section(section) for section in sections[_WIDE:])
+    narrow = "\n".join(_page_section(section) for section in sections if not section.wide)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -181,7 +181,9 @@ def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
     for i, (cell, column) in enumerate(zip(row.cells, columns, strict=True)):
         kind = "cell number" if column.fit == "number" else "cell first" if i == 0 else "cell"
         hint = f' title="{_safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
-        cells.append(f"<td {look[kind]}{hint}>{_indented(cell)}</td>")
+        shown = words.cut(cell, _LONGEST) if column.fit == "cut" else cell
+        hint = hint or (f' title="{_safe(cell)}"' if shown != cell else "")
+        cells.append(f"<td {look[kind]}{hint}>{_indented(shown)}</td>")
     if barred:
         cells.insert(1, _bar(row, look))
     return f"<tr {look['row']}>{''.join(cells)}</tr>"

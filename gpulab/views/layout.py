@@ -30,7 +30,7 @@ class Row:
 class Section:
     """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
 
-    `aside` marks what most readers skip: a page may fold it.
+    `aside` marks what most readers skip: a page may fold it. `wide` needs the whole width of a page.
     """
 
     title: str
@@ -38,6 +38,7 @@ class Section:
     rows: tuple[Row, ...] = ()
     lines: tuple[str, ...] = ()
     aside: bool = False
+    wide: bool = False
 
 
 PAIRS = (Column(""), Column("", "wrap"))

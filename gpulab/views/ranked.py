@@ -14,6 +14,7 @@ from gpulab.run import Ranks
 from gpulab.views import document, figure, html, text, words
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.sections import device, sections
+from gpulab.views.timeline_page import timeline_section
 from gpulab.views.words import NOT_MEASURABLE, plain, plural
 
 
@@ -36,9 +37,10 @@ class RankedReport:
         return text.render(self._opening(), self.headline, self._sections(), width)
 
     def html(self) -> str:
-        """A self-contained page with the picture of the rank shown in full."""
-        picture = figure.draw(self.facts[self.spotlight], None)
-        return html.page(self._opening(), self.headline, self._sections(), picture)
+        """A self-contained page with the picture and the timeline of the rank shown in full."""
+        shown = self.facts[self.spotlight]
+        timeline = timeline_section(shown.run, shown.breakdown)
+        return html.page(self._opening(), self.headline, self._sections(), figure.draw(shown, None), timeline)
 
     def json(self) -> dict[str, object]:
         """The figures of every rank as plain data for `json.dumps`; None is "not measurable"."""
@@ -103,7 +105,7 @@ def _side_by_side(found: RankComparison) -> Section:
         )
     else:
         lines.append(f"Waiting cannot be told from moving data: {plain(found.mismatch)}.")
-    return Section("Ranks side by side", columns, rows, tuple(lines))
+    return Section("Ranks side by side", columns, rows, tuple(lines), wide=True)
 
 
 def _rank_row(rank: RankFacts, straggler: int | None) -> Row:
@@ -125,7 +127,7 @@ def _problems(ranks: Ranks) -> tuple[Section, ...]:
     if not ranks.problems:
         return ()
     rows = tuple(Row((plain(p.what), plain(p.reason))) for p in ranks.problems)
-    return (Section("Traces that are not here", (Column("", "wrap"), Column("", "wrap")), rows),)
+    return (Section("Traces that are not here", (Column("", "wrap"), Column("", "wrap")), rows, wide=True),)
 
 
 __all__ = ["RankedReport"]

@@ -67,7 +67,7 @@ def sections(facts: Facts, unsaved: str = "") -> tuple[Section, ...]:
 
 def _step(facts: Facts) -> Section:
     if has_no_step(facts.run):
-        return Section("Time", PAIRS, (_whole_row(facts.run),), tuple(_step_lines(facts)))
+        return Section("Time", PAIRS, (_whole_row(facts.run),), tuple(_step_lines(facts)), wide=True)
     parts = [
         _spread_row("   of it waiting for the DataLoader", facts.data_wait_us),
         _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
@@ -83,7 +83,7 @@ def _step(facts: Facts) -> Section:
         Column("p10 – p90", "number"),
         Column("steps", "number"),
     )
-    return Section("Step time", columns, tuple(rows), tuple(_step_lines(facts)))
+    return Section("Step time", columns, tuple(rows), tuple(_step_lines(facts)), wide=True)
 
 
 def _whole_row(run: Run) -> Row:
@@ -146,7 +146,7 @@ def _parts(facts: Facts) -> Section:
     breakdown = facts.breakdown
     title = "Where the time goes" if breakdown and breakdown.whole_window else "Where the step's time goes"
     if breakdown is None:
-        return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts.run)}.",))
+        return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts.run)}.",), wide=True)
     kind = facts.run.device.kind
     columns = (Column(""), Column("share", "number"), Column(_per(breakdown), "number"), Column("meaning", "wrap"))
     rows = tuple(
@@ -162,7 +162,7 @@ def _parts(facts: Facts) -> Section:
         )
         for key, part in sorted(shown_parts(breakdown).items(), key=lambda item: -breakdown.share[item[0]])
     )
-    return Section(title, columns, rows, tuple(_breakdown_lines(facts, breakdown)))
+    return Section(title, columns, rows, tuple(_breakdown_lines(facts, breakdown)), wide=True)
 
 
 def _per(breakdown: Breakdown) -> str:
