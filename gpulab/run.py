@@ -130,15 +130,14 @@ class Samples:
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame in long form: name, unit, source, t_ns, value."""
-        rows: dict[str, list[Any]] = {"name": [], "unit": [], "source": [], "t_ns": [], "value": []}
-        for s in self.series:
-            n = len(s.t_ns)
-            rows["name"] += [s.name] * n
-            rows["unit"] += [s.unit] * n
-            rows["source"] += [s.source] * n
-            rows["t_ns"] += s.t_ns.tolist()
-            rows["value"] += s.value.tolist()
-        return _frame(rows)
+        counts = [len(s.t_ns) for s in self.series]
+        columns: dict[str, Any] = {
+            name: np.repeat(np.array([getattr(s, name) for s in self.series], dtype=object), counts)
+            for name in ("name", "unit", "source")
+        }
+        columns["t_ns"] = np.concatenate([np.empty(0, np.int64), *(s.t_ns for s in self.series)])
+        columns["value"] = np.concatenate([np.empty(0, np.float64), *(s.value for s in self.series)])
+        return _frame(columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,15 +192,28 @@ def test_json_is_all_that_is_printed(
 
 
 def test_a_slower_loader_is_named_and_seen_as_that_much_more_data_wait(
-    demo: Callable[..., int], capsys: pytest.CaptureFixture[str]
+    demo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    planted_us: list[float] = []  # as long as it really took: on a busy machine longer than asked for
+    spin = digits._keep_busy
+
+    def timed(duration_ms: float) -> None:
+        began = time.perf_counter()
+        spin(duration_ms)
+        planted_us.append(1e6 * (time.perf_counter() - began))
+
+    monkeypatch.setattr(digits, "_keep_busy", timed)
+
     def figures(slow_ms: float) -> dict[str, Any]:
+        planted_us.clear()
         assert demo("--steps", "10", "--slow-ms", str(slow_ms), "--json") == 0
         document: dict[str, Any] = json.loads(capsys.readouterr().out)
         return document
 
     fast, slow = figures(0), figures(20)
-    added_us = 32 * 20_000  # samples per batch, busy microseconds each
+    batches = np.array(planted_us[: len(planted_us) // 32 * 32]).reshape(-1, 32).sum(axis=1)  # 32 samples each
+    added_us = float(np.median(batches))
+    assert added_us >= 32 * 20_000
     wait = "data_wait_per_step_us"
     assert slow[wait]["median"] - fast[wait]["median"] == pytest.approx(added_us, rel=0.1)
     assert slow["breakdown"]["median_us"]["data_wait"] - fast["breakdown"]["median_us"]["data_wait"] == pytest.approx(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import builtins
 import sys
+import time
 from typing import Any
 
 import numpy as np
 import pytest
 
 import gpulab
+from gpulab.capture import recorder
 from gpulab.run import Category, Run
 
 
@@ -23,11 +25,18 @@ def run() -> Run:
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     with gpulab.profile("frames", device="cpu", show=False, save=False) as p:
         for (batch,) in DataLoader(TensorDataset(torch.randn(80, 32)), batch_size=4):
-            for _ in range(200):  # long enough for a few readings of the meters
-                layer(batch)
             layer(batch).sum().backward()
             optimizer.step()
+        _await_readings()
     return p.run
+
+
+def _await_readings() -> None:
+    """Until the sampling process has answered and read its meters a few times."""
+    assert recorder.active is not None
+    deadline = time.monotonic() + 20
+    while not recorder.active.drain().samples and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def test_steps_are_one_row_each(run: Run) -> None:
