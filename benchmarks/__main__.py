@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks import imports, memory, overhead, report_time, table
+from benchmarks import (
+    fuzz,
+    imports,
+    live_window,
+    memory,
+    overhead,
+    rank_loading,
+    report_time,
+    table,
+    trace_reading,
+)
 from benchmarks.harness import save
 
 BENCHMARKS = {
@@ -12,6 +22,10 @@ BENCHMARKS = {
     "report_time": report_time.measure,
     "overhead": overhead.measure,
     "memory": memory.measure,
+    "trace_reading": trace_reading.measure,
+    "live_window": live_window.measure,
+    "rank_loading": rank_loading.measure,
+    "fuzz": fuzz.measure,
 }
 
 

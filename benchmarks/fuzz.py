@@ -1,4 +1,4 @@
-"""Byte-level mutations of real trace files: each must give a trace or one sentence, never another error.
+"""Byte-level mutations of real trace files: each must give a report or one sentence, never another error.
 
     python -m benchmarks.fuzz [--inputs 100000] [--seed 0] [--traces FOLDER]
 
@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import gpulab
 from benchmarks import synthetic_trace
 from gpulab.errors import TraceError
 from gpulab.loading.trace import load_run
@@ -135,6 +136,8 @@ def _read(path: Path, data: bytes, number: int, outcome: Outcome) -> None:
     begun = time.perf_counter()
     try:
         loaded = load_run(path)
+        shown = gpulab.report(loaded)
+        shown.text(), json.dumps(shown.json(), allow_nan=False)
     except TraceError as e:
         outcome.sentences[re.sub(r"[\d,]+|'[^']*'|\(.*\)", "…", str(e).replace(str(path), "FILE"))[:60]] += 1
     except Exception:
@@ -154,6 +157,20 @@ def seeds(traces: Path | None) -> list[bytes]:
         found = [made.read_bytes()]
     files = sorted(traces.rglob("*.json.gz")) if traces is not None and traces.is_dir() else []
     return found + [thinned(gzip.decompress(f.read_bytes())) for f in files]
+
+
+def measure(inputs: int = 100_000) -> dict[str, object]:
+    """How many mutated files became reports, how many one sentence, how many neither."""
+    with tempfile.TemporaryDirectory(prefix="gpulab-fuzz-") as folder:
+        found = run(seeds(Path(__file__).parents[2] / "shared" / "traces"), inputs, 0, Path(folder))
+    return {
+        "inputs": found.inputs,
+        "reports": found.traces,
+        "with_damage_noted": found.damaged,
+        "sentences": sum(found.sentences.values()),
+        "unhandled": [text for _, text in found.unhandled],
+        "slowest_s": found.slowest_s,
+    }
 
 
 def main() -> None:
