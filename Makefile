@@ -3,6 +3,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
+LAB_FLAGS ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 CORE := $(VENV)/.stamp-created
@@ -26,8 +27,8 @@ demo: $(DEMO) ## profile a real training cell, print the report, write gpulab-de
 	$(BIN)/python -m gpulab.demo --html gpulab-demo.html
 
 .PHONY: lab
-lab: $(LAB) ## open JupyterLab on the quick start
-	$(BIN)/jupyter lab notebooks/00_quick_start.ipynb
+lab: $(LAB) ## open JupyterLab on the quick start (LAB_FLAGS=--allow-root as root, --no-browser on a server)
+	$(BIN)/jupyter lab $(LAB_FLAGS) notebooks/00_quick_start.ipynb
 
 .PHONY: test
 test: lint types floors unit browser ## lint, types, floors, unit and browser: what CI runs

@@ -49,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def write_whole(path: Path, content: str) -> None:
     """Write a text file whole or not at all. Raises StoreError with the reason."""
+    if not path.name or path.is_dir():
+        raise StoreError(f"{str(path)!r} is a folder: name a file in it.")
     unfinished = path.with_name(f".{path.name}-{secrets.token_hex(3)}")
     try:
         unfinished.write_text(content, encoding="utf-8")
@@ -235,6 +237,8 @@ def _exit_status(error: SystemExit) -> int:
 
 
 def _require_folder(path: Path | None) -> None:
+    if path is not None and (not path.name or path.is_dir()):
+        raise UsageError(f"{str(path)!r} is a folder: name a file in it.")
     if path is not None and not path.absolute().parent.is_dir():
         raise UsageError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}.")
 
@@ -309,6 +313,7 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--no-trace", action="store_true", help="do not profile: step times and curves only")
     parser.add_argument("--whole", action="store_true", help="profile from the first line, for code without steps")
     parser.add_argument("--no-save", action="store_true", help="do not keep the run on disk")
+    parser.add_argument("--no-live", action="store_true", help=argparse.SUPPRESS)  # as above a cell: a script has none
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:1 (default auto)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")

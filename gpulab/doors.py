@@ -97,7 +97,9 @@ class profile:
         return self._report
 
     def start(self) -> None:
-        """Begin now, before the `with`. Raises UsageError for a device that is not there."""
+        """Begin now, before the `with`. Raises UsageError for a device that is not there, or after it has run."""
+        if self._run is not None:
+            raise UsageError("This gpulab.profile has run already: make a new one for each block.")
         if self._capture is not None:
             return
         self._stage = Stage.open(live=self.settings.live) if self._show else None

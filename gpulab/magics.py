@@ -221,7 +221,13 @@ def _words(line: str) -> list[str]:
         raise UsageError(f"%%gpuprofile {line}: {str(e).lower()}.") from None
 
 
+def _nothing_more(command: str, rest: str) -> None:
+    if rest:
+        raise UsageError(f"%gpulab {command} takes nothing more, not {rest!r}.")
+
+
 def _show_runs(rest: str) -> None:
+    _nothing_more("runs", rest)
     from IPython.display import display
 
     from gpulab.doors import runs
@@ -230,6 +236,7 @@ def _show_runs(rest: str) -> None:
 
 
 def _show_doctor(rest: str) -> None:
+    _nothing_more("doctor", rest)
     from gpulab.sources.checkup import examine
     from gpulab.views import doctor
 

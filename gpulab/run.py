@@ -425,7 +425,9 @@ class Run:
     @property
     def code_wall_ns(self) -> int:
         """Wall time of the code itself: without what gpulab did before it began and to start and stop the profiler."""
-        return max(0, self.wall_ns - self.observer.own_ns)
+        ours = self.observer
+        before = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0)  # all that older records know
+        return max(0, self.wall_ns - (ours.own_ns or before))
 
     def __repr__(self) -> str:
         device = "CPU" if self.device.kind == "cpu" else self.device.name

@@ -311,3 +311,16 @@ def test_a_run_that_cannot_be_kept_is_still_reported(tmp_path: Path, own_store: 
     done = record(script(tmp_path, "print('ran')"), cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
     assert "Run not saved" in done.stderr and "ot a directory" in done.stderr
+
+
+@pytest.mark.parametrize("target", [".", "folder", ""])
+def test_a_page_that_is_a_folder_is_refused_before_the_script_runs(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    script = tmp_path / "script.py"
+    script.write_text("open('ran', 'w').close()\n")
+    assert cli.main(["record", "--html", target, str(script)]) == 2
+    assert "is a folder: name a file in it" in capsys.readouterr().err
+    assert not (tmp_path / "ran").exists()

@@ -165,7 +165,7 @@ def test_text_shows_both_step_times_and_why_steps_were_left_out() -> None:
     without = next(line for line in text.splitlines() if "without the profiler" in line)
     assert words.duration(case.facts.step_us.median) in without and without.endswith(f" {case.facts.step_us.count}")
     assert words.duration(case.facts.traced_step_us.median) in text
-    assert "10 steps (5 profiled: shown apart; 2 the profiler started" in text and "3 warm-up" in text
+    assert "10 steps (5 ran with the profiler; 2 the profiler started" in text and "3 warm-up" in text
     assert "gpulab report 20260801-101500-a1b2" in text
 
 

@@ -83,12 +83,10 @@ def facts(run: Run) -> Facts:
 
 
 def _outside_steps(run: Run) -> float | None:
-    """Wall time in no step, what gpulab itself did meanwhile left out, over the wall time."""
-    if not len(run.steps) or run.wall_ns <= 0:
+    """The code's own wall time in no step, over all of it."""
+    if not len(run.steps) or run.code_wall_ns <= 0:
         return None
-    ours = run.observer.own_ns or (run.observer.profiler_start_ns or 0) + (run.observer.profiler_stop_ns or 0)
-    outside = run.wall_ns - int(run.steps.wall_ns.sum()) - ours
-    return max(0, outside) / run.wall_ns
+    return max(0, run.code_wall_ns - int(run.steps.wall_ns.sum())) / run.code_wall_ns
 
 
 def _rate(count: int, time_ns: int) -> float | None:

@@ -62,7 +62,7 @@ def select(run: Run) -> Selection:
 
     flags = steps.flags
     drop((flags & StepFlag.PARTIAL) != 0, "cut off before their end")
-    drop(steps.phase == Phase.TRACED, "profiled: shown apart")
+    drop(steps.phase == Phase.TRACED, "ran with the profiler")
     if run.device.kind == "cuda":
         after = np.maximum.accumulate(steps.phase == Phase.TRACED) if len(steps) else keep
         before = keep & ~after & (steps.phase != Phase.WARMUP)

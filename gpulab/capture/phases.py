@@ -38,7 +38,7 @@ class Phases:
         self._overdue, self._unreachable = overdue, unreachable
         self._refused = _profiler_in_code(code)  # why the profiler cannot run at all
         self._hindered: str | None = None  # why it could not at some time
-        self._schedule = schedule.plan(settings, settings.steps)
+        self._schedule = schedule.plan(settings, settings.steps, certain=False)
         self._window: Window | None = None
         self._planned: schedule.Window | None = None  # None while the whole code is profiled
         self._deadline: Deadline | None = None
@@ -72,10 +72,11 @@ class Phases:
     # -- what happens in the loop --------------------------------------------------------------------------------
 
     def expect(self, epoch_steps: int | None) -> None:
-        """An epoch has so many steps, as far as its loader knows."""
-        if not self._settings.steps:
-            self._schedule = schedule.plan(self._settings, epoch_steps, certain=False)
-            self.unchanged_until = 0
+        """An epoch has so many steps, as far as its loader knows. `--steps` is certain where one epoch has them."""
+        asked = self._settings.steps
+        certain = asked is not None and epoch_steps is not None and asked <= epoch_steps
+        self._schedule = schedule.plan(self._settings, asked or epoch_steps, certain=certain)
+        self.unchanged_until = 0
 
     def profile_whole(self) -> None:
         """Profile from here: code that may have no steps."""

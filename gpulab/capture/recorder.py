@@ -9,6 +9,7 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter_ns
@@ -24,7 +25,7 @@ from gpulab.capture.sampler import Sampler
 from gpulab.capture.tracker import Answer, StepTracker
 from gpulab.capture.weights import Watch
 from gpulab.capture.window import Window
-from gpulab.run import Choice, Missing, Observer, Outcome, Phase, Run, Settings, StepFlag, Timeline
+from gpulab.run import Choice, Missing, Observer, Outcome, Phase, Run, Samples, Settings, StepFlag, Timeline
 from gpulab.sources.kineto import launches
 from gpulab.sources.machine import detect_device, environment
 from gpulab.sources.store import new_id
@@ -96,6 +97,7 @@ class Capture:
         self._compiled = 0
         self._hooks_ns = 0
         self._own_ns = 0
+        self._begins_ns = 0
         self._fresh: deque[tuple[int, int, int, int]] = deque(maxlen=BACKLOG_LIMIT)
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -118,7 +120,8 @@ class Capture:
             self._watcher.begin(self)
         if self.settings.whole or self.source == "statement":
             self._phases.profile_whole()
-        self._own_ns = self.now() - self._phases.cost_ns  # before the user's code, beside the profiler
+        self._begins_ns = self.now()  # the user's code
+        self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
     def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, Callable[[Path], None] | None]:
         """End: take every hook out, stop the sampling process, return the record and how to write its trace."""
@@ -152,7 +155,7 @@ class Capture:
             device=self.device,
             environment=environment(),
             steps=steps,
-            samples=samples,
+            samples=_since(samples, self._begins_ns),
             timeline=timeline,
             wall_ns=wall_ns,
             outcome=outcome,
@@ -446,6 +449,13 @@ class Capture:
         elif self.settings.device == "auto":
             self.device = detect_device("cpu")
             self._choices.append(Choice("device", "CPU", "the profiled steps made no CUDA call"))
+
+
+def _since(samples: Samples, begins_ns: int) -> Samples:
+    """The readings from then on: before, gpulab itself was at work."""
+    first = [int(np.searchsorted(s.t_ns, begins_ns)) for s in samples.series]
+    kept = zip(samples.series, first, strict=True)
+    return Samples(tuple(replace(s, t_ns=s.t_ns[i:], value=s.value[i:]) for s, i in kept if i < len(s.t_ns)))
 
 
 def mark_step() -> None:

@@ -58,12 +58,22 @@ def plan(settings: Settings, total: int | None, *, certain: bool = True) -> Sche
     windows: tuple[Window, ...] = ()
     if settings.trace:
         windows = _windows(settings, total, warmup) if certain else _cautious(settings, total, warmup)
-    known = "unknown" if total is None else f"{total} steps" if certain else f"an epoch has {total} steps"
-    choices = [Choice("warm-up", f"{warmup} steps", _why(settings.warmup, f"run length: {known}"))]
+    known = _known(total, certain, settings.steps is not None)
+    choices = [Choice("warm-up", _steps(warmup), _why(settings.warmup, f"run length: {known}"))]
     if windows:
-        said = " and ".join(f"{w.length} steps after step {w.after}" for w in windows)
+        said = ", better ".join(f"{_steps(w.length)} after step {w.after}" for w in windows)
         choices.append(Choice("profiled window", said, _why(settings.trace_steps, f"run length: {known}")))
     return Schedule(warmup, windows, tuple(choices))
+
+
+def _known(total: int | None, certain: bool, asked: bool) -> str:
+    if total is None:
+        return "unknown"
+    return _steps(total) if certain else f"at most {_steps(total)}" if asked else f"an epoch has {_steps(total)}"
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'' if count == 1 else 's'}"
 
 
 def _cautious(settings: Settings, total: int | None, warmup: int) -> tuple[Window, ...]:

@@ -220,12 +220,12 @@ def _unexplained(facts: Facts) -> Headline | None:
 
 def _outside(facts: Facts) -> Headline | None:
     share = facts.outside_steps_fraction
-    if share is None or share < OUTSIDE_NOTICE or facts.run.wall_ns < 5e9:
+    if share is None or share < OUTSIDE_NOTICE or facts.run.code_wall_ns < 5e9:
         return None
     return Headline(
         "logging_or_eval",
         f"{percent(share)} of the cell's time belongs to no training step (set-up, evaluation, saving).",
-        f"{ms(share * facts.run.wall_ns / 1e3)} of {ms(facts.run.wall_ns / 1e3)}.",
+        f"{ms(share * facts.run.code_wall_ns / 1e3)} of {ms(facts.run.code_wall_ns / 1e3)}.",
         "notice",
     )
 

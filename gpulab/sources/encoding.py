@@ -52,6 +52,12 @@ class _StepColumns(msgspec.Struct):
     number: _Reference
 
 
+class _Observed(msgspec.Struct):
+    own_ns: int = 0
+    profiler_start_ns: int | None = None
+    profiler_stop_ns: int | None = None
+
+
 class Header(msgspec.Struct):
     """The part of the document that a list of runs needs; decoding it reads no column."""
 
@@ -63,6 +69,13 @@ class Header(msgspec.Struct):
     wall_ns: int
     outcome: Outcome
     steps: _StepColumns
+    observer: _Observed = msgspec.field(default_factory=_Observed)
+
+    @property
+    def code_wall_ns(self) -> int:
+        """As `Run.code_wall_ns`."""
+        ours = self.observer
+        return max(0, self.wall_ns - (ours.own_ns or (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0)))
 
     @property
     def step_count(self) -> int:

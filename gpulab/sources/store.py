@@ -48,7 +48,7 @@ class Entry:
     outcome: Outcome | None = None
     device: str = ""
     step_count: int = 0
-    wall_ns: int = 0
+    code_wall_ns: int = 0  # as `Run.code_wall_ns`
     problem: str | None = None
 
 
@@ -204,7 +204,7 @@ def _entry(folder: Path) -> Entry:
         outcome=header.outcome,
         device=header.device.name,
         step_count=header.step_count,
-        wall_ns=header.wall_ns,
+        code_wall_ns=header.code_wall_ns,
     )
 
 

@@ -87,6 +87,7 @@ th:last-child, td:last-child { padding-right: 0; }
 .first { min-width: 15em; max-width: 36em; }
 .bar { width: 190px; min-width: 120px; }
 .fill { height: 14px; border-radius: 3px; margin-top: 4px; min-width: 2px; }
+td:last-child:not(.number) { min-width: 11em; }
 .note { color: var(--quiet); font-size: 14px; margin: 8px 0 0; overflow-wrap: anywhere; }
 section > .note:first-of-type { margin-top: 6px; }
 @media print { body { background: #ffffff; } }

@@ -41,7 +41,7 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
         plain(row.id) + ("" if row.path else " (not saved)"),
         duration(step.median if step else None),
         f"{len(run.steps):,}",
-        duration(run.wall_ns / 1e3),
+        duration(run.code_wall_ns / 1e3),
         cut(plain(run.device.name), WIDEST_NAME),
         run.outcome,
     )

@@ -118,7 +118,7 @@ def _step_lines(facts: Facts) -> list[str]:
     elif loaded:
         lines.append(f"Steps were found by: {plain(run.step_source)}.")
     elif len(run.steps):
-        lines.append(f"Throughput: {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
+        lines.append(f"Throughput (mean): {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
         lines.append("p10 – p90: eight in ten steps took between these times.")
     lines.append("" if loaded else _left_out(facts))
@@ -283,9 +283,13 @@ def _or_unknown(value: int | None) -> str:
 
 def _missing(run: Run) -> Section:
     title = "What could not be measured"
-    if not run.missing:
-        return Section(title, lines=("Nothing that gpulab tried to measure is missing.",))
     rows = []
+    if not run.settings.trace:
+        rows.append(Row(("where a step's time goes", "the run was made without the profiler (--no-trace)")))
+    if not any(len(s.value) for s in run.samples.series) and not any(m.key == "curves" for m in run.missing):
+        rows.append(Row(("device curves and peak memory", "the run ended before the meters were first read")))
+    if not run.missing and not rows:
+        return Section(title, lines=("Nothing that gpulab tried to measure is missing.",))
     for m in run.missing:
         since = "" if m.since_ns is None else f" (from {words.duration(m.since_ns / 1e3)} into the run on)"
         rows.append(Row((plain(m.what), plain(m.reason) + since)))
@@ -295,6 +299,8 @@ def _missing(run: Run) -> Section:
 def _observer(facts: Facts) -> Section:
     observer = facts.run.observer
     rows = [Row(("gpulab's own code in each step", words.duration(facts.observer_us_per_step)))]
+    if observer.own_ns:
+        rows.append(Row(("gpulab's start, and the profiler's starts and stops", _ns(observer.own_ns))))
     if facts.run.timeline is not None:
         rows += [
             Row(("starting the profiler, once", _ns(observer.profiler_start_ns))),

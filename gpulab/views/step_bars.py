@@ -67,13 +67,12 @@ def profiled_steps(facts: Facts) -> tuple[StepParts, ...]:
 
 
 def _parts_ns(facts: Facts) -> dict[str, Int64]:
-    """Per part a column of nanoseconds; unprofiled steps have data wait, optimizer and the rest."""
+    """Per part a column of nanoseconds; unprofiled steps have data wait and the rest."""
     steps = facts.run.steps
     parts = {name: np.zeros(len(steps), np.int64) for name in words.PARTS}
     wait = np.minimum(steps.data_wait_ns, steps.wall_ns)
     parts["data_wait"][:] = wait
-    parts["optimizer"][:] = np.minimum(steps.optimizer_ns, steps.wall_ns - wait)
-    parts[_REST] = steps.wall_ns - parts["data_wait"] - parts["optimizer"]
+    parts[_REST] = steps.wall_ns - wait
     for step in profiled_steps(facts):
         row = steps.number == step.number
         parts[_REST][row] = 0

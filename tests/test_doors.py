@@ -1,0 +1,49 @@
+"""`gpulab.profile` as code uses it: once per block, with figures that add up."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+import gpulab
+from gpulab.analysis.facts import facts
+from gpulab.errors import UsageError
+
+
+def test_a_profile_runs_once() -> None:
+    p = gpulab.profile("once", show=False, save=False, trace=False)
+    with p:
+        gpulab.step()
+    first = p.run
+    with pytest.raises(UsageError, match="make a new one"), p:
+        pass
+    assert p.run is first
+
+
+def test_time_outside_steps_is_a_share_of_the_codes_own_time() -> None:
+    with gpulab.profile("outside", show=False, save=False, trace=False) as p:
+        for _ in range(4):
+            time.sleep(0.02)
+            gpulab.step()
+        time.sleep(0.08)
+    known = facts(p.run)
+    assert p.run.code_wall_ns < p.run.wall_ns
+    inside = int(p.run.steps.wall_ns.sum()) / p.run.code_wall_ns
+    assert known.outside_steps_fraction == pytest.approx(1 - inside)
+    assert known.outside_steps_fraction > 0.3
+
+
+def test_a_loop_shorter_than_the_steps_asked_for_still_has_a_breakdown() -> None:
+    model, x = nn.Linear(4, 2), torch.ones(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gpulab.profile("short", steps=200, show=False, save=False) as p:
+        for _ in range(40):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    assert len(p.run.steps) == 40
+    assert facts(p.run).breakdown is not None
+    assert all(m.key != "breakdown" for m in p.run.missing)
