@@ -174,10 +174,11 @@ def test_samples_are_two_and_freed_before_nvml_ends(clock: list[float]) -> None:
 def test_a_forked_process_reads_nothing_and_frees_nothing(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     meter, module = meter_of(fakes.h100())
     real = os.getpid()
-    monkeypatch.setattr(os, "getpid", lambda: real + 1)
     calls = dict(module.state.calls)
-    (row,) = readings(meter, clock)
-    meter.close()
+    with monkeypatch.context() as forked:  # only here: the fixtures ask for this process's number afterwards
+        forked.setattr(os, "getpid", lambda: real + 1)
+        (row,) = readings(meter, clock)
+        meter.close()
     assert set(row.values()) == {None}
     assert module.state.calls == calls
 
