@@ -16,6 +16,8 @@ from gpulab.capture.phases import Phases
 from gpulab.capture.window import ProfilerUnavailable
 from gpulab.run import Phase, Settings
 
+DEFAULTS = Settings()
+
 
 @dataclass
 class FakeWindow:

@@ -122,7 +122,7 @@ def test_without_a_driver_the_reason_is_kept_and_the_host_is_read() -> None:
     until(sampler.drain, "a reading")
     samples, missing, _ = sampler.stop()
     assert samples.get("rss_bytes") is not None
-    assert [(m.what, m.since_ns) for m in missing] == [("GPU curves", None)]
+    assert [(m.what, m.since_ns, m.key) for m in missing] == [("GPU curves", None, "curves")]
 
 
 def test_a_query_that_dies_is_missing_since_then() -> None:
@@ -134,7 +134,7 @@ def test_a_query_that_dies_is_missing_since_then() -> None:
     power = samples.get("power_w")
     lost = next(m for m in missing if m.what == "power")
     assert power is not None
-    assert lost.since_ns is not None
+    assert lost.since_ns is not None and lost.key == "curve"
     assert power.t_ns[-1] < lost.since_ns < samples.series[0].t_ns[-1], "on the clock of the run"
 
 
@@ -169,9 +169,15 @@ def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "END_TIMEOUT_S", 0.2)
     sampler = started()
     until(sampler.series, "the legend")
+    until(sampler.drain, "a reading")
     child_of(sampler).send_signal(signal.SIGSTOP)
-    _, missing, _ = sampler.stop()
+    time.sleep(0.1)  # what it has written is read
+    newest_ns = sampler._last_ns
+    time.sleep(0.1)
+    samples, missing, _ = sampler.stop()
     assert "did not end when asked" in missing[0].reason
+    assert missing[0].since_ns == samples.series[0].t_ns[-1] == newest_ns, "nothing was read after that"
+    assert missing[0].key == "curves"
 
 
 def test_a_child_that_cannot_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ _waiting: set[_Knock] = set()  # the interpreter keeps no reference of its own
 class Deadline:
     """From `after_s` on calls `due` on the main thread, again and again until it is cancelled.
 
-    Never within gpulab's own capture, which `due` changes, nor within a backward pass of autograd: there it tries again
-    a little later. Started on another thread than the main one, it calls `otherwise` once instead, on a third.
+    Never within gpulab's own capture, which `due` changes: there it tries again a little later. Started on another
+    thread than the main one, it calls `otherwise` once instead, on a third.
     """
 
     def __init__(self, after_s: float, due: Callable[[], None], otherwise: Callable[[], None]) -> None:
@@ -61,14 +61,8 @@ class Deadline:
         if self._over.is_set() or os.getpid() != self._process:  # a forked worker inherits what is pending
             return
         interrupted = sys._getframe(1).f_back  # the frame between is that of `_Knock.__bool__`
-        if not _is_ours(interrupted) and not in_backward():
+        if not _is_ours(interrupted):
             self._due()
-
-
-def in_backward() -> bool:
-    """Whether autograd's engine runs on this thread: when it returns it puts back the profiler's state of before."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch._C._current_graph_task_id() != -1
 
 
 def _is_ours(frame: FrameType | None) -> bool:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gpulab.capture import schedule
-from gpulab.capture.deadline import Deadline, in_backward
+from gpulab.capture.deadline import Deadline
 from gpulab.capture.feed import CapturePhase
-from gpulab.capture.window import ProfilerUnavailable, Window
+from gpulab.capture.window import ProfilerUnavailable, Window, in_backward
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
 from gpulab.sources.kineto import Recording
 

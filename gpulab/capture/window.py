@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,6 +22,12 @@ _KINETO_LINE = re.compile(
 
 class ProfilerUnavailable(Exception):
     """The profiler cannot run now; the text says why."""
+
+
+def in_backward() -> bool:
+    """Whether autograd's engine runs on this thread: when it returns it puts back the profiler's state of before."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch._C._current_graph_task_id() != -1
 
 
 class Window:

@@ -9,7 +9,10 @@ import signal
 import sys
 import types
 from collections import deque
+from contextlib import suppress
 from typing import Any
+
+from gpulab.run import Missing
 
 _DEATH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>\d+(?:, \d+)*)\) "
@@ -18,6 +21,34 @@ _DEATH = re.compile(
 _OBJECTS_LOOKED_AT = 200
 _NAMED = (type, types.FunctionType, types.BuiltinFunctionType)  # pickled by their name
 _PICKLING = ("__getstate__", "__reduce__", "__reduce_ex__")
+
+
+class Workers:
+    """What a run learns of its DataLoaders' workers. Times are ns since the run began."""
+
+    def __init__(self) -> None:
+        self._cannot_start: Missing | None = None
+        self._death: Missing | None = None
+
+    def meet(self, loader: Any, now_ns: int) -> None:
+        """A loader is about to make an iterator: say so, once, where its workers cannot start."""
+        why = cannot_start(loader) if self._cannot_start is None else None
+        if why is None:
+            return
+        self._cannot_start = Missing("data from the DataLoader's workers", why, now_ns, "workers")
+        with suppress(OSError, ValueError, AttributeError):  # a standard error that is closed or not there
+            sys.stderr.write(f"gpulab: {why}.\n")
+
+    def fail(self, error: str, now_ns: int, iterator: Any = None) -> None:
+        """Something failed with this error: perhaps a worker died. The first death counts."""
+        how = death(error, iterator) if self._death is None else None
+        if how is not None:
+            self._death = Missing("data from a DataLoader worker", how, now_ns, "loader")
+
+    def missing(self, *, fed: bool) -> tuple[Missing, ...]:
+        """What they did not give. `fed`: the run had batches; without a death it speaks against what was foretold."""
+        foretold = self._cannot_start if self._death is not None or not fed else None
+        return tuple(m for m in (self._death, foretold) if m is not None)
 
 
 def death(error: str, iterator: Any = None) -> str | None:
@@ -111,4 +142,4 @@ def _held_by(thing: object) -> list[object]:
     return list(getattr(thing, "__dict__", {}).values())
 
 
-__all__ = ["cannot_start", "death"]
+__all__ = ["Workers", "cannot_start", "death"]

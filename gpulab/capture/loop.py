@@ -1,0 +1,312 @@
+"""The user's training loop as its marks tell it: counts its steps, ends it at a step boundary when asked to."""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter_ns
+from typing import Any, TypeVarTuple
+
+from gpulab.capture import hooks
+from gpulab.capture.loader import Loaders, samples_in
+from gpulab.capture.phases import Phases
+from gpulab.capture.tracker import Answer, StepTracker
+from gpulab.capture.weights import Watch
+from gpulab.capture.window import Window
+from gpulab.capture.workers import Workers, death
+from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
+
+TRAINING = (
+    r"\.(backward|fit|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
+)
+
+Closed = tuple[int, int, int, int]  # of a step: start, end, data wait (ns), samples (-1 unknown)
+
+
+class StopRun(BaseException):
+    """Ends the user's code at a step boundary. No Exception, so that `except Exception` lets it pass."""
+
+    def __init__(self, capture: object) -> None:
+        super().__init__()
+        self.capture = capture
+
+
+Given = TypeVarTuple("Given")
+
+
+def guarded(mark: Callable[[Loop, *Given], None]) -> Callable[[Loop, *Given], None]:
+    """A fault of ours must not become the user's: it ends the measuring, not the cell."""
+
+    @functools.wraps(mark)
+    def careful(self: Loop, *args: *Given) -> None:
+        if self.fault is not None:
+            return
+        try:
+            mark(self, *args)
+        except Exception as e:
+            if death(str(e)) is not None:  # torch's signal handler raises wherever the main thread is
+                raise
+            self.give_up(e)
+
+    return careful
+
+
+class Loop:
+    """Hears the marks, on the training thread; the run began at `origin_ns` (`time.perf_counter_ns`).
+
+    Raises `StopRun(capture)` through the hooks into the user's code where the run is to end. `new_window` makes a
+    profiler session. `fresh` is given each step as it is closed, for a live view.
+    """
+
+    def __init__(
+        self,
+        capture: object,
+        settings: Settings,
+        code: str,
+        new_window: Callable[[], Window],
+        origin_ns: int,
+        fresh: deque[Closed] | None,
+    ) -> None:
+        self._capture = capture
+        self._wanted = settings.steps
+        self._will_train = re.search(TRAINING, code) is not None
+        self._origin_ns = origin_ns
+        self._fresh = fresh
+        self._workers = Workers()
+        self._feeder: int | None = None
+        self._weights: Watch | None = None
+        self._modules: hooks.ModuleHook | None = None
+        self._calls = 0
+        self._due = False  # the run ends at the next chance
+        self._generation = 0
+        self._compiled = 0
+        self.fault: Exception | None = None
+        self.phases = Phases(settings, code, new_window, self.overdue, lambda: self._hear_modules(True))
+        self.tracker = StepTracker(origin_ns)
+        self.loaders = Loaders()
+        self.missing: list[Missing] = []
+        self.stopping = False  # the run ends at the next step boundary
+        self.counted = 0  # steps
+        self.epoch_steps: int | None = None
+        self.hooks_ns = 0  # time inside our marks
+
+    def begin(self, modules: hooks.ModuleHook | None) -> None:
+        """The user's code is about to run. What is compiled by now is not its doing."""
+        self._modules = modules
+        self._newly_compiled()
+
+    def finish(self, end_ns: int, error: str) -> Steps:
+        """The run is over, `end_ns` after it began, with this error, if any: its steps."""
+        steps = self.tracker.finish(self._origin_ns + end_ns)
+        self._workers.fail(error, end_ns)  # torch may have told the user's code and not us
+        self.missing += self._workers.missing(fed=bool(steps.batch_count.any()))
+        return steps
+
+    def stop(self) -> None:
+        """End the run at the next step boundary. From any thread."""
+        self.stopping = True
+        if self.stepless:
+            self._hear_modules(True)
+
+    @guarded
+    def step(self) -> None:
+        """A step ends here, says the user."""
+        entered = perf_counter_ns()
+        self._after_mark(self.tracker.manual(entered), entered)
+
+    def give_up(self, error: Exception) -> None:
+        """Stop measuring after a fault of our own; the run is kept as far as it went."""
+        self.fault = error
+        reason = f"gpulab failed while measuring ({type(error).__name__}: {error})"
+        self.missing.append(Missing("steps", reason, self._now(), "steps"))
+        self.phases.abandon()
+
+    def _now(self) -> int:
+        return perf_counter_ns() - self._origin_ns
+
+    # -- marks from the hooks ------------------------------------------------------------------------------------
+
+    @guarded
+    def asked(self, loader: int, owner: Any, fresh: bool) -> None:
+        """A loader is about to be asked."""
+        entered = perf_counter_ns()
+        if self._due:
+            raise StopRun(self._capture)
+        if fresh or not self.loaders.met:
+            self._meet_loader(loader, owner)
+            self._hear_modules(False)
+        if self._weights is not None:
+            self._look_at_weights(self._weights)
+        self._after_mark(self.tracker.loader_asked(loader, entered, fresh=fresh), entered)
+        if self.stopping and not self.tracker.training:
+            raise StopRun(self._capture)
+        if fresh:
+            self.phases.loader_begins()
+
+    @guarded
+    def answered(self, answer: Answer, batch: Any) -> None:
+        """A loader has answered."""
+        entered = perf_counter_ns()
+        if answer == "iterator":
+            self.phases.loader_ends()
+        self.tracker.loader_answered(entered, answer, samples_in(batch) if answer == "batch" else None)
+        self.hooks_ns += perf_counter_ns() - entered
+
+    @guarded
+    def failed(self, owner: Any, error: RuntimeError) -> None:
+        """An iterator has no batch but this: perhaps one of its workers died."""
+        self._workers.fail(str(error), self._now(), owner)
+
+    @guarded
+    def optimizing(self) -> None:
+        """An optimizer is about to step."""
+        if self._due:
+            raise StopRun(self._capture)
+
+    @guarded
+    def optimized(self, optimizer: Any, start_ns: int) -> None:
+        """An optimizer has stepped."""
+        entered = perf_counter_ns()
+        self._after_mark(self.tracker.optimized(id(optimizer), start_ns, entered), entered)
+
+    @guarded
+    def backward(self, root: Any) -> None:
+        """A backward pass begins."""
+        self.tracker.backward()
+        if self._weights is None and self.tracker.undecided:
+            self._weights = Watch.of(root)
+
+    @guarded
+    def called(self) -> None:
+        """A module is called: before anything that makes steps this may be code without any, so trace it from here."""
+        if self._due:
+            raise StopRun(self._capture)
+        self._calls += 1
+        self._hear_modules(False)
+        if not self.stepless:
+            return
+        if self.stopping:
+            raise StopRun(self._capture)
+        if self._calls == 1:
+            self.phases.profile_whole()
+        self.phases.end_overdue(stepless=True)
+
+    @property
+    def stepless(self) -> bool:
+        """Whether nothing that makes steps was seen so far."""
+        return not self.tracker.loader_seen and not self.counted
+
+    def _hear_modules(self, wanted: bool) -> None:
+        if self._modules is not None:
+            (self._modules.on if wanted else self._modules.off)()
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _after_mark(self, closed: bool, entered: int) -> None:
+        """See what a mark has made of the steps. Time in which the profiler was touched belongs to no step."""
+        tracker, phases = self.tracker, self.phases
+        if tracker.generation != self._generation:
+            self._begin_again()
+        touched = False
+        count = tracker.count if closed else 0
+        if count > self.counted:
+            touched = self._boundary(count)
+        elif phases.profiling:
+            touched = phases.end_overdue(stepless=self.stepless)
+        if touched:
+            tracker.resume(perf_counter_ns(), profiler_edge=not phases.profiling)
+            phases.step_begins()
+        else:
+            self.hooks_ns += perf_counter_ns() - entered
+
+    def _boundary(self, count: int) -> bool:
+        """Steps were closed: tell the view, end the run or go on. Returns whether the profiler was touched."""
+        before, self.counted = self.counted, count
+        self._note_step()
+        phases = self.phases
+        ending = self.stopping or self._enough()
+        if count < phases.unchanged_until and not ending:
+            return False
+        touched = phases.closed(count)
+        if ending:
+            self._end_soon()
+        else:
+            touched = phases.begin(before, count) or touched
+        self.tracker.phase = phases.next_phase()
+        return touched
+
+    @guarded
+    def overdue(self) -> None:
+        """A window has been open for long, and the user's code has given no mark."""
+        if self.phases.end_overdue(stepless=self.stepless):
+            self.tracker.resume(perf_counter_ns(), profiler_edge=True)
+
+    def _enough(self) -> bool:
+        """Whether so many steps were asked for. Batches before the training that the code announces do not count."""
+        if self._wanted is None or self.counted < self._wanted:
+            return False
+        return self.tracker.trains or not self._will_train
+
+    def _end_soon(self) -> None:
+        """End the run here; inside of `Optimizer.step` at the next thing the loop does: a scheduler steps before."""
+        self._due = True
+        if not self.tracker.optimizer_ends_steps:
+            raise StopRun(self._capture)
+        self._hear_modules(True)
+
+    def _begin_again(self) -> None:
+        """Steps counted so far were none (evaluation before training): the phases start over."""
+        self._generation = self.tracker.generation
+        self.counted, self._feeder = 0, None
+        self.phases.begin_again()
+        self.tracker.phase = Phase.WARMUP
+
+    def _note_step(self) -> None:
+        tracker = self.tracker
+        if tracker.feeder != self._feeder or self.counted == 2:
+            self._note_feeder(tracker.feeder)
+        if self._newly_compiled():
+            tracker.flag(StepFlag.COMPILE)
+        if self._fresh is not None:
+            self._fresh.append(tracker.last())
+
+    def _newly_compiled(self) -> bool:
+        dynamo = sys.modules.get("torch._dynamo.utils")
+        if dynamo is None:
+            return False
+        graphs = dynamo.counters["stats"]["unique_graphs"] if "stats" in dynamo.counters else 0
+        compiled, self._compiled = graphs > self._compiled, graphs
+        return compiled
+
+    def _look_at_weights(self, weights: Watch) -> None:
+        if not self.tracker.undecided:
+            self._weights = None
+        elif weights.changed():
+            self.tracker.by_hand()
+
+    # -- loaders -------------------------------------------------------------------------------------------------
+
+    def _meet_loader(self, number: int, owner: Any) -> None:
+        """A loader is asked for the first time, or anew: it may be the one that feeds the steps."""
+        described = self.loaders.meet(number, owner, self.tracker.feeder)
+        if described is not None and not self.counted:
+            self.loaders.record = described
+            self._expect(described.length)
+        self._workers.meet(owner, self._now())
+
+    def _expect(self, epoch_steps: int | None) -> None:
+        """An epoch has so many steps, as far as the loader knows."""
+        self.epoch_steps = epoch_steps
+        self.phases.expect(epoch_steps)
+
+    def _note_feeder(self, feeder: int | None) -> None:
+        self._feeder = feeder
+        loader = self.loaders.feeds(feeder) if feeder is not None else None
+        if loader is not None and loader.length is not None and self.counted == 2:
+            self._expect(loader.length // max(1, self.tracker.last_batches()))
+
+
+__all__ = ["Closed", "Loop", "StopRun"]
