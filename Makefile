@@ -59,8 +59,13 @@ gpu: ## pytest on an NVIDIA GPU, in PYTHON as it is (core dependencies and pytes
 	$(PYTHON) -m pytest tests/gpu -rs
 
 .PHONY: bench
-bench: $(TEST) ## measure gpulab's own cost, write benchmarks/results
+bench: $(TEST) .venv-peers ## measure gpulab beside its peers, write benchmarks/results
 	$(BIN)/python -m benchmarks
+
+.venv-peers: benchmarks/peers-requirements.txt
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -r $<
+	touch $@
 
 .PHONY: record
 record: $(DEMO) ## profile a script: make record SCRIPT=train.py ARGS="..."

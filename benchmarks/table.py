@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from benchmarks import growth_plot
 from benchmarks.harness import RESULTS
 
 PAGE = Path(__file__).parent / "README.md"
@@ -146,7 +147,8 @@ def _trace_reading(kept: dict[str, Any]) -> list[str]:
         lines.append(
             f"| {row['events']:,} | {row['seconds']:.2f} | {each:.2f} | {row['peak_bytes'] / 2**20:,.0f} MiB |"
         )
-    return lines
+    growth_plot.draw(kept["growth"])
+    return [*lines, "", "![seconds over events: a straight line](results/growth.png)"]
 
 
 def _tool_row(title: str, tool: str, row: dict[str, Any]) -> str:

@@ -82,7 +82,7 @@ def _named(what: str, store: Store) -> Run | Ranks:
     path = Path(what)
     if path.name != DOCUMENT and (path.is_file() or (path.is_dir() and not _is_stored(what, store))):
         return gpulab.load(path)
-    if os.sep in what and not path.exists():
+    if os.sep in what and not path.exists() and not _is_stored(what, store):
         raise TraceError(f"There is no file or folder {what!r}.")
     return store.load(what)
 

@@ -356,7 +356,7 @@ class Missing:
 
     `key` names it for programs and never changes with the words: "steps", "breakdown", "curves" (those of a whole
     instrument), "curve" (one of them), "memory", "loader" (a worker died), "workers" (they cannot start), "trace_file",
-    "live_view".
+    "live_view", and of a loaded trace "step_time" (unprofiled), "device" (its name and size).
     """
 
     what: str

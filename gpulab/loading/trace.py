@@ -102,7 +102,7 @@ def _environment(origin: TraceOrigin) -> Environment:
 def _device(trace: Trace) -> Device:
     timeline = trace.timeline
     if not timeline.has_device_events and not _launches(timeline):
-        return Device("cpu", "CPU (name not in the trace)")
+        return Device("cpu", "name not in the trace")
     index = _busiest_device(timeline)
     known = _properties(trace.origin, index)
     if known is None:
@@ -186,7 +186,7 @@ def _memory(events: MemoryEvents | None, device: Device) -> Memory:
 
 def _missing(trace: Trace, found: FoundSteps, device: Device) -> Iterator[Missing]:
     yield Missing("live curves", "a trace holds no readings of the device's meters", key="curves")
-    yield Missing("unprofiled step time", "a trace shows only steps that the profiler slowed down")
+    yield Missing("unprofiled step time", "a trace shows only steps that the profiler slowed down", key="step_time")
     if device.kind == "cuda" and not trace.timeline.has_device_events:
         yield Missing(
             "device time",
@@ -194,13 +194,16 @@ def _missing(trace: Trace, found: FoundSteps, device: Device) -> Iterator[Missin
             key="breakdown",
         )
     if device.name == NO_NAME:
-        yield Missing("the GPU's name and size", "the trace has no deviceProperties for it")
+        yield Missing("the GPU's name and size", "the trace has no deviceProperties for it", key="device")
     if trace.memory_events is None:
-        yield Missing("memory over time", "recorded only with torch.profiler.profile(profile_memory=True)")
+        yield Missing(
+            "memory over time", "recorded only with torch.profiler.profile(profile_memory=True)", key="memory"
+        )
     elif device.kind == "cuda" and (trace.memory_events.total_allocated_bytes < 0).all():
-        yield Missing("peak memory", "this version of torch wrote no allocator totals")
+        yield Missing("peak memory", "this version of torch wrote no allocator totals", key="memory")
     if found.source == WHOLE_WINDOW:
-        yield Missing("steps", "the trace has no ProfilerStep, DataLoader or optimizer marks to tell steps apart")
+        reason = "the trace has no ProfilerStep, DataLoader or optimizer marks to tell steps apart"
+        yield Missing("steps", reason, key="steps")
 
 
 def _choices(trace: Trace, found: FoundSteps) -> tuple[Choice, ...]:

@@ -21,7 +21,7 @@ from gpulab.analysis.steps import Spread
 from gpulab.analysis.tensorboard import TensorBoardView
 from gpulab.analysis.trace_facts import TraceFacts
 from gpulab.diagnosis.headline import Headline
-from gpulab.run import Run
+from gpulab.run import Missing, Run
 from gpulab.views.words import flag_names
 
 SCHEMA = 1
@@ -80,7 +80,7 @@ def _own(facts: Facts) -> dict[str, object]:
         "curves": [dataclasses.asdict(c) for c in facts.curves],
         "loader": dataclasses.asdict(run.loader) if run.loader else None,
         "observer": _observer(facts),
-        "missing": [_missing(m.what, m.reason, m.since_ns) for m in run.missing],
+        "missing": [_missing(m) for m in run.missing],
         "choices": [dataclasses.asdict(c) for c in run.choices],
         "environment": dataclasses.asdict(run.environment),
     }
@@ -208,8 +208,9 @@ def _observer(facts: Facts) -> dict[str, object]:
     }
 
 
-def _missing(what: str, reason: str, since_ns: int | None) -> dict[str, object]:
-    return {"what": what, "reason": reason, "since_us": None if since_ns is None else since_ns / 1e3}
+def _missing(lack: Missing) -> dict[str, object]:
+    since_us = None if lack.since_ns is None else lack.since_ns / 1e3
+    return {"key": lack.key, "what": lack.what, "reason": lack.reason, "since_us": since_us}
 
 
 def finite(value: object) -> object:
