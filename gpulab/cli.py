@@ -83,7 +83,7 @@ def _named(what: str, store: Store) -> Run | Ranks:
     if path.name != DOCUMENT and (path.is_file() or (path.is_dir() and not _is_stored(what, store))):
         return gpulab.load(path)
     if os.sep in what and not path.exists() and not _is_stored(what, store):
-        raise TraceError(f"There is no file or folder {what!r}.")
+        raise TraceError(f"There is no file or folder {what!r}: check the path.")
     return store.load(what)
 
 

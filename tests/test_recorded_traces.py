@@ -43,6 +43,8 @@ def test_memory_events_of_the_host_are_kept() -> None:
     events = recorded("cpu_steps_memory").memory_events
     assert events is not None and len(events) > 20
     assert set(events.device_index.tolist()) == {-1}
+    (curve,) = gpulab.report(recorded("cpu_steps_memory")).json()["memory"]["recorded"]  # type: ignore[index]
+    assert curve["device_index"] == -1 and curve["allocations"] > 10
     assert recorded("cpu_no_steps").memory_events is None
 
 

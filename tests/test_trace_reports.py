@@ -133,7 +133,8 @@ def test_each_damage_is_counted(tmp_path: Path) -> None:
     whole = made.text(made.step())
     cut = made.write(tmp_path, whole[: whole.index('"Optimizer.step#SGD.step"')])
     trust = facts(loaded(cut)).integrity
-    assert trust is not None and trust.state == "degraded"
+    assert trust is not None and trust.state == "unusable"
+    assert facts(loaded(cut)).breakdown is None, "nobody knows what the GPU did"
     assert next(c.count for c in trust.checks if c.name == "truncated_tail") == 1
 
 
@@ -198,7 +199,10 @@ def test_runs_of_two_jobs_are_not_taken_for_one(tmp_path: Path) -> None:
     rank_file(tmp_path, 1, world=8)
     found = gpulab.load(tmp_path)
     assert isinstance(found, Ranks)
-    assert any("not of the same run" in p.reason for p in found.problems)
+    assert any("not of the same job" in p.reason for p in found.problems)
+    shown = gpulab.report(found)
+    assert "not of one job" in shown.headline.sentence and shown.comparison.straggler is None
+    assert shown.json()["integrity"]["state"] == "unusable"  # type: ignore[index]
 
 
 def test_ranks_without_a_rank_in_the_file_go_by_name(tmp_path: Path) -> None:
@@ -233,6 +237,59 @@ def test_reading_apart_gives_the_same_records(tmp_path: Path, monkeypatch: pytes
 def test_an_empty_folder_says_what_it_looked_for(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"\.json"):
         gpulab.load(tmp_path)
+
+
+def test_times_that_nobody_knows_are_no_zeros(tmp_path: Path) -> None:
+    kernels = [{**e, "dur": -5} if e.get("cat") == "kernel" else e for e in made.step()]
+    known = facts(loaded(made.write(tmp_path, made.text(kernels))))
+    assert known.integrity is not None and known.integrity.state == "unusable"
+    assert known.breakdown is None and known.trace is not None and known.trace.tensorboard is None
+    silent = [{k: v for k, v in e.items() if k != "dur"} for e in made.step()]
+    found = gpulab.report(loaded(made.write(tmp_path, made.text(silent)))).json()
+    assert found["busy_fraction"] is None and found["tensorboard"] is None
+    host = [{**e, "dur": -1} if e["name"] == "aten::mm" else e for e in made.step()]
+    trust = facts(loaded(made.write(tmp_path, made.text(host)))).integrity
+    assert trust is not None and trust.state == "degraded" and "busy_fraction" not in trust.withheld
+
+
+def test_a_window_without_length_has_a_page(tmp_path: Path) -> None:
+    instant = [{**e, "ts": 100, "dur": 0} for e in made.step()]
+    shown = gpulab.report(loaded(made.write(tmp_path, made.text(instant))))
+    assert "took any time" in shown.text()
+    assert "</html>" in shown.html()
+
+
+def test_damage_of_the_compression_alone_withholds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(made.text(made.step()).encode(), mtime=0) + b"more")
+    trust = facts(loaded(path)).integrity
+    assert trust is not None
+    assert {c.name: c.count for c in trust.checks if c.count} == {"broken_gzip": 1} and not trust.withheld
+
+
+def test_a_folder_of_traces_without_a_gpu(tmp_path: Path) -> None:
+    for name in ("cpu_no_steps", "cpu_steps_memory"):
+        source = Path(__file__).parent / "recorded" / f"{name}.pt.trace.json.gz"
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    found = gpulab.load(tmp_path)
+    assert isinstance(found, Ranks)
+    assert "work of a GPU" in gpulab.report(found).text()
+
+
+def test_a_missing_rank_may_be_the_last(tmp_path: Path) -> None:
+    for number in (0, 1, 2, 4, 5, 6):
+        source = real_traces.path(f"v100_dlrm_8ranks/rank{number}")
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    shown = gpulab.report(gpulab.load(tmp_path))
+    assert "Of the 6 ranks that are here" in shown.headline.sentence and "may arrive later" in shown.headline.evidence
+
+
+def test_backward_of_old_traces_is_on_the_operators_account() -> None:
+    known = facts(loaded(real_traces.path("v100_resnet50_workers0")))
+    started = {row.name: row.device_us or 0 for row in known.operators}
+    assert started["aten::cudnn_convolution_backward_weight"] > 20_000
+    assert known.breakdown is not None
+    assert sum(started.values()) > 0.9 * known.breakdown.median_us["compute"]
 
 
 # Bad input at the door

@@ -27,6 +27,7 @@ CLOCK_TOLERANCE_NS = 1_000
 EARLY_NOTICE = 0.001
 
 LOST_EVENTS = ("unreadable events", "missing ts", "broken times")  # as the reader names them
+BROKEN_DURATIONS = ("missing dur", "negative dur")
 DEVICE_FIGURES = ("breakdown", "busy_fraction", "kernel_busy_fraction", "kernels", "tensorboard", "hta")
 HOST_AGAINST_DEVICE = ("idle_causes", "launch_statistics")
 
@@ -204,11 +205,51 @@ def _marks(seen: _Seen) -> FoundSteps:
 
 
 def _truncated_tail(seen: _Seen) -> Check:
-    """Lost kernels have a check of their own; what else is lost nobody can count."""
+    """PyTorch writes the host's events first: what a file cut short lacks is the GPU's work, uncounted."""
     origin = seen.run.origin
-    count = origin.damaged("truncated tail") + origin.damaged("broken gzip") if origin is not None else 0
-    meaning = "the file ends in the middle: what came after is not in these figures"
-    return Check("truncated_tail", count, "degraded" if count else "ok", (), meaning if count else "")
+    count = min(1, origin.damaged("truncated tail")) if origin is not None else 0
+    meaning = "the file ends in the middle: nobody knows how much of the GPU's work is missing"
+    withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fraction") if count else ()
+    return Check("truncated_tail", count, "unusable" if count else "ok", withholds, meaning if count else "")
+
+
+def _broken_gzip(seen: _Seen) -> Check:
+    """Whether text is missing is the affair of `truncated_tail`."""
+    origin = seen.run.origin
+    count = min(1, origin.damaged("broken gzip")) if origin is not None else 0
+    meaning = "the compressed file is damaged or goes on after its end; all text that could be read is in the figures"
+    return Check("broken_gzip", count, "degraded" if count else "ok", (), meaning if count else "")
+
+
+def _broken_durations(seen: _Seen) -> Check:
+    """A span without a duration, or with a negative one, counts as no time."""
+    origin = seen.run.origin
+    if origin is None:
+        return Check("broken_durations", 0, "ok", (), "")
+    on_device = sum(origin.damaged(f"{name} on the device") for name in BROKEN_DURATIONS)
+    on_host = sum(origin.damaged(name) for name in BROKEN_DURATIONS)
+    bad_device = on_device > LOST_NOTICE * max(1, len(seen.device))
+    bad_host = on_host > LOST_LIMIT * max(1, len(seen.timeline) - len(seen.device))
+    withholds: tuple[str, ...] = ()
+    if bad_device or (bad_host and not len(seen.device)):
+        withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE)
+    elif bad_host:
+        withholds = HOST_AGAINST_DEVICE
+    count = on_device + on_host
+    state: State = "unusable" if "breakdown" in withholds else "degraded" if count else "ok"
+    meaning = (
+        f"{count:,} spans have no duration, or a negative one, {on_device:,} of them on the GPU: how long is unknown"
+    )
+    return Check("broken_durations", count, state, withholds, meaning if count else "")
+
+
+def _empty_window(seen: _Seen) -> Check:
+    """Nothing took any time."""
+    start, end = seen.timeline.window_ns
+    empty = end <= start
+    meaning = "nothing in this trace took any time"
+    withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE) if empty else ()
+    return Check("empty_window", int(empty), "unusable" if empty else "ok", withholds, meaning if empty else "")
 
 
 def _dropped_events(seen: _Seen) -> Check:
@@ -252,6 +293,9 @@ _CHECKS: tuple[Callable[[_Seen], Check], ...] = (
     _duplicated_steps,
     _missing_steps,
     _truncated_tail,
+    _broken_gzip,
+    _broken_durations,
+    _empty_window,
     _dropped_events,
     _missing_device_properties,
     _graph_replays,

@@ -51,6 +51,8 @@ def _painted(timeline: Timeline, device_index: int | None, windows: Int64, idle_
 
 def _joined(left: Int64, right: Int64, part: Int64, windows: Int64) -> Pieces:
     """Neighbours of the same part as one piece, but for two steps."""
+    if not len(left):
+        return Pieces(left, right, part)
     fresh = np.ones(len(left), dtype=bool)
     fresh[1:] = (part[1:] != part[:-1]) | (left[1:] != right[:-1]) | np.isin(left[1:], windows[:, 0])
     first = np.flatnonzero(fresh)

@@ -7,15 +7,16 @@ that rank. Only durations are compared, so the clocks of the machines need not a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown, breakdown
+from gpulab.analysis.integrity import Check, Integrity, State, integrity
 from gpulab.intervals import clip, intersect, measure
-from gpulab.run import Category, Int64, Run, Timeline
+from gpulab.run import Category, Int64, Missing, Run, Timeline
 
 SKEW_NOTICE = 0.05  # of the step: definitions.md, exposed communication > 5 %
 
@@ -50,11 +51,35 @@ class RankComparison:
     straggler: int | None
     collectives: int | None
     mismatch: str | None
+    integrity: Integrity = field(default_factory=lambda: Integrity(()))
 
 
-def compare_ranks(runs: Mapping[int, Run]) -> RankComparison:
-    """Account each rank, split its communication into waiting and transfer. Ranks without a breakdown are left out."""
-    accounts = {rank: account for rank, run in sorted(runs.items()) if (account := breakdown(run)) is not None}
+# What may be wrong with a folder of traces → state, what it withholds, what it means.
+_PROBLEMS: dict[str, tuple[State, tuple[str, ...], str]] = {
+    "stranger": ("unusable", ("straggler", "comparison"), "these traces are not of one job"),
+    "unnumbered_rank": ("degraded", (), "which trace is of which rank is not known"),
+    "absent_rank": ("degraded", ("transfer",), "ranks are missing: the last to arrive may be one of them"),
+    "duplicate_rank": ("degraded", (), "a rank is there more than once; the first trace of it counts"),
+    "unreadable_file": ("degraded", ("transfer",), "files cannot be read"),
+}
+
+
+def job_integrity(problems: Sequence[Missing]) -> Integrity:
+    """What is wrong with the traces of a job as a whole, from what their reader found."""
+    checks = []
+    for name, (state, withholds, meaning) in _PROBLEMS.items():
+        count = sum(p.key == name for p in problems)
+        found = Check(name, count, state, withholds, meaning) if count else Check(name, 0, "ok", (), "")
+        checks.append(found)
+    return Integrity(tuple(checks))
+
+
+def compare_ranks(runs: Mapping[int, Run], problems: Sequence[Missing] = ()) -> RankComparison:
+    """Account each rank, split its communication into waiting and transfer.
+
+    Ranks without the work of a GPU, or whose trace cannot carry its accounting, are left out.
+    """
+    accounts = {rank: account for rank, run in sorted(runs.items()) if (account := _account(run)) is not None}
     timelines = {rank: timeline for rank in accounts if (timeline := runs[rank].timeline) is not None}
     kernels = {rank: _collectives(timelines[rank], accounts[rank]) for rank in accounts}
     mismatch = _mismatch(kernels)
@@ -64,7 +89,17 @@ def compare_ranks(runs: Mapping[int, Run]) -> RankComparison:
         for rank in accounts
     )
     count = sum(len(d) for d in next(iter(kernels.values()), {}).values())
-    return RankComparison(ranks, _straggler(ranks), count if mismatch is None else None, mismatch)
+    trust = job_integrity(problems)
+    straggler = None if "straggler" in trust.withheld else _straggler(ranks)
+    return RankComparison(ranks, straggler, count if mismatch is None else None, mismatch, trust)
+
+
+def _account(run: Run) -> Breakdown | None:
+    trust = integrity(run)
+    if trust is None or "breakdown" in trust.withheld:
+        return None
+    account = breakdown(run)
+    return account if account is not None and account.device_index is not None else None
 
 
 Collectives = dict[str, Int64]  # kernel name → durations in ns, in order of start
@@ -148,4 +183,4 @@ def _straggler(ranks: tuple[RankFacts, ...]) -> int | None:
     return last if share >= SKEW_NOTICE else None
 
 
-__all__ = ["SKEW_NOTICE", "RankComparison", "RankFacts", "compare_ranks"]
+__all__ = ["SKEW_NOTICE", "RankComparison", "RankFacts", "compare_ranks", "job_integrity"]

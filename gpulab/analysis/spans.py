@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -26,6 +27,7 @@ SYNCHRONIZING = (
 COPYING = ("cudaMemcpy", "hipMemcpy", "cuMemcpy")
 ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc")
 COMMUNICATING = ("nccl", "rccl")
+_NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
 HOST_CATEGORIES = (Category.CPU_OP, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 
 
@@ -66,6 +68,11 @@ def is_graph_launch(name: str) -> bool:
 def is_copy_or_memset(name: str) -> bool:
     """A call that starts a copy or a memset on the device."""
     return name.startswith(("cudaMemcpy", "cudaMemset", "hipMemcpy", "hipMemset", "cuMemcpy", "cuMemset"))
+
+
+def is_autograd_node(name: str) -> bool:
+    """An evaluation of a node of autograd's graph; torch before 1.9 names only the node (`AddBackward0`)."""
+    return name.startswith("autograd::engine") or _NODE.search(name) is not None
 
 
 def waits_for_everything(name: str) -> bool:
@@ -112,9 +119,9 @@ def on_device(timeline: Timeline, index: int) -> Mask:
 
 
 def training_lanes(timeline: Timeline) -> list[int]:
-    """The training thread and autograd's own threads."""
-    autograd = named(timeline, lambda n: n.startswith("autograd::engine"))
-    lanes = set(np.unique(timeline.lane_id[autograd]).tolist())
+    """The training thread and autograd's own threads: those that evaluate nodes of its graph."""
+    autograd = named(timeline, is_autograd_node)
+    lanes = {i for i in np.unique(timeline.lane_id[autograd]).tolist() if timeline.lanes[i].kind == "thread"}
     if timeline.training_lane is not None:
         lanes.add(timeline.training_lane)
     return sorted(lanes)

@@ -33,13 +33,16 @@ class TraceFacts:
 
 
 def trace_facts(run: Run, devices: tuple[Breakdown, ...], withheld: Set[str] = frozenset()) -> TraceFacts | None:
-    """The figures of a run whose trace holds a GPU's work, accounted in `devices`; None for any other run.
+    """The figures of a run whose trace holds a GPU's work, accounted in `devices`, or memory events; else None.
 
     `withheld` names the figures that the integrity checks do not allow.
     """
     timeline = run.timeline
-    if timeline is None or not timeline.has_device_events:
+    if timeline is None:
         return None
+    if not timeline.has_device_events:
+        curves = memory(run.memory_events)
+        return TraceFacts((), None, None, (), curves, None, None) if curves else None
     windows = _windows(devices, timeline)
     return TraceFacts(
         devices=devices,

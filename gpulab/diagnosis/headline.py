@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.steps import Spread
@@ -106,11 +108,13 @@ def _unit(facts: Facts) -> str:
     return "each step" if account is None or not account.whole_window else "the profiled time"
 
 
-def _of_unit(facts: Facts, part_us: float) -> str:
+def _of_unit(facts: Facts, part: str) -> str:
+    """Of the typical step: the same step that the shares in the sentence are of."""
     account = facts.breakdown
     assert account is not None
-    total = ms(sum(s.end_ns - s.start_ns for s in account.steps) / len(account.steps) / 1e3)
-    return f"{ms(part_us)} of {total}{'' if account.whole_window else ' per profiled step'}"
+    total_us = float(np.median([s.end_ns - s.start_ns for s in account.steps])) / 1e3
+    step = "" if account.whole_window else " per profiled step (median)"
+    return f"{ms(account.typical_share(part) * total_us)} of {ms(total_us)}{step}"
 
 
 def _damaged(facts: Facts) -> Headline | None:
@@ -149,7 +153,7 @@ def _data_wait(facts: Facts) -> Headline | None:
         return None
     bad = share >= DATA_WAIT_BAD
     loader = facts.run.loader
-    workers = ""
+    workers = _how_loaded(facts)
     if loader is not None:
         workers = f"; it loads with {loader.num_workers} worker{'s' if loader.num_workers != 1 else ''}"
     what = "spends" if bad else "loses"
@@ -161,6 +165,16 @@ def _data_wait(facts: Facts) -> Headline | None:
         f"(median of {step.count} {kind} step{'s' if step.count > 1 else ''}){workers}.",
         "bad" if bad else "notice",
     )
+
+
+def _how_loaded(facts: Facts) -> str:
+    """What a trace tells of who loads the data: the iterator's class."""
+    names = facts.run.timeline.names if facts.run.timeline is not None else ()
+    if any("_SingleProcessDataLoaderIter" in name for name in names):
+        return "; the training process loads the data itself (num_workers=0)"
+    if any("_MultiProcessingDataLoaderIter" in name for name in names):
+        return "; worker processes load the data"
+    return ""
 
 
 def _exposed_wait_share(facts: Facts) -> float | None:
@@ -181,7 +195,7 @@ def _communication(facts: Facts) -> Headline | None:
     return Headline(
         "exposed_communication",
         f"For {percent(share)} of {_unit(facts)} the GPU exchanges data with other GPUs and computes nothing.",
-        f"{_of_unit(facts, account.median_us['communication'])} are communication that no computing hides.",
+        f"{_of_unit(facts, 'communication')} are communication that no computing hides.",
         "bad" if share > EXPOSED_BAD else "notice",
     )
 
@@ -200,7 +214,7 @@ def _idle_gpu(facts: Facts) -> Headline | None:
     return Headline(
         key,
         f"The GPU has nothing to do for {percent(idle)} of {_unit(facts)}, mostly because {meaning}.",
-        f"{_of_unit(facts, account.median_us[part])}.",
+        f"{_of_unit(facts, part)} go to that.",
         "bad" if idle >= 2 * IDLE_NOTICE else "notice",
     )
 
@@ -213,7 +227,7 @@ def _unexplained(facts: Facts) -> Headline | None:
         "cannot_tell",
         f"For {percent(account.typical_share('unknown'))} of {_unit(facts)} PyTorch ran nothing: "
         "the time goes to Python code that the trace does not name.",
-        f"{_of_unit(facts, account.median_us['unknown'])} without an operator.",
+        f"{_of_unit(facts, 'unknown')} without an operator.",
         "notice",
     )
 

@@ -20,6 +20,21 @@ def rank_headline(found: RankComparison) -> Headline:
             "Record them with ProfilerActivity.CUDA.",
             "unknown",
         )
+    reason = found.integrity.reason("comparison")
+    if reason is not None:
+        return Headline(
+            "cannot_tell",
+            "These traces are not of one job, so they are not compared.",
+            "Put the traces of each job into a folder of its own; the table below tells which do not belong together.",
+            "unknown",
+        )
+    if not any(r.communication_us for r in found.ranks):
+        return Headline(
+            "cannot_tell",
+            "None of these ranks exchanges data with another in its profiled steps, so nothing can be compared.",
+            "No communication kernel was found: look at each trace by itself with gpulab report FILE.",
+            "unknown",
+        )
     if found.straggler is not None:
         return _straggler(found, found.straggler)
     exposed = float(np.median([r.exposed_us / r.step_us for r in found.ranks]))
@@ -44,10 +59,14 @@ def _straggler(found: RankComparison, straggler: int) -> Headline:
     slowest = next(r for r in found.ranks if r.rank == straggler)
     wait = float(np.median([r.waiting_us or 0 for r in others]))
     share = float(np.median([_waiting_share(r) for r in others]))
+    partial = "transfer" in found.integrity.withheld
+    who = f"Of the {len(found.ranks)} ranks that are here, rank {straggler}" if partial else f"Rank {straggler}"
+    most = " at most" if partial else ""
     return Headline(
         "straggler",
-        f"Rank {straggler} arrives last: the other GPUs wait for it for {percent(share)} of their step.",
-        f"They wait {ms(wait)} per step (median); moving the data takes {ms(slowest.transfer_us or 0)}.",
+        f"{who} arrives last: the other GPUs wait for it for {percent(share)} of their step.",
+        f"They wait {ms(wait)} per step (median); moving the data takes{most} {ms(slowest.transfer_us or 0)}"
+        f"{': a rank that is missing may arrive later still' if partial else ''}.",
         "bad",
     )
 

@@ -51,9 +51,13 @@ def load_ranks(folder: Path) -> Ranks:
     """Every trace in a folder, by rank. Raises TraceError where the folder holds none that can be read."""
     files = sorted(f for f in folder.iterdir() if f.name.endswith(_TRACE_NAMES) and f.is_file())
     if not files:
-        raise TraceError(f"{folder} holds no trace: none of its files ends in .json or .json.gz.")
+        raise TraceError(
+            f"{folder} holds no trace: none of its files ends in .json or .json.gz. Name the file, or its folder."
+        )
     read = _read_all(files)
-    problems = [Missing(f.name, r, key="rank") for f, r in zip(files, read, strict=True) if isinstance(r, str)]
+    problems = [
+        Missing(f.name, r, key="unreadable_file") for f, r in zip(files, read, strict=True) if isinstance(r, str)
+    ]
     found = {f: r for f, r in zip(files, read, strict=True) if isinstance(r, Run)}
     if not found:
         raise TraceError(f"None of the {len(files)} files in {folder} can be read as a trace. {problems[0].reason}")
@@ -112,6 +116,10 @@ def _by_rank(found: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
     """Runs by rank: as the trace says, else by the file's name, else in order of the names."""
     runs: dict[int, Run] = {}
     doubled = []
+    nameless = [file.name for file, run in found.items() if _rank(file, run) is None]
+    if len(nameless) > 1:
+        reason = "neither the files nor their names tell their rank: they are numbered in order of their names"
+        doubled.append(Missing(", ".join(sorted(nameless)[:4]), reason, key="unnumbered_rank"))
     for file, run in sorted(found.items(), key=lambda item: (_rank(*item) is None, item[0].name)):
         rank = _rank(file, run)
         if rank is None:
@@ -119,7 +127,7 @@ def _by_rank(found: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
         if rank in runs:
             origin = runs[rank].origin
             kept = Path(origin.path).name if origin else "another file"
-            doubled.append(Missing(file.name, f"rank {rank} again: {kept} has it already", key="rank"))
+            doubled.append(Missing(file.name, f"rank {rank} again: {kept} has it already", key="duplicate_rank"))
         else:
             runs[rank] = run
     return runs, doubled
@@ -137,16 +145,29 @@ def _absent(runs: dict[int, Run], world_size: int | None) -> Iterator[Missing]:
     if absent:
         shown = ", ".join(map(str, absent[:12])) + (" …" if len(absent) > 12 else "")
         plural = "s" if len(absent) > 1 else ""
-        yield Missing(f"rank{plural} {shown}", f"the job has {world_size} ranks; no trace of it is here", key="rank")
+        yield Missing(
+            f"rank{plural} {shown}", f"the job has {world_size} ranks; no trace of it is here", key="absent_rank"
+        )
 
 
 def _strangers(runs: dict[int, Run]) -> Iterator[Missing]:
-    """Traces that do not look like one job: another number of ranks, or no step in common."""
-    first_rank, first = next(iter(runs.items()))
-    for rank, run in list(runs.items())[1:]:
-        sizes = {r.origin.world_size for r in (first, run) if r.origin and r.origin.world_size}
-        apart = set(first.steps.number.tolist()).isdisjoint(run.steps.number.tolist())
-        if len(sizes) > 1 or (apart and len(first.steps) and len(run.steps)):
-            why = "their numbers of ranks differ" if len(sizes) > 1 else "they have no step in common"
-            yield Missing(f"rank {rank} beside rank {first_rank}", f"they are not of the same run: {why}", key="rank")
-            return
+    """Traces that are not of the job that most of them are of: another number of ranks, or no step in common."""
+    if len(runs) < 2:
+        return
+    most = max(runs, key=lambda rank: sum(_apart(runs[rank], other) is None for other in runs.values()))
+    for rank, run in sorted(runs.items()):
+        why = _apart(runs[most], run)
+        if why is not None:
+            what = f"rank {rank} beside rank {most}"
+            yield Missing(what, f"they are not of the same job: {why}", key="stranger")
+
+
+def _apart(one: Run, other: Run) -> str | None:
+    """Why they cannot be ranks of one job; None where they can."""
+    sizes = {r.origin.world_size for r in (one, other) if r.origin and r.origin.world_size}
+    if len(sizes) > 1:
+        return "their numbers of ranks differ"
+    if {one.device.kind, other.device.kind} == {"cpu", "cuda"}:
+        return "one holds a GPU's work and the other does not"
+    steps = [set(r.steps.number.tolist()) for r in (one, other)]
+    return "they have no step in common" if all(steps) and steps[0].isdisjoint(steps[1]) else None

@@ -101,7 +101,8 @@ def _environment(origin: TraceOrigin) -> Environment:
 
 def _device(trace: Trace) -> Device:
     timeline = trace.timeline
-    if not timeline.has_device_events and not _launches(timeline):
+    cut = trace.origin.damaged("truncated tail") and trace.origin.device_properties  # its GPU's work came after
+    if not timeline.has_device_events and not _launches(timeline) and not cut:
         return Device("cpu", "name not in the trace")
     index = _busiest_device(timeline)
     known = _properties(trace.origin, index)
@@ -202,7 +203,7 @@ def _missing(trace: Trace, found: FoundSteps, device: Device) -> Iterator[Missin
     elif device.kind == "cuda" and (trace.memory_events.total_allocated_bytes < 0).all():
         yield Missing("peak memory", "this version of torch wrote no allocator totals", key="memory")
     if found.source == WHOLE_WINDOW:
-        reason = "the trace has no ProfilerStep, DataLoader or optimizer marks to tell steps apart"
+        reason = "the trace has no ProfilerStep, DataLoader or optimizer marks of any length to tell steps apart"
         yield Missing("steps", reason, key="steps")
 
 

@@ -147,7 +147,7 @@ class Columns:
         lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]
         return SpanColumns(
             start_ns=start,
-            duration_ns=_durations([e.dur for e in spans], damage, where),
+            duration_ns=_durations([e.dur for e in spans], np.isin(category, _ON_DEVICE), damage, where),
             name_id=np.fromiter(map(self.names.__getitem__, [e.name for e in spans]), np.int32, n),
             category=category,
             lane_key=lane,
@@ -283,13 +283,16 @@ def _integer(value: Value, missing: int) -> int:
     return whole if _INT64.min <= whole <= _INT64.max else missing
 
 
-def _durations(written: list[Value], damage: EventDecoder, where: str) -> Int64:
+def _durations(written: list[Value], on_device: npt.NDArray[np.bool_], damage: EventDecoder, where: str) -> Int64:
+    """What has none, or a negative one, gets 0 and is noted, on the device and elsewhere apart."""
     types = set(map(type, written))
+    ns = float_us_to_ns(floats(written))
     if not types <= {int, float}:
         damage.note("dur as text", where, sum(isinstance(d, str) for d in written))
-        damage.note("missing dur", where, sum(d is None for d in written))
-    ns = float_us_to_ns(floats(written))
-    damage.note("negative dur", where, int(((ns < 0) & (ns != NO_TIME)).sum()))
+    for name, broken in (("missing dur", ns == NO_TIME), ("negative dur", (ns < 0) & (ns != NO_TIME))):
+        if broken.any():
+            damage.note(f"{name} on the device", where, int((broken & on_device).sum()))
+            damage.note(name, where, int((broken & ~on_device).sum()))
     return np.maximum(ns, 0)
 
 

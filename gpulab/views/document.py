@@ -40,7 +40,7 @@ def _contract(facts: Facts) -> dict[str, object]:
         "source": run.source,
         "device": _device(run),
         "ranks": _ranks(run),
-        "integrity": _integrity(facts.integrity) if facts.integrity else None,
+        "integrity": integrity(facts.integrity) if facts.integrity else None,
         "window_us": (run.timeline.window_ns[1] - run.timeline.window_ns[0]) / 1e3 if run.timeline else None,
         "busy_fraction": breakdown.busy_fraction if breakdown else None,
         "kernel_busy_fraction": breakdown.kernel_busy_fraction if breakdown else None,
@@ -185,7 +185,7 @@ def _device_account(account: Breakdown) -> dict[str, object]:
     }
 
 
-def _integrity(found: Integrity) -> dict[str, object]:
+def integrity(found: Integrity) -> dict[str, object]:
     return {"state": found.state, "checks": [dataclasses.asdict(check) for check in found.checks]}
 
 

@@ -49,6 +49,7 @@ class RankedReport:
             "schema": document.SCHEMA,
             "source": "ranks",
             "ranks": {"path": self.ranks.path, "present": list(self.facts), "world_size": self.ranks.world_size},
+            "integrity": document.integrity(found.integrity),
             "straggler": found.straggler,
             "collectives": found.collectives,
             "mismatch": found.mismatch,
@@ -111,7 +112,7 @@ def _side_by_side(found: RankComparison) -> Section:
 def _rank_row(rank: RankFacts, straggler: int | None) -> Row:
     account = rank.breakdown
     cells = (
-        f"{rank.rank}" + (" (arrives last)" if rank.rank == straggler else ""),
+        f"{rank.rank}" + (" (last)" if rank.rank == straggler else ""),
         words.duration(rank.step_us),
         words.percent(account.busy_fraction) if account.busy_fraction is not None else NOT_MEASURABLE,
         words.percent(account.share["compute"]),
@@ -127,7 +128,7 @@ def _problems(ranks: Ranks) -> tuple[Section, ...]:
     if not ranks.problems:
         return ()
     rows = tuple(Row((plain(p.what), plain(p.reason))) for p in ranks.problems)
-    return (Section("Traces that are not here", (Column("", "wrap"), Column("", "wrap")), rows, wide=True),)
+    return (Section("What is wrong with these traces", (Column("", "wrap"), Column("", "wrap")), rows, wide=True),)
 
 
 __all__ = ["RankedReport"]

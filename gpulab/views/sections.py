@@ -14,6 +14,7 @@ from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.trace_sections import trace_sections
 from gpulab.views.words import NOT_MEASURABLE, plain, plural
 
+NOT_WORTH_SAYING = 0.02  # of the wait for data
 COSTLIEST = 10
 NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
 WHOLE_CELL = "whole cell"
@@ -197,7 +198,22 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
             f"GPU busy (a kernel, copy or memset ran): {words.percent(breakdown.busy_fraction)} of the profiled time; "
             f"kernels alone: {words.percent(breakdown.kernel_busy_fraction)}."
         )
-    return lines
+    hidden = _hidden_wait(facts, breakdown)
+    return [*lines, hidden] if hidden else lines
+
+
+def _hidden_wait(facts: Facts, breakdown: Breakdown) -> str:
+    """Why the loop's wait is longer than what the accounting shows of it; empty where it is not."""
+    wait = facts.data_wait_us
+    if wait is None or facts.step_us is not None or breakdown.busy_fraction is None:
+        return ""
+    hidden_us = wait.median - breakdown.median_us["data_wait"]
+    if hidden_us < NOT_WORTH_SAYING * wait.median:
+        return ""
+    return (
+        f"The loop waits {words.duration(wait.median)} for the DataLoader. For {words.duration(hidden_us)} of that the "
+        "GPU is still at work on what it was given before; only the rest counts here, as for every other part."
+    )
 
 
 def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None:

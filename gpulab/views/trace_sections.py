@@ -17,9 +17,10 @@ from gpulab.views.words import NOT_MEASURABLE, plain
 
 _VERDICTS = {
     "ok": "Nothing was found that makes these figures doubtful.",
-    "degraded": "Something is wrong with this trace; what depends on it is left out.",
+    "degraded": "Something is wrong with this trace.",
     "unusable": "This trace cannot carry a conclusion about the GPU.",
 }
+_NO_MATTER = "None of this makes the figures doubtful."
 
 
 def trace_sections(facts: Facts) -> Iterator[Section]:
@@ -29,11 +30,13 @@ def trace_sections(facts: Facts) -> Iterator[Section]:
         yield _trust(facts.integrity, run.origin.damage if run.origin else ())
     if trace is None:
         return
-    steps = len(facts.breakdown.steps) if facts.breakdown else 1
+    account = facts.breakdown
+    steps = len(account.steps) if account else 1
+    per = "in the whole trace" if account is None or account.whole_window else "per step"
     if trace.kernels is not None:
-        yield _gpu_work(trace.kernels, trace.launches, steps)
+        yield _gpu_work(trace.kernels, trace.launches, steps, per)
     if trace.copies:
-        yield _copies(trace.copies, steps)
+        yield _copies(trace.copies, steps, per)
     if trace.memory:
         yield _memory(trace.memory)
     if len(trace.devices) > 1:
@@ -49,25 +52,25 @@ def _trust(found: Integrity, damage: Sequence[Damage]) -> Section:
     ]
     told = {check.name.replace("_", " ") for check in found.checks}
     rows += [Row((plain(d.name), f"{d.count:,}", plain(d.detail))) for d in damage if d.name not in told]
-    lines = [_VERDICTS[found.state]]
     withheld = sorted(figure.replace("_", " ") for figure in found.withheld)
+    lines = [_NO_MATTER if found.state == "ok" and rows else _VERDICTS[found.state]]
     if withheld:
         lines.append(f"Left out for it: {', '.join(withheld)}.")
     columns = (Column("looked for"), Column("found", "number"), Column("what it means", "wrap"))
     return Section("Can this trace be trusted?", columns if rows else (), tuple(rows), tuple(lines), aside=not rows)
 
 
-def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int) -> Section:
+def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int, per: str) -> Section:
     short = words.percent(kernels.short_count_fraction)
     rows = [
-        Row(("kernels per step", words.number(kernels.count / steps))),
+        Row((f"kernels {per}", words.number(kernels.count / steps))),
         Row(("time in kernels that use tensor cores, by their names", words.percent(kernels.tensor_core_fraction))),
         Row((f"kernels shorter than {SHORT_KERNEL_US:g} µs", f"{short} ({_of_time(kernels)} of kernel time)")),
         Row(("est. achieved occupancy", _pct(kernels.est_achieved_occupancy_pct))),
     ]
     if launches is not None:
         rows += [
-            Row(("launches per step", words.number(launches.count / steps))),
+            Row((f"launches {per}", words.number(launches.count / steps))),
             Row(("time of a launch on the CPU, median", words.duration(launches.median_us))),
             Row(("from a launch to its kernel, median", words.duration(launches.median_queue_delay_us))),
         ]
@@ -88,7 +91,7 @@ def _pct(value: float | None) -> str:
     return words.percent(None if value is None else value / 100)
 
 
-def _copies(copies: Sequence[CopyRow], steps: int) -> Section:
+def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
     columns = (
         Column(""),
         Column("host memory"),
@@ -108,7 +111,7 @@ def _copies(copies: Sequence[CopyRow], steps: int) -> Section:
         )
         for row in copies
     )
-    lines = ["Time and size per step."]
+    lines = [f"Time and size {per}."]
     if any(row.host_memory == "pageable" for row in copies):
         lines.append("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.")
     return Section("Copies", columns, rows, tuple(lines))
