@@ -6,9 +6,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import hypothesis
 import psutil
 import pytest
 from leftovers import leftovers
+
+hypothesis.settings.register_profile("gpulab", deadline=None)  # time is never asserted in a test
+hypothesis.settings.load_profile("gpulab")
 
 PATIENCE_S = 3.0  # for what is just ending
 

@@ -267,6 +267,8 @@ def test_code_of_the_capture_is_not_interrupted_by_itself(monkeypatch: pytest.Mo
 
 
 def test_an_interrupt_that_arrives_meanwhile_reaches_the_user() -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+
     def due() -> None:
         limit._over.set()
         signal.raise_signal(signal.SIGINT)
@@ -275,7 +277,10 @@ def test_an_interrupt_that_arrives_meanwhile_reaches_the_user() -> None:
 
     limit = Deadline(0.01, due, lambda: None)
     limit.start()
-    with pytest.raises(KeyboardInterrupt):
-        spin(lambda: False)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            spin(lambda: False)
+    finally:
+        signal.signal(signal.SIGINT, before)
     limit.cancel()
     spin(lambda: not deadline._waiting)
