@@ -160,6 +160,7 @@ def test_a_click_on_a_kernel_shows_its_launch_and_l_goes_there(page_file: Path, 
     detail = page.locator(".tl-detail")
     expect(detail).to_contain_text("kernel")
     expect(detail).to_contain_text("launched by cudaLaunchKernel on training thread")
+    expect(canvas).not_to_have_attribute("data-selected", "-1")  # it is written with the next frame
     before = canvas.get_attribute("data-selected")
     canvas.press("l")
     expect(detail).to_contain_text("started 1 on the GPU")
