@@ -42,8 +42,9 @@ def report(run: Ranks) -> RankedReport: ...
 def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
     """The report of a run or of a job's ranks: `.text()`, `.html()`, `.json()`. `unsaved`: why it is not on disk."""
     if isinstance(run, Ranks):
-        found = compare_ranks(run.runs, run.problems)
-        return RankedReport(run, {rank: facts(r) for rank, r in run.runs.items()}, found, rank_headline(found))
+        of_ranks = {rank: facts(r) for rank, r in run.runs.items()}
+        found = compare_ranks(of_ranks, run.problems)
+        return RankedReport(run, of_ranks, found, rank_headline(found))
     known = facts(run)
     return Report(known, headline(known), unsaved)
 

@@ -15,6 +15,7 @@ import numpy as np
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import CurveFact, Facts
 from gpulab.analysis.integrity import integrity
+from gpulab.analysis.memory import memory
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
 from gpulab.analysis.trace_facts import trace_facts
@@ -180,6 +181,7 @@ def facts_of(
         breakdown=found,
         integrity=integrity(run),
         trace=trace_facts(run, (found,) if found else ()),
+        memory=memory(run.memory_events),
         operators=operators,
         kernels=kernels,
         curves=tuple(

@@ -10,7 +10,9 @@ import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.ranks import compare_ranks
+from gpulab.analysis import ranks
+from gpulab.analysis.facts import facts
+from gpulab.analysis.ranks import RankComparison
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
 
 US = 1_000
@@ -18,6 +20,10 @@ GPU = Device("cuda", "NVIDIA V100", 0)
 Kernel = tuple[str, int, int, int]  # name, stream, start µs, duration µs
 
 ALL_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm)"
+
+
+def compare_ranks(runs: dict[int, Run]) -> RankComparison:
+    return ranks.compare_ranks({rank: facts(run) for rank, run in runs.items()})
 
 
 def rank_run(kernels: list[Kernel], step_us: int = 1_000) -> Run:

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown, breakdowns
 from gpulab.analysis.integrity import Integrity, integrity
+from gpulab.analysis.memory import MemoryCurve, memory
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.steps import Selection, Spread, select, spread
 from gpulab.analysis.trace_facts import TraceFacts, trace_facts
@@ -46,6 +47,7 @@ class Facts:
     operators: tuple[CostRow, ...]  # costliest first, self time on the host (compute device "cpu") or the device
     kernels: tuple[CostRow, ...]  # GPU only
     trace: TraceFacts | None  # GPU only
+    memory: tuple[MemoryCurve, ...]  # of the trace's memory events
     curves: tuple[CurveFact, ...]
 
 
@@ -78,6 +80,7 @@ def facts(run: Run) -> Facts:
         if run.timeline is not None and account and "kernels" not in withheld
         else (),
         trace=trace_facts(run, accounts, withheld),
+        memory=memory(run.memory_events),
         curves=tuple(_curve(s) for s in run.samples.series if len(s.value)),
     )
 

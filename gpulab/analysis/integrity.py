@@ -30,6 +30,7 @@ LOST_EVENTS = ("unreadable events", "missing ts", "broken times")  # as the read
 BROKEN_DURATIONS = ("missing dur", "negative dur")
 DEVICE_FIGURES = ("breakdown", "busy_fraction", "kernel_busy_fraction", "kernels", "tensorboard", "hta")
 HOST_AGAINST_DEVICE = ("idle_causes", "launch_statistics")
+ALL_OF_THE_DEVICE = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fraction")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,11 @@ class Check:
     state: State
     withholds: tuple[str, ...]
     meaning: str  # for a person who knows none of our words; empty where nothing was found
+
+
+def found_or_ok(name: str, count: int, state: State, meaning: str, withholds: tuple[str, ...] = ()) -> Check:
+    """The check as it is where something was found, and ok without a word where nothing was."""
+    return Check(name, count, state, withholds, meaning) if count else Check(name, 0, "ok", (), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,16 +104,11 @@ class _Seen:
 def _no_device_events(seen: _Seen) -> Check:
     """CUDA work was launched and nothing came back: CUPTI is refused, or taken by another tool."""
     found = len(seen.starts_work) if len(seen.device) == 0 else 0
-    return Check(
-        "no_device_events",
-        found,
-        "unusable" if found else "ok",
-        (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fraction") if found else (),
+    meaning = (
         f"{found:,} calls started work on a GPU and the trace holds none of it: CUPTI, which records it, was refused "
         "or in use by another tool (gpulab doctor tells)"
-        if found
-        else "",
     )
+    return found_or_ok("no_device_events", found, "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
 def _launches_without_kernels(seen: _Seen) -> Check:
@@ -120,7 +121,7 @@ def _launches_without_kernels(seen: _Seen) -> Check:
         f"{lost:,} of {len(launched):,} kernel launches have no kernel in the trace: the GPU was busier than shown"
     )
     withholds = {"ok": (), "degraded": ("launch_statistics",), "unusable": (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE)}
-    return Check("launches_without_kernels", lost, state, withholds[state], meaning if lost else "")
+    return found_or_ok("launches_without_kernels", lost, state, meaning, withholds[state])
 
 
 def _kernels_before_launch(seen: _Seen) -> Check:
@@ -130,13 +131,8 @@ def _kernels_before_launch(seen: _Seen) -> Check:
         f"{early:,} kernels or copies begin before the call that started them: the clocks of CPU and GPU are "
         "apart in this trace, so what the CPU did while the GPU idled cannot be told"
     )
-    return Check(
-        "kernels_before_launch",
-        early,
-        "degraded" if bad else "ok",
-        HOST_AGAINST_DEVICE if bad else (),
-        meaning if early else "",
-    )
+    state: State = "degraded" if bad else "ok"
+    return found_or_ok("kernels_before_launch", early, state, meaning, HOST_AGAINST_DEVICE if bad else ())
 
 
 def _clock_shift(seen: _Seen) -> Check:
@@ -157,28 +153,15 @@ def _clock_shift(seen: _Seen) -> Check:
         f"after {shifted:,} calls that wait for the GPU, work that they waited for goes on: the GPU's times are "
         "shifted to the right in this trace, so what the CPU did while the GPU idled cannot be told"
     )
-    return Check(
-        "clock_shift",
-        shifted,
-        "degraded" if shifted else "ok",
-        HOST_AGAINST_DEVICE if shifted else (),
-        meaning if shifted else "",
-    )
+    return found_or_ok("clock_shift", shifted, "degraded", meaning, HOST_AGAINST_DEVICE)
 
 
 def _graph_replays(seen: _Seen) -> Check:
     """One launch, many kernels: counting launches says nothing about such a trace."""
     t = seen.timeline
     count = int((np.isin(t.category, (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)) & _graphs(t)).sum())
-    return Check(
-        "graph_replays",
-        count,
-        "ok",
-        ("launch_statistics",) if count else (),
-        f"{count:,} launches of CUDA graphs, each of many kernels at once: kernels per launch are not counted"
-        if count
-        else "",
-    )
+    meaning = f"{count:,} launches of CUDA graphs, each of many kernels at once: kernels per launch are not counted"
+    return found_or_ok("graph_replays", count, "ok", meaning, ("launch_statistics",))
 
 
 def _graphs(timeline: Timeline) -> spans.Mask:
@@ -189,13 +172,13 @@ def _duplicated_steps(seen: _Seen) -> Check:
     """Marks of a step that was there already. Copies on the device are Kineto's own and are never counted as steps."""
     count = _marks(seen).duplicate_marks
     meaning = f"{count:,} marks repeat a step that was there already; each step counts once"
-    return Check("duplicated_steps", count, "degraded" if count else "ok", (), meaning if count else "")
+    return found_or_ok("duplicated_steps", count, "degraded", meaning)
 
 
 def _missing_steps(seen: _Seen) -> Check:
     count = _marks(seen).missing_numbers
     meaning = f"{count:,} numbers are missing between the first step and the last: nothing is known of those steps"
-    return Check("missing_steps", count, "degraded" if count else "ok", (), meaning if count else "")
+    return found_or_ok("missing_steps", count, "degraded", meaning)
 
 
 def _marks(seen: _Seen) -> FoundSteps:
@@ -209,8 +192,7 @@ def _truncated_tail(seen: _Seen) -> Check:
     origin = seen.run.origin
     count = min(1, origin.damaged("truncated tail")) if origin is not None else 0
     meaning = "the file ends in the middle: nobody knows how much of the GPU's work is missing"
-    withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fraction") if count else ()
-    return Check("truncated_tail", count, "unusable" if count else "ok", withholds, meaning if count else "")
+    return found_or_ok("truncated_tail", count, "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
 def _broken_gzip(seen: _Seen) -> Check:
@@ -218,38 +200,34 @@ def _broken_gzip(seen: _Seen) -> Check:
     origin = seen.run.origin
     count = min(1, origin.damaged("broken gzip")) if origin is not None else 0
     meaning = "the compressed file is damaged or goes on after its end; all text that could be read is in the figures"
-    return Check("broken_gzip", count, "degraded" if count else "ok", (), meaning if count else "")
+    return found_or_ok("broken_gzip", count, "degraded", meaning)
 
 
 def _broken_durations(seen: _Seen) -> Check:
     """A span without a duration, or with a negative one, counts as no time."""
     origin = seen.run.origin
-    if origin is None:
-        return Check("broken_durations", 0, "ok", (), "")
-    on_device = sum(origin.damaged(f"{name} on the device") for name in BROKEN_DURATIONS)
-    on_host = sum(origin.damaged(name) for name in BROKEN_DURATIONS)
+    on_device = sum(origin.damaged(f"{name} on the device") for name in BROKEN_DURATIONS) if origin is not None else 0
+    on_host = sum(origin.damaged(name) for name in BROKEN_DURATIONS) if origin is not None else 0
     bad_device = on_device > LOST_NOTICE * max(1, len(seen.device))
     bad_host = on_host > LOST_LIMIT * max(1, len(seen.timeline) - len(seen.device))
     withholds: tuple[str, ...] = ()
     if bad_device or (bad_host and not len(seen.device)):
-        withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE)
+        withholds = ALL_OF_THE_DEVICE
     elif bad_host:
         withholds = HOST_AGAINST_DEVICE
     count = on_device + on_host
-    state: State = "unusable" if "breakdown" in withholds else "degraded" if count else "ok"
+    state: State = "unusable" if "breakdown" in withholds else "degraded"
     meaning = (
         f"{count:,} spans have no duration, or a negative one, {on_device:,} of them on the GPU: how long is unknown"
     )
-    return Check("broken_durations", count, state, withholds, meaning if count else "")
+    return found_or_ok("broken_durations", count, state, meaning, withholds)
 
 
 def _empty_window(seen: _Seen) -> Check:
     """Nothing took any time."""
     start, end = seen.timeline.window_ns
-    empty = end <= start
     meaning = "nothing in this trace took any time"
-    withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE) if empty else ()
-    return Check("empty_window", int(empty), "unusable" if empty else "ok", withholds, meaning if empty else "")
+    return found_or_ok("empty_window", int(end <= start), "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
 def _dropped_events(seen: _Seen) -> Check:
@@ -258,10 +236,10 @@ def _dropped_events(seen: _Seen) -> Check:
     found = {d.name: d.count for d in origin.damage if d.name in LOST_EVENTS} if origin is not None else {}
     count = sum(found.values())
     bad = origin is not None and count > LOST_LIMIT * max(1, origin.events_read)
-    state: State = "unusable" if bad else "degraded" if count else "ok"
+    state: State = "unusable" if bad else "degraded"
     said = ", ".join(f"{n:,} {name}" for name, n in found.items())
     withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE) if bad else ()
-    return Check("dropped_events", count, state, withholds, f"not in these figures: {said}" if count else "")
+    return found_or_ok("dropped_events", count, state, f"not in these figures: {said}", withholds)
 
 
 def _missing_device_properties(seen: _Seen) -> Check:
@@ -269,20 +247,14 @@ def _missing_device_properties(seen: _Seen) -> Check:
     origin = seen.run.origin
     count = len(spans.devices(seen.timeline)) if origin is not None and not origin.device_properties else 0
     meaning = "the trace does not say which GPU it was: its memory is not known"
-    return Check(
-        "missing_device_properties",
-        count,
-        "degraded" if count else "ok",
-        ("device_memory",) if count else (),
-        meaning if count else "",
-    )
+    return found_or_ok("missing_device_properties", count, "degraded", meaning, ("device_memory",))
 
 
 def _zero_duration_kernels(seen: _Seen) -> Check:
     t = seen.timeline
     count = int((t.duration_ns[seen.device] == 0).sum())
     meaning = f"{count:,} kernels or copies are shorter than the clock can tell; they count as no time"
-    return Check("zero_duration_kernels", count, "ok", (), meaning if count else "")
+    return found_or_ok("zero_duration_kernels", count, "ok", meaning)
 
 
 _CHECKS: tuple[Callable[[_Seen], Check], ...] = (

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpulab.analysis import spans
-from gpulab.analysis.breakdown import Breakdown, breakdown
-from gpulab.analysis.integrity import Check, Integrity, State, integrity
+from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.integrity import Check, Integrity, State, found_or_ok
 from gpulab.intervals import clip, intersect, measure
-from gpulab.run import Category, Int64, Missing, Run, Timeline
+from gpulab.run import Category, Int64, Missing, Timeline
 
 SKEW_NOTICE = 0.05  # of the step: definitions.md, exposed communication > 5 %
 
@@ -66,21 +67,19 @@ _PROBLEMS: dict[str, tuple[State, tuple[str, ...], str]] = {
 
 def job_integrity(problems: Sequence[Missing]) -> Integrity:
     """What is wrong with the traces of a job as a whole, from what their reader found."""
-    checks = []
+    checks: list[Check] = []
     for name, (state, withholds, meaning) in _PROBLEMS.items():
-        count = sum(p.key == name for p in problems)
-        found = Check(name, count, state, withholds, meaning) if count else Check(name, 0, "ok", (), "")
-        checks.append(found)
+        checks.append(found_or_ok(name, sum(p.key == name for p in problems), state, meaning, withholds))
     return Integrity(tuple(checks))
 
 
-def compare_ranks(runs: Mapping[int, Run], problems: Sequence[Missing] = ()) -> RankComparison:
-    """Account each rank, split its communication into waiting and transfer.
+def compare_ranks(facts: Mapping[int, Facts], problems: Sequence[Missing] = ()) -> RankComparison:
+    """Split the communication of each rank into waiting and transfer.
 
     Ranks without the work of a GPU, or whose trace cannot carry its accounting, are left out.
     """
-    accounts = {rank: account for rank, run in sorted(runs.items()) if (account := _account(run)) is not None}
-    timelines = {rank: timeline for rank in accounts if (timeline := runs[rank].timeline) is not None}
+    accounts = {rank: b for rank, f in sorted(facts.items()) if (b := f.breakdown) and b.device_index is not None}
+    timelines = {rank: timeline for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
     kernels = {rank: _collectives(timelines[rank], accounts[rank]) for rank in accounts}
     mismatch = _mismatch(kernels)
     transfer = _shortest(kernels) if mismatch is None else {}
@@ -92,14 +91,6 @@ def compare_ranks(runs: Mapping[int, Run], problems: Sequence[Missing] = ()) -> 
     trust = job_integrity(problems)
     straggler = None if "straggler" in trust.withheld else _straggler(ranks)
     return RankComparison(ranks, straggler, count if mismatch is None else None, mismatch, trust)
-
-
-def _account(run: Run) -> Breakdown | None:
-    trust = integrity(run)
-    if trust is None or "breakdown" in trust.withheld:
-        return None
-    account = breakdown(run)
-    return account if account is not None and account.device_index is not None else None
 
 
 Collectives = dict[str, Int64]  # kernel name → durations in ns, in order of start

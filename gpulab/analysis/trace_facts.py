@@ -1,4 +1,4 @@
-"""What only the trace of a GPU can tell, beyond the breakdown: kernels, copies, memory, and the peers' figures."""
+"""What only the trace of a GPU can tell, beyond the breakdown: kernels, copies, and the peers' figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.hta import HtaView, hta
 from gpulab.analysis.kernels import CopyRow, Kernels, Launches, copies, kernels, launches
-from gpulab.analysis.memory import MemoryCurve, memory
 from gpulab.analysis.tensorboard import TensorBoardView, tensorboard
 from gpulab.run import Run, Timeline
 
@@ -27,29 +26,24 @@ class TraceFacts:
     kernels: Kernels | None
     launches: Launches | None
     copies: tuple[CopyRow, ...]
-    memory: tuple[MemoryCurve, ...]
     tensorboard: TensorBoardView | None
     hta: HtaView | None
 
 
 def trace_facts(run: Run, devices: tuple[Breakdown, ...], withheld: Set[str] = frozenset()) -> TraceFacts | None:
-    """The figures of a run whose trace holds a GPU's work, accounted in `devices`, or memory events; else None.
+    """The figures of a run whose trace holds a GPU's work, accounted in `devices`; None for any other run.
 
     `withheld` names the figures that the integrity checks do not allow.
     """
     timeline = run.timeline
-    if timeline is None:
+    if timeline is None or not timeline.has_device_events:
         return None
-    if not timeline.has_device_events:
-        curves = memory(run.memory_events)
-        return TraceFacts((), None, None, (), curves, None, None) if curves else None
     windows = _windows(devices, timeline)
     return TraceFacts(
         devices=devices,
         kernels=None if "kernels" in withheld else kernels(timeline, windows),
         launches=None if "launch_statistics" in withheld else launches(timeline, windows),
         copies=() if "kernels" in withheld else copies(timeline, windows),
-        memory=memory(run.memory_events),
         tensorboard=None if "tensorboard" in withheld else tensorboard(timeline),
         hta=None if "hta" in withheld else hta(timeline, _file_zero_ns(run)),
     )

@@ -152,23 +152,22 @@ def _data_wait(facts: Facts) -> Headline | None:
     if min(share, exposed if exposed is not None else share) < DATA_WAIT_NOTICE:
         return None
     bad = share >= DATA_WAIT_BAD
-    loader = facts.run.loader
-    workers = _how_loaded(facts)
-    if loader is not None:
-        workers = f"; it loads with {loader.num_workers} worker{'s' if loader.num_workers != 1 else ''}"
     what = "spends" if bad else "loses"
     kind = "unprofiled" if facts.step_us is not None else "profiled"
     return Headline(
         "data_starved",
         f"Each training step {what} {percent(share)} of its time waiting for the next batch of data.",
         f"{ms(wait.median)} of every {ms(step.median)} step go to the DataLoader "
-        f"(median of {step.count} {kind} step{'s' if step.count > 1 else ''}){workers}.",
+        f"(median of {step.count} {kind} step{'s' if step.count > 1 else ''}){_how_loaded(facts)}.",
         "bad" if bad else "notice",
     )
 
 
 def _how_loaded(facts: Facts) -> str:
-    """What a trace tells of who loads the data: the iterator's class."""
+    """Who loads the data: as the loader says, else as the iterator's class in a trace tells."""
+    loader = facts.run.loader
+    if loader is not None:
+        return f"; it loads with {loader.num_workers} worker{'s' if loader.num_workers != 1 else ''}"
     names = facts.run.timeline.names if facts.run.timeline is not None else ()
     if any("_SingleProcessDataLoaderIter" in name for name in names):
         return "; the training process loads the data itself (num_workers=0)"

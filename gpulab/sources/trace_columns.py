@@ -147,7 +147,7 @@ class Columns:
         lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]
         return SpanColumns(
             start_ns=start,
-            duration_ns=_durations([e.dur for e in spans], np.isin(category, _ON_DEVICE), damage, where),
+            duration_ns=_durations([e.dur for e in spans], rows, damage, where),
             name_id=np.fromiter(map(self.names.__getitem__, [e.name for e in spans]), np.int32, n),
             category=category,
             lane_key=lane,
@@ -283,16 +283,17 @@ def _integer(value: Value, missing: int) -> int:
     return whole if _INT64.min <= whole <= _INT64.max else missing
 
 
-def _durations(written: list[Value], on_device: npt.NDArray[np.bool_], damage: EventDecoder, where: str) -> Int64:
-    """What has none, or a negative one, gets 0 and is noted, on the device and elsewhere apart."""
+def _durations(written: list[Value], device: Int64, damage: EventDecoder, where: str) -> Int64:
+    """What has none, or a negative one, gets 0 and is noted, apart in the rows of the `device` and elsewhere."""
     types = set(map(type, written))
     ns = float_us_to_ns(floats(written))
     if not types <= {int, float}:
         damage.note("dur as text", where, sum(isinstance(d, str) for d in written))
     for name, broken in (("missing dur", ns == NO_TIME), ("negative dur", (ns < 0) & (ns != NO_TIME))):
         if broken.any():
-            damage.note(f"{name} on the device", where, int((broken & on_device).sum()))
-            damage.note(name, where, int((broken & ~on_device).sum()))
+            on_device = int(broken[device].sum())
+            damage.note(f"{name} on the device", where, on_device)
+            damage.note(name, where, int(broken.sum()) - on_device)
     return np.maximum(ns, 0)
 
 

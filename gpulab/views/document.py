@@ -146,7 +146,6 @@ def _hta(view: HtaView) -> dict[str, object]:
 
 def _memory(facts: Facts) -> dict[str, object]:
     """Peaks, and per device of the trace's memory events; their curves are in `run.memory_events`."""
-    curves = facts.trace.memory if facts.trace else ()
     return {
         **dataclasses.asdict(facts.run.memory),
         "recorded": [
@@ -160,7 +159,7 @@ def _memory(facts: Facts) -> dict[str, object]:
                 "growth_bytes": c.growth_bytes,
                 "absolute": c.absolute,
             }
-            for c in curves
+            for c in facts.memory
         ],
     }
 

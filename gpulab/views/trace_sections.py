@@ -28,8 +28,18 @@ def trace_sections(facts: Facts) -> Iterator[Section]:
     run, trace = facts.run, facts.trace
     if facts.integrity is not None and (trace is not None or run.origin is not None):
         yield _trust(facts.integrity, run.origin.damage if run.origin else ())
+    if trace is not None:
+        yield from _gpu(facts, trace)
+    if facts.memory:
+        yield _memory(facts.memory)
     if trace is None:
         return
+    if len(trace.devices) > 1:
+        yield _devices(trace)
+    yield from _other_tools(trace)
+
+
+def _gpu(facts: Facts, trace: TraceFacts) -> Iterator[Section]:
     account = facts.breakdown
     steps = len(account.steps) if account else 1
     per = "in the whole trace" if account is None or account.whole_window else "per step"
@@ -37,11 +47,6 @@ def trace_sections(facts: Facts) -> Iterator[Section]:
         yield _gpu_work(trace.kernels, trace.launches, steps, per)
     if trace.copies:
         yield _copies(trace.copies, steps, per)
-    if trace.memory:
-        yield _memory(trace.memory)
-    if len(trace.devices) > 1:
-        yield _devices(trace)
-    yield from _other_tools(trace)
 
 
 def _trust(found: Integrity, damage: Sequence[Damage]) -> Section:
