@@ -15,6 +15,7 @@ from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns
 from gpulab.analysis.facts import facts
 from gpulab.analysis.launches import CallTree
 from gpulab.analysis.operators import operators
+from gpulab.analysis.placing import placed
 from gpulab.diagnosis.headline import headline
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
 from gpulab.sources.kineto import cut, launches
@@ -248,6 +249,14 @@ def test_busy_is_a_union_over_streams() -> None:
     assert account is not None
     assert account.kernel_busy_fraction == 15 / 30
     assert account.busy_fraction == 19 / 30
+
+
+def test_no_step_has_no_pieces() -> None:
+    run = run_of([Span("gemm", Category.KERNEL, STREAM, 0, 10)], [(0, 15)])
+    account = breakdown(run)
+    assert account is not None and run.timeline is not None
+    pieces = placed(run.timeline, replace(account, steps=()))
+    assert pieces is None or len(pieces.part) == 0
 
 
 def test_two_devices_are_accounted_apart() -> None:

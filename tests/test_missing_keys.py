@@ -29,6 +29,10 @@ def stored(run: Run, *, with_keys: bool) -> Run:
     return encoding.decode(document, io.BytesIO(columns))
 
 
+def why_no_breakdown(run: Run) -> str:
+    return sections.why_no_breakdown(replace(no_step_case().facts, run=run, integrity=None))
+
+
 def test_every_missing_is_made_with_a_key() -> None:
     folder = Path(gpulab.__file__).parent
     bare = []
@@ -48,8 +52,8 @@ def test_a_key_is_kept_and_the_words_do_not_matter() -> None:
     assert back.missing == run.missing
     given = Report(replace(no_step_case().facts, run=back), no_step_case().headline).json()["missing"]
     assert given == [{"key": "breakdown", "what": "anything", "reason": "a reason", "since_us": 0.005}]
-    assert sections.why_no_breakdown(back) == "a reason"
-    assert sections.why_no_breakdown(replace(run, missing=(Missing("the breakdown", "no", key="other"),))) != "no"
+    assert why_no_breakdown(back) == "a reason"
+    assert why_no_breakdown(replace(run, missing=(Missing("the breakdown", "no", key="other"),))) != "no"
 
 
 @pytest.mark.parametrize("case", [no_step_case(), no_trace_case()], ids=["no step", "no trace"])
@@ -57,7 +61,7 @@ def test_a_run_saved_without_keys_still_tells_its_reasons(case: object) -> None:
     run = case.run  # type: ignore[attr-defined]
     old = stored(run, with_keys=False)
     assert old.missing == run.missing and all(m.key for m in old.missing)
-    assert sections.why_no_breakdown(old) == sections.why_no_breakdown(run)
+    assert why_no_breakdown(old) == why_no_breakdown(run)
     facts = replace(case.facts, run=old)  # type: ignore[attr-defined]
     assert device_curves.why_none(facts) == device_curves.why_none(case.facts)  # type: ignore[attr-defined]
 

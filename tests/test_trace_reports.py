@@ -135,6 +135,8 @@ def test_each_damage_is_counted(tmp_path: Path) -> None:
     trust = facts(loaded(cut)).integrity
     assert trust is not None and trust.state == "unusable"
     assert facts(loaded(cut)).breakdown is None, "nobody knows what the GPU did"
+    said = gpulab.report(loaded(cut)).text()
+    assert "Not measurable: the file ends in the middle" in " ".join(said.split())
     assert next(c.count for c in trust.checks if c.name == "truncated_tail") == 1
 
 

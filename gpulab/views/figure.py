@@ -129,7 +129,7 @@ def _device_panel(facts: Facts) -> _Panel:
 def _zoom_panel(facts: Facts) -> _Panel:
     account, timeline = facts.breakdown, facts.run.timeline
     if account is None or timeline is None:
-        return _sentence(f"No view into a step: {why_no_breakdown(facts.run)}.")
+        return _sentence(f"No view into a step: {why_no_breakdown(facts)}.")
     zoom = step_zoom.Zoom.into(timeline, account, facts.run.device.kind)
     return _Panel(max(0.28 * zoom.rows, 1.2), _AXIS_IN + 0.05, lambda axes: zoom.draw(axes, _PANEL_IN * DPI))
 

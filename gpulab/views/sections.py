@@ -147,7 +147,7 @@ def _parts(facts: Facts) -> Section:
     breakdown = facts.breakdown
     title = "Where the time goes" if breakdown and breakdown.whole_window else "Where the step's time goes"
     if breakdown is None:
-        return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts.run)}.",), wide=True)
+        return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts)}.",), wide=True)
     kind = facts.run.device.kind
     columns = (Column(""), Column("share", "number"), Column(_per(breakdown), "number"), Column("meaning", "wrap"))
     rows = tuple(
@@ -175,8 +175,11 @@ def shown_parts(breakdown: Breakdown) -> dict[str, words.Part]:
     return {key: part for key, part in words.PARTS.items() if breakdown.share.get(key, 0) > 0}
 
 
-def why_no_breakdown(run: Run) -> str:
-    """The reason for a missing breakdown, as far as the record tells it."""
+def why_no_breakdown(facts: Facts) -> str:
+    """The reason for a missing breakdown: what is wrong with the trace, else what the record tells."""
+    run, withheld = facts.run, facts.integrity.reason("breakdown") if facts.integrity is not None else None
+    if withheld is not None:
+        return plain(withheld)
     if not run.settings.trace:
         return "the run was made without the profiler (--no-trace)"
     told = next((m for m in run.missing if m.key == "breakdown"), None)

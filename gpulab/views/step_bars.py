@@ -171,7 +171,9 @@ def shade_profiled(axes: Axes, facts: Facts, seconds_per_unit: float, *, name: b
 def _legend(axes: Axes, facts: Facts, found: Bars) -> None:
     share = facts.breakdown.share if facts.breakdown and profiled_steps(facts) else {}
     names = [n for n in words.PARTS if share.get(n) or (n in _UNPROFILED_PARTS and found.parts_ms[n].any())]
-    keys = [Key("rest of an unprofiled step", words.NOT_PROFILED.colour)] if found.parts_ms[_REST].any() else []
+    withheld = facts.breakdown is None and facts.run.timeline is not None
+    rest = "rest of the step" if withheld else "rest of an unprofiled step"
+    keys = [Key(rest, words.NOT_PROFILED.colour)] if found.parts_ms[_REST].any() else []
     for name in reversed(names):
         part = words.PARTS[name]
         label = f"{part.label}  {words.percent(share[name])}" if share.get(name) else part.label
