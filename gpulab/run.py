@@ -297,6 +297,7 @@ class Settings:
     save: bool = True
     device: str = "auto"  # "auto", "cpu", "cuda", "cuda:1"
     whole: bool = False  # trace from the first line, for code without steps
+    knobs: dict[str, str] = field(default_factory=dict)  # what was changed for this run, as written: workers → 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -375,6 +376,21 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
+class Change:
+    """One thing that was changed for a run without an edit of its code, and whether it took effect.
+
+    `state`: "took effect", "no effect", "cannot tell"; `evidence`: how that is known, a sentence without a full stop.
+    """
+
+    name: str
+    value: str
+    found: str  # the value as the code has it; "" unknown
+    kind: str  # what it takes hold of: "DataLoader option", "variable of the cell", …
+    state: str
+    evidence: str
+
+
+@dataclass(frozen=True, slots=True)
 class Observer:
     """What the measuring itself cost."""
 
@@ -415,6 +431,7 @@ class Run:
     traced_numbers: tuple[int, ...] = ()  # step numbers wholly inside timeline.window_ns
     origin: TraceOrigin | None = None  # of a loaded trace
     memory_events: MemoryEvents | None = None  # None: not recorded
+    changes: tuple[Change, ...] = ()
     schema: int = SCHEMA
 
     @property

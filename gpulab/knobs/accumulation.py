@@ -1,0 +1,183 @@
+"""Gradient accumulation around an unmodified loop: its optimizer really steps every k-th time only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpulab.knobs.gradients import Taken
+from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.stepping import Turn, around_steps
+from gpulab.knobs.values import whole_number
+from gpulab.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+STEPPED, PASSED = "optimizer steps", "steps passed over"
+
+
+class Accumulate:
+    """The mean gradient of k batches makes one step.
+
+    What the loop hands to its optimizer is put aside k - 1 times; the k-th time the optimizer gets the mean. Losses,
+    gradients and `zero_grad` are the user's as before, so that networks trained in turn (a GAN) do not mix. It costs
+    the memory of one more copy of the gradients than a loop that lets autograd accumulate.
+    """
+
+    name = "accumulate"
+    title = "Gradient accumulation"
+    help = "Batches per optimizer step: the effect of a larger batch in the memory of a small one"
+    kind: Kind = "optimizer option"
+    lesson = "05_batch_size"
+    changes_training = "the optimizer steps less often, on the mean of several batches: as with a larger batch"
+    options: tuple[Value, ...] = (1, 2, 4, 8)
+
+    def parse(self, text: str) -> Value:
+        """A whole number from 1 on. Raises UsageError."""
+        return whole_number(self.name, text, least=1)
+
+    def found(self, scene: Scene) -> Value | None:
+        """Each call of `step` is a step; batches that the cell itself gathers before it cannot be seen from here."""
+        return 1 if scene.optimizers else None
+
+    def refuses(self, scene: Scene, value: Value) -> str | None:
+        """Where no gradient can be put aside before a step."""
+        if value == 1:
+            return None
+        if not scene.optimizers:
+            return "no optimizer steps in this cell"
+        closures = next((o for o in scene.optimizers if o.takes_closure), None)
+        if closures is not None:
+            return f"{closures.class_name} computes its gradients inside of the step, from a closure"
+        if scene.grad_scaler:
+            return "the cell's GradScaler steps on gradients that are still scaled; amp=bf16 needs none"
+        return None
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[Log]:
+        """Stand around the steps of this thread."""
+        log = Log()
+        if int(value) == 1:
+            yield log
+            return
+        accumulation = Accumulation(int(value), log)
+        try:
+            with around_steps(Turn.ACCUMULATING, accumulation):
+                yield log
+        finally:
+            accumulation.give_back()
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+        """By the steps that were passed over."""
+        passed, stepped = log.counts.get(PASSED, 0), log.counts.get(STEPPED, 0)
+        if passed:
+            words = [f"the optimizer really stepped {stepped} of {passed + stepped} times"]
+            batches = _batches_per_step(run)
+            if batches > 1:
+                words.append(f"the cell itself gathers {batches} batches for each of them")
+            return Verification("took effect", "; ".join([*words, *log.refused]))
+        return Verification("no effect", "; ".join(log.refused) or "every step was made")
+
+    def permanent(self, scene: Scene, value: Value) -> Permanent:
+        """The loop's last lines."""
+        if value == 1:
+            return Permanent("# step after each batch")
+        return Permanent(
+            f"(loss / {value}).backward()\n"
+            f"if (i + 1) % {value} == 0:  # i counts the batches\n"
+            "    optimizer.step()\n"
+            "    optimizer.zero_grad()"
+        )
+
+
+@dataclass(slots=True)
+class _Aside:
+    """What one optimizer has been handed since its last step."""
+
+    optimizer: Optimizer  # kept, so that its id stays its own
+    batches: int = 0
+    mean: dict[Tensor, Tensor] = field(default_factory=dict)  # by parameter; complete after k batches
+
+
+class Accumulation:
+    """Puts gradients aside before the steps and gives the user's back after them."""
+
+    def __init__(self, batches: int, log: Log) -> None:
+        self._batches = batches
+        self._log = log
+        self._aside: dict[int, _Aside] = {}
+        self._taken = Taken()
+
+    def before(self, optimizer: Optimizer, closure: bool) -> None:
+        """The k-th time the parameters get the mean gradient, else none: then the optimizer passes them over."""
+        self._taken.give_back()
+        if closure:
+            self._log.refuse("the cell hands a closure to step(): its gradients come only inside of the step")
+            return
+        if getattr(optimizer, "grad_scale", None) is not None:
+            self._log.refuse("the cell's GradScaler steps on gradients that are still scaled")
+            return
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        if all(p.grad is None for p in parameters):
+            return
+        aside = self._aside.setdefault(id(optimizer), _Aside(optimizer))
+        self._put_aside(aside, [p for p in parameters if p.grad is not None])
+        last = aside.batches == self._batches
+        self._log.count(STEPPED if last else PASSED)
+        self._taken.take(parameters)
+        if last:
+            for p in parameters:
+                p.grad = aside.mean.get(p)
+            del self._aside[id(optimizer)]
+
+    def after(self, optimizer: Optimizer) -> None:
+        """What the user's code finds after a step is what it had before."""
+        self._taken.give_back()
+
+    def give_back(self) -> None:
+        """Also after a step that has raised."""
+        self._taken.give_back()
+
+    def _put_aside(self, aside: _Aside, parameters: Sequence[Tensor]) -> None:
+        import torch
+
+        share = 1 / self._batches
+        known = [p for p in parameters if p in aside.mean and not _sparse(p)]
+        with torch.no_grad():
+            if known:
+                torch._foreach_add_([aside.mean[p] for p in known], [_gradient(p) for p in known], alpha=share)
+            done = set(known)
+            for p in parameters:
+                if p not in done:
+                    part = _gradient(p) * share
+                    aside.mean[p] = aside.mean[p] + part if p in aside.mean else part
+        aside.batches += 1
+
+
+def _batches_per_step(run: Run) -> int:
+    counts = run.steps.batch_count
+    return int(np.median(counts)) if len(counts) else 0
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad.detach()
+
+
+def _sparse(parameter: Tensor) -> bool:
+    return _gradient(parameter).is_sparse
+
+
+ACCUMULATE = Accumulate()
+
+__all__ = ["ACCUMULATE"]

@@ -1,0 +1,102 @@
+"""Which implementation of scaled dot product attention torch may choose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpulab.knobs import traced
+from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.values import choice
+from gpulab.run import Run
+
+BACKENDS = {"math": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION"}
+OPERATOR = "scaled_dot_product"
+
+
+class Attention:
+    """The back end of `scaled_dot_product_attention`. What it cannot take goes to math, which takes everything."""
+
+    name = "attention"
+    title = "Attention"
+    help = "Back end of scaled_dot_product_attention: flash and efficient keep the attention matrix out of memory"
+    kind: Kind = "backend setting"
+    lesson = ""
+    changes_training = ""
+    options: tuple[Value, ...] = ("auto", "math", "efficient", "flash")
+
+    def parse(self, text: str) -> Value:
+        """ "auto", "math", "efficient" or "flash". Raises UsageError."""
+        return choice(self.name, text, ("auto", *BACKENDS), {"mem_efficient": "efficient"})
+
+    def found(self, scene: Scene) -> Value | None:
+        """torch chooses, as far as can be seen; which it chose is the scene's `attention`."""
+        return "auto" if _has_attention(scene) else None
+
+    def refuses(self, scene: Scene, value: Value) -> str | None:
+        """Without attention, or where the device has no such back end."""
+        if not _has_attention(scene) and not scene.operators:
+            return "only a trace shows whether the cell uses scaled_dot_product_attention: leave out --no-trace"
+        if not _has_attention(scene):
+            return "the trace shows no scaled_dot_product_attention: attention written by hand has no back ends"
+        if value == "efficient" and scene.device.kind == "cpu":
+            return "efficient attention exists on GPUs only: on the CPU there are math and flash"
+        return None
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[Log]:
+        """Allow this back end, for the whole process; regions of the cell's own that choose one still do."""
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        log = Log()
+        if value == "auto":
+            yield log
+            return
+        allowed = [getattr(SDPBackend, BACKENDS[str(value)]), SDPBackend.MATH]
+        with sdpa_kernel(list(dict.fromkeys(allowed))):
+            yield log
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+        """By the operator that ran."""
+        counts = traced.counts(run)
+        if counts is None:
+            return Verification("cannot tell", "there is no trace that shows which back end ran")
+        forward = {n: c for n, c in counts.items() if not n.endswith("_backward")}
+        ran = {n.removeprefix("aten::"): c for n, c in forward.items() if n.startswith(f"aten::_{OPERATOR}")}
+        if not ran and value == "math" and scene.attention not in (None, "math"):  # torch.compile takes it apart
+            return Verification("took effect", f"{scene.attention} attention is no longer in the trace")
+        if not ran:
+            return Verification("cannot tell", "no attention in the trace")
+        operator, count = max(ran.items(), key=lambda item: item[1])
+        words = f"{count} calls of {operator}"
+        if value == "auto":
+            return Verification("no effect", f"{words}; the cell as written lets torch choose as well")
+        if str(value) not in operator:
+            return Verification("no effect", f"{words}: {value} attention does not take these inputs")
+        if scene.attention == value:
+            return Verification("no effect", f"{words}, as in the cell as written")
+        return Verification("took effect", words)
+
+    def permanent(self, scene: Scene, value: Value) -> Permanent:
+        """A region around the loop."""
+        if value == "auto":
+            return Permanent("# take out sdpa_kernel(…): torch chooses")
+        backends = list(dict.fromkeys([BACKENDS[str(value)], "MATH"]))
+        listed = ", ".join(f"SDPBackend.{b}" for b in backends)
+        return Permanent(
+            "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
+            f"with sdpa_kernel([{listed}]):\n    …  # the training loop"
+        )
+
+
+def _has_attention(scene: Scene) -> bool:
+    return scene.attention is not None or any(OPERATOR in name for name in scene.operators)
+
+
+ATTENTION = Attention()
+
+__all__ = ["ATTENTION"]

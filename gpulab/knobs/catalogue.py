@@ -1,0 +1,290 @@
+"""All knobs in the order of the panel, and how `--set`, `--ab` and `--sweep` name them.
+
+The rule that tells a knob from a variable: a known knob name is that knob, where the code was seen to use what the knob
+takes hold of and the knob can be set there at all; otherwise, and for any other name, it is a variable that the code
+assigns as a literal at its top level or reads; where there is no such variable a knob's name stays the knob, which then
+says why it cannot be set.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+from gpulab.errors import UsageError
+from gpulab.knobs.accumulation import ACCUMULATE
+from gpulab.knobs.attention import ATTENTION
+from gpulab.knobs.compiling import COMPILE
+from gpulab.knobs.dataset_cache import CACHE
+from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
+from gpulab.knobs.knob import Kind, Knob, Value
+from gpulab.knobs.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
+from gpulab.knobs.memory_format import CHANNELS_LAST
+from gpulab.knobs.precision import AMP, TF32
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.variables import Plain, is_plain, plain_value
+
+_LIST: tuple[Knob, ...] = (
+    BATCH_SIZE,
+    WORKERS,
+    PREFETCH,
+    PIN_MEMORY,
+    PERSISTENT_WORKERS,
+    CACHE,
+    AMP,
+    TF32,
+    ATTENTION,
+    FUSED_OPTIMIZER,
+    COMPILE,
+    CHANNELS_LAST,
+    ACCUMULATE,
+)
+KNOBS: dict[str, Knob] = {knob.name: knob for knob in _LIST}
+
+ALSO_CALLED: dict[str, str] = {
+    "bs": "batch_size",
+    "batch": "batch_size",
+    "num_workers": "workers",
+    "prefetch_factor": "prefetch",
+    "precision": "amp",
+    "autocast": "amp",
+    "bf16": "amp",
+    "fp16": "amp",
+    "sdpa": "attention",
+    "flash": "attention",
+    "accumulation": "accumulate",
+    "gradient_accumulation": "accumulate",
+    "memory_format": "channels_last",
+}  # for the hint at the nearest
+
+Names = Callable[[str], bool]
+
+_PAIR = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*=(?!=)(?P<value>.*)", re.DOTALL)
+_OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the user wants changed, in the order written. `texts`: as written."""
+
+    values: Mapping[str, Plain]
+    texts: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Several values of one knob or variable."""
+
+    name: str
+    values: tuple[Plain, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a name means in this code. `knob` is None for a variable; `words` is shown to the user."""
+
+    name: str
+    knob: Knob | None
+    kind: Kind
+
+    @property
+    def words(self) -> str:
+        """ "batch_size: DataLoader option"."""
+        return f"{self.name}: {self.kind}"
+
+
+def decide(name: str, scene: Scene, names: Names) -> Decision:
+    """The rule. `names` says whether the code has such a variable. Raises UsageError where it is neither."""
+    knob = KNOBS.get(name)
+    if knob is not None and (_can_apply(knob, scene) or not _is_variable(name, names)):
+        return Decision(name, knob, knob.kind)
+    if names(name):
+        return Decision(name, None, "variable of the cell")
+    raise _unknown(name, ())
+
+
+def parse_settings(pairs: Sequence[str], names: Names, variables: Collection[str] = ()) -> Settings:
+    """Read `NAME=VALUE` pairs; one text may hold several, parted by commas ("workers=4, amp=bf16").
+
+    `names` says whether the code has a variable of that name, and may raise UsageError with a reason why it cannot be
+    set; `variables` are those it has, to name the nearest. Raises UsageError in one line.
+    """
+    values: dict[str, Plain] = {}
+    texts: dict[str, str] = {}
+    for pair in (pair for text in pairs for pair in _split_pairs(text)):
+        name, text = _name_and_text(pair, "workers=4")
+        if name in values:
+            raise UsageError(f"{name} is set twice: {name}={texts[name]} and {name}={text}. Set it once.")
+        values[name], texts[name] = _value(name, text, names, variables), text
+    return Settings(values, texts)
+
+
+def parse_sweep(text: str, names: Names | None = None, variables: Collection[str] = ()) -> Sweep:
+    """Read `NAME=VALUE,VALUE,…`. Without `names` any name that is no knob is a variable. Raises UsageError."""
+    name, rest = _name_and_text(text, "batch_size=8,16,32,64")
+    words = [word.strip() for word in _split(rest)]
+    if not rest.strip() or not all(words):
+        raise UsageError(f"--sweep {text.strip()}: a value is missing. Write for example {_example(name)}.")
+    values: list[Plain] = []
+    for word in words:
+        value = _value(name, word, names or (lambda name: True), variables)
+        if any(type(value) is type(v) and value == v for v in values):
+            raise UsageError(f"--sweep {text.strip()}: {word} is there twice.")
+        values.append(value)
+    return Sweep(name, tuple(values))
+
+
+def parse_sweeps(
+    texts: Sequence[str], names: Names | None = None, variables: Collection[str] = ()
+) -> tuple[Sweep, ...]:
+    """Several sweeps. Raises UsageError, also for two of the same name."""
+    sweeps: dict[str, Sweep] = {}
+    for text in texts:
+        sweep = parse_sweep(text, names, variables)
+        if sweep.name in sweeps:
+            raise UsageError(f"{sweep.name} is swept twice: put all its values into one --sweep.")
+        sweeps[sweep.name] = sweep
+    return tuple(sweeps.values())
+
+
+def grid(sweeps: Sequence[Sweep], settings: Mapping[str, Plain] | None = None) -> tuple[dict[str, Plain], ...]:
+    """All combinations, the last sweep turning fastest, each with these settings besides. Raises UsageError."""
+    fixed = dict(settings or {})
+    for sweep in sweeps:
+        if sweep.name in fixed:
+            raise UsageError(f"{sweep.name} is both set and swept: leave out one of the two.")
+    combinations = product(*(sweep.values for sweep in sweeps))
+    return tuple({**fixed, **dict(zip((s.name for s in sweeps), values, strict=True))} for values in combinations)
+
+
+def parsed_value(name: str, given: object) -> Plain:
+    """A value given in code, not as text. Raises UsageError for one that cannot be set."""
+    if name in KNOBS:
+        return KNOBS[name].parse(str(given))
+    if not is_plain(given):
+        raise UsageError(f"{name}={given!r}: only a number, a string, a bool, None or a tuple or list can be set.")
+    return given
+
+
+# -- details -----------------------------------------------------------------------------------------------------------
+
+
+def _can_apply(knob: Knob, scene: Scene) -> bool:
+    """Something of its kind was seen, and there is a value to which it can be set."""
+    seen: dict[Kind, bool] = {
+        "DataLoader option": bool(scene.loaders),
+        "module call": bool(scene.modules),
+        "optimizer option": bool(scene.optimizers),
+    }
+    if not seen.get(knob.kind, True):
+        return False
+    found = knob.found(scene)
+    values = (*knob.options, *(() if found is None else (found,)))
+    return any(knob.refuses(scene, value) is None for value in values)
+
+
+def _is_variable(name: str, names: Names) -> bool:
+    try:
+        return names(name)
+    except UsageError:
+        return False
+
+
+def _value(name: str, text: str, names: Names, variables: Collection[str]) -> Plain:
+    knob = KNOBS.get(name)
+    if knob is None:
+        if not names(name):
+            raise _unknown(name, variables)
+        return plain_value(text)
+    try:
+        return knob.parse(text)
+    except UsageError:
+        if _is_variable(name, names):  # a value of the variable: where the knob applies, it will say no
+            return plain_value(text)
+        raise
+
+
+def value_of_knob(knob: Knob, value: Plain) -> Value:
+    """A value of a setting as the knob's own. Raises UsageError: the text was taken for a variable's."""
+    return knob.parse(str(value))
+
+
+def _unknown(name: str, variables: Collection[str]) -> UsageError:
+    near = _nearest(name, [*variables, *KNOBS])
+    if near is not None:
+        return UsageError(f"{name} is neither a knob nor a variable of the code. Did you mean {near}?")
+    return UsageError(f"{name} is neither a knob nor a variable of the code. Knobs: {', '.join(KNOBS)}.")
+
+
+def _nearest(name: str, known: Sequence[str]) -> str | None:
+    """By what it is called elsewhere, by how it begins, or by its letters."""
+    word = name.lower()
+    if word in ALSO_CALLED:
+        return ALSO_CALLED[word]
+    begun = [k for k in known if len(word) > 2 and k.startswith(word)]
+    return next(iter([*begun, *difflib.get_close_matches(word, known, n=1, cutoff=0.6)]), None)
+
+
+def _name_and_text(pair: str, example: str) -> tuple[str, str]:
+    match = _PAIR.fullmatch(pair)
+    if match is None:
+        near = _nearest(pair.strip(), tuple(KNOBS))
+        raise UsageError(
+            f"{pair.strip()!r} is no setting: write NAME=VALUE, as in {_example(near) if near else example}."
+        )
+    if not match["value"].strip():
+        raise UsageError(f"{match['name']}= has no value: write for example {_example(match['name'])}.")
+    return match["name"], match["value"].strip()
+
+
+def _example(name: str) -> str:
+    knob = KNOBS.get(name)
+    return f"{name}={knob.options[-1]}" if knob is not None and knob.options else f"{name}=VALUE"
+
+
+def _split_pairs(text: str) -> list[str]:
+    """At commas after which another name is set: "workers=4, amp=bf16", but not "sizes=64,64"."""
+    pairs: list[str] = []
+    for part in _split(text):
+        if pairs and _PAIR.fullmatch(part) is None:
+            pairs[-1] += f",{part}"
+        else:
+            pairs.append(part)
+    return pairs
+
+
+def _split(text: str) -> list[str]:
+    """At commas outside of brackets and quotes."""
+    parts, depth, quote = [""], 0, ""
+    for sign in text:
+        if quote:
+            quote = "" if sign == quote else quote
+        elif sign in _QUOTES:
+            quote = sign
+        elif sign in _OPENING:
+            depth += 1
+        elif sign in _CLOSING:
+            depth -= 1
+        if sign == "," and depth <= 0 and not quote:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
+
+
+__all__ = [
+    "KNOBS",
+    "Decision",
+    "Settings",
+    "Sweep",
+    "decide",
+    "grid",
+    "parse_settings",
+    "parse_sweep",
+    "parse_sweeps",
+    "parsed_value",
+    "value_of_knob",
+]

@@ -1,0 +1,217 @@
+"""torch.compile for the modules that a cell calls, in place, and undone."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpulab.knobs import traced
+from gpulab.knobs.dynamo_names import DynamoNames
+from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.outermost import Call, Layer, around_outermost
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.values import choice
+from gpulab.run import Run
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+
+IN_TRACE = re.compile(r"Torch-Compiled Region|CompiledFxGraph|CompiledFunction")
+FIRST_CAPABILITY = 7.0  # of a GPU that Triton compiles for
+
+
+class Compile:
+    """What `Module.compile` does, on each outermost module with parameters, at its first call.
+
+    What was compiled is kept by Dynamo, so that further blocks do not compile anew; `forget` drops it.
+    """
+
+    name = "compile"
+    title = "torch.compile"
+    help = "Fuses operations and launches fewer kernels; the first steps compile. reduce-overhead adds CUDA graphs"
+    kind: Kind = "module call"
+    lesson = ""
+    changes_training = ""
+    options: tuple[Value, ...] = ("off", "default", "reduce-overhead")
+
+    def __init__(self) -> None:
+        self._others: bool | None = None  # something was compiled before the experiment; None: none begun
+        self._names = DynamoNames()
+
+    def parse(self, text: str) -> Value:
+        """ "off", "default" or "reduce-overhead". Raises UsageError."""
+        return choice(self.name, text, ("off", "default", "reduce-overhead"), {"on": "default", "true": "default"})
+
+    def found(self, scene: Scene) -> Value | None:
+        """Off, or compiled in a mode that cannot be seen."""
+        trained = [m for m in scene.modules if m.parameter_count]
+        return "off" if trained and not any(m.compiled for m in trained) else None
+
+    def refuses(self, scene: Scene, value: Value) -> str | None:
+        """Without a module or a compiler, or where the cell compiles itself."""
+        modules = [m for m in scene.modules if m.parameter_count]
+        if not modules:
+            return "no torch.nn.Module with parameters is called in this cell"
+        if any(m.compiled for m in modules):
+            return "the cell compiles its module itself: change that call"
+        if value == "off":
+            return None
+        if scene.device.kind == "cuda":
+            return _no_gpu_compiler(scene)
+        if value == "reduce-overhead":
+            return "reduce-overhead means CUDA graphs, and this run's device is the CPU: use compile=default"
+        return _no_cpp_compiler()
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[Log]:
+        """Compile at the first call; afterwards the modules call their own code again."""
+        log = Log()
+        if value == "off":
+            yield log
+            return
+        if self._others is None:
+            self._others = _something_is_compiled()
+        compiling = Compiling(str(value), log, self._names)
+        try:
+            with around_outermost(Layer.COMPILED, compiling.around):
+                yield log
+        finally:
+            compiling.put_back()
+
+    def forget(self) -> None:
+        """Drop what was compiled, unless the user's own would go with it."""
+        others, self._others = self._others, None
+        if others is not False or not _something_is_compiled():
+            return
+        import torch
+        from torch._inductor.async_compile import shutdown_compile_workers
+
+        torch.compiler.reset()
+        shutdown_compile_workers()
+        self._names.take_out()
+
+    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+        """By the compiled regions in the trace."""
+        if value == "off":
+            return Verification("no effect", "nothing is compiled in the cell as written")
+        compiled = log.counts.get("modules compiled", 0) - len(log.refused)
+        if compiled <= 0:
+            return Verification("no effect", "; ".join(log.refused) or "no module was called")
+        counts = traced.counts(run)
+        if counts is None:
+            return Verification(
+                "cannot tell", f"{compiled} modules were compiled; there is no trace that shows them run"
+            )
+        regions = [n for n in counts if IN_TRACE.search(n)]
+        if not regions:
+            return Verification("no effect", "no compiled region in the trace")
+        return Verification("took effect", "; ".join([f"“{regions[0]}” in the trace", *log.refused]))
+
+    def permanent(self, scene: Scene, value: Value) -> Permanent:
+        """One line before the loop."""
+        mode = "" if value == "default" else f'mode="{value}"'
+        return Permanent(
+            "# take out torch.compile" if value == "off" else f"model.compile({mode})  # once, before the loop"
+        )
+
+
+class Compiling:
+    """Compiles modules as they are called; `put_back` takes the compiled calls off them."""
+
+    def __init__(self, mode: str, log: Log, names: DynamoNames) -> None:
+        self._mode = mode
+        self._names = names
+        self._log = log
+        self._met: dict[int, Module] = {}
+        self._compiled: list[Module] = []
+
+    def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One outermost call. What cannot be compiled runs as it is, and is said."""
+        if id(module) not in self._met:
+            self._met[id(module)] = module
+            self._compile(module)
+        if not any(m is module for m in self._compiled):
+            return call(args, kwargs)
+        from torch._dynamo.exc import TorchDynamoException
+
+        try:
+            return call(args, kwargs)
+        except TorchDynamoException as e:
+            why = " ".join(str(e).split("\n\n")[0].split())
+            self._log.refuse(f"{type(module).__name__} cannot be compiled ({type(e).__name__}: {why[:160]})")
+            self._take_off(module)
+            return call(args, kwargs)
+
+    def _compile(self, module: Module) -> None:
+        if next(module.parameters(), None) is None or any(_is_compiled(m) for m in module.modules()):
+            return
+        import torch
+
+        self._names.meet(module)
+        vars(module)["_compiled_call_impl"] = torch.compile(_call(module), mode=self._mode)
+        self._compiled.append(module)
+        self._log.count("modules compiled")
+
+    def _take_off(self, module: Module) -> None:
+        vars(module).pop("_compiled_call_impl", None)
+        self._compiled = [m for m in self._compiled if m is not module]
+
+    def put_back(self) -> None:
+        """The modules call their own code again."""
+        for module in self._compiled:
+            vars(module).pop("_compiled_call_impl", None)
+
+
+def _call(module: Module) -> Any:
+    """What `Module.compile` compiles; for torch's own classes (`Sequential`) it would silently compile nothing."""
+    from torch._dynamo import external_utils, trace_rules
+
+    own = trace_rules.check(module.forward)
+    return external_utils.wrap_inline(module._call_impl) if own else module._call_impl
+
+
+def _is_compiled(module: Module) -> bool:
+    from torch._dynamo.eval_frame import OptimizedModule
+
+    return isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def _something_is_compiled() -> bool:
+    """Whether anything went through torch.compile. An optimizer alone also loads Dynamo, with no back end."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and any(b is not None for b in getattr(dynamo, "cached_backends", {}).values())
+
+
+def _no_cpp_compiler() -> str | None:
+    command = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(command.split()[0]) is None:
+        return f"torch.compile needs a C++ compiler on the CPU, and there is no {command} (Debian: apt install g++)"
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        return "torch.compile needs Python's header files on the CPU (Debian: apt install python3-dev)"
+    return None
+
+
+def _no_gpu_compiler(scene: Scene) -> str | None:
+    capability = scene.device.details.get("compute_capability")
+    if capability and float(capability) < FIRST_CAPABILITY:
+        has = f"{scene.device.name} has {capability}"
+        return f"torch.compile needs a GPU of compute capability {FIRST_CAPABILITY} or more, and {has}"
+    if importlib.util.find_spec("triton") is None:
+        return "torch.compile needs Triton on the GPU: pip install triton"
+    compiler = os.environ.get("CC") or next((c for c in ("gcc", "clang") if shutil.which(c)), "")
+    if not compiler or shutil.which(compiler.split()[0]) is None:
+        return "Triton needs a C compiler, and there is neither gcc nor clang (Debian: apt install gcc)"
+    return None
+
+
+COMPILE = Compile()
+
+__all__ = ["COMPILE"]

@@ -1,0 +1,291 @@
+"""The whole dataset in memory, loaded once before the loop: what a run would be like if loading items cost nothing.
+
+A dataset that gives another item each time (random augmentation) or draws random numbers for it is refused: a cache
+would freeze it. So is one that would take more than 25 % of the free memory or more than 60 s to load, by its first
+items. Random numbers are as before after the loading. Items are loaded when a loader is first iterated and kept by the
+knob until `forget` or until the user's dataset is gone; at each new application a few are loaded anew and compared.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gpulab.knobs.item_size import free_bytes, item_bytes
+from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.loader_changes import OWN_AFFAIR, Left
+from gpulab.knobs.loader_copy import overriding
+from gpulab.knobs.loader_evidence import why_untouched
+from gpulab.knobs.loader_options import NO_LOADER
+from gpulab.knobs.randomness import drawn, kept
+from gpulab.knobs.same_items import same
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.served import served_for
+from gpulab.knobs.values import switch
+from gpulab.run import Run
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+MEMORY_SHARE = 0.25  # of the free memory
+LIMIT_S = 60.0
+PROBED = 16  # items, loaded twice: an augmentation that happens every other time is missed once in 65,000
+PROBE_LIMIT_S = 4.0
+CHECKED_AGAIN = 3  # items, at each application
+CHUNK = 64  # items at a time, for a dataset that loads several at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """All items of one dataset."""
+
+    dataset: weakref.ref[Any]
+    items: list[Any]
+    size_bytes: int
+
+
+class DatasetCache:
+    """Serve the items of every map-style dataset from memory."""
+
+    name = "cache"
+    title = "Dataset cache"
+    help = "All items are loaded into memory before the loop: shows what loading and decoding cost"
+    kind: Kind = "DataLoader option"
+    lesson = "03_starving_gpu"
+    changes_training = ""
+    options: tuple[Value, ...] = (False, True)
+
+    def __init__(self) -> None:
+        self._kept: dict[int, _Kept] = {}
+        self._left: dict[int, tuple[weakref.ref[Any], str]] = {}  # datasets looked at before, and what spoke against it
+
+    def parse(self, text: str) -> Value:
+        """On or off. Raises UsageError."""
+        return switch(self.name, text)
+
+    def found(self, scene: Scene) -> Value | None:
+        """Off, wherever there is a loader: a cell cannot have it as written."""
+        return None if scene.loader is None else False
+
+    def refuses(self, scene: Scene, value: Value) -> str | None:
+        """What can be told without loading an item; the rest is in the log of the run."""
+        if scene.loader is None:
+            return NO_LOADER
+        if not value:
+            return None
+        if scene.loader.record.iterable:
+            return OWN_AFFAIR
+        return "the dataset has no length" if scene.loader.record.dataset_length is None else None
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[Log]:
+        """Serve from memory the items of each dataset whose loader is iterated inside."""
+        log = Log()
+        cached = _Application(self._kept, self._left, log).cached
+        with overriding("dataset", cached, log) if value else nullcontext():
+            yield log
+
+    def forget(self) -> None:
+        """Free the memory."""
+        self._kept.clear()
+        self._left.clear()
+
+    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+        """By the dataset of the loader that fed the steps."""
+        if not value:
+            return Verification("no effect", "the cell has no cache as written")
+        if not log.counts.get("loaders"):
+            return Verification("no effect", why_untouched(self.name, value, log))
+        if run.loader is None:
+            return Verification("cannot tell", "it is not known which DataLoader fed the steps")
+        name = run.loader.dataset
+        if not log.counts.get(_from_memory(name)):
+            return Verification("no effect", "the dataset that fed the steps is another one")
+        if log.counts.get(_as_written(name)):
+            return Verification("cannot tell", f"one {name} came from memory, another did not")
+        return Verification("took effect", f"{run.loader.dataset_length} items came from memory")
+
+    def permanent(self, scene: Scene, value: Value) -> Permanent:
+        """A list is a dataset."""
+        if not value:
+            return Permanent("")
+        return Permanent("dataset = [dataset[i] for i in range(len(dataset))]  # before the DataLoader is built")
+
+
+class _Application:
+    """The cache as it is applied once: for one block."""
+
+    def __init__(self, kept_items: dict[int, _Kept], left: dict[int, tuple[weakref.ref[Any], str]], log: Log) -> None:
+        self._kept = kept_items
+        self._left = left
+        self._log = log
+        self._trusted: set[int] = set()  # datasets whose items were looked at in this application
+
+    def cached(self, loader: DataLoader[Any], workers: int) -> object:
+        """A dataset that serves the items of the loader's from memory. Raises Left."""
+        name = type(loader.dataset).__name__
+        try:
+            items = self._looked_up(loader, workers)
+        except Left:
+            self._log.count(_as_written(name))
+            raise
+        self._log.count(_from_memory(name))
+        return served_for(loader, items)
+
+    def _looked_up(self, loader: DataLoader[Any], workers: int) -> list[Any]:
+        dataset = loader.dataset
+        before = self._left.get(id(dataset))
+        if before is not None and before[0]() is dataset:
+            raise Left(before[1])
+        began = time.perf_counter()
+        try:
+            with kept():
+                return self._items(_Loading(dataset), copies=1 + _copies(loader, workers))
+        except Left as why:
+            with suppress(TypeError):  # it cannot be referred to weakly
+                self._left[id(dataset)] = weakref.ref(dataset), str(why)
+            raise
+        finally:
+            self._log.preparation_s += time.perf_counter() - began
+
+    def _items(self, load: _Loading, copies: int) -> list[Any]:
+        key = id(load.dataset)
+        found = self._kept.get(key)
+        if found is None or found.dataset() is not load.dataset:
+            found = self._fill(load, copies)
+        elif key not in self._trusted and not _still_true(load, found.items):
+            del self._kept[key]
+            self._log.note("the dataset's items had changed: the cache was filled anew")
+            found = self._fill(load, copies)
+        self._trusted.add(key)
+        return found.items
+
+    def _fill(self, load: _Loading, copies: int) -> _Kept:
+        began = time.perf_counter()
+        dataset = load.dataset
+        limit = int(MEMORY_SHARE * free_bytes() / copies)
+        load.probe(limit)
+        items, size_bytes = load.all(limit)
+        key = id(dataset)
+
+        def drop(gone: weakref.ref[Any]) -> None:
+            if key in self._kept and self._kept[key].dataset is gone:
+                del self._kept[key]
+
+        made = _Kept(_reference(dataset, drop), items, size_bytes)
+        self._kept[key] = made
+        self._log.note(
+            f"{len(items)} items of {type(dataset).__name__} ({_size(size_bytes)}) were loaded into memory in "
+            f"{time.perf_counter() - began:.1f} s before the loop"
+        )
+        return made
+
+
+class _Loading:
+    """Loads items of one dataset the way torch's loader would."""
+
+    def __init__(self, dataset: Any) -> None:
+        if isinstance(dataset, list | tuple):
+            raise Left("its items are in memory already")
+        self.dataset = dataset
+        self._several = getattr(dataset, "__getitems__", None)
+        try:
+            self.length = len(dataset)
+        except Exception:  # a user's __len__ may raise anything
+            raise Left("its dataset has no length") from None
+
+    def items(self, indices: list[int]) -> list[Any]:
+        """These items. Raises Left where the dataset cannot load them."""
+        try:
+            found = self._several(indices) if self._several else [self.dataset[i] for i in indices]
+        except Exception as e:
+            raise Left(f"an item among {indices[0]} to {indices[-1]} could not be loaded ({type(e).__name__})") from e
+        if not isinstance(found, list | tuple) or len(found) != len(indices):
+            raise Left("its dataset gives whole batches, not items")
+        return list(found)
+
+    def probe(self, limit_bytes: int) -> None:
+        """Load some items twice. Raises Left where they differ, or all would be too large or take too long."""
+        sizes: list[int] = []
+        taken_s = 0.0
+        deadline = time.perf_counter() + PROBE_LIMIT_S
+        count = min(PROBED, self.length)
+        for i in (self.length * k // count for k in range(count)):
+            began = time.perf_counter()
+            with drawn() as random:
+                (item,) = self.items([i])
+            taken_s += time.perf_counter() - began
+            if random.numbers or not same(item, self.items([i])[0]):
+                raise Left("its items are not the same each time (random augmentation): a cache would freeze them")
+            sizes.append(item_bytes(item))
+            if time.perf_counter() > deadline:
+                break
+        share = self.length / max(1, len(sizes))
+        if share * taken_s > LIMIT_S:
+            raise Left(f"loading its {self.length} items would take {share * taken_s:.0f} s, more than {LIMIT_S:.0f} s")
+        if share * sum(sizes) > limit_bytes:
+            raise Left(_too_large(f"its {self.length} items", share * sum(sizes), limit_bytes))
+
+    def all(self, limit_bytes: int) -> tuple[list[Any], int]:
+        """All items and their size. Raises Left where they turn out to be more than the probe has foretold."""
+        items: list[Any] = []
+        size_bytes = 0
+        deadline = time.perf_counter() + 2 * LIMIT_S
+        for start in range(0, self.length, CHUNK):
+            chunk = self.items(list(range(start, min(start + CHUNK, self.length))))
+            items += chunk
+            size_bytes += sum(map(item_bytes, chunk))
+            if size_bytes > limit_bytes:
+                raise Left(_too_large(f"{len(items)} of its {self.length} items", size_bytes, limit_bytes))
+            if time.perf_counter() > deadline:
+                raise Left(f"after {2 * LIMIT_S:.0f} s {len(items)} of its {self.length} items were loaded")
+        return items, size_bytes
+
+
+def _still_true(load: _Loading, items: list[Any]) -> bool:
+    if load.length != len(items):
+        return False
+    count = min(CHECKED_AGAIN, len(items))
+    places = [len(items) * k // count for k in range(count)]
+    return all(same(items[i], load.items([i])[0]) for i in places)
+
+
+def _copies(loader: DataLoader[Any], workers: int) -> int:
+    """How many workers have the items a second time: forked ones share them with this process."""
+    from gpulab.knobs.described import seen_loader
+
+    return 0 if not workers or seen_loader(loader).start_method == "fork" else workers
+
+
+def _reference(dataset: Any, drop: Any) -> weakref.ref[Any]:
+    try:
+        return weakref.ref(dataset, drop)
+    except TypeError:
+        raise Left(f"a {type(dataset).__name__} cannot be followed, so its items could not be freed again") from None
+
+
+def _from_memory(dataset: str) -> str:
+    return f"{dataset} from memory"
+
+
+def _as_written(dataset: str) -> str:
+    return f"{dataset} as written"
+
+
+def _too_large(what: str, size_bytes: float, limit_bytes: int) -> str:
+    return (
+        f"{what} take {_size(size_bytes)}; at most {MEMORY_SHARE:.0%} of the free memory, {_size(limit_bytes)}, is used"
+    )
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+CACHE = DatasetCache()
+
+__all__ = ["CACHE", "DatasetCache"]

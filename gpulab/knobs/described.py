@@ -1,0 +1,199 @@
+"""What a DataLoader, an optimizer and a module are, read from the outside: the facts of a scene, nothing changed."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import multiprocessing
+import sys
+import types
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from gpulab.knobs.scene import SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.served import Served
+from gpulab.run import Loader
+
+if TYPE_CHECKING:
+    from torch import Tensor, dtype
+    from torch.nn import Module
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
+_OBJECTS_LOOKED_AT = 200
+_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)  # a worker gets these by their name
+
+
+def loader_record(loader: DataLoader[Any]) -> Loader:
+    """How a DataLoader was built."""
+    from torch.utils.data import IterableDataset
+
+    iterable = isinstance(loader.dataset, IterableDataset)
+    return Loader(
+        dataset=type(as_written(loader.dataset)).__name__,
+        dataset_length=None if iterable else _length(loader.dataset),
+        batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
+        num_workers=loader.num_workers,
+        prefetch_factor=loader.prefetch_factor,
+        pin_memory=bool(loader.pin_memory),
+        persistent_workers=bool(loader.persistent_workers),
+        length=None if iterable else _length(loader),
+        iterable=iterable,
+    )
+
+
+def as_written(dataset: object) -> object:
+    """The user's dataset, where a knob has put another in its place."""
+    return dataset.as_written if isinstance(dataset, Served) else dataset
+
+
+def seen_loader(loader: DataLoader[Any]) -> SeenLoader:
+    """A DataLoader, with what limits its options."""
+    from torch.utils.data import BatchSampler, default_collate, default_convert
+
+    sampler = loader.batch_sampler
+    return SeenLoader(
+        record=loader_record(loader),
+        loader_class=type(loader).__name__,
+        custom_batch_sampler=sampler is not None and type(sampler) is not BatchSampler,
+        dataset_from_main=not main_can_be_imported() and _from_main(loader),
+        start_method=start_method(loader),
+        drop_last=bool(loader.drop_last or getattr(sampler, "drop_last", False)),
+        custom_collate=loader.collate_fn not in (default_collate, default_convert),
+    )
+
+
+def seen_optimizer(optimizer: Optimizer) -> SeenOptimizer:
+    """An optimizer; torch's own tell by their param groups whether they have a fused form."""
+    groups = optimizer.param_groups
+    parameters = [p for group in groups for p in group["params"]]
+    return SeenOptimizer(
+        class_name=type(optimizer).__name__,
+        supports_fused="fused" in groups[0],
+        fused=groups[0].get("fused"),
+        foreach=groups[0].get("foreach"),
+        parameter_devices=_distinct(str(p.device) for p in parameters),
+        parameter_dtypes=_distinct(dtype_name(p.dtype) for p in parameters),
+        takes_closure=_needs_closure(type(optimizer).step),
+    )
+
+
+def seen_module(module: Module, *, trained: bool, autocast_dtype: str | None) -> SeenModule:
+    """A module; parameters that have no shape yet are not counted."""
+    from torch.nn.modules.conv import _ConvNd
+    from torch.nn.parameter import is_lazy
+
+    parameters = [p for p in module.parameters() if not is_lazy(p)]
+    return SeenModule(
+        class_name=type(getattr(module, "_orig_mod", module)).__name__,
+        parameter_count=sum(p.numel() for p in parameters),
+        parameter_dtypes=_distinct(dtype_name(p.dtype) for p in parameters),
+        has_convolution=any(isinstance(m, _ConvNd) for m in module.modules()),
+        memory_format=_memory_format(p for p in parameters if p.dim() == 4),
+        compiled=any(map(is_compiled, module.modules())),
+        trained=trained,
+        autocast_dtype=autocast_dtype,
+    )
+
+
+def is_compiled(module: Module) -> bool:
+    """Whether torch.compile made it or `Module.compile` was called on it."""
+    in_place = getattr(module, "_compiled_call_impl", None) is not None
+    return in_place or type(module).__module__ == "torch._dynamo.eval_frame"
+
+
+def dtype_name(kind: dtype) -> str:
+    """ "bfloat16", without its module."""
+    return str(kind).removeprefix("torch.")
+
+
+def _distinct(names: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(names))
+
+
+def _length(sized: Any) -> int | None:
+    """`len`, or None where the object has none or refuses."""
+    try:
+        return len(sized)
+    except Exception:  # a user's __len__ may raise anything
+        return None
+
+
+def _memory_format(weights: Iterable[Tensor]) -> str | None:
+    """Of 4-dimensional weights; one that fits both formats (a 1×1 convolution) tells nothing beside others."""
+    from torch import channels_last
+
+    fits = {(w.is_contiguous(), w.is_contiguous(memory_format=channels_last)) for w in weights}
+    if not fits:
+        return None
+    telling = fits - {(True, True)}
+    if not telling:
+        return "contiguous"
+    return (
+        {(True, False): "contiguous", (False, True): "channels_last"}.get(next(iter(telling)), "mixed")
+        if (len(telling) == 1)
+        else "mixed"
+    )
+
+
+def _needs_closure(step: Callable[..., object]) -> bool:
+    closure = inspect.signature(step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def start_method(loader: DataLoader[Any] | None = None) -> str:
+    """How workers would start; without a loader, those of one that says nothing of it.
+
+    Leaves a default that is not yet fixed as it is.
+    """
+    context = getattr(loader, "multiprocessing_context", None)
+    method: str | None = (context or multiprocessing).get_start_method(allow_none=True)
+    return method or multiprocessing.get_all_start_methods()[0]
+
+
+def main_can_be_imported() -> bool:
+    """What `multiprocessing.spawn` asks before it lets a worker import the main module: no notebook can be."""
+    main = sys.modules["__main__"]
+    return (
+        getattr(getattr(main, "__spec__", None), "name", None) is not None
+        or getattr(main, "__file__", None) is not None
+    )
+
+
+def _from_main(loader: DataLoader[Any]) -> bool:
+    """Whether a class or function of `__main__` is among what workers are given, as far as pickle would follow."""
+    waiting: deque[object] = deque((loader.dataset, loader.collate_fn, loader.worker_init_fn))
+    for _ in range(_OBJECTS_LOOKED_AT):
+        if not waiting:
+            return False
+        thing = waiting.popleft()
+        named = thing if isinstance(thing, _NAMED) else type(thing)
+        if named.__module__ == "__main__":
+            return True
+        waiting += _held_by(thing)
+    return False
+
+
+def _held_by(thing: object) -> list[object]:
+    if isinstance(thing, _NAMED):
+        return []
+    if isinstance(thing, types.MethodType):
+        return [thing.__self__]
+    if isinstance(thing, functools.partial):
+        return [thing.func, *thing.args]
+    if isinstance(thing, list | tuple):
+        return list(thing[:_OBJECTS_LOOKED_AT])
+    return list(getattr(thing, "__dict__", {}).values())
+
+
+__all__ = [
+    "dtype_name",
+    "is_compiled",
+    "loader_record",
+    "main_can_be_imported",
+    "seen_loader",
+    "seen_module",
+    "seen_optimizer",
+    "start_method",
+]

@@ -1,0 +1,320 @@
+"""Keep a knob's value: the exact edit of the user's own cell, as a diff where the place is found, else as a snippet.
+
+The cell is worked on as text, so that its formatting, comments and IPython's lines stay as they are; a change is only
+offered where the changed text parses to the old code with that one value changed.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import io
+import re
+import tokenize
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpulab.knobs.knob import Permanent
+from gpulab.knobs.variables import literal_places
+
+_IPYTHON = re.compile(r"(?P<indent>\s*)(?:[%!?]|(?P<target>[^\W\d][\w,\s]*=)\s*[%!]|.*\?\s*$)")
+_DATA_LOADER = (
+    "dataset",
+    "batch_size",
+    "shuffle",
+    "sampler",
+    "batch_sampler",
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "drop_last",
+)
+_POSITIONAL = {"DataLoader": _DATA_LOADER}  # parameters that may be given by position, in that order
+_GATHERING, _PLAIN_STEP = "(loss / ", "optimizer.step()"  # as `accumulate` writes them
+_SCALED_BACKWARD = "scaler.scale(loss).backward()"  # as `amp` does
+_TRAINS = ("backward", "step")
+_FSTRING_END = getattr(tokenize, "FSTRING_END", tokenize.STRING)  # from Python 3.12 on
+_CONTEXT = 2  # lines around a change
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What makes values permanent. `text` is a unified diff of the cell (`is_diff`) with notes, or a snippet.
+
+    `cell` is the cell with all that could be located changed.
+    """
+
+    text: str
+    is_diff: bool
+    cell: str
+
+
+def edit(cell: str, permanents: Sequence[Permanent]) -> Edit:
+    """The edit that keeps all these values. What cannot be located in the cell is given as a snippet."""
+    changed, snippets, notes = cell, list[str](), list[str]()
+    for permanent in permanents:
+        result = _changed(changed, permanent)
+        if result is None:
+            snippets.append(permanent.snippet)
+            continue
+        changed, note = result
+        if note and note not in notes:
+            notes.append(note)
+    title = ", ".join(f"{p.keyword}={p.literal}" for p in permanents if p.snippet not in snippets)
+    snippets = _reconciled(list(dict.fromkeys(snippets)))
+    if changed == cell:
+        return Edit("\n\n".join(snippets) or "# The cell has these values already.", False, cell)
+    parts = [*(f"# {note}" for note in notes), _diff(cell, changed, title)]
+    if snippets:
+        parts += ["# And, where it belongs:", *snippets]
+    return Edit("\n".join(parts), True, changed)
+
+
+def _reconciled(snippets: list[str]) -> list[str]:
+    """One end of the loop instead of two: gathering batches and scaling the loss each bring a `backward()` and a step.
+
+    Of two snippets side by side a reader would run both.
+    """
+    gathers = next((s for s in snippets if s.startswith(_GATHERING)), None)
+    scales = next((s for s in snippets if _SCALED_BACKWARD in s), None)
+    if gathers is None or scales is None:
+        return snippets
+    before = scales.partition(_SCALED_BACKWARD)[0]
+    end = f"scaler.scale{gathers}".replace(_PLAIN_STEP, "scaler.step(optimizer)\n    scaler.update()")
+    return [before + end if s is scales else s for s in snippets if s is not gathers]
+
+
+# -- one value ---------------------------------------------------------------------------------------------------------
+
+
+def _changed(text: str, permanent: Permanent) -> tuple[str, str] | None:
+    """The cell with one value changed, and what to say about it; None where the place is not found."""
+    tree = parse(text)
+    if tree is None or not permanent.keyword or "\r" in text:
+        return None
+    if not permanent.call:
+        return _with_variable(text, tree, permanent)
+    count = len(_calls(tree, permanent.call))
+    wanted = _wanted(tree, permanent.call)
+    for number in wanted:  # in turn, each in the text that the one before has left
+        changed = _with_keyword(text, number, permanent)
+        if changed is None:
+            return None
+        text = changed
+    if not wanted:
+        return None
+    if len(wanted) == 1 or permanent.call != "DataLoader":
+        return text, ""
+    which = f"All {count} DataLoader calls are changed: the cell does not tell which of them feeds the training."
+    return text, which if len(wanted) == count else ""
+
+
+def _with_variable(text: str, tree: ast.Module, permanent: Permanent) -> tuple[str, str] | None:
+    places = literal_places(tree).get(permanent.keyword, [])
+    if not places:
+        return None
+    value = ast.parse(permanent.literal, mode="eval").body
+    lines = _Text(text)
+    for place in reversed(places):
+        lines.put(place.value, permanent.literal)
+        place.put(value)
+    return (lines.text, "") if _same(parse(lines.text), tree) else None
+
+
+def _with_keyword(text: str, number: int, permanent: Permanent) -> str | None:
+    """The text with the keyword of one call set; None where that cannot be done for certain."""
+    tree = parse(text)
+    assert tree is not None
+    call = _calls(tree, permanent.call)[number]
+    if any(isinstance(a, ast.Starred) for a in call.args):
+        return None
+    lines = _Text(text)
+    value = ast.parse(permanent.literal, mode="eval").body
+    present = next((k for k in call.keywords if k.arg == permanent.keyword), None)
+    position = _position(permanent)
+    if present is not None:
+        lines.put(present.value, permanent.literal)
+        present.value = value
+    elif position is not None and position < len(call.args):
+        lines.put(call.args[position], permanent.literal)
+        call.args[position] = value
+    elif any(k.arg is None for k in call.keywords):  # **options may have it
+        return None
+    else:
+        lines.add(call, f"{permanent.keyword}={permanent.literal}")
+        call.keywords.append(ast.keyword(permanent.keyword, value))
+    return lines.text if _same(parse(lines.text), tree) else None
+
+
+def _position(permanent: Permanent) -> int | None:
+    names = _POSITIONAL.get(permanent.call, ())
+    return names.index(permanent.keyword) if permanent.keyword in names else None
+
+
+def _same(a: ast.Module | None, b: ast.Module) -> bool:
+    return a is not None and ast.dump(a) == ast.dump(b)
+
+
+# -- which calls -------------------------------------------------------------------------------------------------------
+
+
+def _calls(tree: ast.Module, name: str) -> list[ast.Call]:
+    """All calls of that name, of `….name` and of what the cell imports under another name, in order of the text."""
+    aliases = {name} | {
+        a.asname
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom)
+        for a in node.names
+        if a.name == name and a.asname
+    }
+    found = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _is_named(n.func, name, aliases)]
+    return sorted(found, key=lambda call: (call.lineno, call.col_offset))
+
+
+def _is_named(function: ast.expr, name: str, aliases: set[str]) -> bool:
+    if isinstance(function, ast.Attribute):
+        return function.attr == name
+    return isinstance(function, ast.Name) and function.id in aliases
+
+
+def _wanted(tree: ast.Module, name: str) -> list[int]:
+    """Of several DataLoader calls those that feed a training loop, where one does; else all."""
+    calls = _calls(tree, name)
+    if name != "DataLoader" or len(calls) < 2:
+        return list(range(len(calls)))
+    iterated = [loop.iter for loop in ast.walk(tree) if isinstance(loop, ast.For | ast.AsyncFor) and _trains(loop)]
+    names = {n.id for node in iterated for n in ast.walk(node) if isinstance(n, ast.Name)}
+    inside = {id(n) for node in iterated for n in ast.walk(node)}
+    assigned = _assigned(tree)
+    feeding = [i for i, call in enumerate(calls) if id(call) in inside or names & assigned.get(id(call), set())]
+    return feeding or list(range(len(calls)))
+
+
+def _trains(loop: ast.For | ast.AsyncFor) -> bool:
+    """Whether the loop's body has a backward pass or a step."""
+    nodes = (n for statement in loop.body for n in ast.walk(statement))
+    return any(isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr in _TRAINS for n in nodes)
+
+
+def _assigned(tree: ast.Module) -> dict[int, set[str]]:
+    """For each node in the value of an assignment, by id: the names that it is assigned to."""
+    found: dict[int, set[str]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign):
+            pairs = [pair for target in node.targets for pair in _pairs(target, node.value)]
+        elif isinstance(node, ast.AnnAssign | ast.NamedExpr) and node.value is not None:
+            pairs = [(node.target, node.value)]
+        else:
+            continue
+        for target, value in pairs:
+            names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
+            for inner in ast.walk(value):
+                found.setdefault(id(inner), set()).update(names)
+    return found
+
+
+def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
+    if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
+        yield from zip(target.elts, value.elts, strict=True)
+    else:
+        yield target, value
+
+
+# -- text --------------------------------------------------------------------------------------------------------------
+
+
+class _Text:
+    """A cell's text that is changed where nodes of its tree stand. One change at a time, or from the end backwards."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self._starts = [0, *(m.end() for m in re.finditer("\n", text))]
+
+    def put(self, node: ast.expr, literal: str) -> None:
+        """Have `literal` where the node stands."""
+        begin, end = self._span(node)
+        self.text = self.text[:begin] + literal + self.text[end:]
+
+    def add(self, call: ast.Call, argument: str) -> None:
+        """Have another argument at the end of a call, on a line of its own where the last one has its own."""
+        begin, end = self._span(call)
+        if not call.args and not call.keywords:
+            return self._insert(end - 1, argument)
+        last, comma = (at + begin for at in _end_of_arguments(self.text[begin:end]))
+        indent = self._before_last(call)
+        if indent.strip():
+            return self._insert(last, f", {argument}")
+        had_comma = comma > last
+        addition = f"\n{indent}{argument}{',' if had_comma else ''}"
+        line_end = self.text.find("\n", comma, end)  # a comment may stand before it
+        self._insert(line_end if line_end >= 0 else comma, addition)
+        if not had_comma:
+            self._insert(last, ",")
+
+    def _before_last(self, call: ast.Call) -> str:
+        """What stands on its line before the last argument, but for its own brackets."""
+        nodes: list[ast.expr | ast.keyword] = [*call.args, *call.keywords]
+        at = max(self._offset(n.lineno, n.col_offset) for n in nodes)
+        return self.text[self.text.rfind("\n", 0, at) + 1 : at].rstrip("([{")
+
+    def _insert(self, at: int, what: str) -> None:
+        self.text = self.text[:at] + what + self.text[at:]
+
+    def _span(self, node: ast.expr) -> tuple[int, int]:
+        assert node.end_lineno is not None and node.end_col_offset is not None
+        return self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno, node.end_col_offset)
+
+    def _offset(self, line: int, column: int) -> int:
+        """Where in the text: `ast` counts columns in bytes."""
+        start = self._starts[line - 1]
+        return start + len(self.text[start:].split("\n", 1)[0].encode()[:column].decode(errors="ignore"))
+
+
+def _end_of_arguments(call: str) -> tuple[int, int]:
+    """In the text of a call: where its last argument ends, and where the comma after it does (there, without one)."""
+    starts = [0, *(m.end() for m in re.finditer("\n", call))]
+    ends = [
+        (starts[token.end[0] - 1] + token.end[1], token.string)
+        for token in tokenize.generate_tokens(io.StringIO(call).readline)
+        if token.type in (tokenize.OP, tokenize.NAME, tokenize.NUMBER, tokenize.STRING, _FSTRING_END)
+    ]
+    (before, _), (last, sign) = ends[-3], ends[-2]
+    return (before, last) if sign == "," else (last, last)
+
+
+def parse(text: str) -> ast.Module | None:
+    """The cell's tree, IPython's own lines left out in place; None where it is no Python."""
+    lines = text.split("\n")
+    for _ in range(len(lines) + 1):
+        try:
+            return ast.parse("\n".join(lines))
+        except SyntaxError as e:
+            if e.lineno is None or not _mask(lines, e.lineno - 1):
+                return None
+        except (ValueError, RecursionError, MemoryError):
+            return None
+    return None
+
+
+def _mask(lines: list[str], number: int) -> bool:
+    """Put a statement in the place of one of IPython's lines, with the lines that continue it."""
+    match = _IPYTHON.match(lines[number]) if number < len(lines) else None
+    if match is None:
+        return False
+    continued = lines[number].rstrip().endswith("\\")
+    lines[number] = match["indent"] + (f"{match['target']}None" if match["target"] else "pass")
+    while continued and number + 1 < len(lines):
+        number += 1
+        continued = lines[number].rstrip().endswith("\\")
+        lines[number] = ""
+    return True
+
+
+def _diff(before: str, after: str, title: str) -> str:
+    lines = difflib.unified_diff(
+        before.split("\n"), after.split("\n"), "cell", f"cell with {title}", n=_CONTEXT, lineterm=""
+    )
+    return "\n".join(lines)
+
+
+__all__ = ["Edit", "edit", "parse"]

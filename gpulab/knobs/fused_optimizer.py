@@ -1,0 +1,224 @@
+"""Fused optimizer kernels for an optimizer that was built without them, by its param groups."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from gpulab.knobs import traced
+from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.scene import Scene, SeenOptimizer
+from gpulab.knobs.stepping import Turn, around_steps
+from gpulab.knobs.values import switch
+from gpulab.run import Run
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+OPERATORS = {"Adam": "_fused_adam_", "AdamW": "_fused_adamw_", "SGD": "_fused_sgd_", "Adagrad": "_fused_adagrad_"}
+IN_TRACE = re.compile(r"_fused_(adamw?|sgd|adagrad)_")
+MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")  # that torch sets on a fused optimizer
+DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
+
+
+class FusedOptimizer:
+    """One kernel for all parameters of an optimizer, or torch's own choice without it."""
+
+    name = "fused_optimizer"
+    title = "Fused optimizer"
+    help = "One kernel updates all parameters: helps where there are many of them or the step waits for launches"
+    kind: Kind = "optimizer option"
+    lesson = ""
+    changes_training = ""
+    options: tuple[Value, ...] = (False, True)
+
+    def parse(self, text: str) -> Value:
+        """On or off. Raises UsageError."""
+        return switch(self.name, text)
+
+    def found(self, scene: Scene) -> Value | None:
+        """On where every optimizer that has a fused form uses it."""
+        able = [o for o in scene.optimizers if o.supports_fused]
+        return all(o.fused is True for o in able) if able else None
+
+    def refuses(self, scene: Scene, value: Value) -> str | None:
+        """Where no optimizer has a fused form, or not for its parameters."""
+        if not scene.optimizers:
+            return "no optimizer steps in this cell"
+        if not value:
+            return None
+        reasons = [_cannot(o) for o in scene.optimizers]
+        return reasons[0] if all(reasons) else None
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[Log]:
+        """Set the param groups of each optimizer when it first steps."""
+        log = Log()
+        switching = Switching(bool(value), log)
+        with ExitStack() as undo:
+            undo.callback(switching.put_back)
+            undo.enter_context(around_steps(Turn.OPTIONS, switching))
+            yield log
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+        """By the fused operator in the trace."""
+        changed = log.counts.get("optimizers", 0)
+        if not changed:
+            words = f"the optimizer of the cell is {'fused' if value else 'not fused'} as written"
+            return Verification("no effect", "; ".join(log.refused) or words)
+        counts = traced.counts(run)
+        if counts is None:
+            return Verification(
+                "cannot tell", f"{changed} optimizers were set to it; there is no trace that shows more"
+            )
+        fused = [name for name in counts if IN_TRACE.search(name)]
+        if value and fused:
+            return Verification("took effect", "; ".join([f"{fused[0]} in the trace", *log.refused]))
+        if not value and not fused:
+            return Verification("took effect", "no fused operator in the trace")
+        return Verification("no effect", f"{fused[0] if fused else 'no fused operator'} in the trace")
+
+    def permanent(self, scene: Scene, value: Value) -> Permanent:
+        """A keyword of the optimizer's constructor."""
+        able = next((o.class_name for o in scene.optimizers if not _cannot(o)), "AdamW")
+        snippet = f"optimizer = torch.optim.{able}(…, fused={bool(value)})"
+        return Permanent(snippet, call=able, keyword="fused", literal=str(bool(value)))
+
+
+def _cannot(optimizer: SeenOptimizer) -> str | None:
+    """Why it cannot be fused."""
+    if not optimizer.supports_fused:
+        return f"{optimizer.class_name} has no fused form: {', '.join(OPERATORS)} have one"
+    other = [d for d in optimizer.parameter_devices if d.split(":")[0] not in DEVICES]
+    if other:
+        return f"there are no fused optimizers for parameters on {other[0]}"
+    wrong = [d for d in optimizer.parameter_dtypes if "float" not in d]
+    return f"fused optimizers take floating-point parameters only, not {wrong[0]}" if wrong else None
+
+
+class _Before:
+    """What an optimizer was like; `put_back` makes it so again and leaves what it has learned."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._options = [_options(group) for group in optimizer.param_groups]
+        self._defaults = _options(optimizer.defaults)
+        self._marks = {name: vars(optimizer)[name] for name in MARKS if name in vars(optimizer)}
+
+    def put_back(self) -> None:
+        optimizer = self.optimizer
+        added = len(optimizer.param_groups) - len(self._options)  # since then, with the defaults
+        for group, options in zip(
+            optimizer.param_groups, [*self._options, *[self._defaults] * max(0, added)], strict=False
+        ):
+            group.update(options)
+        optimizer.defaults.update(self._defaults)
+        for name in MARKS:
+            vars(optimizer).pop(name, None)
+        vars(optimizer).update(self._marks)
+        rehost_steps(optimizer)
+
+
+class Switching:
+    """Sets the options of each optimizer at its first step on this thread."""
+
+    def __init__(self, fused: bool, log: Log) -> None:
+        self._fused = fused
+        self._log = log
+        self._met: dict[int, Optimizer] = {}
+        self._switched: dict[int, _Before] = {}
+
+    def before(self, optimizer: Optimizer, closure: bool) -> None:
+        """Met for the first time, it is switched, unless there is a reason not to."""
+        if id(optimizer) in self._met:
+            return
+        if not self._fused and getattr(optimizer, "found_inf", None) is not None:
+            self._wait(optimizer)
+            return
+        self._met[id(optimizer)] = optimizer
+        if not any("fused" in group for group in optimizer.param_groups):
+            self._log.refuse(f"{type(optimizer).__name__} has no fused form")
+        elif all(bool(group.get("fused")) == self._fused for group in optimizer.param_groups):
+            return
+        elif (reason := _impossible(optimizer) if self._fused else None) is not None:
+            self._log.refuse(reason)
+        else:
+            self._switch(optimizer)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Nothing."""
+
+    def _wait(self, optimizer: Optimizer) -> None:
+        """GradScaler left the unscaling of this step to the fused kernel; the next it does itself."""
+        self._switched.setdefault(id(optimizer), _Before(optimizer))
+        vars(optimizer)["_step_supports_amp_scaling"] = False
+
+    def _switch(self, optimizer: Optimizer) -> None:
+        self._switched.setdefault(id(optimizer), _Before(optimizer))
+        for options in (*optimizer.param_groups, optimizer.defaults):
+            options["fused"] = self._fused
+            options["foreach"] = False if self._fused else None
+        vars(optimizer)["_step_supports_amp_scaling"] = self._fused
+        rehost_steps(optimizer)
+        self._log.count("optimizers")
+
+    def put_back(self) -> None:
+        """Each as it was."""
+        for before in self._switched.values():
+            before.put_back()
+
+
+def rehost_steps(optimizer: Optimizer) -> None:
+    """Put the count of steps where the optimizer's present form reads it: fused with the parameter, else on the CPU."""
+    import torch
+
+    for group in optimizer.param_groups:
+        on_device = group.get("fused") or group.get("capturable")
+        for p in group["params"]:
+            step = optimizer.state[p].get("step") if p in optimizer.state else None
+            if isinstance(step, torch.Tensor):
+                dtype = torch.float32 if group.get("fused") else _step_dtype()
+                optimizer.state[p]["step"] = step.to(p.device if on_device else "cpu", dtype)
+
+
+def _step_dtype() -> Any:
+    import torch
+
+    return torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
+
+
+def _options(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: group[name] for name in ("fused", "foreach") if name in group}
+
+
+def _impossible(optimizer: Optimizer) -> str | None:
+    """Why the fused kernel would refuse these parameters."""
+    import torch
+
+    kind = type(optimizer)
+    operator = next((OPERATORS[c.__name__] for c in kind.__mro__ if c.__name__ in OPERATORS), None)
+    if operator is None or "fused" not in inspect.signature(kind.__init__).parameters:
+        return f"{kind.__name__} has no fused form"
+    if any(group.get("differentiable") for group in optimizer.param_groups):
+        return "a differentiable optimizer cannot be fused"
+    parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
+    for device in {p.device.type for p in parameters}:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", device.upper()):
+            return f"this version of torch has no fused {kind.__name__} for {device}"
+    if not all(p.is_floating_point() for p in parameters):
+        return "fused optimizers take floating-point parameters only"
+    if any(p.grad is not None and p.grad.is_sparse for p in parameters):
+        return "fused optimizers do not take sparse gradients"
+    return None
+
+
+FUSED_OPTIMIZER = FusedOptimizer()
+
+__all__ = ["FUSED_OPTIMIZER"]

@@ -1,0 +1,276 @@
+"""Iterates a changed copy of a DataLoader in place of the user's own, for as long as one of its options is overridden.
+
+`DataLoader.__iter__` and `__len__` are replaced at the class, so loaders of earlier cells and of libraries are covered,
+evaluation loaders too. A loader has one copy until the overrides change: its epochs are alike and its workers may
+persist. The copy shares everything with the user's loader but the overridden options; that one is never changed.
+
+The order of the data is the same (gpulab.knobs.loader_order), but for what workers bring with them: a dataset that
+draws random numbers then draws them in another process, and a sampler that draws as it goes is read ahead of time, so
+that after an interrupted epoch it has drawn more.
+
+When the overrides change or end, the workers of all iterators of copies are shut down.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Literal
+
+from gpulab.knobs.knob import Log
+from gpulab.knobs.loader_changes import CHANGES, Changes, Left, rebatched, settled
+from gpulab.knobs.loader_order import Order, beginning, ordered, ordered_anew
+from gpulab.knobs.patching import replaced
+
+if TYPE_CHECKING:
+    from torch import Generator
+    from torch.utils.data import DataLoader
+
+Option = Literal["num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "batch_size", "dataset"]
+Iterate = Callable[[Any], Any]
+
+_OWN_WAYS = ("_get_iterator", "_index_sampler", "_auto_collation")  # a class that has its own makes iterators with them
+_END_WAIT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Override:
+    """One option and what it is to be; for "dataset" a function that is given the loader and its number of workers."""
+
+    option: Option
+    value: Any
+    log: Log
+
+
+@contextmanager
+def overriding(option: Option, value: Any, log: Log) -> Iterator[None]:
+    """Override an option of every DataLoader that this thread iterates inside; of two of a kind the inner one counts.
+
+    `log` counts "loaders" that were changed, "loaders as written" that had the value, their "epochs" and
+    "worker starts"; "worker processes" is how many were alive at most. It also says why a loader was left as it is.
+    Contexts may be left in any order.
+    """
+    thread = get_ident()
+    session = _sessions.get(thread) or _Session(thread)
+    override = Override(option, value, log)
+    with ExitStack() as undo:
+        undo.callback(session.remove, override)
+        session.add(override)
+        yield
+
+
+class _Session:
+    """What is overridden on one thread, and the copies made for it."""
+
+    def __init__(self, thread: int) -> None:
+        self._thread = thread
+        self._process = os.getpid()
+        self._overrides: list[Override] = []
+        self._copies: dict[int, tuple[weakref.ref[DataLoader[Any]], _Copy | None]] = {}
+        self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._patches = ExitStack()
+
+    def add(self, override: Override) -> None:
+        """It counts from here on."""
+        self._end_copies()
+        self._overrides.append(override)
+        if len(self._overrides) == 1:
+            _sessions[self._thread] = self
+            self._patch()
+
+    def remove(self, override: Override) -> None:
+        """It counts no more."""
+        if override in self._overrides:
+            self._overrides.remove(override)
+        with ExitStack() as undo:
+            undo.callback(self._end_copies)
+            if not self._overrides:
+                _sessions.pop(self._thread, None)
+                undo.callback(self._patches.close)
+
+    @property
+    def _hears(self) -> bool:
+        """Whether this is the thread, and not a worker process forked from it."""
+        return bool(self._overrides) and get_ident() == self._thread and os.getpid() == self._process
+
+    def _patch(self) -> None:
+        from torch.utils.data import DataLoader
+        from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter, _SingleProcessDataLoaderIter
+
+        def wrap_iter(original: Iterate) -> Iterate:
+            def __iter__(loader: DataLoader[Any]) -> Any:
+                copy = self._copy_of(loader) if self._hears else None
+                return original(loader) if copy is None else self._iterate(copy, loader, original)
+
+            return __iter__
+
+        def wrap_len(original: Callable[[Any], int]) -> Callable[[Any], int]:
+            def __len__(loader: DataLoader[Any]) -> int:
+                length = self._overridden_length(loader) if self._hears else None
+                return original(loader) if length is None else length
+
+            return __len__
+
+        def wrap_init(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+            def __init__(iterator: Any, loader: DataLoader[Any]) -> None:
+                copies = (copy for _, copy in self._copies.values() if copy is not None and copy.loader is loader)
+                copy = next(copies, None)
+                if copy is None:
+                    original(iterator, loader)
+                else:
+                    self._make(copy, iterator, original)
+
+            return __init__
+
+        self._patches.enter_context(replaced(_SingleProcessDataLoaderIter, "__init__", wrap_init))
+        self._patches.enter_context(replaced(_MultiProcessingDataLoaderIter, "__init__", wrap_init))
+        self._patches.enter_context(replaced(DataLoader, "__iter__", wrap_iter))
+        self._patches.enter_context(replaced(DataLoader, "__len__", wrap_len))
+
+    def _in_force(self) -> list[Override]:
+        """The innermost override of each option, in the order in which they are applied."""
+        inner = {o.option: o for o in self._overrides}
+        return [inner[option] for option in CHANGES if option in inner]
+
+    def _iterate(self, copy: _Copy, loader: DataLoader[Any], original: Iterate) -> Any:
+        for override in self._in_force():
+            override.log.count("epochs")
+        return copy.iterate(loader, original)
+
+    def _make(self, copy: _Copy, iterator: Any, original: Callable[[Any, Any], None]) -> None:
+        """torch makes the iterator of a copy: should it fail in the middle, some workers have started."""
+        self._iterators.add(iterator)
+        copy.make(iterator, original)
+        workers = getattr(iterator, "_workers", ())
+        if not workers:
+            return
+        alive = sum(worker.is_alive() for worker in workers)
+        for override in self._in_force():
+            counts = override.log.counts
+            override.log.count("worker starts")
+            counts["worker processes"] = max(alive, counts.get("worker processes", 0))
+
+    def _overridden_length(self, loader: DataLoader[Any]) -> int | None:
+        for override in self._in_force():
+            if override.option == "batch_size":
+                with suppress(Left):
+                    return len(rebatched(loader, override.value))
+        return None
+
+    def _copy_of(self, loader: DataLoader[Any]) -> _Copy | None:
+        """Its one copy; None where nothing of it is to be changed."""
+        key = id(loader)
+        known = self._copies.get(key)
+        if known is not None and known[0]() is loader:
+            return known[1]
+
+        def drop(gone: weakref.ref[DataLoader[Any]]) -> None:
+            found = self._copies.get(key)
+            if found is not None and found[0] is gone:
+                del self._copies[key]
+
+        changes = self._changes(loader)
+        copy = _Copy(loader, changes) if changes else None
+        self._copies[key] = weakref.ref(loader, drop), copy
+        return copy
+
+    def _changes(self, loader: DataLoader[Any]) -> Changes:
+        asked: Changes = {}
+        accepted: list[Override] = []
+        for override in self._in_force():
+            try:
+                CHANGES[override.option](loader, asked, override.value)
+            except Left as why:
+                override.log.refuse(str(why))
+            else:
+                accepted.append(override)
+        changes = settled(loader, asked)
+        for override in accepted:
+            attribute = "batch_sampler" if override.option == "batch_size" else override.option
+            override.log.count("loaders" if attribute in changes else "loaders as written")
+        return changes
+
+    def _end_copies(self) -> None:
+        """Forget the copies and end the workers of all their iterators, those interrupted in the middle too."""
+        with ExitStack() as ending:
+            for iterator in list(self._iterators):
+                ending.callback(_end_workers, iterator)
+            self._copies.clear()
+            self._iterators.clear()
+
+
+_sessions: dict[int, _Session] = {}
+
+
+class _Copy:
+    """The copy of one loader."""
+
+    def __init__(self, users: DataLoader[Any], changes: Changes) -> None:
+        from torch.utils.data import DataLoader
+
+        own_way = any(getattr(type(users), name) is not getattr(DataLoader, name) for name in _OWN_WAYS)
+        self.loader: DataLoader[Any] = object.__new__(type(users) if own_way else DataLoader)
+        self._changes = changes
+        self._begun = False
+        self._order: Order | None = None
+        vars(self.loader).update(vars(users), **changes, _iterator=None)
+
+    def iterate(self, users: DataLoader[Any], original: Iterate) -> Any:
+        """Its iterator for one more epoch."""
+        current = {k: v for k, v in vars(users).items() if k != "_iterator"}
+        vars(self.loader).update(current, **self._changes)
+        running = self.loader._iterator if _persists(self.loader) else None
+        theirs = beginning(users, goes_on=_persists(users) and (self._begun or users._iterator is not None))
+        ours = beginning(self.loader, goes_on=running is not None)
+        if ours.draws and not theirs.draws:
+            vars(self.loader)["generator"] = _scratch_generator()
+        self._begun = True
+        self._order = Order(self.loader._index_sampler, theirs, ours, users.generator)
+        real = _with_workers(running)
+        with nullcontext() if real is None else ordered_anew(real, self._order):
+            return original(self.loader)
+
+    def make(self, iterator: Any, original: Callable[[Any, Any], None]) -> None:
+        """Within `iterate`, torch makes the iterator."""
+        sampler = self.loader._index_sampler
+        with ordered(self.loader, self._order):
+            original(iterator, self.loader)
+        if iterator._index_sampler is self._order:
+            iterator._index_sampler = sampler
+
+
+def _persists(loader: DataLoader[Any]) -> bool:
+    """Whether its second epoch continues the iterator of the first."""
+    return loader.persistent_workers and loader.num_workers > 0
+
+
+def _scratch_generator() -> Generator:
+    import torch
+
+    return torch.Generator().manual_seed(0)
+
+
+def _with_workers(iterator: Any) -> Any:
+    """The iterator that has worker processes: this one, or the one it wraps; None for None, or where it is hidden."""
+    inner = vars(iterator).values() if hasattr(iterator, "__dict__") else ()
+    return next((i for i in (iterator, *inner) if hasattr(i, "_shutdown_workers")), None)
+
+
+def _end_workers(iterator: Any) -> None:
+    if not hasattr(iterator, "_workers"):  # it failed before it had any
+        return
+    workers = list(iterator._workers)
+    try:
+        iterator._shutdown_workers()
+    finally:
+        for worker in workers:
+            if worker.is_alive():
+                worker.terminate()
+                worker.join(_END_WAIT_S)
+
+
+__all__ = ["Option", "Override", "overriding"]

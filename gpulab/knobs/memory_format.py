@@ -1,0 +1,187 @@
+"""The layout of images and of the weights that convolve them: channels first or last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from gpulab.knobs import traced
+from gpulab.knobs.gradients import laid_out_like
+from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.outermost import Call, Layer, around_outermost
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.stepping import Turn, around_steps
+from gpulab.knobs.values import switch
+from gpulab.run import Run
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+
+class ChannelsLast:
+    """Weights and inputs with 4 dimensions of the outermost modules that have 2-dimensional convolutions."""
+
+    name = "channels_last"
+    title = "channels_last"
+    help = "Images and convolution weights laid out NHWC: helps convolutions on tensor cores and on CPUs"
+    kind: Kind = "module call"
+    lesson = ""
+    changes_training = ""
+    options: tuple[Value, ...] = (False, True)
+
+    def parse(self, text: str) -> Value:
+        """On or off. Raises UsageError."""
+        return switch(self.name, text)
+
+    def found(self, scene: Scene) -> Value | None:
+        """As the weights are laid out; None where they differ."""
+        formats = {m.memory_format for m in scene.modules if m.has_convolution and m.memory_format is not None}
+        if len(formats) != 1 or "mixed" in formats:
+            return None
+        return "channels_last" in formats
+
+    def refuses(self, scene: Scene, value: Value) -> str | None:
+        """Without a convolution over images."""
+        if not any(m.has_convolution and m.memory_format is not None for m in scene.modules):
+            return (
+                "no module of the cell has a 2-dimensional convolution: the layout of other data is not changed by this"
+            )
+        return None
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[Log]:
+        """Lay out weights at a module's first call, inputs at each, optimizer states at the first step."""
+        import torch
+
+        log = Log()
+        layout = Layout(torch.channels_last if value else torch.contiguous_format, log)
+        with ExitStack() as undo:
+            undo.callback(layout.put_back)
+            undo.enter_context(around_steps(Turn.LAYOUT, layout))
+            undo.enter_context(around_outermost(Layer.INPUTS, layout.around))
+            yield log
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+        """By what was laid out anew."""
+        weights, inputs = log.counts.get("weights", 0), log.counts.get("inputs", 0)
+        wanted = f"channels {'last' if value else 'first'}"
+        if not weights and not inputs:
+            return Verification("no effect", "; ".join(log.refused) or self._why_nothing(scene, value, wanted))
+        words = [f"{weights} weights and {inputs} inputs were laid out {wanted}"]
+        kernel = next((n for n in traced.kernels(run) if "nhwc" in n.lower()), None)
+        if value and kernel is not None:
+            words.append(f"kernel {kernel[:60]}")
+        return Verification("took effect", "; ".join([*words, *log.refused]))
+
+    def _why_nothing(self, scene: Scene, value: Value, wanted: str) -> str:
+        if self.found(scene) == value:
+            return f"weights and inputs are laid out {wanted} as written"
+        return "with these shapes (one channel, or one pixel) channels first and channels last are the same layout"
+
+    def permanent(self, scene: Scene, value: Value) -> Permanent:
+        """Two lines."""
+        layout = f"torch.{'channels_last' if value else 'contiguous_format'}"
+        return Permanent(
+            f"model = model.to(memory_format={layout})  # once\n"
+            f"inputs = inputs.to(memory_format={layout})  # each batch"
+        )
+
+
+class Layout:
+    """Lays out weights, inputs and optimizer states, and the first and last as before at the end."""
+
+    def __init__(self, layout: torch.memory_format, log: Log) -> None:
+        self._layout = layout
+        self._log = log
+        self._convolves: dict[int, tuple[Module, bool]] = {}
+        self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # the parameter or buffer, and its tensor as found
+        self._optimizers: dict[int, Optimizer] = {}
+
+    def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One outermost call."""
+        known = self._convolves.get(id(module))
+        if known is None:
+            known = self._convolves[id(module)] = (module, _convolves(module))
+            if known[1]:
+                self._lay_out_weights(module)
+        if not known[1]:
+            return call(args, kwargs)
+        from torch.utils import _pytree as pytree
+
+        args, kwargs = pytree.tree_map(self._laid_out, (args, kwargs))
+        return call(args, kwargs)
+
+    def _laid_out(self, leaf: Any) -> Any:
+        import torch
+
+        if not isinstance(leaf, torch.Tensor) or leaf.dim() != 4 or leaf.is_contiguous(memory_format=self._layout):
+            return leaf
+        self._log.count("inputs")
+        return leaf.contiguous(memory_format=self._layout)
+
+    def _lay_out_weights(self, module: Module) -> None:
+        for weight in (*module.parameters(), *module.buffers()):
+            if weight.dim() != 4 or id(weight) in self._weights or weight.is_contiguous(memory_format=self._layout):
+                continue
+            if weight.untyped_storage().nbytes() != weight.numel() * weight.element_size():
+                self._log.refuse("weights that are parts of one larger tensor were left as they are")
+                continue
+            self._weights[id(weight)] = (weight, weight.data)
+            weight.data = weight.data.contiguous(memory_format=self._layout)
+            self._log.count("weights")
+
+    def before(self, optimizer: Optimizer, closure: bool) -> None:
+        """Gradients and states must lie as the weights do: fused kernels refuse others, multi-tensor ones are slow."""
+        if id(optimizer) not in self._optimizers:
+            self._optimizers[id(optimizer)] = optimizer
+            self._lay_out_states(optimizer)
+
+    def after(self, optimizer: Optimizer) -> None:
+        """Nothing."""
+
+    def _lay_out_states(self, optimizer: Optimizer) -> None:
+        import torch
+
+        for group in optimizer.param_groups:
+            for p in group["params"]:
+                if id(p) not in self._weights:
+                    continue
+                if p.grad is not None:
+                    p.grad = laid_out_like(p.grad, p)
+                state = optimizer.state.get(p, {})
+                for name, value in state.items():
+                    if isinstance(value, torch.Tensor) and value.shape == p.shape:
+                        state[name] = laid_out_like(value, p)
+
+    def put_back(self) -> None:
+        """The tensors that were found hold the values of now; gradients and states lie as they do."""
+        import torch
+
+        with torch.no_grad():
+            for weight, found in self._weights.values():
+                if (weight.device, weight.dtype, weight.shape) != (found.device, found.dtype, found.shape):
+                    continue  # moved by the user's code
+                found.copy_(weight.data)
+                weight.data = found
+                if weight.grad is not None:
+                    weight.grad = laid_out_like(weight.grad, weight)
+            for optimizer in self._optimizers.values():
+                self._lay_out_states(optimizer)
+
+
+def _convolves(module: Module) -> bool:
+    from torch.nn import Conv2d, ConvTranspose2d
+
+    return any(isinstance(m, Conv2d | ConvTranspose2d) for m in module.modules())
+
+
+CHANNELS_LAST = ChannelsLast()
+
+__all__ = ["CHANNELS_LAST"]

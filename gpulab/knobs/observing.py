@@ -1,0 +1,417 @@
+"""See what a cell uses while it runs as written, so that every knob can tell its present value and its limits.
+
+Watched, on the entering thread only: `DataLoader.__iter__`, the global optimizer hook, `torch.autograd.backward`,
+`GradScaler.scale`, `autocast.__enter__`, and module calls, the last for a few outermost calls at a time: at the
+beginning, and anew when a loader is iterated, an optimizer steps for the first time, or a first backward pass comes.
+All of it is put back. Objects are known weakly and only as long as the code runs; what is kept are facts.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import numpy as np
+
+from gpulab.knobs.described import dtype_name, seen_loader, seen_module, seen_optimizer
+from gpulab.knobs.inputs import SeenInputs
+from gpulab.knobs.outermost import Call, Layer, around_outermost
+from gpulab.knobs.patching import replaced
+from gpulab.knobs.scene import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.run import Category, Device, Run, Timeline
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+    from torch.utils.data import DataLoader
+
+CALLS_AT_A_TIME = 16  # outermost module calls
+TIMES = 12  # that such calls are watched, at most
+OBJECTS_KEPT = 32  # of each kind
+
+_WORKER_DIED = "DataLoader worker"  # torch's signal handler raises this wherever the main thread is
+_OPERATORS = (Category.CPU_OP, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
+_ATTENTION = {
+    "aten::_scaled_dot_product_flash_attention": "flash",
+    "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
+    "aten::_scaled_dot_product_efficient_attention": "efficient",
+    "aten::_scaled_dot_product_cudnn_attention": "cudnn",
+    "aten::_scaled_dot_product_attention_math": "math",
+    "aten::_scaled_dot_product_attention_math_for_mps": "math",
+}
+
+Thing = TypeVar("Thing")
+Seen = TypeVar("Seen")
+Given = ParamSpec("Given")
+
+
+class Noted(Generic[Seen]):
+    """Facts of objects in the order they were met; the objects themselves are known weakly, until `forget`."""
+
+    def __init__(self) -> None:
+        self.facts: list[Seen] = []
+        self._met: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def place(self, thing: object) -> int | None:
+        """Where its facts are; None where it was not met."""
+        met = self._met.get(id(thing))
+        return met[1] if met is not None and met[0]() is thing else None  # an id returns when its object is gone
+
+    def add(self, thing: object, facts: Seen) -> int | None:
+        """Keep the facts of an object not met before; None where there are too many."""
+        if len(self.facts) >= OBJECTS_KEPT:
+            return None
+        self._met[id(thing)] = weakref.ref(thing), len(self.facts)
+        self.facts.append(facts)
+        return len(self.facts) - 1
+
+    def forget(self) -> None:
+        """Keep the facts only."""
+        self._met.clear()
+
+
+class Observed:
+    """What was seen. `scene` joins it with the record of the same run."""
+
+    def __init__(self) -> None:
+        self.loaders: Noted[SeenLoader] = Noted()
+        self.optimizers: Noted[SeenOptimizer] = Noted()
+        self.modules: Noted[SeenModule] = Noted()
+        self.tf32: bool | None = None  # torch's setting while modules were called; None: unknown
+        self.grad_scaler = False
+        self.inputs = SeenInputs()
+
+    def scene(self, run: Run) -> Scene:
+        """The scene of `run`, the run that was observed."""
+        counts = _operator_counts(run.timeline)
+        return Scene(
+            device=run.device,
+            loaders=tuple(sorted(self.loaders.facts, key=lambda seen: seen.record != run.loader)),
+            optimizers=tuple(self.optimizers.facts),
+            modules=tuple(sorted(self.modules.facts, key=lambda seen: (not seen.trained, -seen.parameter_count))),
+            operators=frozenset(counts),
+            tf32=self.tf32 if _has_tf32(run.device) else None,
+            attention=attention_backend(counts),
+            grad_scaler=self.grad_scaler,
+            step_inputs=self.inputs.of_a_step,
+        )
+
+
+@contextmanager
+def observe() -> Iterator[Observed]:
+    """Note what the code inside uses. Imports torch."""
+    seen = Observed()
+    watch = Watch(seen)
+    with ExitStack() as undo:
+        undo.callback(watch.close)
+        for patched in (_loaders, _optimizers, _backward, _scaler, _autocast):
+            undo.enter_context(patched(watch))
+        watch.look()
+        yield seen
+
+
+def guarded(note: Callable[Given, None]) -> Callable[Given, None]:
+    """A fault of ours must not become the user's: what cannot be described is not noted."""
+
+    @functools.wraps(note)
+    def careful(*args: Given.args, **kwargs: Given.kwargs) -> None:
+        try:
+            note(*args, **kwargs)
+        except Exception as e:
+            if str(e).startswith(_WORKER_DIED):
+                raise
+
+    return careful
+
+
+class Watch:
+    """Hears what happens and notes it. Deaf on other threads and after `close`."""
+
+    def __init__(self, seen: Observed) -> None:
+        self._seen: Observed | None = seen
+        self._thread = get_ident()
+        self._calls_left = 0
+        self._times_left = TIMES
+        self._undo_modules: ExitStack | None = None
+        self._since_backward: set[int] = set()  # places of modules that were called to be trained
+        self._backward_seen = 0
+        self.current: int | None = None  # place of the outermost module that runs and is watched
+
+    @property
+    def hears(self) -> bool:
+        """Whether this thread is the one that is watched, and still is."""
+        return self._seen is not None and get_ident() == self._thread
+
+    def close(self) -> None:
+        """The code is over: keep facts, know no object any more."""
+        self.look_away()
+        seen, self._seen = self._seen, None
+        if seen is None:
+            return
+        if seen.tf32 is None:
+            seen.tf32 = tf32_setting()
+        for noted in (seen.loaders, seen.optimizers, seen.modules):
+            noted.forget()
+
+    # -- loaders, optimizers, gradients ------------------------------------------------------------------------------
+
+    @guarded
+    def iterated(self, loader: DataLoader[Any]) -> None:
+        """A DataLoader is asked for an iterator."""
+        if self._seen is not None and self._seen.loaders.place(loader) is None:
+            self._seen.loaders.add(loader, seen_loader(loader))
+        self.look()
+
+    @guarded
+    def stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer has stepped. A wrapper (Accelerate's) has the param groups of the one within, which is first."""
+        if self._seen is None:
+            return
+        if self._seen.optimizers.place(optimizer) is None:
+            self._seen.optimizers.add(optimizer, seen_optimizer(optimizer))
+            self.look()
+        self._seen.inputs.stepped(watching=self._undo_modules is not None)
+
+    @guarded
+    def backward(self) -> None:
+        """A backward pass begins: whatever was called since the last one is trained."""
+        if self._seen is None:
+            return
+        self._seen.inputs.backward()
+        facts = self._seen.modules.facts
+        for place in self._since_backward:
+            facts[place] = replace(facts[place], trained=True)
+        self._since_backward.clear()
+        self._backward_seen += 1
+        if self._backward_seen <= 2:
+            self.look()
+
+    def scaled(self) -> None:
+        """An enabled GradScaler has scaled a loss."""
+        if self._seen is not None:
+            self._seen.grad_scaler = True
+
+    # -- modules -----------------------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Watch the next few outermost module calls."""
+        if self._seen is None or self._times_left <= 0:
+            return
+        self._times_left -= 1
+        self._calls_left = CALLS_AT_A_TIME
+        if self._undo_modules is None and not _within_a_module():
+            self._undo_modules = ExitStack()
+            self._undo_modules.enter_context(around_outermost(Layer.INPUTS, self._called))
+
+    def look_away(self) -> None:
+        """Watch no module calls."""
+        undo, self._undo_modules = self._undo_modules, None
+        if undo is not None:
+            undo.close()
+            if self._seen is not None:
+                self._seen.inputs.missed()
+
+    def _called(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.hears:
+            return call(args, kwargs)
+        self.enters(module, args, kwargs)
+        try:
+            return call(args, kwargs)
+        finally:
+            self.leaves()
+
+    @guarded
+    def enters(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """An outermost module is called."""
+        import torch
+
+        assert self._seen is not None
+        modules = self._seen.modules
+        place = modules.place(module)
+        if place is None:
+            place = modules.add(module, seen_module(module, trained=False, autocast_dtype=None))
+        if place is None:
+            return
+        self.current = place
+        self._note_autocast(_autocast_dtype(module))
+        self._seen.tf32 = tf32_setting()
+        if module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
+            self._since_backward.add(place)
+            self._seen.inputs.called(args, kwargs)
+
+    def leaves(self) -> None:
+        """It has returned or raised."""
+        self.current = None
+        self._calls_left -= 1
+        if self._calls_left <= 0:
+            self.look_away()
+
+    @guarded
+    def autocasts(self, region: Any) -> None:
+        """Autocast is switched, perhaps within the outermost module."""
+        import torch
+
+        if self.current is not None and torch.is_autocast_enabled(region.device):
+            self._note_autocast(dtype_name(torch.get_autocast_dtype(region.device)))
+
+    def _note_autocast(self, kind: str | None) -> None:
+        if self._seen is not None and self.current is not None and kind is not None:
+            facts = self._seen.modules.facts
+            facts[self.current] = replace(facts[self.current], autocast_dtype=kind)
+
+
+# -- patches -----------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _loaders(watch: Watch) -> Iterator[None]:
+    from torch.utils.data import DataLoader
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __iter__(self: Any) -> Any:
+            if watch.hears:
+                watch.iterated(self)
+            return original(self)
+
+        return __iter__
+
+    with replaced(DataLoader, "__iter__", wrap):
+        yield
+
+
+@contextmanager
+def _optimizers(watch: Watch) -> Iterator[None]:
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
+        if watch.hears:
+            watch.stepped(optimizer)
+
+    handle = register_optimizer_step_post_hook(after)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+@contextmanager
+def _backward(watch: Watch) -> Iterator[None]:
+    import torch
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def backward(*args: Any, **kwargs: Any) -> Any:
+            if watch.hears:
+                watch.backward()
+            return original(*args, **kwargs)
+
+        return backward
+
+    with replaced(torch.autograd, "backward", wrap):
+        yield
+
+
+@contextmanager
+def _scaler(watch: Watch) -> Iterator[None]:
+    from torch.amp import GradScaler
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if watch.hears and self.is_enabled():
+                watch.scaled()
+            return original(self, *args, **kwargs)
+
+        return scale
+
+    with replaced(GradScaler, "scale", wrap):
+        yield
+
+
+@contextmanager
+def _autocast(watch: Watch) -> Iterator[None]:
+    from torch.amp.autocast_mode import autocast
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __enter__(self: Any) -> Any:
+            result = original(self)
+            if watch.current is not None and watch.hears:
+                watch.autocasts(self)
+            return result
+
+        return __enter__
+
+    with replaced(autocast, "__enter__", wrap):
+        yield
+
+
+# -- settings and figures ----------------------------------------------------------------------------------------------
+
+
+def tf32_setting() -> bool | None:
+    """Whether torch lets matrix products use TF32; None where it will not tell (old and new switches mixed)."""
+    import torch
+
+    with suppress(RuntimeError, AttributeError):
+        return bool(torch.backends.cuda.matmul.allow_tf32)
+    with suppress(RuntimeError, AttributeError):
+        return str(torch.backends.cuda.matmul.fp32_precision) == "tf32"
+    return None
+
+
+def attention_backend(counts: Counter[str]) -> str | None:
+    """The back end of scaled_dot_product_attention that was called most; None where none was."""
+    calls = Counter[str]()
+    for name, backend in _ATTENTION.items():
+        calls[backend] += counts[name]
+    backend, count = calls.most_common(1)[0]
+    return backend if count else None
+
+
+def _operator_counts(timeline: Timeline | None) -> Counter[str]:
+    """How often each operator and kernel is in the trace."""
+    if timeline is None:
+        return Counter()
+    rows = np.isin(timeline.category, [int(c) for c in _OPERATORS])
+    counts = np.bincount(timeline.name_id[rows], minlength=len(timeline.names)).tolist()
+    return Counter({name: n for name, n in zip(timeline.names, counts, strict=True) if n})
+
+
+def _has_tf32(device: Device) -> bool:
+    """NVIDIA's Ampere (8.0) was the first with it; where the capability is unknown, torch's setting is shown."""
+    capability = str(device.details.get("compute_capability") or "8.0")
+    return device.kind == "cuda" and int(capability.split(".")[0]) >= 8
+
+
+def _autocast_dtype(module: Module) -> str | None:
+    """The dtype of the autocast that is on, for the device of the module's parameters."""
+    import torch
+
+    first = next(module.parameters(), None)
+    kinds = (first.device.type,) if first is not None else ("cuda", "cpu")
+    on = [kind for kind in kinds if torch.is_autocast_enabled(kind)]
+    return dtype_name(torch.get_autocast_dtype(on[0])) if on else None
+
+
+def _within_a_module() -> bool:
+    """Whether a module call is going on, of which nothing was noted."""
+    from torch.nn import Module
+
+    frame = sys._getframe(1)
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code is Module._call_impl.__code__:
+            return True
+    return False
+
+
+__all__ = ["Observed", "attention_backend", "observe", "tf32_setting"]

@@ -1,0 +1,241 @@
+"""Arithmetic of lower precision: autocast around the model, and TF32 in float32 matrix products."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+from gpulab.knobs import traced
+from gpulab.knobs.autocasting import autocast, no_autocast
+from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.loss_scaling import LossScaling, loss_scaling
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.tf32 import tf32_set
+from gpulab.knobs.values import choice, switch
+from gpulab.run import Run
+
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+LOW = frozenset(DTYPES.values())
+
+# As matrix libraries (cuBLAS, cuDNN, CUTLASS, nvjet) and torch's own kernels spell them
+KERNELS = {
+    "bf16": re.compile(r"bf16|bfloat16|nvjet(_\w+)?_ts[st]", re.IGNORECASE),
+    "fp16": re.compile(r"(?<!b)f16|fp16|half|h(16816|1688|884)gemm|hmma|nvjet(_\w+)?_hs[sh]", re.IGNORECASE),
+}
+TF32_KERNELS = re.compile(r"tf32|_s1688(?!.*(?:f16|bf16|fp16))", re.IGNORECASE)
+FP32_MATRIX_KERNELS = re.compile(r"sgemm|f32f32_f32f32|simt", re.IGNORECASE)
+
+
+class Amp:
+    """Automatic mixed precision. The cell's own autocast regions, if any, take the value too."""
+
+    name = "amp"
+    title = "Mixed precision"
+    help = "Matrix products and convolutions in 16 bits: helps where they take the time and the device has units for it"
+    kind: Kind = "module call"
+    lesson = ""
+    changes_training = "arithmetic of lower precision: compare the loss"
+    options: tuple[Value, ...] = ("off", "fp16", "bf16")
+
+    def __init__(self) -> None:
+        self._scale: float | None = None  # of the loss: found in a block, it serves the next
+
+    def parse(self, text: str) -> Value:
+        """ "off", "fp16" or "bf16". Raises UsageError."""
+        aliases = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "no": "off", "false": "off", "fp32": "off"}
+        return choice(self.name, text, ("off", "fp16", "bf16"), aliases)
+
+    def found(self, scene: Scene) -> Value | None:
+        """As the first module that is called under autocast has it."""
+        if not scene.modules:
+            return None
+        short = {long: name for name, long in DTYPES.items()}
+        return next((short[m.autocast_dtype] for m in scene.modules if m.autocast_dtype in short), "off")
+
+    def refuses(self, scene: Scene, value: Value) -> str | None:
+        """Nothing to wrap, nothing to gain, or a loss that the cell scales itself."""
+        if not scene.modules:
+            return "no torch.nn.Module is called in this cell: there is nothing to put under autocast"
+        if value in ("off", self.found(scene)):
+            return None
+        dtypes = {d for m in scene.modules for d in m.parameter_dtypes}
+        if dtypes and dtypes <= LOW:
+            return f"the weights are {', '.join(sorted(dtypes))} already: autocast would change nothing"
+        if dtypes and "float32" not in dtypes:
+            return f"the weights are {', '.join(sorted(dtypes))}: autocast only lowers float32"
+        if value == "bf16":
+            return _no_bf16(scene)
+        return _no_scaling(scene, dtypes)
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[Log]:
+        """Autocast the outermost module calls; with fp16 the loss is scaled too."""
+        import torch
+
+        log = Log()
+        with ExitStack() as undo:
+            if value == "off":
+                undo.enter_context(no_autocast(log))
+            elif value == "bf16":
+                undo.enter_context(autocast(torch.bfloat16, log))
+            else:
+                scaling = undo.enter_context(loss_scaling(log, self._scale))
+                undo.callback(self._keep, scaling)
+                undo.enter_context(autocast(torch.float16, log, scaling.meet))
+            yield log
+
+    def _keep(self, scaling: LossScaling) -> None:
+        with suppress(RuntimeError):  # a device in trouble; the user's code has its own error
+            self._scale = scaling.scale or self._scale
+
+    def forget(self) -> None:
+        """Of the scale that was found."""
+        self._scale = None
+
+    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+        """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the cell as written has not."""
+        if value == "off":
+            regions = log.counts.get("autocast regions", 0)
+            words = f"{regions} of the cell's autocast regions were switched off"
+            if not regions:
+                return Verification("no effect", "no autocast region of the cell was met that could be switched off")
+            return Verification("took effect", words)
+        if value == self.found(scene):
+            return Verification("no effect", f"the cell as written has amp={value} already")
+        calls = log.counts.get("module calls", 0)
+        if not calls:
+            return Verification("no effect", "no module was called under autocast")
+        if log.refused:
+            return Verification("cannot tell", "; ".join(log.refused))
+        return self._by_trace(str(value), scene, log, run) or self._by_results(str(value), calls, log)
+
+    def _by_trace(self, value: str, scene: Scene, log: Log, run: Run) -> Verification | None:
+        counts = traced.counts(run)
+        if counts is None:
+            return None
+        if run.timeline is not None and run.timeline.has_device_events:
+            kernel = traced.first_match(KERNELS[value], tuple(sorted(set(traced.kernels(run)) - scene.operators)))
+            if kernel is None:
+                return None
+            return Verification("took effect", f"kernels in {DTYPES[value]}, among them {kernel}{_left_out(log)}")
+        if counts.get("aten::_to_copy", 0) and "aten::_to_copy" not in scene.operators:
+            words = f"{counts['aten::_to_copy']} casts in the trace, none in the cell as written"
+            return Verification("took effect", words + _left_out(log))
+        return None
+
+    def _by_results(self, value: str, calls: int, log: Log) -> Verification:
+        results = log.counts.get("results of lower precision", 0)
+        if results:
+            words = f"{results} of {calls} module calls under autocast gave {DTYPES[value]}"
+            return Verification("took effect", words + _left_out(log))
+        words = f"{calls} module calls were made under autocast; what they computed in {DTYPES[value]} was not seen"
+        return Verification("cannot tell", words)
+
+    def permanent(self, scene: Scene, value: Value) -> Permanent:
+        """The loop's body."""
+        if value == "off":
+            return Permanent("# take out torch.autocast(…) and the GradScaler")
+        lines = [
+            f'with torch.autocast("{scene.device.kind}", dtype=torch.{DTYPES[str(value)]}):',
+            "    outputs = model(inputs)",
+            "    loss = criterion(outputs, targets)",
+        ]
+        if value == "fp16":
+            lines = [
+                f'scaler = torch.amp.GradScaler("{scene.device.kind}")  # once, before the loop',
+                *lines,
+                "scaler.scale(loss).backward()",
+                "scaler.step(optimizer)",
+                "scaler.update()",
+            ]
+        return Permanent("\n".join(lines))
+
+
+def _no_bf16(scene: Scene) -> str | None:
+    if scene.device.kind != "cuda":
+        return None
+    capability = str(scene.device.details.get("compute_capability") or "8.0")
+    if int(capability.split(".")[0]) >= 8:
+        return None
+    return f"{scene.device.name} has no bf16 units (Ampere and newer have): fp16 works here"
+
+
+def _no_scaling(scene: Scene, dtypes: set[str]) -> str | None:
+    if scene.grad_scaler:
+        return "the cell scales its own gradients (GradScaler): its scale and ours would multiply; use bf16"
+    if any(o.takes_closure for o in scene.optimizers):
+        return "an optimizer that calls its closure several times in a step cannot leave a step out; use bf16"
+    if "float16" in dtypes:
+        return "some weights are float16: their gradients cannot be unscaled; use bf16"
+    return None
+
+
+def _left_out(log: Log) -> str:
+    left_out = log.counts.get("steps left out", 0)
+    if not left_out:
+        return ""
+    return f"; {left_out} step{'s were' if left_out > 1 else ' was'} left out where the scaled gradients overflowed"
+
+
+class Tf32:
+    """TF32 for float32 matrix products and convolutions."""
+
+    name = "tf32"
+    title = "TF32"
+    help = "float32 matrix products on tensor cores, with 10 bits of mantissa: Ampere GPUs and newer"
+    kind: Kind = "backend setting"
+    lesson = ""
+    changes_training = "matrix products of lower precision: compare the loss"
+    options: tuple[Value, ...] = (False, True)
+
+    def parse(self, text: str) -> Value:
+        """On or off. Raises UsageError."""
+        return switch(self.name, text)
+
+    def found(self, scene: Scene) -> Value | None:
+        """torch's setting; None where the device has none."""
+        return scene.tf32
+
+    def refuses(self, scene: Scene, value: Value) -> str | None:
+        """Where the device has no TF32."""
+        if scene.device.kind != "cuda":
+            return "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
+        if scene.tf32 is None:
+            return f"{scene.device.name} has no TF32: Ampere GPUs and newer have; amp=fp16 works here"
+        return None
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[Log]:
+        """Set torch's switches, for the whole process."""
+        with tf32_set(bool(value)) as changed:
+            yield Log({"settings": changed} if changed else {})
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+        """By the names of the matrix kernels."""
+        if not log.counts:
+            return Verification("no effect", f"TF32 is {'on' if value else 'off'} in the cell as written")
+        names = traced.kernels(run)
+        tf32 = traced.first_match(TF32_KERNELS, names)
+        if tf32 is not None:
+            return Verification("took effect" if value else "no effect", f"a TF32 kernel ran: {tf32}")
+        fp32 = traced.first_match(FP32_MATRIX_KERNELS, names)
+        if fp32 is not None:
+            return Verification("no effect" if value else "took effect", f"a float32 matrix kernel ran: {fp32}")
+        return Verification("cannot tell", "no matrix kernel in the trace tells by its name whether it uses TF32")
+
+    def permanent(self, scene: Scene, value: Value) -> Permanent:
+        """Two lines before the loop."""
+        precision = "high" if value else "highest"
+        return Permanent(
+            f'torch.set_float32_matmul_precision("{precision}")\ntorch.backends.cudnn.allow_tf32 = {bool(value)}'
+        )
+
+
+AMP = Amp()
+TF32 = Tf32()
+
+__all__ = ["AMP", "TF32"]

@@ -1,0 +1,153 @@
+"""Whether names were read while code ran: by its own lines, or by functions of its namespace that were seen to run.
+
+Own lines read through a mapping in place of the namespace. Functions are heard of by `sys.setprofile`, which slows
+Python down: only until each name was read, and no longer than the first steps, which are warm-up.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+import sys
+from collections import UserDict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+from gpulab.knobs.knob import Log, Verification
+from gpulab.run import Run
+
+STEPS_WATCHED = 2
+EVENTS_WATCHED = 1_000_000  # about 0.3 s, for code without an optimizer
+_PROCESS_LOOKED_AT = 1024  # events: a worker that was forked meanwhile hears as well
+_LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
+
+SEEN, TO_THE_END = "seen", "watched to the end"  # counts of a name's log; its first note says who read it
+
+Logs = Mapping[str, Log]
+
+
+class Lines(UserDict[str, Any]):
+    """The namespace as the code's own lines use it: all goes through, and reads of the values set are noted."""
+
+    def __init__(self, namespace: dict[str, Any], values: Mapping[str, object], logs: Logs) -> None:
+        self.data = namespace
+        self._values = values
+        self._logs = logs
+
+    def __getitem__(self, name: str) -> Any:
+        found = self.data[name]
+        if name in self._values and _is_set(found, self._values[name]):
+            _note(self._logs[name], "the cell read it while it ran")
+        return found
+
+
+@contextmanager
+def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterator[tuple[Lines, Logs]]:
+    """Note what code inside reads of the names set to these values; its own lines have to use the `Lines`."""
+    logs = {name: Log() for name in values}
+    lines = Lines(namespace, values, logs)
+    functions = _Functions(namespace, values, logs, lines)
+    functions.listen()
+    try:
+        yield lines, logs
+    finally:
+        functions.end()
+
+
+def verify(value: object, found: object, used: bool, log: Log, run: Run) -> Verification:
+    """Whether a variable took effect. `used`: the code has something that could read it."""
+    if _is_set(found, value):
+        return Verification("no effect", f"it is {value!r} already")
+    if log.counts.get(SEEN):
+        return Verification("took effect", log.notes[0])
+    elsewhere = run.loader is not None and run.loader.num_workers > 0
+    if not used or (log.counts.get(TO_THE_END) and not elsewhere):
+        return Verification("no effect", "nothing was seen to read it while the code ran")
+    places = "in worker processes or after the first steps" if elsewhere else "after the first steps"
+    return Verification("cannot tell", f"nothing was seen to read it; what functions read {places} is not seen")
+
+
+class _Functions:
+    """Hears which functions of a namespace run."""
+
+    def __init__(self, namespace: dict[str, Any], values: Mapping[str, object], logs: Logs, lines: Lines) -> None:
+        self._namespace = namespace
+        self._values = values
+        self._logs = logs
+        self._lines = lines
+        self._names: dict[CodeType, frozenset[str]] = {}  # that each code loads, of those watched
+        self._events = 0
+        self._steps = 0
+        self._process = os.getpid()
+        self._hear = self._heard  # one object, to be told from another's
+        self._undo: Any = None
+
+    def listen(self) -> None:
+        """Begin, unless there is nothing to hear, or somebody else's profile function is there."""
+        if not self._values or sys.getprofile() is not None:
+            return
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        self._undo = register_optimizer_step_post_hook(self._stepped)
+        sys.setprofile(self._hear)
+
+    def end(self) -> None:
+        """The code is over."""
+        if sys.getprofile() == self._hear:
+            for log in self._logs.values():
+                log.count(TO_THE_END)
+        self._stop()
+        if self._undo is not None:
+            self._undo.remove()
+
+    def _stop(self) -> None:
+        if sys.getprofile() == self._hear:
+            sys.setprofile(None)
+
+    def _stepped(self, *_: object) -> None:
+        self._steps += 1
+        if self._steps >= STEPS_WATCHED:
+            self._stop()
+
+    def _heard(self, frame: FrameType, event: str, arg: object) -> None:
+        self._events += 1
+        if event == "call" and frame.f_globals is self._namespace:
+            self._entered(frame)
+        if self._events % _PROCESS_LOOKED_AT == 0 and (self._events >= EVENTS_WATCHED or os.getpid() != self._process):
+            self._stop()
+
+    def _entered(self, frame: FrameType) -> None:
+        code = frame.f_code
+        names = self._names.get(code)
+        if names is None:
+            names = self._names[code] = _loaded(code, self._values)
+        if not names or (not code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is self._lines):
+            return
+        for name in names:
+            if _is_set(self._namespace.get(name), self._values[name]):
+                _note(self._logs[name], f"{code.co_qualname} ran, which reads it")
+        if all(log.counts for log in self._logs.values()):
+            self._stop()
+
+
+def _loaded(code: CodeType, names: Mapping[str, object]) -> frozenset[str]:
+    wanted = {name for name in code.co_names if name in names}
+    if not wanted:
+        return frozenset()
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in _LOADS and i.argval in wanted)
+
+
+def _note(log: Log, who: str) -> None:
+    if not log.counts:
+        log.count(SEEN)
+        log.note(who)
+
+
+def _is_set(found: object, value: object) -> bool:
+    return type(found) is type(value) and found == value
+
+
+__all__ = ["Lines", "verify", "watching"]

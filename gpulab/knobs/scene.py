@@ -1,0 +1,72 @@
+"""What a cell was seen to use while it ran as written: the facts from which a knob tells its value and its limits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpulab.run import Device, Loader
+
+Shape = tuple[int, ...]
+StepInputs = tuple[tuple[Shape, ...], ...]  # per backward pass of a step: the inputs of what was trained by it
+
+
+@dataclass(frozen=True, slots=True)
+class SeenLoader:
+    """One DataLoader that was iterated. `record` is how it was built."""
+
+    record: Loader
+    loader_class: str
+    custom_batch_sampler: bool  # not torch's own BatchSampler
+    dataset_from_main: bool  # its class (or its collate_fn …) was defined in the notebook
+    start_method: str  # of worker processes: "fork", "spawn", "forkserver"
+    drop_last: bool
+    custom_collate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOptimizer:
+    """One optimizer that stepped. `fused` and `foreach` as in its first param group; None: torch chooses."""
+
+    class_name: str
+    supports_fused: bool
+    fused: bool | None
+    foreach: bool | None
+    parameter_devices: tuple[str, ...]
+    parameter_dtypes: tuple[str, ...]
+    takes_closure: bool  # LBFGS
+
+
+@dataclass(frozen=True, slots=True)
+class SeenModule:
+    """One outermost module that was called. `memory_format`: of its 4-dimensional weights, None without any."""
+
+    class_name: str
+    parameter_count: int
+    parameter_dtypes: tuple[str, ...]
+    has_convolution: bool
+    memory_format: str | None  # "contiguous", "channels_last", "mixed"
+    compiled: bool
+    trained: bool  # a backward pass followed while it was in training mode
+    autocast_dtype: str | None  # autocast was on when it was called: "bfloat16", "float16"
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What the reference run, with nothing changed, was seen to use."""
+
+    device: Device
+    loaders: tuple[SeenLoader, ...] = ()  # the one that feeds the steps first
+    optimizers: tuple[SeenOptimizer, ...] = ()
+    modules: tuple[SeenModule, ...] = ()
+    operators: frozenset[str] = frozenset()  # names in the trace: operators and kernels
+    tf32: bool | None = None  # None: the device has none
+    attention: str | None = (
+        None  # back end that the trace shows: "math", "efficient", "flash", "cudnn"; None: no attention
+    )
+    grad_scaler: bool = False  # the cell scales its own gradients
+    step_inputs: StepInputs | None = None  # None: not seen, or not the same in all steps that were watched
+
+    @property
+    def loader(self) -> SeenLoader | None:
+        """The loader that feeds the steps."""
+        return self.loaders[0] if self.loaders else None

@@ -1,0 +1,108 @@
+"""Lets several knobs stand before and after an optimizer's step, in an order of their own and not that of entering."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+class Turn(IntEnum):
+    """Who comes first before a step; after it, the last comes first."""
+
+    LAYOUT = 0
+    SCALING = 1
+    ACCUMULATING = 2
+    OPTIONS = 3
+
+
+class Watcher(Protocol):
+    """Who stands around the steps."""
+
+    def before(self, optimizer: Optimizer, closure: bool) -> None:
+        """It is about to step; with a closure the gradients come only now."""
+
+    def after(self, optimizer: Optimizer) -> None:
+        """It has stepped; not called where the step raised."""
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.watchers: list[tuple[Turn, int, Watcher]] = []
+        self.stepping: list[Optimizer] = []
+
+
+_here = _Here()
+_numbers = itertools.count()
+_lock = threading.Lock()
+_users = 0
+_undo = ExitStack()
+
+
+@contextmanager
+def around_steps(turn: Turn, watcher: Watcher) -> Iterator[None]:
+    """Have `watcher` told of each step on this thread. Of an optimizer that steps inside of another only the outer."""
+    entry = (turn, next(_numbers), watcher)
+    if not _here.watchers:
+        _here.stepping = []
+    _here.watchers = sorted([*_here.watchers, entry])
+    try:
+        with _hooked():
+            yield
+    finally:
+        _here.watchers = [e for e in _here.watchers if e is not entry]
+
+
+@contextmanager
+def _hooked() -> Iterator[None]:
+    """One pair of torch's hooks for all: the first registers them, the last removes them."""
+    global _users, _undo
+    with _lock:
+        _users += 1
+        if _users == 1:
+            _undo = ExitStack()
+            _register(_undo)
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if not _users:
+                _undo.close()
+
+
+def _register(undo: ExitStack) -> None:
+    from torch.optim import optimizer as module
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not _here.watchers:
+            return
+        stepping = _here.stepping
+        if any(o is optimizer for o in stepping):  # its last step raised
+            stepping.clear()
+        stepping.append(optimizer)
+        if len(stepping) == 1:
+            closure = (args[1] if len(args) > 1 else None) or kwargs.get("closure")
+            for _, _, watcher in _here.watchers:
+                watcher.before(optimizer, closure is not None)
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        stepping = _here.stepping
+        if not stepping or stepping[-1] is not optimizer:
+            return
+        stepping.pop()
+        if not stepping:
+            for _, _, watcher in reversed(_here.watchers):
+                watcher.after(optimizer)
+
+    undo.callback(module.register_optimizer_step_pre_hook(before).remove)
+    undo.callback(module.register_optimizer_step_post_hook(after).remove)
+
+
+__all__ = ["Turn", "Watcher", "around_steps"]

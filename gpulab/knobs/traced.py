@@ -1,0 +1,39 @@
+"""What a traced run says about a change: the names of the operators and kernels that ran."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+
+from gpulab.run import Category, Run
+
+_RAN = (Category.CPU_OP, Category.USER_ANNOTATION, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
+
+
+def counts(run: Run) -> dict[str, int] | None:
+    """How often each operator, annotation and kernel is in the trace; None where there is no trace."""
+    timeline = run.timeline
+    if timeline is None:
+        return None
+    ids = timeline.name_id[np.isin(timeline.category, [int(c) for c in _RAN])]
+    found = np.bincount(ids, minlength=len(timeline.names)).tolist()
+    return {name: n for name, n in zip(timeline.names, found, strict=True) if n}
+
+
+def kernels(run: Run) -> tuple[str, ...]:
+    """Names of the kernels in the trace."""
+    timeline = run.timeline
+    if timeline is None:
+        return ()
+    ids = np.unique(timeline.name_id[timeline.category == Category.KERNEL])
+    return tuple(timeline.names[i] for i in ids.tolist())
+
+
+def first_match(pattern: re.Pattern[str], names: tuple[str, ...]) -> str | None:
+    """The first name that the pattern is found in, cut where it gets long."""
+    found = next((name for name in names if pattern.search(name)), None)
+    return found if found is None or len(found) <= 60 else f"{found[:59]}…"
+
+
+__all__ = ["counts", "first_match", "kernels"]

@@ -1,0 +1,435 @@
+"""Variables of the user's own code as knobs: which names can be set for one run, to what, and how that is undone.
+
+Two kinds can be set: a name that the code assigns as a plain literal at its top level before anything reads it (the
+literal is replaced), and a name that the code reads and an earlier cell assigned (it is set in the namespace). Reads
+count also where a function or class does the reading that the code uses, whichever cell it was defined in. A plain
+literal is a number, a string, a bool, None, or a tuple or list of these.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+import dis
+import inspect
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import CodeType, FunctionType
+from typing import Any, TypeGuard
+
+from gpulab.errors import UsageError
+from gpulab.knobs.held import reached
+from gpulab.knobs.knob import Permanent
+
+Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
+
+_LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
+_STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+_ABSENT = object()
+_BUILDING = frozenset({"__new__", "__init__", "__post_init__"})  # of an object that is there they have run
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """The names that code could have set. `literals`: its own, with their values; `read`: those it takes from outside.
+
+    `namespace` is the live one, where the code is going to run. `used`: all that it may read, wherever it is from.
+    """
+
+    literals: Mapping[str, Plain]
+    read: frozenset[str]
+    namespace: Mapping[str, object]
+    used: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, tree: ast.Module, namespace: Mapping[str, object]) -> Variables:
+        """Look through parsed code."""
+        reading = _Reading(namespace)
+        reading.follow(tree)
+        values = {name: _literal(places[-1].value) for name, places in reading.literals.items()}
+        literals = {n: v for n, v in values.items() if is_plain(v)}
+        return cls(literals, frozenset(reading.free), namespace, frozenset(reading.read))
+
+    @classmethod
+    def of_function(cls, function: FunctionType) -> Variables:
+        """The globals that a function reads, itself or through what it uses."""
+        namespace = _unwrapped(function).__globals__
+        reading = _Reading(namespace)
+        reading.use(function)
+        return cls({}, frozenset(reading.free), namespace, frozenset(reading.read))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that can be set, in alphabetical order."""
+        outside = {n for n in self.read if n in self.namespace and is_plain(self.namespace[n])}
+        return tuple(sorted(outside | set(self.literals)))
+
+    def has(self, name: str) -> bool:
+        """Whether the code has a variable of that name. Raises UsageError where there is one that cannot be set."""
+        if name in self.literals:
+            return True
+        if name not in self.namespace:
+            return False
+        present = self.namespace[name]
+        if name not in self.read:
+            if is_plain(present):
+                raise UsageError(
+                    f"{name} is {present!r} in the notebook, but nothing was found that reads it when this code runs: "
+                    "change it where it is used."
+                )
+            return False
+        if not is_plain(present):
+            raise UsageError(
+                f"{name} is a {type(present).__name__}: only a number, a string, True, False, None or a tuple or list "
+                "of these can be set for a run."
+            )
+        return True
+
+    def present(self, name: str) -> Plain:
+        """Its value as it is. Raises UsageError where there is none."""
+        if not self.has(name):
+            raise UsageError(f"The code neither assigns {name} a literal at its top level nor reads one.")
+        if name in self.literals:
+            return self.literals[name]
+        value = self.namespace[name]
+        assert is_plain(value)
+        return value
+
+    def value(self, name: str, given: Plain) -> Plain:
+        """What `given`, a value or a text, means for that variable. Raises UsageError where it does not fit."""
+        return fitted(name, given, self.present(name))
+
+
+def assigned_literals(tree: ast.Module) -> dict[str, Plain]:
+    """Names that the code itself assigns plain literals at its top level, before it reads them, and these."""
+    return dict(Variables.of(tree, {}).literals)
+
+
+def free_names(tree: ast.Module, namespace: Mapping[str, object]) -> frozenset[str]:
+    """Names that the code reads without having bound them, also in functions and classes that it uses."""
+    return Variables.of(tree, namespace).read
+
+
+def names_in(tree: ast.AST) -> frozenset[str]:
+    """All names that the code reads, assigns, defines, imports or deletes, in whatever scope."""
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name):
+            found.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.alias):
+            found.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            found.add(node.name)
+        elif isinstance(node, ast.Global):
+            found.update(node.names)
+    return frozenset(found)
+
+
+def replace_literals(tree: ast.Module, values: Mapping[str, object]) -> ast.Module:
+    """The code with those of its own literals replaced that have a value here; new nodes stand where the old stood.
+
+    Other names are passed over.
+    """
+    tree = copy.deepcopy(tree)
+    for name, places in literal_places(tree).items():
+        if name in values:
+            for place in places:
+                place.put(literal_node(values[name]))
+    return tree
+
+
+@contextmanager
+def setting_names(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterator[None]:
+    """Set names for the code inside, then put back what they were, or their absence, whatever the code made of them."""
+    before = {name: namespace.get(name, _ABSENT) for name in values}
+    try:
+        namespace.update(values)
+        yield
+    finally:
+        for name, value in before.items():
+            if value is _ABSENT:
+                namespace.pop(name, None)
+            else:
+                namespace[name] = value
+
+
+def permanent(name: str, value: Plain) -> Permanent:
+    """The edit that keeps it: `call` is empty and `keyword` the name, where a literal of the cell is to be changed."""
+    literal = repr(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        literal = f'float("{literal}")'
+    return Permanent(f"{name} = {literal}", keyword=name, literal=literal)
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def is_plain(value: object) -> TypeGuard[Plain]:
+    """Whether it is a plain literal. A subclass (NumPy's float64 is one of float) is not."""
+    if type(value) in (tuple, list):
+        assert isinstance(value, tuple | list)
+        return all(map(is_plain, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def plain_value(text: str) -> Plain:
+    """What a text means: a Python literal, else itself."""
+    try:
+        value = ast.literal_eval(text.strip())
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+    return value if is_plain(value) else text
+
+
+def fitted(name: str, given: Plain, present: Plain) -> Plain:
+    """`given`, a value or a text, in the type of the present value. Raises UsageError where that loses something."""
+    value = plain_value(given) if isinstance(given, str) else given
+    if present is None:
+        return value
+    if isinstance(present, str):
+        if isinstance(given, str):
+            return value if isinstance(value, str) else given
+    elif type(value) is type(present):
+        return value
+    elif isinstance(present, tuple | list):
+        if isinstance(value, tuple | list):
+            return tuple(value) if isinstance(present, tuple) else list(value)
+    elif isinstance(present, bool):
+        word = value.lower() if isinstance(value, str) else ""
+        if word in ("true", "false"):
+            return word == "true"
+    elif isinstance(present, float):
+        if type(value) is int and int(float(value)) == value:
+            return float(value)
+    elif isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise UsageError(_unfit(name, given, present))
+
+
+def _unfit(name: str, given: Plain, present: Plain) -> str:
+    kind = {bool: "True or False", int: "a whole number", float: "a number", str: "a string"}.get(
+        type(present), f"a {type(present).__name__}"
+    )
+    value = plain_value(given) if isinstance(given, str) else given
+    fraction = type(present) is int and isinstance(value, float)
+    cure = f" Write {present}.0 there to try fractions." if fraction else ""
+    return f"{name}={given}: {name} is {present!r} in the code, so it takes {kind}.{cure}"
+
+
+# -- literals in the code ----------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a literal stands: the value of an assignment, or one element of it."""
+
+    statement: ast.Assign | ast.AnnAssign
+    element: int | None = None
+
+    @property
+    def value(self) -> ast.expr:
+        """The literal's node."""
+        whole = self.statement.value
+        assert whole is not None
+        if self.element is None:
+            return whole
+        assert isinstance(whole, ast.Tuple | ast.List)
+        return whole.elts[self.element]
+
+    def put(self, made: ast.expr) -> None:
+        """Have another literal there."""
+        old = self.value
+        for node in ast.walk(made):
+            ast.copy_location(node, old)
+        if self.element is None:
+            self.statement.value = made
+        else:
+            whole = self.statement.value
+            assert isinstance(whole, ast.Tuple | ast.List)
+            whole.elts[self.element] = made
+
+
+def literal_places(tree: ast.Module) -> dict[str, list[Place]]:
+    """For each name that the code itself assigns plain literals before it reads it: where they stand."""
+    reading = _Reading({})
+    reading.follow(tree)
+    return reading.literals
+
+
+def _literal(node: ast.expr) -> object:
+    """Its value; `_ABSENT` where it is no literal."""
+    try:
+        value: object = ast.literal_eval(node)
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return _ABSENT
+    return value
+
+
+def literal_node(value: object) -> ast.expr:
+    """The node of a plain literal, as the parser makes it."""
+    if isinstance(value, tuple):
+        return ast.Tuple([literal_node(v) for v in value], ast.Load())
+    if isinstance(value, list):
+        return ast.List([literal_node(v) for v in value], ast.Load())
+    if isinstance(value, int | float) and repr(value).startswith("-"):
+        return ast.UnaryOp(ast.USub(), ast.Constant(-value))
+    assert isinstance(value, bool | int | float | str | None)
+    return ast.Constant(value)
+
+
+def _places(statement: ast.stmt) -> Iterator[tuple[str, Place]]:
+    """The names that a statement assigns plain literals. In `a = b = 1` neither can be set without the other."""
+    targets: Sequence[ast.expr]
+    if isinstance(statement, ast.AnnAssign):
+        targets = [statement.target]
+    elif isinstance(statement, ast.Assign):
+        targets = statement.targets
+    else:
+        return
+    if len(targets) != 1 or statement.value is None:
+        return
+    target, value = targets[0], statement.value
+    if isinstance(target, ast.Name):
+        candidates = [(target.id, Place(statement))]
+    elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
+        named = [t.id if isinstance(t, ast.Name) else "" for t in target.elts]
+        candidates = [(name, Place(statement, i)) for i, name in enumerate(named)]
+        if len(named) != len(value.elts) or any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):
+            return
+    else:
+        return
+    yield from ((name, place) for name, place in candidates if name and is_plain(_literal(place.value)))
+
+
+# -- which names are read, and when ------------------------------------------------------------------------------------
+
+
+class _Reading:
+    """Follows code statement by statement, as far as its byte code tells what is read and bound."""
+
+    def __init__(self, namespace: Mapping[str, object]) -> None:
+        self._namespace = namespace
+        self._bound: set[str] = set()
+        self.read: set[str] = set()
+        self._later: dict[str, set[str]] = {}  # what is read when a function or class of the code is used
+        self.free: set[str] = set()
+        self.literals: dict[str, list[Place]] = {}
+
+    def follow(self, tree: ast.Module) -> None:
+        """All statements in turn. What functions read that are never used counts as well, at the end."""
+        for statement in tree.body:
+            self._statement(statement)
+        self._reads(name for names in self._later.values() for name in names)
+
+    def use(self, value: object) -> None:
+        """Something defined in the namespace is called."""
+        self._reads(_reads_of(value, self._namespace))
+
+    def _statement(self, statement: ast.stmt) -> None:
+        try:
+            code = compile(
+                ast.Module([statement], []), "", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True
+            )
+        except (SyntaxError, ValueError):  # it will not run
+            return
+        reads, binds, later = _of_code(code)
+        if later and not binds:
+            reads |= later
+        self._reads(reads)
+        for name, place in _places(statement):
+            if name not in self.read:
+                self.literals.setdefault(name, []).append(place)
+        self._bound |= binds
+        for name in binds:
+            self._later[name] = set(later)
+
+    def _reads(self, names: Iterable[str]) -> None:
+        waiting, seen = list(names), set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            if name not in self._bound:
+                self.free.add(name)
+                waiting += _reads_of(self._namespace.get(name), self._namespace)
+            waiting += self._later.get(name, ())
+        self.read |= seen
+
+
+def _of_code(code: CodeType) -> tuple[set[str], set[str], set[str]]:
+    """What code reads before it binds it, what it binds, and what functions in it will read."""
+    reads: set[str] = set()
+    binds: set[str] = set()
+    later: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in _LOADS and instruction.argval not in binds:
+            reads.add(instruction.argval)
+        elif instruction.opname in _STORES:
+            binds.add(instruction.argval)
+    for inner in (c for c in code.co_consts if isinstance(c, CodeType)):
+        inner_reads, _, inner_later = _of_code(inner)
+        later |= inner_later
+        of_a_class = not inner.co_flags & inspect.CO_OPTIMIZED
+        if of_a_class or inner.co_name in _COMPREHENSIONS:
+            reads |= inner_reads
+        else:
+            later |= inner_reads
+    return reads, binds, later
+
+
+def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
+    """Global names that something defined in the namespace reads: a function, a class, an object of such a class."""
+    found: set[str] = set()
+    for function in _functions(value):
+        if function.__globals__ is namespace:
+            reads, _, later = _of_code(function.__code__)
+            found |= reads | later
+    return found
+
+
+def _functions(value: object) -> Iterator[FunctionType]:
+    """A function; those of a class; those that an object and what it holds can still run."""
+    for thing in reached(value):
+        if isinstance(thing, FunctionType):
+            yield _unwrapped(thing)
+        elif isinstance(thing, type):
+            yield from (f for _, f in _methods(thing))
+        else:
+            yield from (f for name, f in _methods(type(thing)) if name not in _BUILDING)
+
+
+def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
+    for name, member in (m for base in kind.__mro__ for m in vars(base).items()):
+        member = getattr(member, "__func__", member)
+        member = member.fget if isinstance(member, property) else member
+        if isinstance(member, FunctionType):
+            yield name, _unwrapped(member)
+
+
+def _unwrapped(function: FunctionType) -> FunctionType:
+    inner = inspect.unwrap(function)
+    return inner if isinstance(inner, FunctionType) else function
+
+
+__all__ = [
+    "Place",
+    "Plain",
+    "Variables",
+    "assigned_literals",
+    "fitted",
+    "free_names",
+    "is_plain",
+    "literal_node",
+    "literal_places",
+    "names_in",
+    "permanent",
+    "plain_value",
+    "replace_literals",
+    "setting_names",
+]

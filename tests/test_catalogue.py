@@ -1,0 +1,191 @@
+"""How settings and sweeps are read, and what decides between a knob and a variable."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpulab.errors import UsageError
+from gpulab.knobs import catalogue
+from gpulab.knobs.catalogue import KNOBS, decide, grid, parse_settings, parse_sweep, parse_sweeps, parsed_value
+from gpulab.knobs.scene import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.variables import Variables
+from gpulab.run import Device, Loader
+
+LOADER = SeenLoader(
+    Loader("Digits", 100, 8, 0, None, False, False, 13, False), "DataLoader", False, False, "fork", False, False
+)
+OPTIMIZER = SeenOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False)
+MODULE = SeenModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
+SCENE = Scene(Device("cpu", "CPU"), (LOADER,), (OPTIMIZER,), (MODULE,))
+NOTHING = Scene(Device("cpu", "CPU"))
+CELL = Variables.of(ast.parse("hidden = 64\nf(hidden, batch_size, net)"), {"batch_size": 8, "net": object()})
+
+
+def none(name: str) -> bool:
+    return False
+
+
+def test_the_panels_order() -> None:
+    assert " ".join(KNOBS) == (
+        "batch_size workers prefetch pin_memory persistent_workers cache "
+        "amp tf32 attention fused_optimizer compile channels_last accumulate"
+    )
+    assert all(knob.name == name for name, knob in KNOBS.items())
+
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def test_settings_are_read_in_order() -> None:
+    found = parse_settings(["workers=4", " amp = bf16, hidden=512", "batch_size=64"], CELL.has)
+    assert list(found.values.items()) == [("workers", 4), ("amp", "bf16"), ("hidden", 512), ("batch_size", 64)]
+    assert found.texts["amp"] == "bf16"
+
+
+def test_commas_in_a_value_part_no_settings() -> None:
+    found = parse_settings(["a=64,64, b='x, c=1', d=(1, 2)", "e=f(g=1, h=2)"], lambda name: True)
+    assert found.values == {"a": (64, 64), "b": "x, c=1", "d": (1, 2), "e": "f(g=1, h=2)"}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "words"),
+    [
+        (["worker=4"], r"^worker is neither a knob nor a variable of the code. Did you mean workers\?$"),
+        (["hiden=4"], r"Did you mean hidden\?"),
+        (["zzz=4"], r"Knobs: batch_size, workers"),
+        (["workers=4", "amp=off", "workers=2"], r"^workers is set twice: workers=4 and workers=2"),
+        (["workers"], r"NAME=VALUE, as in workers="),
+        (["worker"], r"NAME=VALUE, as in workers="),
+        (["workers="], r"^workers= has no value"),
+        (["=4"], r"NAME=VALUE"),
+        ([""], r"NAME=VALUE"),
+        (["workers==4"], r"NAME=VALUE"),
+        (["4x=4"], r"NAME=VALUE"),
+        (["workers=-1"], r"workers"),
+        (["amp=bf61"], r"amp=bf16"),
+        (["batch_size=0"], r"batch_size=1"),
+        (["net=4"], r"^net is a object"),
+    ],
+)
+def test_what_cannot_be_set_is_said_in_one_line(pairs: list[str], words: str) -> None:
+    with pytest.raises(UsageError, match=words) as caught:
+        parse_settings(pairs, lambda name: name != "batch_size" and CELL.has(name), ["hidden"])
+    assert "\n" not in str(caught.value)
+
+
+def test_a_value_that_only_the_variable_takes_is_kept_for_it() -> None:
+    assert parse_settings(["amp=0.5"], lambda name: True).values == {"amp": 0.5}
+    with pytest.raises(UsageError):
+        parse_settings(["amp=0.5"], none)
+
+
+# -- sweeps ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_sweep_has_its_values_in_order() -> None:
+    assert parse_sweep("batch_size=8,16, 32") == catalogue.Sweep("batch_size", (8, 16, 32))
+    assert parse_sweep("amp=off,bf16").values == ("off", "bf16")
+    assert parse_sweep("sizes=(1,2),[3],'a,b'").values == ((1, 2), [3], "a,b")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("batch_size=", "has no value"),
+        ("batch_size=,", "a value is missing"),
+        ("batch_size=8,,16", "a value is missing"),
+        ("batch_size=8,16,8", "8 is there twice"),
+        ("batch_size=8,0", "batch_size=1"),
+        ("batchsize=8", "Did you mean batch_size"),
+        ("8,16", "NAME=VALUE"),
+    ],
+)
+def test_a_sweep_that_cannot_be_is_said(text: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        parse_sweep(text, none)
+
+
+def test_true_is_not_one() -> None:
+    assert parse_sweep("x=1,True,1.0").values == (1, True, 1.0)
+
+
+def test_several_sweeps_make_a_grid() -> None:
+    sweeps = parse_sweeps(["workers=0,2", "amp=off,bf16"])
+    assert [tuple(c.values()) for c in grid(sweeps, {"hidden": 3})] == [
+        (3, 0, "off"),
+        (3, 0, "bf16"),
+        (3, 2, "off"),
+        (3, 2, "bf16"),
+    ]
+    with pytest.raises(UsageError, match="workers is swept twice"):
+        parse_sweeps(["workers=0", "workers=2"])
+    with pytest.raises(UsageError, match="workers is both set and swept"):
+        grid(sweeps, {"workers": 1})
+
+
+def test_values_from_code() -> None:
+    assert (
+        parsed_value("workers", 4) == 4
+        and parsed_value("pin_memory", True) is True
+        and parsed_value("hidden", None) is None
+    )
+    with pytest.raises(UsageError, match="hidden="):
+        parsed_value("hidden", {1})
+    with pytest.raises(UsageError):
+        parsed_value("workers", None)
+
+
+@pytest.mark.parametrize("name", list(KNOBS))
+def test_every_option_of_a_knob_can_be_written(name: str) -> None:
+    for value in KNOBS[name].options:
+        for text in (str(value), str(value).lower()):
+            assert parse_settings([f"{name}={text}"], none).values == {name: value}
+
+
+# -- knob or variable --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "scene", "kind"),
+    [
+        ("batch_size", SCENE, "DataLoader option"),
+        ("batch_size", NOTHING, "variable of the cell"),
+        ("hidden", SCENE, "variable of the cell"),
+        ("workers", NOTHING, "DataLoader option"),  # no such variable: the knob, which says why it cannot be set
+        ("amp", SCENE, "module call"),
+        ("fused_optimizer", SCENE, "optimizer option"),
+        ("channels_last", NOTHING, "module call"),
+    ],
+)
+def test_the_rule(name: str, scene: Scene, kind: str) -> None:
+    decision = decide(name, scene, CELL.has)
+    assert decision.words == f"{name}: {kind}"
+    assert (decision.knob is None) == (kind == "variable of the cell")
+
+
+@pytest.mark.parametrize("name", list(KNOBS))
+def test_where_nothing_of_its_kind_was_seen_the_variable_is_meant(name: str) -> None:
+    assert decide(name, NOTHING, lambda name: True).knob is None
+
+
+def test_a_knob_that_no_value_fits_leaves_its_name_to_the_variable() -> None:
+    custom = replace(LOADER, custom_batch_sampler=True)
+    assert decide("batch_size", replace(SCENE, loaders=(custom,)), CELL.has).knob is None
+    small = replace(LOADER, record=replace(LOADER.record, dataset_length=3, batch_size=2))
+    assert decide("batch_size", replace(SCENE, loaders=(small,)), CELL.has).knob is KNOBS["batch_size"]
+
+
+@pytest.mark.parametrize("scene", [SCENE, NOTHING])
+def test_a_name_that_is_neither_is_an_error(scene: Scene) -> None:
+    with pytest.raises(UsageError, match="neither a knob nor a variable"):
+        decide("other", scene, CELL.has)
+
+
+def test_a_name_that_is_a_knobs_and_an_objects_is_the_knob() -> None:
+    names: Any = Variables.of(ast.parse("cache[0]"), {"cache": {}}).has
+    assert decide("cache", NOTHING, names).knob is KNOBS["cache"]
+    assert parse_settings(["cache=on"], names).values == {"cache": True}

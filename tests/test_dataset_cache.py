@@ -1,0 +1,295 @@
+"""The knob `cache`: all items in memory, the same data and random numbers, and what it refuses."""
+
+from __future__ import annotations
+
+import gc
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from gpulab.capture.recorder import Capture
+from gpulab.errors import UsageError
+from gpulab.knobs import dataset_cache, loader_options
+from gpulab.knobs.dataset_cache import CACHE, DatasetCache
+from gpulab.knobs.described import seen_loader
+from gpulab.knobs.item_size import free_bytes, item_bytes
+from gpulab.knobs.knob import Log
+from gpulab.knobs.loader_options import WORKERS
+from gpulab.knobs.same_items import same
+from gpulab.knobs.scene import Scene
+from gpulab.run import Device, Settings
+
+LENGTH = 20
+
+
+class Counted(Dataset[Any]):
+    """Counts how often it is asked in this process."""
+
+    title = "counted"
+
+    def __init__(self, make: Callable[[int], Any] = lambda i: (torch.full((3,), float(i)), i)) -> None:
+        self.asked = 0
+        self.make = make
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, i: int) -> Any:
+        self.asked += 1
+        return self.make(i)
+
+
+class Several(Counted):
+    def __getitem__(self, i: int) -> Any:
+        raise AssertionError("torch asks __getitems__ where there is one")
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        self.asked += len(indices)
+        return [self.make(i) for i in indices]
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter(torch.arange(8.0))
+
+
+@pytest.fixture
+def cache() -> Iterator[DatasetCache]:
+    knob = DatasetCache()
+    yield knob
+    knob.forget()
+
+
+def data(loader: DataLoader[Any]) -> list[Any]:
+    return [(x.tolist(), y.tolist()) for x, y in loader]
+
+
+def scene(loader: DataLoader[Any]) -> Scene:
+    return Scene(Device("cpu", "CPU"), (seen_loader(loader),))
+
+
+@pytest.mark.parametrize("kind", [Counted, Several])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_items_come_from_memory_and_are_the_same(kind: type[Counted], workers: int, cache: DatasetCache) -> None:
+    def story(loader: DataLoader[Any]) -> list[Any]:
+        torch.manual_seed(1)
+        return [*data(loader), *data(loader), torch.rand(2).tolist()]
+
+    loader = DataLoader(kind(), 4, shuffle=True)
+    expected = story(loader)
+    dataset = loader.dataset
+    with WORKERS.applied(workers), cache.applied(True) as log:
+        seen = story(loader)
+        dataset.make = None  # type: ignore[attr-defined] # from here on only memory can answer
+        assert story(loader) == expected
+    assert seen == expected
+    assert log.counts["loaders"] == 1 and not log.refused
+    assert "20 items" in log.notes[0] and log.preparation_s > 0
+    assert loader.dataset is dataset
+
+
+def test_filled_once_for_all_blocks_and_dropped_at_the_end(cache: DatasetCache) -> None:
+    loader = DataLoader(Counted(), 4)
+    dataset: Any = loader.dataset
+    with cache.applied(True):
+        data(loader)
+    filled = dataset.asked
+    for _ in range(2):
+        with cache.applied(True) as log:
+            data(loader)
+        assert not log.notes
+    assert dataset.asked == filled + 2 * dataset_cache.CHECKED_AGAIN
+    cache.forget()
+    with cache.applied(True) as log:
+        data(loader)
+    assert log.notes
+    del loader, dataset
+    gc.collect()
+    assert not cache._kept
+
+
+def test_a_dataset_that_changed_meanwhile_is_loaded_anew(cache: DatasetCache) -> None:
+    loader = DataLoader(Counted(), 4)
+    with cache.applied(True):
+        data(loader)
+    loader.dataset.make = lambda i: (torch.full((3,), -float(i)), i)  # type: ignore[attr-defined]
+    expected = data(loader)
+    with cache.applied(True) as log:
+        assert data(loader) == expected
+    assert any("changed" in note for note in log.notes)
+
+
+def augmented_by_torch(i: int) -> Any:
+    return torch.rand(3), i
+
+
+def augmented_by_numpy(i: int) -> Any:
+    return torch.tensor(np.random.rand(3)), i
+
+
+def augmented_sometimes(i: int) -> Any:
+    return torch.full((3,), -1.0 if random.random() < 0.01 else float(i)), i
+
+
+own = np.random.default_rng(1)
+
+
+def augmented_by_its_own(i: int) -> Any:
+    return torch.tensor(own.random(3)), i
+
+
+@pytest.mark.parametrize("make", [augmented_by_torch, augmented_by_numpy, augmented_sometimes, augmented_by_its_own])
+def test_random_augmentation_is_refused_and_the_data_are_as_without(
+    make: Callable[[int], Any], cache: DatasetCache
+) -> None:
+    def seeded() -> list[Any]:
+        global own
+        own = np.random.default_rng(1)
+        torch.manual_seed(0)
+        np.random.seed(0)
+        random.seed(0)
+        return data(loader)
+
+    loader = DataLoader(Counted(make), 4, shuffle=True)
+    expected = seeded()
+    with cache.applied(True) as log:
+        seen = seeded()
+    assert "random augmentation" in log.refused[0] and "loaders" not in log.counts
+    if make is not augmented_by_its_own:  # whose random numbers nobody else can put back
+        assert seen == expected
+
+
+def test_what_would_be_too_large_or_take_too_long_is_refused_with_the_figure(
+    cache: DatasetCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = DataLoader(Counted(lambda i: (torch.zeros(2**18), i)), 4)
+    monkeypatch.setattr(dataset_cache, "free_bytes", lambda: 40 * 2**20)
+    with cache.applied(True) as log:
+        data(loader)
+    assert "20.0 MiB" in log.refused[0] and "10.0 MiB" in log.refused[0]
+    asked = loader.dataset.asked  # type: ignore[attr-defined]
+    with cache.applied(True) as log:  # the next block
+        next(iter(loader))
+    assert log.refused and loader.dataset.asked == asked + 4  # type: ignore[attr-defined]
+    monkeypatch.setattr(dataset_cache, "free_bytes", lambda: 2**40)
+    monkeypatch.setattr(dataset_cache, "LIMIT_S", 0.0)
+    cache.forget()
+    with cache.applied(True) as log:
+        data(loader)
+    assert "more than 0 s" in log.refused[0]
+    assert not cache._kept
+
+
+def test_items_larger_than_the_first_ones_end_the_loading(cache: DatasetCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dataset_cache, "free_bytes", lambda: 40 * 2**20)
+    monkeypatch.setattr(dataset_cache, "PROBED", 1)
+    loader = DataLoader(Counted(lambda i: (torch.zeros(2**20 if i else 1), i)), 1)
+    with cache.applied(True) as log:
+        data(loader)
+    assert "10.0 MiB" in log.refused[0] and not cache._kept
+
+
+def test_workers_that_are_not_forked_need_the_memory_once_each(
+    cache: DatasetCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset: Dataset[Any] = Counted(lambda i: (torch.zeros(2**18), i))
+    monkeypatch.setattr(dataset_cache, "free_bytes", lambda: 100 * 2**20)
+    spawning = DataLoader(dataset, 4, num_workers=1, multiprocessing_context="spawn")
+    assert dataset_cache._copies(spawning, 3) == 3
+    assert dataset_cache._copies(DataLoader(dataset, 4, num_workers=1, multiprocessing_context="fork"), 3) == 0
+    with WORKERS.applied(0), cache.applied(True) as log:
+        data(spawning)
+    assert not log.refused
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: DataLoader(Stream(), 4), "IterableDataset"),
+        (lambda: DataLoader([1.0, 2.0], 1), "in memory already"),
+        (lambda: DataLoader(Counted(lambda i: 1 // (i - 7)), 1), "ZeroDivisionError"),
+    ],
+)
+def test_datasets_that_cannot_be_cached(make: Callable[[], DataLoader[Any]], words: str, cache: DatasetCache) -> None:
+    loader = make()
+    with cache.applied(True) as log:
+        next(iter(loader))
+    assert words in log.refused[0]
+
+
+def test_an_item_changed_by_the_users_collate_is_whole_again_in_the_next_epoch(cache: DatasetCache) -> None:
+    def collate(items: list[Any]) -> list[float]:
+        return [float(item["x"].add_(1)) + item.pop("y") for item in items]
+
+    loader = DataLoader(Counted(lambda i: {"x": torch.tensor(float(i)), "y": 10}), 4, collate_fn=collate)
+    expected = list(loader)
+    with cache.applied(True):
+        assert list(loader) == expected
+        assert list(loader) == expected
+
+
+def test_the_users_dataset_shows_through(cache: DatasetCache) -> None:
+    loader = DataLoader(Counted(), 4)
+    with cache.applied(True):
+        iterator: Any = iter(loader)
+        served = iterator._dataset
+        assert served.title == "counted" and len(served) == LENGTH
+        assert torch.equal(served[-1][0], loader.dataset[-1][0])
+        assert not hasattr(served, "no such thing")
+
+
+def test_what_can_be_told_before(cache: DatasetCache) -> None:
+    loader = DataLoader(Counted(), 4)
+    assert cache.refuses(scene(loader), True) is None
+    assert "IterableDataset" in (cache.refuses(scene(DataLoader(Stream(), 4)), True) or "")
+    assert cache.refuses(Scene(Device("cpu", "CPU")), True) == loader_options.NO_LOADER
+    assert cache.found(scene(loader)) is False and cache.found(Scene(Device("cpu", "CPU"))) is None
+    assert cache.parse("on") is True and cache.parse("false") is False
+    with pytest.raises(UsageError, match="cache=full"):
+        cache.parse("full")
+    assert "range(len(dataset))" in CACHE.permanent(scene(loader), True).snippet
+
+
+def test_verified_from_a_run(cache: DatasetCache) -> None:
+    def run(*, on: bool) -> tuple[Any, Log]:
+        capture = Capture(Settings(trace=False, live=False, save=False), "block")
+        capture.start()
+        with cache.applied(on) as log:
+            data(loader)
+        return capture.finish("completed")[0], log
+
+    loader = DataLoader(Counted(), 4)
+    cached, log = run(on=True)
+    assert cache.verify(scene(loader), True, log, cached).state == "took effect"
+    plain, off = run(on=False)
+    assert cache.verify(scene(loader), False, off, plain).state == "no effect"
+    other = replace(cached, loader=replace(cached.loader, dataset="Other"))
+    assert cache.verify(scene(loader), True, log, other).state == "no effect"
+    log.count("Counted as written")
+    assert cache.verify(scene(loader), True, log, cached).state == "cannot tell"
+    loader = DataLoader(Counted(augmented_by_torch), 4)
+    refused, log = run(on=True)
+    result = cache.verify(scene(loader), True, log, refused)
+    assert result.state == "no effect" and "random augmentation" in result.evidence
+
+
+def test_sizes_and_sameness() -> None:
+    assert item_bytes(torch.zeros(1000)) >= 4000 <= item_bytes({"a": [np.zeros(500)]})
+    assert free_bytes() > 0
+    nan = float("nan")
+    assert same(
+        {"a": [torch.tensor([nan, 1.0]), np.array([nan]), nan]}, {"a": [torch.tensor([nan, 1.0]), np.array([nan]), nan]}
+    )
+    for a, b in ((torch.tensor(1.0), torch.tensor(2.0)), ([1], [2]), ({"a": 1}, {"b": 1}), (1, 1.0), ("a", "b")):
+        assert same(a, a) and not same(a, b)
+    first, second = Counted(), Counted(first_make := (lambda i: i))
+    first.make = first_make
+    assert same(first, second)
+    second.asked = 1
+    assert not same(first, second)

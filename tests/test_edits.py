@@ -1,0 +1,324 @@
+"""The edit that keeps a value: applied, it changes that one value of the user's cell and nothing else."""
+
+from __future__ import annotations
+
+import ast
+import io
+import tokenize
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulab.knobs.accumulation import ACCUMULATE
+from gpulab.knobs.edits import Edit, edit, parse
+from gpulab.knobs.knob import Permanent
+from gpulab.knobs.precision import AMP
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.variables import permanent
+from gpulab.run import Device
+
+WORKERS = Permanent("DataLoader(..., num_workers=4)", "DataLoader", "num_workers", "4")
+BATCH = Permanent("DataLoader(..., batch_size=64)", "DataLoader", "batch_size", "64")
+FUSED = Permanent("AdamW(..., fused=True)", "AdamW", "fused", "True")
+TF32 = Permanent('torch.set_float32_matmul_precision("high")')
+
+
+def applied(text: str, diff: str) -> str:
+    """What a patch program makes of the cell: hunks by their own line numbers, every context line checked."""
+    old, new, at = text.split("\n"), list[str](), 0
+    lines = diff.split("\n")
+    for number, line in enumerate(lines):
+        if not line.startswith("@@"):
+            continue
+        first, _, count = line.split()[1].lstrip("-").partition(",")
+        start = int(first) - (count != "0")
+        new += old[at:start]
+        at = start
+        for hunk in lines[number + 1 :]:
+            if hunk.startswith(("@@", "#")) or not hunk:
+                break
+            if hunk[0] in " -":
+                assert old[at] == hunk[1:]
+                at += 1
+            if hunk[0] in " +":
+                new.append(hunk[1:])
+    return "\n".join(new + old[at:])
+
+
+def changed(cell: str, *permanents: Permanent) -> str:
+    """The cell after a diff was applied to it."""
+    result = edit(cell, permanents)
+    assert result.is_diff, result.text
+    assert applied(cell, result.text) == result.cell
+    return result.cell
+
+
+# -- generated calls ------------------------------------------------------------------------------------------------
+
+
+def bound(
+    dataset: Any,
+    batch_size: Any = 1,
+    shuffle: Any = None,
+    sampler: Any = None,
+    batch_sampler: Any = None,
+    num_workers: Any = 0,
+    collate_fn: Any = None,
+    pin_memory: Any = False,
+    drop_last: Any = False,
+    **others: Any,
+) -> dict[str, Any]:
+    """What torch's DataLoader would be given."""
+    return {**locals(), **locals().pop("others")}
+
+
+VALUES = [
+    "1",
+    "(2)",
+    "[3, 4][0]",
+    "n",
+    "(n +\n     1)",
+    "len('ä,b)')",
+    '"#no comment"',
+    "(lambda x: x)(2)",
+    "{**{}}",
+    "f'{n}'",
+]
+KEYWORDS = ["shuffle", "num_workers", "pin_memory", "drop_last", "timeout", "batch_size", "generator"]
+CALLEES = ["DataLoader", "DL", "torch.utils.data.DataLoader", "data . DataLoader"]
+GAPS = ["", " ", "  # keep, me) (", "  # ünï"]
+HEADS = ["", "%%time\n", "!pip install x \\\n  y\n", "%matplotlib inline\n", "files = !ls\n", "n?\n", "'ä'; "]
+
+
+@st.composite
+def cells(draw: st.DrawFn) -> str:
+    """A cell with one DataLoader call in many formats."""
+    positional = ["data" if draw(st.booleans()) else "(data)"]
+    positional += draw(st.sampled_from([[], [draw(st.sampled_from(VALUES))]]))
+    names = draw(
+        st.lists(st.sampled_from([k for k in KEYWORDS if len(positional) < 2 or k != "batch_size"]), unique=True)
+    )
+    arguments = positional + [f"{k}{draw(st.sampled_from(['=', ' = ']))}{draw(st.sampled_from(VALUES))}" for k in names]
+    separator, opening, closing = draw(st.sampled_from(["one line", "own lines", "hanging", "mixed"])), "", ""
+    indent = draw(st.sampled_from(["", "    ", "\t"]))
+    if separator == "own lines":
+        opening, closing = f"\n{indent}    ", f"\n{indent}"
+    text = arguments[0]
+    for argument in arguments[1:]:
+        breaks = separator != "one line" and (separator != "mixed" or draw(st.booleans()))
+        text += f",{draw(st.sampled_from(GAPS))}\n{indent}    {argument}" if breaks else f", {argument}"
+    text += draw(st.sampled_from(["", ",", " ,"]))
+    if closing:
+        closing = draw(st.sampled_from(GAPS)) + closing
+    head = f"if True:\n{indent}m = 1\n" if indent else ""
+    call = f"loader = {draw(st.sampled_from(CALLEES))}({opening}{text}{closing})"
+    return (
+        f"{draw(st.sampled_from(HEADS))}from torch.utils.data import DataLoader as DL\n{head}{indent}{call}; done = 1"
+    )
+
+
+def run(cell: str) -> dict[str, Any]:
+    """What a cell's DataLoader is given, IPython's lines left out."""
+    data = type("data", (), {"DataLoader": staticmethod(bound)})
+    torch = type("torch", (), {"utils": type("utils", (), {"data": data})})
+    tree = parse(cell)
+    assert tree is not None
+    tree.body = [node for node in tree.body if not isinstance(node, ast.ImportFrom)]
+    names: dict[str, Any] = {"DataLoader": bound, "DL": bound, "torch": torch, "data": data, "n": 7}
+    exec(compile(tree, "cell", "exec"), names)
+    assert names["done"] == 1
+    return {k: v for k, v in names["loader"].items() if not callable(v)}
+
+
+def comments(cell: str) -> list[str]:
+    python = "\n".join(line for line in cell.split("\n") if line[:1] not in ("%", "!") and line != "  y")
+    try:
+        return [t.string for t in tokenize.generate_tokens(io.StringIO(python).readline) if t.type == tokenize.COMMENT]
+    except (tokenize.TokenError, IndentationError):
+        return []
+
+
+@settings(max_examples=300, deadline=None)
+@given(cells(), st.sampled_from([(WORKERS,), (BATCH,), (WORKERS, BATCH), (BATCH, WORKERS)]))
+def test_the_edited_call_gets_that_value_and_nothing_else_changes(cell: str, permanents: tuple[Permanent, ...]) -> None:
+    before = run(cell)
+    after = run(changed(cell, *permanents))
+    wanted = {p.keyword: int(p.literal) for p in permanents}
+    assert after == {**before, **wanted}
+
+
+@settings(max_examples=100, deadline=None)
+@given(cells())
+def test_lines_that_are_not_the_calls_stay_and_so_do_comments(cell: str) -> None:
+    new = changed(cell, WORKERS)
+    assert set(comments(cell)) <= set(comments(new))
+    lines = new.split("\n")
+    touched = [line for line in cell.split("\n") if line not in lines]
+    assert len(touched) <= 2  # the argument that gets a comma or a value; a value over two lines
+
+
+# -- formats, word for word -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("DataLoader(ds)", "DataLoader(ds, num_workers=4)"),
+        ("DataLoader((ds))", "DataLoader((ds), num_workers=4)"),
+        ("DataLoader(ds,)", "DataLoader(ds, num_workers=4,)"),
+        ("DataLoader(ds, num_workers = 0)", "DataLoader(ds, num_workers = 4)"),
+        ("DataLoader(ds, 8, True, None, None, 2)", "DataLoader(ds, 8, True, None, None, 4)"),
+        ("DataLoader()", "DataLoader(num_workers=4)"),
+        (
+            "DataLoader(\n    ds,\n    shuffle=True,\n)",
+            "DataLoader(\n    ds,\n    shuffle=True,\n    num_workers=4,\n)",
+        ),
+        (
+            "DataLoader(\n    ds,  # mine\n    shuffle=True  # yes, (all)\n)",
+            "DataLoader(\n    ds,  # mine\n    shuffle=True,  # yes, (all)\n    num_workers=4\n)",
+        ),
+        (
+            "DataLoader(ds,\n           shuffle=True)",
+            "DataLoader(ds,\n           shuffle=True,\n           num_workers=4)",
+        ),
+        ("DataLoader(\n    ds, shuffle=True\n)", "DataLoader(\n    ds, shuffle=True, num_workers=4\n)"),
+        (
+            "DataLoader(\n\tds,\n\tcollate_fn=[\n\t\t1\n\t])",
+            "DataLoader(\n\tds,\n\tcollate_fn=[\n\t\t1\n\t],\n\tnum_workers=4)",
+        ),
+        ("x = 'äöü'; DataLoader(ds)", "x = 'äöü'; DataLoader(ds, num_workers=4)"),
+        ("DataLoader(ds, num_workers=0, **options)", "DataLoader(ds, num_workers=4, **options)"),
+    ],
+)
+def test_formatting_is_kept(before: str, after: str) -> None:
+    assert changed(before, WORKERS) == after
+
+
+def test_ipythons_lines_are_kept() -> None:
+    cell = (
+        "%%time\n!pip install a \\\n   b\nx = %timeit -o f()\nif x:\n    !ls\nDataLoader(ds)\nDataLoader?\n%load_ext x"
+    )
+    assert changed(cell, WORKERS) == cell.replace("(ds)", "(ds, num_workers=4)")
+
+
+def test_a_percent_sign_of_python_is_no_magic() -> None:
+    cell = "%matplotlib inline\nx = (7\n% 4)\nDataLoader(ds)"
+    assert changed(cell, WORKERS) == cell.replace("(ds)", "(ds, num_workers=4)")
+
+
+def test_the_text_is_a_diff_that_says_what_it_is() -> None:
+    result = edit("a = 1\nloader = DataLoader(ds)\nb = 2", [WORKERS])
+    assert result.text.split("\n") == [
+        "--- cell",
+        "+++ cell with num_workers=4",
+        "@@ -1,3 +1,3 @@",
+        " a = 1",
+        "-loader = DataLoader(ds)",
+        "+loader = DataLoader(ds, num_workers=4)",
+        " b = 2",
+    ]
+
+
+# -- which call -----------------------------------------------------------------------------------------------------
+
+TWO = """\
+train = DataLoader(a)
+test = DataLoader(b)
+for epoch in range(3):
+    for x, y in {train}:
+        loss(net(x), y).backward()
+        optimizer.step()
+    for x, y in test:
+        net(x)
+"""
+
+
+@pytest.mark.parametrize("iterated", ["train", "enumerate(train)", "tqdm(train, total=len(train))", "iter(train)"])
+def test_of_two_loaders_the_one_that_trains_is_changed(iterated: str) -> None:
+    cell = TWO.replace("{train}", iterated)
+    assert changed(cell, WORKERS) == cell.replace("DataLoader(a)", "DataLoader(a, num_workers=4)")
+
+
+def test_loaders_assigned_together_are_told_apart() -> None:
+    cell = "test, train = DataLoader(b), DataLoader(a)\nfor x in train:\n    f(x).backward()"
+    assert changed(cell, WORKERS) == cell.replace("DataLoader(a)", "DataLoader(a, num_workers=4)")
+
+
+def test_a_loader_made_in_the_loops_own_line_is_the_one() -> None:
+    cell = "test = DataLoader(b)\nfor x in DataLoader(a):\n    f(x).backward()"
+    assert changed(cell, WORKERS) == cell.replace("DataLoader(a)", "DataLoader(a, num_workers=4)")
+
+
+def test_where_it_cannot_be_told_all_are_changed_and_that_is_said() -> None:
+    cell = "fit(DataLoader(a), DataLoader(b))"
+    result = edit(cell, [WORKERS])
+    assert result.cell == "fit(DataLoader(a, num_workers=4), DataLoader(b, num_workers=4))"
+    assert result.text.startswith("# All 2 DataLoader calls are changed")
+    assert applied(cell, result.text) == result.cell
+
+
+def test_every_optimizer_of_that_kind_gets_its_option() -> None:
+    cell = "d = torch.optim.AdamW(a)\ng = torch.optim.AdamW(b, lr=1)\nfor x in y:\n    d.step()"
+    new = changed(cell, FUSED)
+    assert new.count("fused=True") == 2 and not edit(cell, [FUSED]).text.startswith("#")
+
+
+# -- variables, snippets --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cell", "name", "value", "after"),
+    [
+        ("hidden = 64  # wide\nf(hidden)", "hidden", 512, "hidden = 512  # wide\nf(hidden)"),
+        ("lr: float = 1e-3\nf(lr)", "lr", -0.5, "lr: float = -0.5\nf(lr)"),
+        ("a, b = 1, 'x'\nf(a, b)", "b", "it's", 'a, b = 1, "it\'s"\nf(a, b)'),
+        ("%time\nsizes = (\n    1,\n    2,\n)", "sizes", (3, (4.5, None)), "%time\nsizes = (3, (4.5, None))"),
+        ("a = 1\na = 2\nf(a)\na = 3", "a", True, "a = True\na = True\nf(a)\na = 3"),
+    ],
+)
+def test_a_literal_of_the_cell_is_changed(cell: str, name: str, value: Any, after: str) -> None:
+    assert changed(cell, permanent(name, value)) == after
+
+
+@pytest.mark.parametrize(
+    ("cell", "wanted"),
+    [
+        ("train()", WORKERS),  # no such call
+        ("DataLoader(ds, **options)", WORKERS),  # options may have it
+        ("DataLoader(*arguments)", WORKERS),  # by position, perhaps
+        ("DataLoader(x for x in y)", WORKERS),
+        ("this is no Python", WORKERS),
+        ("DataLoader(ds)\r\nx", WORKERS),
+        ("f(hidden)", permanent("hidden", 512)),
+        ("f(hidden)\nhidden = 3", permanent("hidden", 512)),
+        ("f(lr)", permanent("lr", float("inf"))),
+        ("DataLoader(ds)", TF32),
+    ],
+)
+def test_what_cannot_be_located_is_a_snippet(cell: str, wanted: Permanent) -> None:
+    assert edit(cell, [wanted]) == Edit(wanted.snippet, False, cell)
+
+
+def test_snippets_follow_the_diff() -> None:
+    cell = "DataLoader(ds)\nx = 1"
+    result = edit(cell, [TF32, WORKERS, TF32])
+    assert result.is_diff and result.text.count(TF32.snippet) == 1
+    assert applied(cell, result.text) == result.cell == "DataLoader(ds, num_workers=4)\nx = 1"
+
+
+def test_two_that_change_the_end_of_the_loop_give_one_end() -> None:
+    scene = Scene(Device("cuda", "GPU"))
+    wanted = [ACCUMULATE.permanent(scene, 2), AMP.permanent(scene, "fp16")]
+    code = edit("train()", wanted).text
+    assert code.count("backward()") == code.count("step(optimizer)") == code.count("zero_grad()") == 1
+    assert "scaler.scale(loss / 2).backward()" in code and "optimizer.step()" not in code
+    compile(code, "snippet", "exec")
+    with_bf16 = edit("train()", [wanted[0], AMP.permanent(scene, "bf16")]).text
+    assert with_bf16.count("backward()") == 1 and "scaler" not in with_bf16
+
+
+def test_nothing_to_change_is_said() -> None:
+    result = edit("DataLoader(ds, num_workers=4)", [WORKERS])
+    assert not result.is_diff and "already" in result.text
