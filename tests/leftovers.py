@@ -18,7 +18,9 @@ def leftovers() -> list[str]:
     """Everything of gpulab's that is still there, in words; empty where nothing is."""
     recorder = sys.modules.get("gpulab.capture.recorder")
     active = ["a capture is active"] if recorder is not None and recorder.active is not None else []
-    return [*active, *_threads(), *_processes(), *_in_torch()]
+    turn = sys.modules.get("gpulab.capture.turn")
+    held = ["a thread's turn to measure"] if turn is not None and any(t.is_alive() for t in turn._owners) else []
+    return [*active, *held, *_threads(), *_processes(), *_in_torch()]
 
 
 def _threads() -> list[str]:
@@ -33,7 +35,7 @@ def _processes() -> Iterator[str]:
             line = " ".join(child.cmdline())
         except psutil.Error:
             continue
-        if "gpulab.capture" in line:
+        if "gpulab.capture" in line or "gpulab.views" in line:
             yield f"process {line}"
 
 

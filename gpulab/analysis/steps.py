@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.run import Int64, Phase, Run, StepFlag
+from gpulab.run import Int64, Loader, Phase, Run, StepFlag
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ def select(run: Run) -> Selection:
     drop((flags & StepFlag.PROFILER_EDGE) != 0, "the profiler started or stopped there")
     drop(steps.phase == Phase.WARMUP, "warm-up")
     drop((flags & StepFlag.COMPILE) != 0, "something was compiled in them")
-    buffered = _buffered_batches(run)
+    buffered = 0 if run.loader is None else loaded_ahead(run.loader)
     if buffered:
         rank = np.cumsum(steps.batch_count) - steps.batch_count
         starts = [0, *rank[(flags & StepFlag.PROFILER_EDGE) != 0].tolist()]
@@ -84,8 +84,8 @@ def select(run: Run) -> Selection:
     return Selection(np.flatnonzero(keep), tuple(dropped))
 
 
-def _buffered_batches(run: Run) -> int:
-    loader = run.loader
-    if loader is None or loader.num_workers == 0:
+def loaded_ahead(loader: Loader) -> int:
+    """How many batches may be ready when a step begins that the workers had time for, and two steps' margin."""
+    if loader.num_workers == 0:
         return 0
     return loader.num_workers * (loader.prefetch_factor or 2) + 2

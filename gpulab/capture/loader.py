@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpulab.knobs.described import as_written, loader_record
 from gpulab.run import Loader
 
 _DEPTH = 4
@@ -43,11 +44,11 @@ class Loaders:
 def describe_loader(owner: Any) -> Loader | None:
     """The settings of a DataLoader; of a bare iterator (made before the run) what it still knows."""
     if hasattr(owner, "batch_sampler"):
-        return _from_loader(owner)
+        return loader_record(owner)
     if not hasattr(owner, "_num_workers"):
         return None
     return Loader(
-        dataset=type(owner._dataset).__name__,
+        dataset=type(as_written(owner._dataset)).__name__,
         dataset_length=_length(owner._dataset),
         batch_size=getattr(owner._index_sampler, "batch_size", None),
         num_workers=owner._num_workers,
@@ -56,23 +57,6 @@ def describe_loader(owner: Any) -> Loader | None:
         persistent_workers=bool(getattr(owner, "_persistent_workers", False)),
         length=_length(owner),
         iterable=type(owner._index_sampler).__name__ == "_InfiniteConstantSampler",
-    )
-
-
-def _from_loader(loader: Any) -> Loader:
-    from torch.utils.data import IterableDataset
-
-    iterable = isinstance(loader.dataset, IterableDataset)
-    return Loader(
-        dataset=type(loader.dataset).__name__,
-        dataset_length=None if iterable else _length(loader.dataset),
-        batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
-        num_workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor,
-        pin_memory=bool(loader.pin_memory),
-        persistent_workers=bool(loader.persistent_workers),
-        length=None if iterable else _length(loader),
-        iterable=iterable,
     )
 
 

@@ -8,9 +8,11 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from time import perf_counter_ns
+from types import FrameType
 from typing import Any, TypeVarTuple
 
 from gpulab.capture import hooks
+from gpulab.capture.generators import frames, inside_generator
 from gpulab.capture.loader import Loaders, samples_in
 from gpulab.capture.phases import Phases
 from gpulab.capture.tracker import Answer, StepTracker
@@ -23,7 +25,18 @@ TRAINING = (
     r"\.(backward|fit|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
 )
 
+PASSED_BY = 16  # requests inside of a generator that a run which is to end lets pass: code that only loads ends, too
+
 Closed = tuple[int, int, int, int]  # of a step: start, end, data wait (ns), samples (-1 unknown)
+
+
+_running: list[Loop] = []  # those in this process, innermost last: `gpulab.step()` finds them here
+
+
+def mark_step() -> None:
+    """Mark the end of a step by hand, where neither a DataLoader nor an optimizer tells. Does nothing outside a run."""
+    if _running:
+        _running[-1].step()
 
 
 class StopRun(BaseException):
@@ -81,6 +94,8 @@ class Loop:
         self._modules: hooks.ModuleHook | None = None
         self._calls = 0
         self._due = False  # the run ends at the next chance
+        self._passed_by = 0  # chances not taken: they were inside of a generator
+        self._outside: frozenset[FrameType] = frozenset()  # what called the user's code
         self._generation = 0
         self._compiled = 0
         self.fault: Exception | None = None
@@ -92,14 +107,20 @@ class Loop:
         self.counted = 0  # steps
         self.epoch_steps: int | None = None
         self.hooks_ns = 0  # time inside our marks
+        self.settle_at: tuple[int, ...] = ()  # complete steps: there the GPU is waited for
+        self.settled_ns: list[int] = []  # when that was done (`time.perf_counter_ns`)
 
     def begin(self, modules: hooks.ModuleHook | None) -> None:
         """The user's code is about to run. What is compiled by now is not its doing."""
         self._modules = modules
+        self._outside = frames()
         self._newly_compiled()
+        _running.append(self)
 
     def finish(self, end_ns: int, error: str) -> Steps:
         """The run is over, `end_ns` after it began, with this error, if any: its steps."""
+        _running[:] = [loop for loop in _running if loop is not self]
+        self._outside = frozenset()
         steps = self.tracker.finish(self._origin_ns + end_ns)
         self._workers.fail(error, end_ns)  # torch may have told the user's code and not us
         self.missing += self._workers.missing(fed=bool(steps.batch_count.any()))
@@ -115,6 +136,8 @@ class Loop:
     def step(self) -> None:
         """A step ends here, says the user."""
         entered = perf_counter_ns()
+        if self._due:
+            raise StopRun(self._capture)
         self._after_mark(self.tracker.manual(entered), entered)
 
     def give_up(self, error: Exception) -> None:
@@ -134,7 +157,8 @@ class Loop:
         """A loader is about to be asked."""
         entered = perf_counter_ns()
         if self._due:
-            raise StopRun(self._capture)
+            self._leave()
+            return
         if fresh or not self.loaders.met:
             self._meet_loader(loader, owner)
             self._hear_modules(False)
@@ -142,13 +166,15 @@ class Loop:
             self._look_at_weights(self._weights)
         self._after_mark(self.tracker.loader_asked(loader, entered, fresh=fresh), entered)
         if self.stopping and not self.tracker.training:
-            raise StopRun(self._capture)
-        if fresh:
+            self._leave()
+        if fresh and not self._due:
             self.phases.loader_begins()
 
     @guarded
     def answered(self, answer: Answer, batch: Any) -> None:
         """A loader has answered."""
+        if self._due:  # a batch that comes after the end belongs to no step
+            return
         entered = perf_counter_ns()
         if answer == "iterator":
             self.phases.loader_ends()
@@ -175,6 +201,8 @@ class Loop:
     @guarded
     def backward(self, root: Any) -> None:
         """A backward pass begins."""
+        if self._due:
+            raise StopRun(self._capture)
         self.tracker.backward()
         if self._weights is None and self.tracker.undecided:
             self._weights = Watch.of(root)
@@ -226,6 +254,8 @@ class Loop:
         """Steps were closed: tell the view, end the run or go on. Returns whether the profiler was touched."""
         before, self.counted = self.counted, count
         self._note_step()
+        if count in self.settle_at:
+            self._settle()
         phases = self.phases
         ending = self.stopping or self._enough()
         if count < phases.unchanged_until and not ending:
@@ -244,6 +274,10 @@ class Loop:
         if self.phases.end_overdue(stepless=self.stepless):
             self.tracker.resume(perf_counter_ns(), profiler_edge=True)
 
+    def _settle(self) -> None:
+        sys.modules["torch"].cuda.synchronize()
+        self.settled_ns.append(perf_counter_ns())
+
     def _enough(self) -> bool:
         """Whether so many steps were asked for. Batches before the training that the code announces do not count."""
         if self._wanted is None or self.counted < self._wanted:
@@ -254,7 +288,15 @@ class Loop:
         """End the run here; inside of `Optimizer.step` at the next thing the loop does: a scheduler steps before."""
         self._due = True
         if not self.tracker.optimizer_ends_steps:
+            self._leave()
+        self._hear_modules(True)
+
+    def _leave(self) -> None:
+        """End the run here; where that would end a generator of the user's, at the next thing the loop does."""
+        self._due = True
+        if self._passed_by == PASSED_BY or not inside_generator(self._outside):
             raise StopRun(self._capture)
+        self._passed_by += 1
         self._hear_modules(True)
 
     def _begin_again(self) -> None:
@@ -309,4 +351,4 @@ class Loop:
             self._expect(loader.length // max(1, self.tracker.last_batches()))
 
 
-__all__ = ["Closed", "Loop", "StopRun"]
+__all__ = ["Closed", "Loop", "StopRun", "mark_step"]

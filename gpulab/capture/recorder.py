@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpulab.capture import hooks, memory
+from gpulab.capture import hooks, memory, turn
 from gpulab.capture.feed import Delta, SeriesInfo, Status, Watcher
 from gpulab.capture.loop import Closed, Loop, StopRun
 from gpulab.capture.sampler import Sampler
@@ -27,7 +27,7 @@ from gpulab.sources.store import new_id
 
 RunSource = Literal["cell", "statement", "block", "script"]
 
-active: Capture | None = None  # the capture that runs in this process: `gpulab.step()` finds it here
+active: Capture | None = None  # the innermost capture that runs in this process
 
 BACKLOG_LIMIT = 200_000  # steps kept for a live view that has stopped reading
 
@@ -45,14 +45,17 @@ class Capture:
         self._choices: list[Choice] = []
         self._fresh: deque[Closed] = deque(maxlen=BACKLOG_LIMIT)
         self._own_ns = 0
+        self._turn = False
         self._begins_ns = 0
 
     # -- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begin. Raises UsageError for an impossible device."""
+        """Begin. Raises UsageError for an impossible device, or where another thread measures."""
         global active
         self.device = detect_device(self.settings.device)
+        turn.take()
+        self._turn = True
         self._pid = os.getpid()
         self._origin_ns = perf_counter_ns()
         self._created = datetime.now(UTC)
@@ -69,10 +72,19 @@ class Capture:
         if self.settings.whole or self.source == "statement":
             self._phases.profile_whole()
         self._begins_ns = self.now()  # the user's code
+        self._loop.tracker.begin(self._origin_ns + self._begins_ns)
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
     def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, Callable[[Path], None] | None]:
         """End: take every hook out, stop the sampling process, return the record and how to write its trace."""
+        try:
+            return self._finish(outcome, detail)
+        finally:
+            if self._turn:
+                self._turn = False
+                turn.give_back()
+
+    def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, Callable[[Path], None] | None]:
         global active
         wall_ns = self.now()
         own_ns = self._own_ns + self._phases.cost_ns
@@ -136,6 +148,11 @@ class Capture:
         """End the run at the next step boundary."""
         self._loop.stop()
 
+    @property
+    def step_count(self) -> int:
+        """Steps so far. From any thread."""
+        return self._loop.counted
+
     def series(self) -> tuple[SeriesInfo, ...]:
         """The curves that are being sampled."""
         return self._sampler.series()
@@ -148,10 +165,6 @@ class Capture:
         rate = np.where(samples >= 0, samples / (wall / 1e9), np.nan)
         steps = np.stack([(end - self._origin_ns) / 1e9, wall / 1e6, np.minimum(wait, wall) / 1e6, rate], axis=1)
         return Delta(self._status(), steps.astype(np.float32), self._sampler.drain())
-
-    def step(self) -> None:
-        """A step ends here, says the user."""
-        self._loop.step()
 
     # -- details -------------------------------------------------------------------------------------------------
 
@@ -201,10 +214,4 @@ def _since(samples: Samples, begins_ns: int) -> Samples:
     return Samples(tuple(replace(s, t_ns=s.t_ns[i:], value=s.value[i:]) for s, i in kept if i < len(s.t_ns)))
 
 
-def mark_step() -> None:
-    """Mark the end of a step by hand, where neither a DataLoader nor an optimizer tells. Does nothing outside a run."""
-    if active is not None:
-        active.step()
-
-
-__all__ = ["Capture", "StopRun", "mark_step"]
+__all__ = ["Capture", "StopRun"]

@@ -59,6 +59,10 @@ class StepTracker:
         self.phase = Phase.WARMUP
         self.generation = 0  # grows when the steps counted so far are taken back
 
+    def begin(self, now_ns: int) -> None:
+        """The user's code begins now: no step began before it."""
+        self._open.start_ns = now_ns
+
     # -- what is known -------------------------------------------------------------------------------------------
 
     @property

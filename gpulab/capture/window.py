@@ -16,7 +16,9 @@ from gpulab.sources.kineto import CLOCK_MARK, Recording
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
 # What torch 2.13 writes to fd 2 about a session of ours, the second line where the user's profiler has replaced it.
 _KINETO_LINE = re.compile(
-    rb"^(?:USDT:.*profiler_(?:start|stop)|\[W.*disableProfiler called but no active profiling).*\n?", re.MULTILINE
+    rb"^(?:USDT:.*profiler_(?:start|stop)|\[W.*disableProfiler called but no active profiling"
+    rb"|ERROR: External init callback must run in same thread).*\n?",
+    re.MULTILINE,
 )
 
 

@@ -1,0 +1,216 @@
+"""What names and containers hold, remembered by reference and put back in place, so that all keep their identity.
+
+Each class here remembers one holder. `put_back` makes it hold the same objects again, in the same order, and says
+whether it held others; it goes by the built-in types' own methods, so that no code of a subclass runs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from types import CellType
+from typing import Any, Protocol
+
+from gpulab.capture.place import Place
+
+SCALARS = frozenset((int, float, bool, str, bytes, complex, type(None)))
+ABSENT = object()
+
+
+class Kept(Protocol):
+    """One holder, as it was."""
+
+    place: Place
+
+    def put_back(self) -> bool:
+        """Make it as it was; whether it had changed."""
+
+
+class KeptDict:
+    """A dict and its order."""
+
+    def __init__(self, target: dict[Any, Any], place: Place) -> None:
+        self.target, self.place = target, place
+        self._base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
+        self._items: list[tuple[Any, Any]] = list(self._base.items(target))
+
+    def put_back(self) -> bool:
+        target, base = self.target, self._base
+        found = list(base.items(target))
+        if _all_same(found, self._items):
+            return False
+        base.clear(target)
+        for key, value in self._items:
+            base.__setitem__(target, key, value)
+        return not _all_equal(found, self._items)
+
+
+class KeptAttributes:
+    """The attributes of an instance, in its `__dict__` and its slots, and its class: torch changes that of modules."""
+
+    def __init__(self, owner: Any, place: Place) -> None:
+        self.owner, self.place = owner, place
+        self._kind = type(owner)
+        held = attributes(owner)
+        self._dict = KeptDict(held, place) if held is not None else None
+        self._slots = [(slot, _slot(slot, owner)) for slot in slots(type(owner))]
+
+    def put_back(self) -> bool:
+        if type(self.owner) is not self._kind:
+            object.__setattr__(self.owner, "__class__", self._kind)
+        changed = self._dict is not None and self._dict.put_back()
+        for slot, value in self._slots:
+            if _slot(slot, self.owner) is value:
+                continue
+            changed = True
+            if value is ABSENT:
+                slot.__delete__(self.owner)
+            else:
+                slot.__set__(self.owner, value)
+        return changed
+
+
+class KeptList:
+    """A list or a deque."""
+
+    def __init__(self, target: list[Any] | deque[Any], place: Place) -> None:
+        self.target, self.place = target, place
+        self._items = list(target)
+
+    def put_back(self) -> bool:
+        target = self.target
+        if len(target) == len(self._items) and all(map(_same, target, self._items)):
+            return False
+        base: Any = list if isinstance(target, list) else deque
+        found = list(base.__iter__(target))
+        base.clear(target)
+        base.extend(target, self._items)
+        return len(found) != len(self._items) or not all(map(_equal, found, self._items))
+
+
+class KeptSet:
+    """A set."""
+
+    def __init__(self, target: set[Any], place: Place) -> None:
+        self.target, self.place = target, place
+        self._items = list(target)
+
+    def put_back(self) -> bool:
+        found = {id(x) for x in self.target}
+        if found == {id(x) for x in self._items}:
+            return False
+        set.clear(self.target)
+        set.update(self.target, self._items)
+        return True
+
+
+class KeptName:
+    """What a name means: in a namespace, or among the globals of a function."""
+
+    def __init__(self, namespace: dict[str, Any], name: str, place: Place) -> None:
+        self.place = place
+        self._namespace, self._name = namespace, name
+        self._value = namespace.get(name, ABSENT)
+
+    @property
+    def is_new(self) -> bool:
+        """Whether it meant nothing."""
+        return self._value is ABSENT
+
+    def put_back(self) -> bool:
+        if self._namespace.get(self._name, ABSENT) is self._value:
+            return False
+        if self._value is ABSENT:
+            self._namespace.pop(self._name, None)
+        else:
+            self._namespace[self._name] = self._value
+        return True
+
+
+class KeptCell:
+    """A variable that a function shares with the one around it."""
+
+    def __init__(self, cell: CellType, place: Place) -> None:
+        self.place = place
+        self._cell, self._value = cell, cell_value(cell)
+
+    def put_back(self) -> bool:
+        if cell_value(self._cell) is self._value:
+            return False
+        if self._value is ABSENT:
+            del self._cell.cell_contents
+        else:
+            self._cell.cell_contents = self._value
+        return True
+
+
+class Length:
+    """The length of a container that is too large to be remembered."""
+
+    def __init__(self, target: Any, place: Place) -> None:
+        self.place = place
+        self._target, self._seen = target, len(target)
+
+    def changed(self) -> bool:
+        """Whether it differs from the last time."""
+        before, self._seen = self._seen, len(self._target)
+        return before != self._seen
+
+
+def attributes(owner: Any) -> dict[str, Any] | None:
+    """The instance's `__dict__`; None where it has none. Runs no code of the instance's class."""
+    try:
+        held = object.__getattribute__(owner, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return held if isinstance(held, dict) else None
+
+
+def slots(kind: type) -> list[Any]:
+    """The descriptors of the slots that Python classes among its bases define."""
+    found = []
+    for base in kind.__mro__:
+        names = base.__dict__.get("__slots__", ())
+        for name in (names,) if isinstance(names, str) else names:
+            private = name.startswith("__") and not name.endswith("__")
+            slot = base.__dict__.get(f"_{base.__name__.lstrip('_')}{name}" if private else name)
+            if name not in ("__dict__", "__weakref__") and hasattr(slot, "__set__"):
+                found.append(slot)
+    return found
+
+
+def slot_value(slot: Any, owner: Any) -> Any:
+    """What the slot holds; ABSENT where nothing."""
+    return _slot(slot, owner)
+
+
+def cell_value(cell: CellType) -> Any:
+    """What the cell holds; ABSENT where nothing."""
+    try:
+        return cell.cell_contents
+    except ValueError:
+        return ABSENT
+
+
+def _slot(slot: Any, owner: Any) -> Any:
+    try:
+        return slot.__get__(owner)
+    except AttributeError:
+        return ABSENT
+
+
+def _same(a: Any, b: Any) -> bool:
+    return a is b
+
+
+def _all_same(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]]) -> bool:
+    return len(a) == len(b) and all(x[1] is y[1] and x[0] is y[0] for x, y in zip(a, b, strict=True))
+
+
+def _all_equal(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]]) -> bool:
+    pairs = zip(a, b, strict=False)
+    return len(a) == len(b) and all(_equal(x[0], y[0]) and _equal(x[1], y[1]) for x, y in pairs)
+
+
+def _equal(a: Any, b: Any) -> bool:
+    """As far as that can be said without running code of the user's."""
+    return a is b or (type(a) is type(b) and type(a) in SCALARS and bool(a == b))

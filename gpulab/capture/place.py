@@ -1,0 +1,29 @@
+"""Where an object was found, written as the user would write it: `model.head.weight`, `history['loss']`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`users`: the user made what is there, by name; else it lies inside a module or an object of a library."""
+
+    piece: str
+    parent: Place | None = None
+    users: bool = True
+
+    def attribute(self, name: str, *, users: bool = True) -> Place:
+        """The attribute of that name."""
+        return Place(f"[{name}]" if name.isdigit() else f".{name}", self, self.users and users)
+
+    def item(self, key: object) -> Place:
+        """What lies there under this key or index."""
+        return Place(f"[{key!r}]" if isinstance(key, str | int) else "[…]", self, self.users)
+
+    def __str__(self) -> str:
+        pieces, place = [], self
+        while place.parent is not None:
+            pieces.append(place.piece)
+            place = place.parent
+        return place.piece + "".join(reversed(pieces))

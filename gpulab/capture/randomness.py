@@ -1,0 +1,78 @@
+"""All random numbers that a training draws from, so that they can be drawn again.
+
+The global generators of Python, NumPy, torch on the CPU and, where CUDA was started, torch on each GPU; and any
+generator object that the code was seen to hold. Nothing is imported or started that the user has not.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from gpulab.capture.followed import imported_torch
+
+Undo = Callable[[], object]
+
+
+class Randomness:
+    """The global generators, as they are when it is made."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        numpy = sys.modules.get("numpy")
+        self._numpy = None if numpy is None else numpy.random.get_state(legacy=False)
+        torch = imported_torch()
+        self._torch = None if torch is None else torch.get_rng_state()
+        started = torch is not None and torch.cuda.is_initialized()
+        self._cuda = torch.cuda.get_rng_state_all() if started else None
+
+    def put_back(self) -> str | None:
+        """Put all back; says what could not be."""
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+        torch = imported_torch()
+        if torch is None:
+            return None
+        if self._torch is None:
+            return "torch's random numbers: the code itself imported torch"
+        torch.set_rng_state(self._torch)
+        if self._cuda is not None:
+            torch.cuda.set_rng_state_all(self._cuda)
+        elif torch.cuda.is_initialized():  # since: torch had given the GPUs the CPU's seed
+            torch.cuda.manual_seed_all(torch.initial_seed())
+        return None
+
+
+def is_generator(kind: type) -> bool:
+    """Whether objects of this type give random numbers."""
+    return issubclass(kind, _kinds())
+
+
+def undo_of(generator: Any) -> Undo | None:
+    """What puts this generator back to where it is now; None where it has no state (`random.SystemRandom`)."""
+    kind = type(generator)
+    if issubclass(kind, random.SystemRandom):
+        return None
+    if issubclass(kind, random.Random):
+        seen = generator.getstate()
+        return lambda: generator.setstate(seen)
+    torch = imported_torch()
+    if torch is not None and issubclass(kind, torch.Generator):
+        tensor = generator.get_state()
+        return lambda: generator.set_state(tensor)
+    if hasattr(kind, "bit_generator"):  # numpy.random.Generator
+        return undo_of(generator.bit_generator)
+    if hasattr(kind, "set_state"):  # numpy.random.RandomState
+        state = generator.get_state(legacy=False)
+        return lambda: generator.set_state(state)
+    drawn = generator.state  # numpy.random.BitGenerator
+    return lambda: setattr(generator, "state", drawn)
+
+
+def _kinds() -> tuple[type, ...]:
+    numpy, torch = sys.modules.get("numpy"), imported_torch()
+    of_numpy = () if numpy is None else (numpy.random.Generator, numpy.random.RandomState, numpy.random.BitGenerator)
+    return (random.Random, *of_numpy, *(() if torch is None else (torch.Generator,)))

@@ -1,0 +1,243 @@
+"""Everything changeable that a cell's code can reach from its names: what a state has to remember.
+
+Followed are containers, attributes of the instances that `followed` names, bound methods, closures, defaults, and of
+functions and classes that the user wrote the globals they use. Not entered are modules, arrays, and containers of more
+than LARGE elements, of which only the length is watched. Nothing of the user's is called.
+"""
+
+from __future__ import annotations
+
+import dis
+import functools
+from collections import deque
+from collections.abc import Iterable
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+from gpulab.capture import followed
+from gpulab.capture.consumed import is_iterator, position
+from gpulab.capture.contents import (
+    ABSENT,
+    SCALARS,
+    Kept,
+    KeptAttributes,
+    KeptCell,
+    KeptDict,
+    KeptList,
+    KeptName,
+    KeptSet,
+    Length,
+    attributes,
+    cell_value,
+    slot_value,
+    slots,
+)
+from gpulab.capture.place import Place
+from gpulab.capture.randomness import is_generator
+from gpulab.capture.tensors import Met
+
+LARGE = 10_000  # elements; a dataset's list of files, not a training's list of parameters
+LONG = 1_000  # elements: looked at after all that is shorter
+MOST = 200_000  # objects
+
+_MODULE_DICTS = ("_parameters", "_buffers", "_modules")
+
+
+class Reachable:
+    """What was met, from the first name on."""
+
+    def __init__(self) -> None:
+        self.kept: list[Kept] = []
+        self.lengths: list[Length] = []
+        self.tensors: dict[int, Met] = {}
+        self.generators: list[tuple[Any, Place]] = []
+        self.iterators: list[tuple[Any, object, Place]] = []
+        self.loaders: list[tuple[Any, Any, Place]] = []  # with the persistent iterator each had
+        self.cut = False  # there was more than MOST
+        self._seen: dict[int, object] = {}  # holds what was met, so that no id returns
+        self._names: set[tuple[int, str]] = set()
+        self._classes: set[type] = set()
+        self._put_back: dict[type, bool] = {}
+        self._users: dict[type, bool] = {}
+        self._near: deque[tuple[Any, Place, bool]] = deque()
+        self._far: deque[tuple[Any, Place, bool]] = deque()
+
+    def follow(self, found: Iterable[tuple[Any, Place]]) -> None:
+        """Go through everything that these objects lead to."""
+        self._near.extend((x, place, False) for x, place in found)
+        while self._near or self._far:
+            self._visit(*(self._near or self._far).popleft())
+
+    def _visit(self, found: Any, place: Place, training: bool) -> None:
+        kind = type(found)
+        if kind in SCALARS:
+            return
+        if id(found) in self._seen:
+            if training and id(found) in self.tensors:
+                self.tensors[id(found)].training = True
+            return
+        if len(self._seen) >= MOST:
+            self.cut = True
+            return
+        self._seen[id(found)] = found
+        torch = followed.imported_torch()
+        if torch is not None and issubclass(kind, torch.Tensor):
+            self._tensor(found, place, training)
+        elif issubclass(kind, dict | list | tuple | set | frozenset | deque):
+            self._container(found, kind, place, training)
+        elif is_generator(kind):
+            self.generators.append((found, place))
+        elif kind in _CODE:
+            self._code(found, place)
+        elif issubclass(kind, type):
+            self._class(found)
+        elif kind is not ModuleType and self._is_put_back(kind):
+            self._instance(found, kind, place, training)
+        elif place.users and is_iterator(kind):
+            self.iterators.append((found, position(found), place))
+
+    # -- tensors and containers ----------------------------------------------------------------------------------
+
+    def _tensor(self, tensor: Any, place: Place, training: bool) -> None:
+        self.tensors[id(tensor)] = Met(tensor, place, training or tensor.requires_grad)
+        if tensor.is_leaf and tensor.grad is not None:
+            self._near.append((tensor.grad, place.attribute("grad"), True))
+        if held := attributes(tensor):
+            self._keep_dict(held, place.attribute("__dict__", users=False), False)
+
+    def _container(self, found: Any, kind: type, place: Place, training: bool) -> None:
+        if len(found) > LARGE and not training:
+            self.lengths.append(Length(found, place))
+            return
+        if issubclass(kind, dict):
+            self._keep_dict(found, place, training)
+        else:
+            if issubclass(kind, list | deque):
+                self.kept.append(KeptList(found, place))
+            elif issubclass(kind, set):
+                self.kept.append(KeptSet(found, place))
+            self._enter(((x, place.item(i)) for i, x in enumerate(found) if type(x) not in SCALARS), training, found)
+        if attributes(found) and self._is_put_back(kind):
+            self._instance(found, kind, place, training)
+
+    def _keep_dict(self, found: dict[Any, Any], place: Place, training: bool) -> None:
+        self.kept.append(KeptDict(found, place))
+        items = list(dict.items(found))
+        self._enter(((x, place.item(k)) for k, x in items if type(x) not in SCALARS), training, found)
+        self._enter(((k, place) for k, _ in items if type(k) not in SCALARS), False, found)
+
+    def _enter(self, elements: Iterable[tuple[Any, Place]], training: bool, owner: Any) -> None:
+        queue = self._far if len(owner) > LONG and not training else self._near
+        queue.extend((x, place, training) for x, place in elements)
+
+    # -- instances -----------------------------------------------------------------------------------------------
+
+    def _instance(self, found: Any, kind: type, place: Place, training: bool) -> None:
+        is_module = issubclass(kind, followed.modules())
+        plain = self._is_users(kind) or followed.is_plain(kind)
+        place = Place(place.piece, place.parent, place.users and plain and not is_module)
+        self.kept.append(KeptAttributes(found, place))
+        training = training or issubclass(kind, followed.trainers())
+        held = dict(attributes(found) or {})
+        if issubclass(kind, followed.loaders()):
+            self.loaders.append((found, held.get("_iterator"), place))
+        if is_module:
+            for name in _MODULE_DICTS:
+                self._module_dict(held.pop(name, None), place, training=name != "_modules")
+        values = [(x, place.attribute(name)) for name, x in held.items()]
+        values += [(slot_value(s, found), place.attribute(s.__name__)) for s in slots(kind)]
+        self._near.extend((x, at, training) for x, at in values if type(x) not in SCALARS and x is not ABSENT)
+        if self._is_users(kind):
+            self._class(kind)
+
+    def _module_dict(self, found: dict[str, Any] | None, place: Place, training: bool) -> None:
+        if found is not None and id(found) not in self._seen:
+            self._seen[id(found)] = found
+            self.kept.append(KeptDict(found, place))
+            self._near.extend((x, place.attribute(str(name)), training) for name, x in found.items() if x is not None)
+
+    # -- code ----------------------------------------------------------------------------------------------------
+
+    def _code(self, found: Any, place: Place) -> None:
+        kind = type(found)
+        if kind is MethodType:
+            self._near.extend(((found.__self__, place, False), (found.__func__, place, False)))
+        elif kind is BuiltinMethodType:
+            owner = found.__self__
+            if owner is not None and type(owner) is not ModuleType:
+                self._near.append((owner, place, False))
+        elif kind is functools.partial:
+            self._near.extend((x, place, False) for x in (found.func, found.args, found.keywords))
+        elif kind is property:
+            self._near.extend((f, place, False) for f in (found.fget, found.fset) if f is not None)
+        elif kind is FunctionType:
+            self._function(found, place)
+        else:  # staticmethod, classmethod
+            self._near.append((found.__func__, place, False))
+
+    def _function(self, function: FunctionType, place: Place) -> None:
+        for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+            if id(cell) not in self._seen:
+                self._seen[id(cell)] = cell
+                self.kept.append(KeptCell(cell, Place(name)))
+                self._near.append((cell_value(cell), Place(name), False))
+        for default in (function.__defaults__, function.__kwdefaults__):
+            self._near.append((default, place, False))
+        if followed.is_users_code(function.__code__):
+            if function.__dict__:
+                self.kept.append(KeptAttributes(function, place))
+                self._near.extend((x, place.attribute(name), False) for name, x in function.__dict__.items())
+            self._globals(function)
+
+    def _globals(self, function: FunctionType) -> None:
+        namespace = function.__globals__
+        read, assigned = _global_names(function.__code__)
+        for name in read | assigned:
+            known = name in namespace
+            if (id(namespace), name) in self._names or not (known or name in assigned):
+                continue
+            self._names.add((id(namespace), name))
+            self.kept.append(KeptName(namespace, name, Place(name)))
+            if known:
+                self._near.append((namespace[name], Place(name), False))
+
+    def _class(self, kind: type) -> None:
+        """The globals that methods use. Of the class itself nothing is put back."""
+        if kind in self._classes or not self._is_users(kind):
+            return
+        self._classes.add(kind)
+        place = Place(kind.__name__)
+        for base in kind.__mro__:
+            if self._is_users(base):
+                self._near.extend((x, place, False) for x in vars(base).values() if type(x) in _CODE)
+
+    def _is_put_back(self, kind: type) -> bool:
+        if kind not in self._put_back:
+            self._put_back[kind] = followed.is_put_back(kind)
+        return self._put_back[kind]
+
+    def _is_users(self, kind: type) -> bool:
+        if kind not in self._users:
+            self._users[kind] = followed.is_users(kind)
+        return self._users[kind]
+
+
+_CODE = frozenset((FunctionType, MethodType, BuiltinMethodType, functools.partial, property, staticmethod, classmethod))
+
+
+def _global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """The global names that this code, with all functions inside it, reads and assigns."""
+    read, assigned = set(), set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            read.add(str(instruction.argval))
+        elif instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL"):
+            assigned.add(str(instruction.argval))
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            for names, more in zip((read, assigned), _global_names(inner), strict=True):
+                names.update(more)
+    return frozenset(read), frozenset(assigned)
+
+
+__all__ = ["LARGE", "MOST", "Reachable"]

@@ -1,0 +1,51 @@
+"""One thread measures at a time: torch has one profiler per process, and two trainings at once slow each other down."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from gpulab.errors import UsageError
+
+BUSY = (
+    "Another run is being measured in this process, on the thread {name!r}: wait for its end, or stop it. "
+    "Two at once would slow each other down."
+)
+
+_owners: list[threading.Thread] = []  # one entry for each run under way, outermost first
+_lock = threading.Lock()
+
+
+def take() -> None:
+    """Begin to measure on this thread, also inside another run of it. Raises UsageError where another thread does."""
+    me = threading.current_thread()
+    with _lock:
+        _owners[:] = [owner for owner in _owners if owner.is_alive()]
+        other = next((owner for owner in _owners if owner is not me), None)
+        if other is not None:
+            raise UsageError(BUSY.format(name=other.name))
+        _owners.append(me)
+
+
+def give_back() -> None:
+    """The innermost run of this thread has ended; nothing where there is none."""
+    me = threading.current_thread()
+    with _lock:
+        for place in reversed(range(len(_owners))):
+            if _owners[place] is me:
+                del _owners[place]
+                return
+
+
+@contextmanager
+def taken() -> Iterator[None]:
+    """For all that runs inside. Raises UsageError."""
+    take()
+    try:
+        yield
+    finally:
+        give_back()
+
+
+__all__ = ["give_back", "take", "taken"]

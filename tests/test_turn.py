@@ -1,0 +1,91 @@
+"""Only one thread measures at a time, runs inside a run of the same thread excepted."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import gpulab
+from gpulab.capture import turn
+from gpulab.errors import UsageError
+
+
+def train(steps: int = 3) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(4, 2)).mean().backward()
+        optimizer.step()
+
+
+def profiled() -> None:
+    with gpulab.profile(save=False, live=False, show=False, trace=False):
+        train()
+
+
+def compared() -> None:
+    gpulab.experiment(train, {"channels_last": True}, pairs=1, save=False, show=False)
+
+
+@pytest.fixture
+def on_another_thread() -> Callable[[Callable[[], None]], BaseException | None]:
+    def run(work: Callable[[], None]) -> BaseException | None:
+        raised: list[BaseException] = []
+
+        def caught() -> None:
+            try:
+                work()
+            except BaseException as e:
+                raised.append(e)
+
+        thread = threading.Thread(target=caught, name="other")
+        thread.start()
+        thread.join()
+        return raised[0] if raised else None
+
+    return run
+
+
+@pytest.mark.parametrize("work", [profiled, compared])
+def test_a_second_thread_is_refused_in_one_line_and_may_come_later(
+    work: Callable[[], None], on_another_thread: Callable[[Callable[[], None]], BaseException | None]
+) -> None:
+    with gpulab.profile(save=False, live=False, show=False, trace=False) as first:
+        refused = on_another_thread(work)
+        train()
+    assert isinstance(refused, UsageError) and "on the thread 'MainThread'" in str(refused)
+    assert "\n" not in str(refused)
+    assert len(first.run.steps) == 3, "the first is not disturbed"
+    assert not isinstance(on_another_thread(work), UsageError)
+
+
+def test_a_run_inside_a_run_of_the_same_thread_is_none_of_its_business() -> None:
+    with gpulab.profile(save=False, live=False, show=False, trace=False) as outer:
+        profiled()
+        train()
+    assert len(outer.run.steps) == 6
+
+
+def test_it_is_given_back_after_an_error_and_where_the_run_could_not_begin(
+    monkeypatch: pytest.MonkeyPatch, on_another_thread: Callable[[Callable[[], None]], BaseException | None]
+) -> None:
+    with pytest.raises(ZeroDivisionError), gpulab.profile(save=False, live=False, show=False, trace=False):
+        raise ZeroDivisionError
+    assert on_another_thread(profiled) is None
+    with monkeypatch.context() as broken:
+        broken.setattr("gpulab.capture.recorder.Sampler", None)
+        with pytest.raises(TypeError):
+            profiled()
+    assert on_another_thread(profiled) is None
+
+
+def test_a_thread_that_has_ended_holds_nothing() -> None:
+    thread = threading.Thread(target=turn.take)
+    thread.start()
+    thread.join()
+    profiled()
