@@ -25,7 +25,7 @@ from synthetic import HOSTILE, MS, Case
 from gpulab.analysis import breakdown as accounting
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import Spread
-from gpulab.run import Missing, Samples, Series, Steps
+from gpulab.run import Change, Missing, Samples, Series, Steps
 from gpulab.views import device_curves, figure, ink, sections, step_bars, step_zoom, timeline_page, words
 from gpulab.views.report import Report
 from gpulab.views.span_kinds import KINDS
@@ -185,6 +185,14 @@ def test_unknown_time_of_any_length_is_shown() -> None:
     changed = dataclasses.replace(case.facts.breakdown, share=share)
     text = Report(dataclasses.replace(case.facts, breakdown=changed), case.headline).text()
     assert re.search(r"unknown\s+▏\s+< 0\.1 %", text)
+
+
+def test_why_a_change_had_no_effect_is_said_to_its_end() -> None:
+    why = "its dataset was defined in this notebook, where workers started by spawn cannot find it; write it to a file"
+    case = CASES["cpu"]
+    run = dataclasses.replace(case.run, changes=(Change("workers", "2", "0", "DataLoader option", "no effect", why),))
+    text = Report(dataclasses.replace(case.facts, run=run), case.headline).text()
+    assert f"no effect: {why}" in " ".join(text[text.index("CHANGED FOR") :].split("\n\n")[0].split()[-60:])
 
 
 def test_what_could_not_be_measured_is_said_and_never_a_zero() -> None:

@@ -81,6 +81,7 @@ def _own(facts: Facts) -> dict[str, object]:
         "loader": dataclasses.asdict(run.loader) if run.loader else None,
         "observer": _observer(facts),
         "missing": [_missing(m) for m in run.missing],
+        "changes": [dataclasses.asdict(c) for c in run.changes],
         "choices": [dataclasses.asdict(c) for c in run.choices],
         "environment": dataclasses.asdict(run.environment),
     }

@@ -16,6 +16,7 @@ Look = Mapping[str, str]  # element of a section → the attributes of its tag
 
 _BAR_PX = 160
 _LONGEST = 90  # characters of a name that may be cut; the whole name is the cell's hint
+_SHORT = 16  # characters of a cell that is not broken
 
 _PAGE: Look = MappingProxyType(
     {
@@ -25,6 +26,7 @@ _PAGE: Look = MappingProxyType(
         "head number": 'class="number"',
         "cell": "",
         "cell number": 'class="number"',
+        "cell short": 'class="short"',
         "cell first": 'class="first"',
         "bar cell": 'class="bar"',
         "bar": 'class="fill"',
@@ -43,6 +45,7 @@ _INLINE: Look = MappingProxyType(
         "head number": f'style="{_CELL}text-align:right;font-weight:normal;opacity:0.7;white-space:nowrap"',
         "cell": f'style="{_CELL}{_WRAPS}"',
         "cell number": f'style="{_CELL}text-align:right;white-space:nowrap"',
+        "cell short": f'style="{_CELL}text-align:left;white-space:nowrap"',
         "cell first": f'style="{_CELL}{_WRAPS};min-width:176px;font-weight:500"',
         "bar cell": f'style="{_CELL}text-align:left;min-width:{_BAR_PX}px"',
         "bar": "",
@@ -83,6 +86,7 @@ td { padding: 5px 16px 5px 0; border-top: 1px solid var(--line); vertical-align:
 tbody tr:first-child td { border-top: 0; }
 thead + tbody tr:first-child td { border-top: 1px solid var(--line); }
 th:last-child, td:last-child { padding-right: 0; }
+.short { white-space: nowrap; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .first { min-width: 15em; max-width: 36em; }
 .bar { width: 190px; min-width: 120px; }
@@ -97,7 +101,7 @@ section > .note:first-of-type { margin-top: 6px; }
 def page(opening: str, headline: Headline, sections: Sequence[Section], png: bytes, timeline: str = "") -> str:
     """A self-contained page: no request, the picture inside, light and dark; no script but that of `timeline`."""
     sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
-    picture = base64.b64encode(png).decode("ascii")
+    picture = _picture(png, f"{sentence} {evidence}") if png else ""
     wide = "\n".join(_page_section(section) for section in sections if section.wide)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
     narrow = "\n".join(_page_section(section) for section in sections if not section.wide)
@@ -117,7 +121,7 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
 <h1>{sentence}</h1>
 <p class="evidence">{evidence}</p>
 </header>
-<div class="picture"><img alt="{sentence} {evidence}" src="data:image/png;base64,{picture}"></div>
+{picture}
 {wide}
 {timeline}
 <div class="details">
@@ -127,6 +131,11 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
 </body>
 </html>
 """
+
+
+def _picture(png: bytes, told: str) -> str:
+    source = base64.b64encode(png).decode("ascii")
+    return f'<div class="picture"><img alt="{told}" src="data:image/png;base64,{source}"></div>'
 
 
 def fragment(headline: Headline, sections: Sequence[Section]) -> str:
@@ -180,7 +189,7 @@ def _head(section: Section, look: Look, barred: bool) -> str:
 def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
     cells = []
     for i, (cell, column) in enumerate(zip(row.cells, columns, strict=True)):
-        kind = "cell number" if column.fit == "number" else "cell first" if i == 0 else "cell"
+        kind = _kind(i, cell, column)
         hint = f' title="{_safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
         shown = words.cut(cell, _LONGEST) if column.fit == "cut" else cell
         hint = hint or (f' title="{_safe(cell)}"' if shown != cell else "")
@@ -188,6 +197,14 @@ def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
     if barred:
         cells.insert(1, _bar(row, look))
     return f"<tr {look['row']}>{''.join(cells)}</tr>"
+
+
+def _kind(place: int, cell: str, column: Column) -> str:
+    if column.fit == "number":
+        return "cell number"
+    if place == 0:
+        return "cell first"
+    return "cell short" if len(cell) <= _SHORT else "cell"
 
 
 def _bar(row: Row, look: Look) -> str:

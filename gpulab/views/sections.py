@@ -52,6 +52,7 @@ def sections(facts: Facts, unsaved: str = "") -> tuple[Section, ...]:
     """Every section of the report in reading order. `unsaved` is the reason why the run is not on disk, if so."""
     loaded = facts.run.source == "trace"
     found = (
+        _changes(facts.run),
         _step(facts),
         _parts(facts),
         _costliest("Costliest operators", _OPERATORS_NOTE, facts.operators),
@@ -337,6 +338,25 @@ def _observer(facts: Facts) -> Section:
 
 def _ns(value: int | None) -> str:
     return words.duration(None if value is None else value / 1e3)
+
+
+def _changes(run: Run) -> Section | None:
+    """What was turned for this run, and whether it took effect."""
+    if not run.changes:
+        return None
+    rows = tuple(
+        Row(
+            (
+                f"{plain(c.name)}={plain(c.value)}",
+                plain(c.kind),
+                plain(c.found) or "–",
+                f"{plain(c.state)}: {plain(c.evidence)}",
+            )
+        )
+        for c in run.changes
+    )
+    columns = (Column("setting"), Column("is a"), Column("as found"), Column("", "wrap"))
+    return Section("Changed for this run", columns, rows, wide=True)
 
 
 def _choices(run: Run) -> Section | None:

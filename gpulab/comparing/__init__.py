@@ -1,0 +1,1 @@
+"""What a comparison says: pure functions of the records in `gpulab.comparison`."""

@@ -1,0 +1,135 @@
+"""What is told of two sides whatever the evidence of their times is: the unit, the verdict, the parts, the losses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from gpulab.comparing.differences import differences
+from gpulab.comparing.loss import compare_losses
+from gpulab.comparing.parts import comparable_accounts, part_changes
+from gpulab.comparing.samples import unknown_work
+from gpulab.comparing.statistics import TOO_FEW, Estimate, verdict
+from gpulab.comparison import Block, Comparison, Evidence, Side, Verdict
+
+Unit = Literal["sample", "step"]
+_OTHER_STEPS = {"batch_size", "accumulate"}  # definitions.md, Honest comparison 7: they change the algorithm
+BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What is told of two sides whatever the evidence of their times is."""
+
+    a: Side
+    b: Side
+    unit: Unit
+    unfair: str  # why a ratio of times would compare different work
+    same_start: bool
+    changes_training: str
+
+    def comparison(
+        self,
+        estimate: Estimate | None,
+        floor: float | None,
+        evidence: Evidence,
+        pairs: int,
+        restored: str,
+        notes: Sequence[str],
+    ) -> Comparison:
+        """The whole comparison. A side that failed has no ratio, whatever it did before."""
+        if self.a.failure or self.b.failure:
+            estimate = None
+        judged: Verdict = "not comparable" if self.unfair else verdict(estimate, floor)
+        told = []
+        if judged == "no measurable difference" and estimate is not None and estimate.count < TOO_FEW:
+            told.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
+        if not _accounted(self.a, self.b):
+            told.append("Where the step's time went cannot be compared: one side has no accounting of profiled steps.")
+        return Comparison(
+            a=self.a,
+            b=self.b,
+            verdict=judged,
+            evidence=evidence,
+            unit=self.unit,
+            ratio=estimate.ratio if estimate else None,
+            interval=estimate.interval if estimate else None,
+            noise_floor=floor,
+            pairs=pairs,
+            parts=part_changes(self.a.facts, self.b.facts, per_sample=self.unit == "sample"),
+            loss=None
+            if self.a.failure or self.b.failure
+            else compare_losses(
+                self.a,
+                self.b,
+                same_start=self.same_start,
+                changes_training=self.changes_training,
+                other_steps=self._other_steps(),
+            ),
+            differences=differences(self.a, self.b, sequential=evidence == "sequential"),
+            notes=(*filter(None, [self.unfair]), *notes, *told),
+            restored=restored,
+        )
+
+    def _other_steps(self) -> bool:
+        """A step of B takes other samples than the same step of A: their losses are of different work."""
+        return self.unit == "sample" or bool(_OTHER_STEPS & (self.a.settings.keys() | self.b.settings.keys()))
+
+
+def with_times(side: Side) -> Side:
+    """The side with the medians over its blocks; without a block as it is."""
+    blocks = usable(side)
+    if not blocks:
+        return side
+    known = all(block.sample_count for block in blocks)
+    return replace(
+        side,
+        us_per_step=_median([us(block, "step") for block in blocks]),
+        us_per_sample=_median([us(block, "sample") for block in blocks]) if known else None,
+    )
+
+
+def usable(side: Side) -> tuple[Block, ...]:
+    """Blocks in which something was counted."""
+    return tuple(b for b in side.blocks if b.step_count > 0 and b.time_ns > 0)
+
+
+def us(block: Block, unit: Unit) -> float:
+    """Microseconds of a block per step or per sample."""
+    count = block.step_count if unit == "step" else block.sample_count
+    assert count, "the unit is samples only where all are known"
+    return block.time_ns / count / 1e3
+
+
+def chosen_unit(a: Side, b: Side) -> tuple[Unit, str]:
+    """Samples where the batch differs and all samples are known, else steps; and why steps would not be fair then."""
+    in_a, in_b = _samples_per_step(a), _samples_per_step(b)
+    if in_a is not None and in_b is not None:
+        return ("sample" if abs(in_a / in_b - 1) > BATCH_DIFFERS else "step"), ""
+    batch_a, batch_b = _batch_size(a), _batch_size(b)
+    if batch_a is not None and batch_b is not None and batch_a != batch_b:
+        return "step", f"The batch differs ({batch_a} and {batch_b}) and the samples of a step are not known."
+    return "step", unknown_work(a, b)
+
+
+def _samples_per_step(side: Side) -> float | None:
+    blocks = usable(side)
+    if not blocks or not all(b.sample_count for b in blocks):
+        return None
+    return _median([(b.sample_count or 0) / b.step_count for b in blocks])
+
+
+def _batch_size(side: Side) -> int | None:
+    loader = side.facts.run.loader if side.facts is not None else None
+    return loader.batch_size if loader is not None else None
+
+
+def _accounted(a: Side, b: Side) -> bool:
+    return a.facts is not None and b.facts is not None and comparable_accounts(a.facts, b.facts)
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if values else None

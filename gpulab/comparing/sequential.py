@@ -1,0 +1,121 @@
+"""Two sides by the steps of one full run of each: they ran one after the other, which is weaker evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from gpulab.analysis.facts import Facts
+from gpulab.comparing.findings import Findings, Unit, chosen_unit, us, usable, with_times
+from gpulab.comparing.parts import typical_steps
+from gpulab.comparing.statistics import unpaired
+from gpulab.comparison import Block, Comparison, Side
+from gpulab.run import Float64, Int64, Run
+
+MOST_STEPS = 10  # of a block; definitions.md, Honest comparison 3: 5 to 10
+FEWEST_BLOCKS = 6  # what a bootstrap needs; a run of fewer steps than this makes of 5 has shorter blocks
+UNPROFILED, PROFILED = "without the profiler", "with the profiler"
+
+
+def compare_sequential(
+    a: Side,
+    b: Side,
+    *,
+    restored: str = "",
+    same_start: bool = False,
+    changes_training: str = "",
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """B against A from the steps of their full runs, whose consecutive steps make blocks; nothing is paired.
+
+    Both are judged by their unprofiled steps, or both by their profiled ones where a side has only those. The noise
+    floor is the larger drift within a run: its second half against its first.
+    """
+    how = judged_by(a.facts, b.facts)
+    a, b = _with_blocks(a, 0, how), _with_blocks(b, 1, how)
+    unit, unfair = chosen_unit(a, b)
+    in_a, in_b = _times(a, unit), _times(b, unit)
+    drifts = [d for d in (_drift(in_a), _drift(in_b)) if d is not None]
+    said = Findings(a, b, unit, unfair, same_start, changes_training)
+    return said.comparison(
+        unpaired(in_a, in_b),
+        max(drifts, default=None),
+        "sequential",
+        0,
+        restored,
+        [*notes, *_notes(a, b, how)],
+    )
+
+
+def judged_by(a: Facts | None, b: Facts | None) -> str:
+    """By which steps: a profiled step is slower than an unprofiled one, so the two are never mixed."""
+    both = [known for known in (a, b) if known is not None]
+    return UNPROFILED if all(len(known.selection.rows) for known in both) else PROFILED
+
+
+def _with_blocks(side: Side, arm: int, how: str) -> Side:
+    if side.facts is None:
+        return side
+    blocks = tuple(_blocks(side.facts.run, _rows(side.facts, how), arm))
+    return with_times(replace(side, blocks=blocks))
+
+
+def _rows(known: Facts, how: str) -> Int64:
+    if how == UNPROFILED:
+        return known.selection.rows
+    numbers: Sequence[int] = known.run.traced_numbers
+    if known.breakdown is not None and not known.breakdown.whole_window:
+        numbers = [step.number for step in typical_steps(known.run, known.breakdown)]
+    rows: Int64 = np.flatnonzero(np.isin(known.run.steps.number, numbers))
+    return rows
+
+
+def block_steps(count: int) -> int:
+    """Steps per block: ten where that makes enough blocks, else fewer, below thirty steps fewer than five."""
+    return max(1, min(MOST_STEPS, count // FEWEST_BLOCKS))
+
+
+def _blocks(run: Run, rows: Int64, arm: int) -> list[Block]:
+    size = block_steps(len(rows))
+    chunks = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
+    return [_block(run, chunk, arm, i) for i, chunk in enumerate(chunks)]
+
+
+def _block(run: Run, rows: Int64, arm: int, index: int) -> Block:
+    samples = run.steps.sample_count[rows]
+    return Block(
+        arm=arm,
+        turn=index,
+        order=index,
+        step_count=len(rows),
+        dropped=0,
+        sample_count=int(samples.sum()) if (samples >= 0).all() else None,
+        time_ns=int(run.steps.wall_ns[rows].sum()),
+    )
+
+
+def _times(side: Side, unit: Unit) -> Float64:
+    return np.array([us(block, unit) for block in usable(side)], np.float64)
+
+
+def _drift(times: Float64) -> float | None:
+    """How far the second half of a run is from its first; None with fewer than two blocks."""
+    if len(times) < 2:
+        return None
+    half = len(times) // 2
+    return abs(float(np.median(times[-half:]) / np.median(times[:half])) - 1)
+
+
+def _notes(a: Side, b: Side, how: str) -> list[str]:
+    told = []
+    if how == PROFILED:
+        told.append(
+            "Compared by their profiled steps, which are slower than unprofiled ones; the first and the last are left "
+            "out where enough others remain."
+        )
+    for side in (a, b):
+        if side.facts is not None and not usable(side):
+            told.append(f"{side.label}: no training step was found that could be compared.")
+    return told

@@ -1,0 +1,110 @@
+"""Two runs of a cell, or many short ones: how they differ, and whether that is more than noise. Pure.
+
+Follows definitions.md, "Honest comparison": paired blocks, the median of their ratios, a percentile bootstrap over
+blocks, a verdict only beyond 2 % and the noise floor of the session.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpulab.analysis.facts import Facts
+from gpulab.knobs.scene import StepInputs
+from gpulab.run import Change
+
+Verdict = Literal["faster", "slower", "no measurable difference", "not comparable"]
+Evidence = Literal["interleaved", "sequential"]
+
+LEAST_EFFECT = 0.02  # definitions.md, Honest comparison 5
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One short run of the code: its counted steps. `turn` numbers the rounds; in each, every arm ran once or twice."""
+
+    arm: int  # 0 is A, as written
+    turn: int
+    order: int  # over the whole experiment
+    step_count: int  # counted, warm-up not included
+    dropped: int  # warm-up steps before them
+    sample_count: int | None  # None: unknown
+    time_ns: int  # of the counted steps
+    losses: tuple[float, ...] = ()  # of all its steps, dropped ones too; NaN where a step had none
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a comparison. `settings` as shown ("workers=2"), empty for the cell as written."""
+
+    label: str
+    settings: dict[str, str]
+    facts: Facts | None  # of its traced run; None where it could not be run (out of memory)
+    blocks: tuple[Block, ...] = ()
+    us_per_step: float | None = None
+    us_per_sample: float | None = None
+    checks: tuple[Change, ...] = ()
+    losses: tuple[float, ...] = ()  # per step of its traced run, from the same start; NaN where a step had none
+    seed_losses: tuple[tuple[float, ...], ...] = ()  # of A: further runs with other seeds
+    failure: str = ""  # why it could not be run: "out of memory at 3.1 GiB"
+    edit: str = ""  # what makes it permanent: a diff of the cell, or a snippet
+    edit_is_diff: bool = False
+    step_inputs: StepInputs | None = None  # what the model is given in a step, by shape; None: not known for certain
+
+
+@dataclass(frozen=True, slots=True)
+class PartChange:
+    """One part of the step in both traced runs, in us per step and, where the batch differs, per sample."""
+
+    name: str
+    label: str
+    a_us: float
+    b_us: float
+    grew: bool | None  # None: within the spread of the traced steps
+    a_us_per_sample: float | None = None  # None: samples unknown
+    b_us_per_sample: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LossComparison:
+    """Loss per step of both sides, from the same start; the band spans runs of A that differ in their seed only."""
+
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    band: tuple[tuple[float, float], ...] = ()  # lowest and highest per step
+    seeds: int = 0
+    verdict: Literal["same", "within the band", "outside the band", "different", "not measurable"] = "not measurable"
+    words: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """B against A. `ratio` is the time per `unit` of B over A: below 1 is faster; None where it cannot be given."""
+
+    a: Side
+    b: Side
+    verdict: Verdict
+    evidence: Evidence
+    unit: Literal["sample", "step"]
+    ratio: float | None
+    interval: tuple[float, float] | None
+    noise_floor: float | None  # as a fraction: A against A in the same session; None: not measured
+    pairs: int
+    parts: tuple[PartChange, ...] = ()
+    loss: LossComparison | None = None
+    differences: tuple[str, ...] = ()  # of machine, versions, code, state: shown at the top
+    notes: tuple[str, ...] = ()
+    restored: str = ""  # what was put back between blocks, or why not
+    ended_early: str = ""  # "Stopped after 3 pairs of blocks": what there was then; empty: it ran to its end
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """All arms of an A/B, a sweep or a grid. `comparisons[i]` is arm i + 1 against A."""
+
+    sides: tuple[Side, ...]
+    comparisons: tuple[Comparison, ...]
+    seconds: float
+    stopped: bool = False
+    name: str = ""
+    notes: tuple[str, ...] = field(default_factory=tuple)

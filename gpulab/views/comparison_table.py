@@ -1,0 +1,162 @@
+"""Both sides of a comparison in one table: times, throughput, memory, energy and cost."""
+
+from __future__ import annotations
+
+from gpulab.comparing.headline import AS_WRITTEN, times, times_within
+from gpulab.comparing.sequential import UNPROFILED, judged_by
+from gpulab.comparing.spending import spending
+from gpulab.comparison import Comparison, Side
+from gpulab.views import words
+from gpulab.views.layout import Column, Row, Section
+from gpulab.views.words import NOT_MEASURABLE, cut, plain
+
+_WIDEST = 22  # characters of a column's title
+
+
+def name(side: Side) -> str:
+    """What a side is called on screen."""
+    return AS_WRITTEN if side.label == "as written" else plain(side.label)
+
+
+def heading(side: Side) -> str:
+    """What a side is called above a column."""
+    return cut(plain(side.label), _WIDEST)
+
+
+def side_by_side(found: Comparison, price_per_hour: float | None) -> Section:
+    """The figures of both, row by row."""
+    a, b = found.a, found.b
+    rows = [
+        _times_row(f"a step, {_judged(found)}", a.us_per_step, b.us_per_step),
+        _times_row("a sample", a.us_per_sample, b.us_per_sample),
+        _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), "{:,.0f}"),
+        *_memory_rows(a, b),
+        *_spending_rows(a, b, price_per_hour),
+    ]
+    columns = (Column(""), Column(heading(a), "number"), Column(heading(b), "number"), Column("B over A", "number"))
+    lines = [_verdict_line(found)]
+    absent = [row.cells[0] for row in rows if set(row.cells[1:3]) == {NOT_MEASURABLE}]
+    rows = [row for row in rows if row.cells[0] not in absent]
+    if absent:
+        lines.append(f"Not measurable on either side: {'; '.join(absent)}.")
+    if _without_energy(a, b):
+        lines.append(f"No energy: {_without_energy(a, b)}.")
+    if found.unit == "sample":
+        lines.append("The batch differs: the two are compared per sample, not per step.")
+    if _pairs_say_otherwise(found):
+        lines.append(
+            "The last column divides the medians of all blocks. The verdict's ratio is that of blocks that ran one "
+            "after the other: what changed on the machine meanwhile moves the medians, and hardly the pairs."
+        )
+    return Section("Side by side", columns, tuple(rows), tuple(lines), wide=True)
+
+
+def _pairs_say_otherwise(found: Comparison) -> bool:
+    """The ratio of the medians lies further from that of the pairs than half the interval's width."""
+    of_a, of_b = ((s.us_per_sample if found.unit == "sample" else s.us_per_step) for s in (found.a, found.b))
+    if not of_a or not of_b or found.ratio is None or found.interval is None or found.evidence != "interleaved":
+        return False
+    low, high = found.interval
+    return abs(of_b / of_a - found.ratio) > (high - low) / 2
+
+
+def _verdict_line(found: Comparison) -> str:
+    if found.ratio is None:
+        return "No ratio can be given."
+    middle, around = times(found.ratio), ""
+    if found.interval is not None:
+        middle, interval = times_within(found.ratio, found.interval)
+        around = f", 95 % interval {interval}"
+    floor = NOT_MEASURABLE if found.noise_floor is None else words.percent(found.noise_floor)
+    said = f"Time per {found.unit} of B over A: {middle}{around}"
+    return f"{said}; noise floor {floor}. Verdict: {found.verdict}."
+
+
+def unprofiled_us(side: Side, found: Comparison) -> float | None:
+    """A step without the profiler, as the blocks of the comparison have it; None where it rests on profiled steps."""
+    return side.us_per_step if _judged(found) == UNPROFILED else None
+
+
+def _judged(found: Comparison) -> str:
+    return UNPROFILED if found.evidence == "interleaved" else judged_by(found.a.facts, found.b.facts)
+
+
+def profiled_us(side: Side) -> float | None:
+    """A step of the traced run, with the profiler."""
+    traced = side.facts.traced_step_us if side.facts is not None else None
+    return traced.median if traced is not None else None
+
+
+def _per_s(us: float | None) -> float | None:
+    return 1e6 / us if us else None
+
+
+def _times_row(label: str, a_us: float | None, b_us: float | None) -> Row:
+    return Row((label, words.duration(a_us), words.duration(b_us), _over(a_us, b_us)))
+
+
+def _row(label: str, a: float | None, b: float | None, shape: str) -> Row:
+    written = [NOT_MEASURABLE if value is None else shape.format(value) for value in (a, b)]
+    return Row((label, *written, _over(a, b)))
+
+
+def _over(a: float | None, b: float | None) -> str:
+    return f"{times(b / a)}×" if a and b else ""
+
+
+def _memory_rows(a: Side, b: Side) -> list[Row]:
+    kinds = {side.facts.run.device.kind for side in (a, b) if side.facts is not None}
+    wanted = [("peak memory, pages shared with workers counted in each", "peak_rss_bytes")]
+    if "cuda" in kinds:
+        wanted = [
+            ("peak memory of tensors on the GPU", "peak_allocated_bytes"),
+            ("peak memory reserved on the GPU", "peak_reserved_bytes"),
+            *wanted,
+        ]
+    rows = []
+    for label, field in wanted:
+        in_a, in_b = _memory(a, field), _memory(b, field)
+        rows.append(Row((label, words.size(in_a), words.size(in_b), _over(in_a, in_b))))
+    return rows
+
+
+def _memory(side: Side, field: str) -> int | None:
+    value: int | None = getattr(side.facts.run.memory, field) if side.facts is not None else None
+    return value
+
+
+def memory_peak_bytes(side: Side) -> int | None:
+    """The memory that a setting needs: tensors on the GPU, else the process and its workers."""
+    if side.facts is None:
+        return None
+    on_cpu = side.facts.run.device.kind == "cpu"
+    return _memory(side, "peak_rss_bytes" if on_cpu else "peak_allocated_bytes")
+
+
+def _spending_rows(a: Side, b: Side, price_per_hour: float | None) -> list[Row]:
+    of_a, of_b = spending(a, price_per_hour), spending(b, price_per_hour)
+    if of_a.device_s is None and of_b.device_s is None:
+        return []
+    rows = [
+        Row(
+            (
+                "device time of a million samples",
+                *(words.duration(None if s is None else s * 1e6) for s in (of_a.device_s, of_b.device_s)),
+                _over(of_a.device_s, of_b.device_s),
+            )
+        ),
+        _row("energy of a million samples", _kwh(of_a.energy_j), _kwh(of_b.energy_j), "{:,.3g} kWh"),
+    ]
+    if price_per_hour is not None:
+        label = f"cost of a million samples, at {price_per_hour:g} an hour"
+        rows.append(_row(label, of_a.cost, of_b.cost, "{:,.3g}"))
+    return rows
+
+
+def _kwh(energy_j: float | None) -> float | None:
+    return None if energy_j is None else energy_j / 3.6e6
+
+
+def _without_energy(a: Side, b: Side) -> str:
+    reasons = dict.fromkeys(spending(side).why_no_energy for side in (a, b))
+    return "; ".join(plain(reason) for reason in reasons if reason)
