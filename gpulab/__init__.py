@@ -1,8 +1,8 @@
 """gpulab: see why a GPU idles, turn a knob, prove the cure.
 
 `%load_ext gpulab` brings `%%gpuprofile`; `gpulab.profile` does the same to a block of code, `gpulab.step` marks steps
-by hand, `gpulab.runs` holds what was measured, `gpulab.load` reads traces from elsewhere. Everything is imported when
-it is first used.
+by hand, `gpulab.runs` holds what was measured, `gpulab.load` reads traces from elsewhere and
+`gpulab.compare` sets runs side by side. Everything is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -11,15 +11,21 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpulab.capture.recorder import mark_step as step
-    from gpulab.doors import profile, report, runs
+    from gpulab.capture.loop import mark_step as step
+    from gpulab.doors import compare, profile, report, runs
+    from gpulab.labs import lab
     from gpulab.loading.ranks import load
     from gpulab.run import Ranks, Run
+    from gpulab.turning import experiment, experiments
 
 __version__ = "0.1.0"
 __all__ = [
     "Ranks",
     "Run",
+    "compare",
+    "experiment",
+    "experiments",
+    "lab",
     "load",
     "load_ipython_extension",
     "profile",
@@ -30,11 +36,15 @@ __all__ = [
 ]
 
 _DOORS = {
+    "compare": ("gpulab.doors", "compare"),
+    "experiment": ("gpulab.turning", "experiment"),
+    "experiments": ("gpulab.turning", "experiments"),
+    "lab": ("gpulab.labs", "lab"),
     "load": ("gpulab.loading.ranks", "load"),
     "profile": ("gpulab.doors", "profile"),
     "report": ("gpulab.doors", "report"),
     "runs": ("gpulab.doors", "runs"),
-    "step": ("gpulab.capture.recorder", "mark_step"),
+    "step": ("gpulab.capture.loop", "mark_step"),
     "Run": ("gpulab.run", "Run"),
     "Ranks": ("gpulab.run", "Ranks"),
 }

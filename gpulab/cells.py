@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ast
 import inspect
-from dataclasses import dataclass
+import sys
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, replace
 from types import CodeType, MethodType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from gpulab.errors import UsageError
+from gpulab.knobs.variables import Plain, Variables, names_in, replace_literals
 
 AWAIT = (
     "This cell awaits at its top level, which a magic cannot do. Write instead: "
@@ -27,13 +30,77 @@ class Cell:
     parts: tuple[ast.Module | ast.Interactive, ...]
     last: ast.Expression | None
     silent: bool
+    tree: ast.Module
+    interactivity: str
 
-    def run(self, shell: Any, local_ns: dict[str, Any] | None = None) -> Any:
+    def run(self, shell: Any, local_ns: MutableMapping[str, Any] | None = None) -> Any:
         """Run in the user's namespace, each part compiled just before it runs; return the last expression's value."""
         names = shell.user_ns if local_ns is None else local_ns
         for part in self.parts:
             exec(_code(shell, part, self.name), shell.user_global_ns, names)
         return eval(_code(shell, self.last, self.name), shell.user_global_ns, names) if self.last is not None else None
+
+    def of_tree(self, tree: ast.Module) -> Cell:
+        """The same cell with another tree."""
+        return _split(self.name, tree, self.silent, self.interactivity)
+
+
+@dataclass(frozen=True, slots=True)
+class CellCode:
+    """A cell as code that an experiment runs again and again, in the user's namespace."""
+
+    shell: Any
+    text: str
+    cell: Cell
+    source: Literal["cell", "statement"] = "cell"
+    local_ns: dict[str, Any] | None = None
+    seen_through: MutableMapping[str, Any] | None = None
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The names it reads and assigns."""
+        names: dict[str, Any] = self.shell.user_ns if self.local_ns is None else self.local_ns
+        return names
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Those it reads or assigns itself."""
+        return names_in(self.cell.tree)
+
+    @property
+    def roots(self) -> tuple[object, ...]:
+        """Nothing besides its names."""
+        return ()
+
+    @property
+    def variables(self) -> Variables:
+        """Its literals, and what it reads."""
+        return Variables.of(self.cell.tree, self.namespace)
+
+    def run(self, *, quiet: bool) -> object:
+        """Run it; the value of its last expression."""
+        names = self.local_ns if self.seen_through is None else self.seen_through
+        if not quiet:
+            return self.cell.run(self.shell, names)
+        from IPython.utils.capture import capture_output
+
+        with capture_output():
+            return self.cell.run(self.shell, names)
+
+    def replacing(self, variables: Mapping[str, Plain]) -> CellCode:
+        """The same cell with these of its literals replaced; others are set in its namespace."""
+        own = {name: value for name, value in variables.items() if name in self.variables.literals}
+        return replace(self, cell=self.cell.of_tree(replace_literals(self.cell.tree, own))) if own else self
+
+    def through(self, names: MutableMapping[str, Any]) -> CellCode:
+        """The same cell, whose own lines use its namespace through this."""
+        return replace(self, seen_through=names)
+
+
+def shell() -> Any:
+    """IPython's, where this is a notebook or its terminal; else None."""
+    ipython = sys.modules.get("IPython")
+    return ipython.get_ipython() if ipython is not None else None
 
 
 def parsed(shell: Any, text: str) -> Cell:
@@ -51,9 +118,14 @@ def parsed(shell: Any, text: str) -> Cell:
     if shell.autoawait and any(map(_awaits, tree.body)):
         raise UsageError(AWAIT)
     silent = shell.displayhook.semicolon_at_end_of_expression(source)
-    silently, shown, last = _interactive(list(tree.body), "none" if silent else shell.ast_node_interactivity)
+    return _split(name, tree, silent, "none" if silent else shell.ast_node_interactivity)
+
+
+def _split(name: str, tree: ast.Module, silent: bool, interactivity: str) -> Cell:
+    silently, shown, last = _interactive(list(tree.body), interactivity)
     parts = [ast.Module([node], []) for node in silently] + [ast.Interactive([node]) for node in shown]
-    return Cell(name, tuple(parts), ast.Expression(last.value) if last is not None else None, silent)
+    expression = ast.Expression(last.value) if last is not None else None
+    return Cell(name, tuple(parts), expression, silent, tree, interactivity)
 
 
 def _interactive(nodes: list[ast.stmt], interactivity: str) -> tuple[list[ast.stmt], list[ast.stmt], ast.Expr | None]:

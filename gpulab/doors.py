@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self, overload
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.ranks import compare_ranks
+from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.capture.feed import Watcher
 from gpulab.capture.recorder import Capture, RunSource, StopRun
+from gpulab.comparing.runs import compare_runs
 from gpulab.diagnosis.headline import headline
 from gpulab.diagnosis.rank_headline import rank_headline
-from gpulab.errors import GpulabError, StoreError, UsageError
-from gpulab.run import Outcome, Ranks, Run, Settings
-from gpulab.sources.runs import Runs
-from gpulab.sources.store import Store, read, trace_path
+from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
+from gpulab.loading.ranks import load
+from gpulab.run import Change, Outcome, Ranks, Run, Settings
+from gpulab.sources.runs import Figures, Runs
+from gpulab.sources.store import DOCUMENT, Store, read, trace_path
 from gpulab.views import runs as runs_view
+from gpulab.views.compared import Compared
 from gpulab.views.ranked import RankedReport
 from gpulab.views.report import Report
 from gpulab.views.stage import Stage
 
 runs = Runs()
 runs.show_with(runs_view.text, runs_view.html)
+runs.export_with(Figures(COLUMNS, run_row))
 
 _OURS = str(Path(__file__).parent)
 
@@ -47,6 +54,48 @@ def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
         return RankedReport(run, of_ranks, found, rank_headline(found))
     known = facts(run)
     return Report(known, headline(known), unsaved)
+
+
+def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None) -> Compared:
+    """The runs after the first against the first: what differs, and whether that is more than noise.
+
+    A run is a `Run`, its name or id in the store, or the path of a trace or of a folder of traces. Runs made one after
+    the other are weaker evidence than blocks in turn, and the result says so. `price_per_hour` of the machine adds what
+    a million samples cost. Raises UsageError for fewer than two, StoreError or TraceError for one that cannot be read.
+    """
+    found = [open_run(run) if isinstance(run, str | Path) else run for run in runs]
+    ranked = [job for job in found if isinstance(job, Ranks)]
+    if not ranked:
+        return Compared(compare_runs([run for run in found if isinstance(run, Run)]), price_per_hour)
+    common = set.intersection(*(set(job.runs) for job in ranked))
+    if not common:
+        raise UsageError("The jobs have no rank in common: name the trace of one rank of each.")
+    rank = min(common)
+    chosen = [job.runs[rank] if isinstance(job, Ranks) else job for job in found]
+    note = f"Of each job rank {rank} is compared: the others may differ."
+    return Compared(compare_runs(chosen, notes=[note]), price_per_hour)
+
+
+def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
+    """A stored run by id, name or folder, or the trace or the folder of traces that `what` names.
+
+    Without a `store` this process's runs come first. Raises StoreError or TraceError where there is none.
+    """
+    path, key = Path(what), str(what)
+    if path.name != DOCUMENT and (path.is_file() or (path.is_dir() and not _is_stored(key, store))):
+        return load(path)
+    if os.sep in key and not path.exists() and not _is_stored(key, store):
+        raise TraceError(f"There is no file or folder {key!r}: check the path.")
+    return runs[key] if store is None else store.load(key)
+
+
+def _is_stored(key: str, store: Store | None) -> bool:
+    """Whether a run is meant: a folder of traces may have the name of one, and a name may look like a path."""
+    try:
+        (store or runs.store).find(key)
+    except StoreError:
+        return False
+    return True
 
 
 class profile:
@@ -71,9 +120,12 @@ class profile:
         show: bool = True,
         source: RunSource = "block",
         code: str = "",
+        changes: Callable[[Run], tuple[Change, ...]] | None = None,
+        knobs: Mapping[str, str] | None = None,
     ) -> None:
-        self.settings = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole)
+        self.settings = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, dict(knobs or {}))
         check(self.settings)
+        self._changes = changes
         self._source: RunSource = source
         self._code = code
         self._show = show
@@ -143,6 +195,8 @@ class profile:
     def _end(self, outcome: Outcome, detail: str) -> None:
         assert self._capture is not None
         self._run, write_trace = self._capture.finish(outcome, detail)
+        if self._changes is not None:
+            self._run = replace(self._run, changes=self._changes(self._run))
         runs.add(self._run, self._save(write_trace))
         if self._stage is not None:
             self._present()

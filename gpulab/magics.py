@@ -7,6 +7,8 @@ import difflib
 import re
 import shlex
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
@@ -26,6 +28,9 @@ from gpulab.errors import GpulabError, UsageError
 
 if TYPE_CHECKING:
     from gpulab.doors import profile
+    from gpulab.trials.changing import Changing
+    from gpulab.trials.plan import Plan
+    from gpulab.views.compared import Compared
 
 _EPILOG = """\
 examples:
@@ -33,8 +38,16 @@ examples:
   %%gpuprofile baseline --steps 50   name the run, end the cell cleanly after 50 steps
   %gpuprofile trainer.train()        one line of code
   run = %gpuprofile -r train()       and keep the record
+  %%gpuprofile --set workers=4       run the cell with that one thing changed
+  %%gpuprofile --ab workers=4        as written and changed, in turn: which is faster, and by how much
+  %%gpuprofile --sweep batch_size=8,16,32,64
 
 The cell runs as without the magic. The run is kept in .gpulab/runs and is also gpulab.runs[-1].
+--ab and --sweep run the cell many times, a few steps each, and put weights, optimizer, random numbers and data order
+back before each run and at the end; the comparison is also gpulab.experiments[-1]. These runs end in the middle: what
+the cell does after its loop is not done in them. Files that the cell writes are not put back.
+Knobs: batch_size, workers, prefetch, pin_memory, persistent_workers, cache, amp, tf32, attention, fused_optimizer,
+compile, channels_last, accumulate, or any variable that the cell reads or assigns as a literal at its top.
 Defaults: %config GPUProfile lists them, %config GPUProfile.steps = 50 sets one."""
 
 
@@ -64,6 +77,16 @@ def _parser() -> _Parser:
     add("--no-live", action="store_true", help="no live plot while the cell runs")
     add("--no-save", action="store_true", help="do not keep the run on disk")
     add("--device", metavar="DEV", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add("--set", action="append", metavar="KNOB=VALUE", help="run with this changed; more than once for several")
+    add("--ab", action="append", metavar="KNOB=VALUE", help="compare the cell as written with it changed like this")
+    add("--sweep", action="append", metavar="KNOB=A,B,C", help="compare several values; two sweeps make a grid")
+    add("--pairs", metavar="N", help="pairs of blocks to compare (default: what fits into the budget, up to 30)")
+    add(
+        "--budget",
+        metavar="SECONDS",
+        help="time for the blocks of a comparison (default: 60); full runs with a trace, up to 20 s each, come on top",
+    )
+    add("--seeds", metavar="N", help="also run the cell as written with N other seeds: how far the loss moves by that")
     add("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value")
     add("-h", "--help", action="store_true", help="show this text")
     return parser
@@ -72,7 +95,61 @@ def _parser() -> _Parser:
 PARSER = _parser()
 OPTIONS = sorted(PARSER._option_string_actions)
 HELP = PARSER.format_help()
+_COMPARING = ("ab", "sweep")
+_OF_COMPARISONS = ("pairs", "budget", "seeds")
 _MAGIC_LINE = re.compile(r"\s*(?:(?P<cell>%%)|(?:.*=\s*)?%)gpuprofile\s")
+
+
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what stands in quotes
+
+
+@dataclass(frozen=True, slots=True)
+class Comparing:
+    """An experiment that is ready to run."""
+
+    code: cells.CellCode
+    plan: Plan
+    give: bool
+
+    def run(self) -> Compared | None:
+        """Run and show it; what it found, where that was asked for."""
+        from gpulab.turning import conduct
+
+        compared = conduct(self.code, self.plan)
+        return compared if self.give else None
+
+
+def _changing(options: argparse.Namespace, code: cells.CellCode) -> Changing | None:
+    """What `--set` asks for."""
+    if not options.set:
+        return None
+    from gpulab.knobs.catalogue import parse_settings
+    from gpulab.trials.changing import Changing
+    from gpulab.trials.plan import Arm
+
+    names = code.variables
+    changing = Changing(Arm(parse_settings(options.set, names.has, names.names).values), code)
+    if changing.decided.refused:
+        raise UsageError(f"{changing.decided.refused}.")
+    return changing
+
+
+def _check_combination(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that contradict each other."""
+    comparing = [name for name in _COMPARING if getattr(options, name)]
+    for name in _OF_COMPARISONS:
+        if getattr(options, name) is not None and not comparing:
+            raise UsageError(f"--{name} belongs to a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
+    for name in ("warmup", "trace_steps", "whole"):
+        if getattr(options, name) and comparing:
+            raise UsageError(f"--{name.replace('_', '-')} and --{comparing[0]} contradict each other: leave one out.")
+
+
+def _seconds(option: str, given: str | None, default: float) -> float:
+    try:
+        return default if given is None else float(given)
+    except ValueError:
+        raise UsageError(f"{option} takes a number of seconds, not {given!r}.") from None
 
 
 @magics_class
@@ -93,13 +170,19 @@ class GPUProfile(Magics):
     def gpuprofile(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         value = None
         try:
-            prepared = self._prepared(line, cell)
+            prepared = self._prepared(line, cell, local_ns)
             if prepared is None:
                 print(HELP)
                 return None
-            code, profiler, give = prepared
+            if isinstance(prepared, Comparing):
+                return prepared.run()
+            code, profiler, changing, give = prepared
             with profiler:
-                value = code.run(self.shell, local_ns)
+                if changing is None:
+                    value = code.run(self.shell, local_ns)
+                else:
+                    with changing.applied() as changed:
+                        value = changed.run(quiet=False)
         except LineError:
             raise
         except BaseException as error:
@@ -108,10 +191,13 @@ class GPUProfile(Magics):
             hide_our_frames(error)
             cells.show_as_bare(self.shell, error)
             raise
+        _offer_panel()
         return profiler.run if give else value
 
-    def _prepared(self, line: str, cell: str | None) -> tuple[cells.Cell, profile, bool] | None:
-        """The code, its profile, already started, and whether to return the run; None where help is asked for.
+    def _prepared(
+        self, line: str, cell: str | None, local_ns: dict[str, Any] | None
+    ) -> Comparing | tuple[cells.Cell, profile, Changing | None, bool] | None:
+        """What to run, its profile, already started, and whether to return the run; None where help is asked for.
 
         Raises IPython's UsageError in one line, and SyntaxError as the cell alone would.
         """
@@ -119,12 +205,41 @@ class GPUProfile(Magics):
             options, statement = self._read(line, cell)
             if statement is None:
                 return None
-            code = cells.parsed(self.shell, statement)
-            profiler = self._profiler(options, statement, "cell" if cell is not None else "statement")
+            source: Literal["cell", "statement"] = "cell" if cell is not None else "statement"
+            parsed = cells.parsed(self.shell, statement)
+            give = options.give and not (parsed.silent and cell is not None)
+            _check_combination(options)
+            code = cells.CellCode(self.shell, statement, parsed, source, local_ns)
+            if any(getattr(options, name) for name in _COMPARING):
+                return self._comparing(options, code, give)
+            changing = _changing(options, code)
+            profiler = self._profiler(options, statement, source, changing)
             profiler.start()
         except GpulabError as e:
-            raise LineError(f"{e} The {'statement' if cell is None else 'cell'} did not run.") from None
-        return code, profiler, options.give and not (code.silent and cell is not None)
+            raise LineError(f"{_ended(str(e))} The {'statement' if cell is None else 'cell'} did not run.") from None
+        return parsed, profiler, changing, give
+
+    def _comparing(self, options: argparse.Namespace, code: cells.CellCode, give: bool) -> Comparing:
+        from gpulab.knobs.catalogue import grid, parse_settings, parse_sweeps
+        from gpulab.trials.plan import DEFAULT_BUDGET_S, Arm, Plan
+        from gpulab.trials.runner import check
+
+        names = code.variables
+        fixed = parse_settings([*(options.ab or []), *(options.set or [])], names.has, names.names).values
+        sweeps = parse_sweeps(options.sweep or [], names.has, names.names)
+        plan = Plan(
+            arms=tuple(Arm(values) for values in grid(sweeps, fixed)),
+            block_steps=number("--steps", options.steps, None),
+            pairs=number("--pairs", options.pairs, None),
+            budget_s=_seconds("--budget", options.budget, DEFAULT_BUDGET_S),
+            seeds=number("--seeds", options.seeds, 0) or 0,
+            name=options.name,
+            device=options.device or self.device,
+            trace=self.trace and not options.no_trace,
+            save=self.save and not options.no_save,
+        )
+        check(code, plan)
+        return Comparing(code, plan, give)
 
     def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str | None]:
         """The options and the code; None where a bare `%gpuprofile` asks for help. Raises UsageError."""
@@ -138,7 +253,13 @@ class GPUProfile(Magics):
             raise UsageError("There is no code to profile: write it below %%gpuprofile, or after %gpuprofile.")
         return options, code
 
-    def _profiler(self, options: argparse.Namespace, code: str, source: Literal["cell", "statement"]) -> profile:
+    def _profiler(
+        self,
+        options: argparse.Namespace,
+        code: str,
+        source: Literal["cell", "statement"],
+        changing: Changing | None,
+    ) -> profile:
         from gpulab.doors import profile
 
         asks_for_trace = options.trace_steps is not None or options.whole
@@ -155,12 +276,17 @@ class GPUProfile(Magics):
             whole=options.whole,
             source=source,
             code=code,
+            changes=None if changing is None else changing.changes,
+            knobs=None if changing is None else {d.name: d.shown for d in changing.decided.names},
         )
 
     @no_var_expand
     @line_magic
     def gpulab(self, line: str) -> None:
-        """%gpulab runs: the runs kept here. %gpulab doctor: what this machine can measure. %gpulab report [RUN]."""
+        """%gpulab runs: the runs kept here. %gpulab report [RUN]: a report again. %gpulab doctor: what can be measured.
+
+        %gpulab panel: the knobs of the last profiled cell. %gpulab tensorboard: the runs in TensorBoard.
+        """
         command, _, rest = line.strip().partition(" ")
         try:
             command_named(command)(rest.strip())
@@ -193,15 +319,20 @@ def split_statement(line: str) -> tuple[argparse.Namespace, str]:
     words: list[str] = []
     rest = line.lstrip()
     while rest.startswith("-") and not rest.startswith("- "):
-        word, _, rest = rest.partition(" ")
+        word, rest = _first_word(rest)
         words.append(word)
-        rest = rest.lstrip()
         action = PARSER._option_string_actions.get(word)
         if action is not None and action.nargs is None and action.metavar:
-            value, _, rest = rest.partition(" ")
+            value, rest = _first_word(rest)
             words.append(value)
-            rest = rest.lstrip()
     return parse(words), rest
+
+
+def _first_word(line: str) -> tuple[str, str]:
+    """The first word, its quotes taken off as a shell does, and the rest. Raises UsageError for an open quote."""
+    match = _WORD.match(line)
+    end = match.end() if match is not None else 0
+    return "".join(_words(line[:end])), line[end:].lstrip()
 
 
 def number(option: str, given: str | None, default: int | None) -> int | None:
@@ -212,6 +343,11 @@ def number(option: str, given: str | None, default: int | None) -> int | None:
         return int(given)
     except ValueError:
         raise UsageError(f"{option} takes a whole number, not {given!r}.") from None
+
+
+def _ended(sentence: str) -> str:
+    """Another sentence may follow."""
+    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
 
 
 def _words(line: str) -> list[str]:
@@ -226,13 +362,29 @@ def _nothing_more(command: str, rest: str) -> None:
         raise UsageError(f"%gpulab {command} takes nothing more, not {rest!r}.")
 
 
-def _show_runs(rest: str) -> None:
-    _nothing_more("runs", rest)
-    from IPython.display import display
+def _offer_panel() -> None:
+    """A button under the report that opens the knobs; a notebook without it still has `%gpulab panel`."""
+    from gpulab.views.stage import in_notebook
 
+    if in_notebook():
+        with suppress(Exception):
+            from gpulab.labs import offer_panel
+
+            offer_panel()
+
+
+def _show_runs(rest: str) -> None:
+    from gpulab.commands import runs as command
     from gpulab.doors import runs
 
-    display(runs)  # type: ignore[no-untyped-call]
+    command.magic(runs, rest)
+
+
+def _show_tensorboard(rest: str) -> None:
+    from gpulab.commands import tensorboard as command
+    from gpulab.doors import runs
+
+    command.magic(runs, rest)
 
 
 def _show_doctor(rest: str) -> None:
@@ -252,7 +404,20 @@ def _show_report(rest: str) -> None:
     Stage.open(live=False).show(report(runs[rest] if rest else runs[-1]))
 
 
-_COMMANDS: dict[str, Callable[[str], None]] = {"runs": _show_runs, "doctor": _show_doctor, "report": _show_report}
+def _open_panel(rest: str) -> None:
+    _nothing_more("panel", rest)
+    from gpulab.labs import open_panel
+
+    open_panel()
+
+
+_COMMANDS: dict[str, Callable[[str], None]] = {
+    "runs": _show_runs,
+    "doctor": _show_doctor,
+    "report": _show_report,
+    "tensorboard": _show_tensorboard,
+    "panel": _open_panel,
+}
 
 
 def command_named(name: str) -> Callable[[str], None]:

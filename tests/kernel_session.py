@@ -49,6 +49,7 @@ class Answer:
     outputs: list[dict[str, Any]] = field(default_factory=list)
     reply: dict[str, Any] = field(default_factory=dict)
     updated: list[str] = field(default_factory=list)  # display ids that were updated
+    buttons: list[dict[str, Any]] = field(default_factory=list)
     shown_first: dict[str, dict[str, Any]] = field(default_factory=dict)  # display id → data before any update
 
     @property
@@ -118,6 +119,11 @@ def is_ours(data: dict[str, Any]) -> bool:
     text = data.get("text/plain", "")
     tables = text == "" and "<table" in data.get("text/html", "")
     return WIDGET_VIEW in data or text.startswith("gpulab ·") or tables
+
+
+def is_button(data: dict[str, Any]) -> bool:
+    """Whether a display is the button that opens the knobs, or the room under it: shown beside every live run."""
+    return data == {"text/plain": ""} or str(data.get("text/plain", "")).endswith("%gpulab panel")
 
 
 def plain(text: str) -> str:
@@ -249,7 +255,10 @@ class Running:
 
 
 def _take(answer: Answer, kind: str, content: dict[str, Any]) -> None:
-    """Apply one message as a front end would."""
+    """Apply one message as a front end would. The button under a report is kept apart."""
+    if kind in ("display_data", "update_display_data") and is_button(content["data"]):
+        answer.buttons.append(content["data"])
+        return
     last = answer.outputs[-1] if answer.outputs else {}
     if kind == "stream" and last.get("output_type") == "stream" and last["name"] == content["name"]:
         last["text"] += content["text"]  # the kernel may send one line in two messages

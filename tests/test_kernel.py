@@ -298,6 +298,7 @@ def test_a_finished_run_replaces_the_live_view_by_picture_and_tables(pair: Pair,
     assert answer.status == "ok" and answer.stderr == ""
     kinds = [o["output_type"] for o in answer.outputs]
     assert kinds == ["display_data", "stream", "display_data", "execute_result"]
+    assert any(WIDGET_VIEW in b for b in answer.buttons), "the button that opens the knobs"
     picture, tables = answer.report()
     [first_shown] = answer.shown_first.values()
     assert WIDGET_VIEW in first_shown, "the live view came first"
@@ -315,7 +316,7 @@ USAGE = {
     "unknown": ("--step 5", ["--step", "did you mean --steps?"]),
     "unknown with value": ("--wramup=3", ["--wramup", "did you mean --warmup?"]),
     "nothing near": ("--xyzzyqqq", ["--xyzzyqqq", "--help"]),
-    "short": ("-s 5", ["-s", "did you mean --steps?"]),
+    "short": ("-t 5", ["-t", "did you mean --trace-steps?"]),
     "short, nothing near": ("-x", ["-x", "--help"]),
     "no number": ("--steps many", ["--steps", "'many'", "whole number"]),
     "fraction": ("--steps 2.5", ["--steps", "'2.5'"]),
@@ -393,7 +394,7 @@ def test_help(session: KernelSession) -> None:
 
 
 def test_tab_completes_the_options(session: KernelSession) -> None:
-    assert session.complete("%%gpuprofile --s") == ["--steps"]
+    assert session.complete("%%gpuprofile --st") == ["--steps"]
     assert set(session.complete("%gpuprofile --no")) == {"--no-live", "--no-save", "--no-trace"}
     assert "--warmup" in session.complete("%%gpuprofile --steps 3 --")
     assert "--steps" not in session.complete("%%gpuprofile --steps 3 --")
@@ -684,7 +685,8 @@ def test_run_all_stops_at_the_failure_and_the_saved_notebook_keeps_the_reports(t
     assert WIDGET_VIEW not in json.dumps(book.cells) and "_esm" not in json.dumps(book.metadata)
 
     page, _ = HTMLExporter().from_notebook_node(book)
-    [picture, tables] = book.cells[2].outputs
+    [picture, tables, *button] = book.cells[2].outputs
+    assert all(set(b.data) <= {"text/plain", "text/html"} for b in button), "it became text when the next cell was run"
     assert tables.data["text/html"][:200] in page and picture.data["image/png"].strip()[-200:] in page
     assert "Error displaying widget" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)
 

@@ -75,6 +75,8 @@ def test_a_line_is_read() -> None:
         ("--steps=3 --no-live -r f('a  b')", {"steps": "3", "no_live": True, "give": True}, "f('a  b')"),
         ("-r x = {'a': $b}", {"give": True}, "x = {'a': $b}"),
         ("--help", {"help": True}, ""),
+        ('--ab "workers=1, amp=bf16" train("a  b")', {"ab": ["workers=1, amp=bf16"]}, 'train("a  b")'),
+        ("--ab='a=1, b=2' --set x=' 3 ' f()", {"ab": ["a=1, b=2"], "set": ["x= 3 "]}, "f()"),
         ("- 1", {}, "- 1"),
     ],
 )
@@ -103,7 +105,8 @@ def test_an_unknown_option_names_the_nearest(words: list[str], near: str) -> Non
 
 
 def test_every_option_is_read_and_every_default_is_configurable() -> None:
-    read = {a.dest for a in magics.PARSER._actions} - {"name", "help", "give", "whole"}
+    of_one_line = {"name", "help", "give", "whole", "set", "ab", "sweep", "pairs", "budget", "seeds"}
+    read = {a.dest for a in magics.PARSER._actions} - of_one_line
     traits = set(magics.GPUProfile.class_own_traits(config=True))
     assert {name.removeprefix("no_") for name in read} == traits
     for action in magics.PARSER._actions:
@@ -126,11 +129,19 @@ def test_no_number(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["rnus", "run", "Doctor", "reprot"])
 def test_an_unknown_command_names_the_nearest(name: str) -> None:
-    with pytest.raises(UsageError, match=r"runs, doctor, report\. Did you mean (runs|doctor|report)\?"):
+    with pytest.raises(
+        UsageError, match=r"runs, doctor, report, tensorboard, panel\. Did you mean (runs|doctor|report)\?"
+    ):
         magics.command_named(name)
 
 
 # -- the shell ---------------------------------------------------------------------------------------------------------
+
+
+def test_help_names_every_knob() -> None:
+    from gpulab.knobs.catalogue import KNOBS
+
+    assert f"Knobs: {', '.join(KNOBS)}, or any variable" in " ".join(magics.HELP.split())
 
 
 def test_help_is_the_docstring(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:

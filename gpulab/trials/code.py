@@ -1,0 +1,126 @@
+"""A function of the user's as code that can be run again and again."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import inspect
+import io
+from collections.abc import Callable, Mapping, MutableMapping
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any, Literal
+
+from gpulab.errors import UsageError
+from gpulab.knobs.variables import Plain, Variables, names_in, replace_literals
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionCode:
+    """A function without arguments. Its variables are those of the module or notebook where it was written."""
+
+    function: Callable[[], object]
+    source: Literal["block"] = "block"
+
+    @property
+    def text(self) -> str:
+        """The function's source; empty where Python cannot find it."""
+        try:
+            return inspect.getsource(self.function)
+        except (OSError, TypeError):
+            return ""
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The globals of the function."""
+        found = getattr(inspect.unwrap(self.function), "__globals__", None)
+        return found if found is not None else {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """None of its globals is read by a name of its own: all that it reads is reached through the function."""
+        return frozenset()
+
+    @property
+    def roots(self) -> tuple[object, ...]:
+        """From where its state is reached."""
+        return (self.function,)
+
+    def run(self, *, quiet: bool) -> object:
+        """Call it."""
+        with hushed() if quiet else contextlib.nullcontext():
+            return self.function()
+
+    @property
+    def variables(self) -> Variables:
+        """The globals that it reads."""
+        function = inspect.unwrap(self.function)
+        if isinstance(function, FunctionType):
+            return Variables.of_function(function)
+        return Variables({}, frozenset(), {})
+
+    def replacing(self, variables: Mapping[str, Plain]) -> FunctionCode:
+        """The same function: its variables are set in its globals."""
+        return self
+
+    def through(self, names: MutableMapping[str, Any]) -> FunctionCode:
+        """The same function: it has no lines outside of itself."""
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class TextCode:
+    """The text of a cell, without IPython's own syntax, that runs in `namespace`."""
+
+    text: str
+    namespace: dict[str, Any]
+    tree: ast.Module
+    source: Literal["cell"] = "cell"
+    seen_through: MutableMapping[str, Any] | None = None
+
+    @classmethod
+    def parsed(cls, text: str, namespace: dict[str, Any]) -> TextCode:
+        """Raises UsageError where it does not parse."""
+        try:
+            return cls(text, namespace, ast.parse(text))
+        except SyntaxError as e:
+            raise UsageError(f"The code does not parse: {e}.") from None
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that it reads or assigns."""
+        return names_in(self.tree)
+
+    @property
+    def roots(self) -> tuple[object, ...]:
+        """Nothing besides."""
+        return ()
+
+    @property
+    def variables(self) -> Variables:
+        """Its literals, and what it reads."""
+        return Variables.of(self.tree, self.namespace)
+
+    def run(self, *, quiet: bool) -> object:
+        """Run it."""
+        with hushed() if quiet else contextlib.nullcontext():
+            exec(compile(self.tree, "<cell>", "exec"), self.namespace, self.seen_through)
+        return None
+
+    def replacing(self, variables: Mapping[str, Plain]) -> TextCode:
+        """The same text with these of its literals replaced; others are set in its namespace."""
+        own = {name: value for name, value in variables.items() if name in self.variables.literals}
+        return replace(self, tree=replace_literals(self.tree, own)) if own else self
+
+    def through(self, names: MutableMapping[str, Any]) -> TextCode:
+        """The same text, whose own lines use its namespace through this."""
+        return replace(self, seen_through=names)
+
+
+def hushed() -> AbstractContextManager[object]:
+    """Standard output and error go nowhere."""
+    stack = ExitStack()
+    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
+    stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+    return stack

@@ -1,0 +1,264 @@
+"""What each name of an arm means in this cell: a knob or a variable, its value as found, and why it cannot be set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+from gpulab.errors import UsageError
+from gpulab.knobs import catalogue, reads, variables
+from gpulab.knobs.edits import Edit, edit
+from gpulab.knobs.knob import Kind, Knob, Log, Permanent, Value
+from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.values import written
+from gpulab.knobs.variables import Plain, Variables, setting_names
+from gpulab.run import Change, Device, Run
+from gpulab.trials.beforehand import Beforehand, refusals
+from gpulab.trials.plan import Arm, Code
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """One name of an arm. `found`: the value as the cell has it, None where it cannot be seen."""
+
+    name: str
+    value: Plain
+    kind: Kind
+    knob: Knob | None = None
+    found: Plain | None = None
+    refused: str = ""
+    used: bool = False  # of a variable: the code has something that could read it
+
+    @property
+    def shown(self) -> str:
+        """The value as a user writes it."""
+        return str(self.value) if self.knob is None else written(self.value)
+
+    @property
+    def as_found(self) -> bool:
+        """The code has this value already."""
+        return type(self.found) is type(self.value) and self.found == self.value
+
+
+@dataclass(frozen=True, slots=True)
+class DecidedArm:
+    """All names of an arm."""
+
+    names: tuple[Decided, ...] = ()
+    knobs: dict[Knob, Value] = field(default_factory=dict)
+    variables: dict[str, Plain] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> str:
+        """Why it cannot be run."""
+        return "; ".join(f"{d.name}={d.shown}: {d.refused}" for d in self.names if d.refused)
+
+    @property
+    def failure(self) -> str:
+        """The same beside the arm's label: the only setting of an arm is not named once more."""
+        return self.names[0].refused if len(self.names) == 1 else self.refused
+
+    def changes_training(self, checks: Iterable[Change]) -> str:
+        """Why it is another training, and not only another speed. `checks`: what was seen in its run."""
+        changed = self._changed(checks)
+        reasons = [d.knob.changes_training for d in changed if d.knob is not None]
+        names = ", ".join(f"`{d.name}`" for d in changed if d.knob is None)
+        if names:
+            reasons.append(f"the cell computes with another {names}")
+        return "; ".join(r for r in reasons if r)
+
+    def edit(self, code: Code, scene: Scene, checks: Iterable[Change]) -> Edit | None:
+        """What makes it permanent; None where it cannot be set or changed nothing."""
+        lasting = [] if self.refused else [_permanent(d, scene) for d in self._changed(checks)]
+        return edit(code.text, lasting) if lasting else None
+
+    def _changed(self, checks: Iterable[Change]) -> list[Decided]:
+        idle = {c.name for c in checks if c.state == "no effect"}
+        return [d for d in self.names if d.name not in idle and not d.as_found]
+
+
+def check_names(arms: Sequence[Arm], code: Code) -> None:
+    """Raises UsageError for a name that is neither a knob nor a variable of the code, or for a value that does not fit.
+
+    Also where it is certain that no arm can be set. Before anything runs.
+    """
+    variables = code.variables
+    for arm in arms:
+        for name, given in arm.settings.items():
+            if name not in catalogue.KNOBS:
+                catalogue.decide(name, Scene(Device("cpu", "")), variables.has)
+                variables.value(name, given)
+    refused = [_said(arm, refusals(arm.settings, code)) for arm in arms]
+    if refused and all(refused):
+        raise UsageError(f"{refused[0]}.")
+
+
+def _said(arm: Arm, reasons: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}={arm.shown[name]}: {why}" for name, why in reasons.items())
+
+
+def decide_beforehand(arm: Arm, scene: Scene | None, code: Code) -> DecidedArm:
+    """For a run of code that has not just run as written; `scene`: what it used when it last did, as far as known.
+
+    Only what is certain before the run speaks against a knob: the rest shows when it runs. Raises UsageError for a
+    name that is neither a knob nor a variable of the code.
+    """
+    reasons = refusals(arm.settings, code)
+    there = Beforehand(code)
+    names = []
+    for name, given in arm.settings.items():
+        knob = _knob_of(name, scene, code.variables)
+        if knob is None:
+            names.append(_variable(name, given, code.variables))
+        else:
+            found = knob.found(scene) if scene is not None else there.found(knob)
+            value = catalogue.value_of_knob(knob, given)
+            names.append(Decided(name, value, knob.kind, knob, found, reasons.get(name, "")))
+    return _of(names)
+
+
+def decide_arm(arm: Arm, scene: Scene, code: Code) -> DecidedArm:
+    """By the catalogue's rule. What cannot be set says why, and is not set.
+
+    `scene`: of the run as written just before. Raises UsageError for a name that is neither a knob nor a variable of
+    the code.
+    """
+    names: list[Decided] = []
+    together = {name: value for name, value in arm.settings.items() if name in catalogue.KNOBS}
+    imagined = with_settings(scene, {n: v for n, v in together.items() if isinstance(v, (bool, int, float, str))})
+    for name, given in arm.settings.items():
+        names.append(_decide(name, given, scene, imagined, code))
+    return _of(names)
+
+
+def _of(names: list[Decided]) -> DecidedArm:
+    able = [d for d in names if not d.refused]
+    return DecidedArm(
+        tuple(names),
+        {d.knob: d.value for d in able if d.knob is not None and isinstance(d.value, (bool, int, float, str))},
+        {d.name: d.value for d in able if d.knob is None},
+    )
+
+
+def changes(decided: DecidedArm, scene: Scene, logs: Mapping[str, Log], run: Run) -> tuple[Change, ...]:
+    """Whether each change took effect in a run in which it was made. `scene`: of the code as written."""
+    return tuple(_change(d, scene, logs, run) for d in decided.names)
+
+
+def changes_unseen(
+    decided: DecidedArm, written: Scene | None, changed: Scene, logs: Mapping[str, Log], run: Run
+) -> tuple[Change, ...]:
+    """The same where the code did not just run as written: `changed` is the scene of `run`, changes and all.
+
+    It also tells what speaks against a setting that was tried.
+    """
+    bare = _without(changed, decided.knobs)
+    imagined = with_settings(bare, {knob.name: value for knob, value in decided.knobs.items()})
+    told = changes(decided, written or bare, logs, run)
+    return tuple(_judged(c, d, bare, imagined) for c, d in zip(told, decided.names, strict=True))
+
+
+@contextmanager
+def variables_set(code: Code, values: Mapping[str, Plain]) -> Iterator[None]:
+    """Those that are no literals of the code are set in its namespace."""
+    outside = {n: v for n, v in values.items() if n not in code.variables.literals}
+    with setting_names(code.namespace, outside):
+        yield
+
+
+def _change(decided: Decided, scene: Scene, logs: Mapping[str, Log], run: Run) -> Change:
+    name, kind, knob = decided.name, decided.kind, decided.knob
+    show = str if knob is None else written
+    found, value = "" if decided.found is None else show(decided.found), show(decided.value)
+    if decided.refused:
+        return Change(name, value, found, kind, "no effect", decided.refused)
+    log = logs[name]
+    if knob is None:
+        seen = reads.verify(decided.value, decided.found, decided.used, log, run)
+        return Change(name, value, found, kind, seen.state, seen.evidence)
+    assert isinstance(decided.value, (bool, int, float, str))
+    try:
+        result = knob.verify(scene, decided.value, log, run)
+    except Exception as e:  # a fault of ours must not cost the run its report
+        return Change(name, value, found, kind, "cannot tell", f"gpulab failed to look ({type(e).__name__}: {e})")
+    more = (words for words in (*log.refused, *log.notes) if words not in result.evidence)
+    evidence = "; ".join(dict.fromkeys([result.evidence, *more]))
+    return Change(name, value, found, kind, result.state, evidence)
+
+
+def _without(scene: Scene, knobs: Iterable[Knob]) -> Scene:
+    """A changed run's scene without what the knobs brought in. Its loaders were seen before they were changed."""
+    names = {knob.name for knob in knobs}
+    if "amp" in names:
+        scene = replace(scene, modules=tuple(replace(m, autocast_dtype=None) for m in scene.modules))
+    if "compile" in names:
+        scene = replace(scene, modules=tuple(replace(m, compiled=False) for m in scene.modules))
+    return replace(scene, attention=None) if "attention" in names else scene
+
+
+def _judged(change: Change, decided: Decided, bare: Scene, imagined: Scene) -> Change:
+    knob = decided.knob
+    if knob is None or decided.refused:
+        return change
+    assert isinstance(decided.value, (bool, int, float, str))
+    if not change.found:
+        change = replace(change, found=_found_since(knob, decided.value, change, bare))
+    why = knob.refuses(imagined, decided.value)
+    if not why or (change.state == "took effect" and knob.kind == "DataLoader option"):
+        return change
+    if change.state == "took effect":
+        return replace(change, state="cannot tell", evidence=f"{why}; {change.evidence}")
+    return replace(change, evidence=why)
+
+
+def _found_since(knob: Knob, value: Value, change: Change, bare: Scene) -> str:
+    """What the code had before: loaders were seen so, and what was switched was not so before."""
+    if knob.kind == "DataLoader option":
+        found = knob.found(bare)
+        return "" if found is None else written(found)
+    return written(not value) if isinstance(value, bool) and change.state == "took effect" else ""
+
+
+def _knob_of(name: str, scene: Scene | None, own: Variables) -> Knob | None:
+    """By the catalogue's rule where there is a scene; else a literal of the code is meant before a knob."""
+    if scene is not None:
+        return catalogue.decide(name, scene, own.has).knob
+    return None if name in own.literals else catalogue.KNOBS.get(name)
+
+
+def _decide(name: str, given: Plain, scene: Scene, imagined: Scene, code: Code) -> Decided:
+    decision = catalogue.decide(name, scene, code.variables.has)
+    knob = decision.knob
+    try:
+        if knob is None:
+            return _variable(name, given, code.variables)
+        value = catalogue.value_of_knob(knob, given)
+    except UsageError as e:
+        return Decided(name, given, decision.kind, knob, refused=str(e))
+    return Decided(name, value, decision.kind, knob, knob.found(scene), knob.refuses(imagined, value) or "")
+
+
+def _variable(name: str, given: Plain, own: Variables) -> Decided:
+    value, found = own.value(name, given), own.present(name)
+    return Decided(name, value, "variable of the cell", found=found, used=name in own.used)
+
+
+def _permanent(decided: Decided, scene: Scene) -> Permanent:
+    if decided.knob is None:
+        return variables.permanent(decided.name, decided.value)
+    assert isinstance(decided.value, (bool, int, float, str))
+    return decided.knob.permanent(scene, decided.value)
+
+
+__all__ = [
+    "Decided",
+    "DecidedArm",
+    "changes",
+    "changes_unseen",
+    "check_names",
+    "decide_arm",
+    "decide_beforehand",
+    "variables_set",
+]

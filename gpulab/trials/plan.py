@@ -1,0 +1,96 @@
+"""What an experiment is to do: its arms, how long its blocks are and how much time it may take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.values import written
+from gpulab.knobs.variables import Plain, Variables
+
+DEFAULT_BUDGET_S = 60.0
+
+
+class Code(Protocol):
+    """The code of the user that is run again and again, unmodified."""
+
+    @property
+    def text(self) -> str:
+        """Its source."""
+
+    @property
+    def source(self) -> Literal["cell", "statement", "block", "script"]:
+        """What it is."""
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The live names it reads and assigns."""
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Those that it uses itself; None: it may use all."""
+
+    @property
+    def roots(self) -> tuple[object, ...]:
+        """Objects besides from which its state is reached."""
+
+    @property
+    def variables(self) -> Variables:
+        """Those that can be set."""
+
+    def run(self, *, quiet: bool) -> object:
+        """Run it once, as the user would; its exceptions pass. `quiet`: nothing it prints or displays is shown."""
+
+    def replacing(self, variables: Mapping[str, Plain]) -> Code:
+        """The same code with these variables set: names it assigns as literals at its top, else names it reads."""
+
+    def through(self, names: MutableMapping[str, Any]) -> Code:
+        """The same code, whose own lines use its namespace through this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One setting of the knobs; no setting at all is the cell as written."""
+
+    settings: Mapping[str, Plain] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """As in `--ab`: "workers=2, amp=bf16"."""
+        return ", ".join(f"{k}={v}" for k, v in self.shown.items()) or "as written"
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """Each setting as a user writes it."""
+        return {k: written(v) if k in KNOBS else str(v) for k, v in self.settings.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Arms beside the cell as written, and bounds. None: gpulab chooses, and says so."""
+
+    arms: tuple[Arm, ...]
+    block_steps: int | None = None  # counted steps of a block
+    pairs: int | None = None
+    budget_s: float = DEFAULT_BUDGET_S  # for the blocks, after the traced runs
+    seeds: int = 0  # runs of A with other seeds, for the band of the loss
+    interleaved: bool = True  # False: one run of each arm, no blocks (`--set`)
+    name: str = ""
+    device: str = "auto"
+    trace: bool = True
+    save: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Where an experiment stands. `seconds_left` is None while it cannot be told yet."""
+
+    what: str  # "as written", "workers=2", "block 7 of 40: workers=2"
+    done: int
+    total: int
+    seconds_left: float | None
+
+
+Listener = Callable[[Progress], None]

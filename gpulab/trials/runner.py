@@ -1,0 +1,420 @@
+"""The whole experiment: the cell as written, each arm once with its trace, then short blocks of all in random order."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from gpulab.analysis.facts import facts
+from gpulab.analysis.steps import loaded_ahead
+from gpulab.capture import turn
+from gpulab.capture.schedule import TRACED
+from gpulab.capture.state import State
+from gpulab.capture.tensors import TooLarge
+from gpulab.comparing.blocks import compare_blocks
+from gpulab.comparison import Block, Comparison, Experiment, Side
+from gpulab.errors import UsageError
+from gpulab.knobs.accumulation import ACCUMULATE
+from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.knob import Log
+from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.scene import Scene
+from gpulab.run import Change, Run, Settings
+from gpulab.sources.machine import detect_device
+from gpulab.sources.store import Store
+from gpulab.trials import changing, schedule
+from gpulab.trials.decided import DecidedArm, changes, check_names, decide_arm, variables_set
+from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.trials.seeds import seeded
+from gpulab.trials.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, short_trial
+
+UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
+OVER_BUDGET = 1.2  # times the budget: the last turn began within it
+MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
+UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads is seen in its first run
+
+
+@dataclass(slots=True)
+class _Arm:
+    """One arm in the course of the experiment."""
+
+    setting: Setting
+    arm: Arm
+    decided: DecidedArm = field(default_factory=DecidedArm)
+    trial: Trial | None = None
+    failure: str = ""
+    seed_losses: list[tuple[float, ...]] = field(default_factory=list)
+
+
+class Runner:
+    """Runs a plan. `run` gives the experiment; `stop`, from any thread, ends it at the next step boundary.
+
+    The user's state is put back before each run and at the end, where it is as it was before the experiment; names
+    that the cell made stay bound to what its run as written made. What the code raises as written passes after that.
+    """
+
+    def __init__(self, code: Code, plan: Plan, tell: Listener = lambda progress: None) -> None:
+        self._code = code
+        self._plan = plan
+        self.tell = tell
+        self._stopper = Stopper()
+        self._store = Store() if plan.save else None
+        self._random = random.Random()  # of its own: the user's numbers stay where they are
+        self._notes: list[str] = []
+        self._used_up: list[str] = []  # iterators that the code takes from
+        self._restored = ""
+        self._state: State | None = None
+        self._made: dict[str, Any] = {}  # the names after the code ran as written
+        self._arms: list[_Arm] = []
+        self._blocks: list[Block] = []
+        self._began = 0.0
+        self._time_spent: tuple[str, ...] = ()
+        self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the cell as written
+        self.trials: list[Trial] = []
+
+    def stop(self) -> None:
+        """End at the next step boundary, with what there is."""
+        self._stopper.stop()
+
+    def run(self) -> Experiment:
+        """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
+        with turn.taken():
+            check_names(self._plan.arms, self._code)
+            detect_device(self._plan.device)
+            return self._run()
+
+    def _run(self) -> Experiment:
+        self._began = time.monotonic()
+        self._take_state()
+        before = set(self._code.namespace)
+        try:
+            self._trials()
+            if self._arms[0].trial is not None and self.error is None:
+                self._run_blocks()
+        except KeyboardInterrupt as e:  # between two runs of the user's code
+            self.error = e
+        finally:
+            self._restore()
+            self._state = None  # it holds what the cell had before
+            for knob in KNOBS.values():
+                knob.forget()
+            self._leave_names(before)
+        return self._experiment(time.monotonic() - self._began)
+
+    # -- state ---------------------------------------------------------------------------------------------------
+
+    def _take_state(self) -> None:
+        code = self._code
+        try:
+            self._state = State.of(code.namespace, code.names, roots=code.roots)
+            self._whole = True
+        except TooLarge as e:
+            self._state = State.of_random(code.namespace, code.names)
+            self._restored = str(e)
+            self._whole = False
+        else:
+            size = self._state.bytes
+            copied = f" ({size / 2**20:,.0f} MiB)" if size >= 2**20 else ""
+            self._restored = (
+                "Before each run weights, optimizer, random numbers and data order were put back to where they were"
+                f"{copied}, and again at the end."
+            )
+
+    def _restore(self) -> None:
+        if self._state is None:
+            return
+        done = self._state.restore()
+        self._note(*(f"Could not be put back: {what}." for what in done.could_not))
+        self._used_up += [name for name in done.taken_from if name not in self._used_up]
+        changed = [name for name in done.left if name not in done.taken_from]
+        if changed:
+            self._note(
+                f"The cell changed {_quoted(changed)}, which cannot be put back: it may not behave the same twice."
+            )
+
+    def _note(self, *words: str) -> None:
+        self._notes += [w for w in words if w not in self._notes]
+
+    def _leave_names(self, before: set[str]) -> None:
+        """Of new names those that the code as written made; Dynamo, for one, leaves names of its own."""
+        names = self._code.namespace
+        for name in set(names) - before - set(self._made):
+            del names[name]
+        names.update((n, v) for n, v in self._made.items() if n not in before)
+
+    # -- runs with their trace -----------------------------------------------------------------------------------
+
+    def _trials(self) -> None:
+        """The cell as written, then each arm, once."""
+        first = _Arm(Setting(self._code, {}, "as written"), Arm())
+        arms = self._arms = [first]
+        self._say("as written", 0)
+        self._try(first, quiet=False)
+        self._made = dict(self._code.namespace)
+        if first.trial is None or self.error is not None:
+            return
+        for arm in self._plan.arms:
+            arms.append(self._made_ready(arm, first.trial.scene))
+        for number, ready in enumerate(arms[1:], start=1):
+            if self._stopper.asked or self.error is not None or ready.failure:
+                continue
+            self._say(ready.arm.label, number)
+            self._restore()
+            self._try(ready, quiet=True)
+        self._with_other_seeds(first)
+
+    def _with_other_seeds(self, first: _Arm) -> None:
+        """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
+        for seed in range(1, self._plan.seeds + 1):
+            if self._stopper.asked or self.error is not None:
+                return
+            self._say(f"as written, seed {seed}", 0)
+            self._restore()
+            with seeded(seed):
+                steps = UNPROFILED_STEPS + TRACED
+                settings = Settings(steps=steps, trace=False, live=False, save=False, device=self._plan.device)
+                trial = full_trial(first.setting, settings, self._stopper, None, quiet=True)
+            if trial.error is not None:
+                release(trial.error)
+            first.seed_losses.append(trial.losses)
+
+    def _made_ready(self, arm: Arm, scene: Scene) -> _Arm:
+        decided = decide_arm(arm, scene, self._code)
+        code = self._code.replacing(decided.variables)
+        return _Arm(Setting(code, decided.knobs, arm.label, decided.variables), arm, decided, failure=decided.failure)
+
+    @property
+    def _unprofiled_steps(self) -> int:
+        """Of a run with its trace. Where nothing but such runs was asked for, its length was as well."""
+        asked = None if self._plan.interleaved else self._plan.block_steps
+        return UNPROFILED_STEPS if asked is None else schedule.WARMUP + asked
+
+    def _profiled_steps(self, arm: _Arm) -> int:
+        """Enough that some remain when those are left out that need not wait: batches were ready for them."""
+        written = self._arms[0].trial
+        if written is None:
+            return TRACED + UNKNOWN_AHEAD
+        settings = {knob.name: value for knob, value in arm.setting.knobs.items()}
+        loader = with_settings(written.scene, settings).loader
+        return TRACED + (min(loaded_ahead(loader.record), MOST_AHEAD) if loader is not None else 0)
+
+    def _try(self, arm: _Arm, *, quiet: bool) -> None:
+        profiled = self._profiled_steps(arm)
+        settings = Settings(
+            name=self._named(arm),
+            steps=self._unprofiled_steps + profiled,
+            trace_steps=profiled,
+            trace=self._plan.trace,
+            live=False,
+            save=self._plan.save,
+            device=self._plan.device,
+            knobs=arm.arm.shown,
+        )
+        with variables_set(arm.setting.code, arm.setting.variables):
+            trial = full_trial(
+                arm.setting,
+                settings,
+                self._stopper,
+                self._store,
+                quiet=quiet,
+                changes=lambda run, logs: self._changes(arm, run, logs),
+            )
+        self.trials.append(trial)
+        error = trial.error
+        if not arm.arm.settings:
+            changing.remember(self._code, trial.scene)
+        if error is None:
+            arm.trial = trial
+        elif not isinstance(error, Exception):
+            self.error = error
+        elif arm.setting.label == "as written":
+            arm.trial, self.error = trial, error
+        else:
+            arm.failure = _failed(error, trial)
+            release(error)
+
+    def _changes(self, arm: _Arm, run: Run, logs: Mapping[str, Log]) -> tuple[Change, ...]:
+        """Whether its settings took effect in that run."""
+        written = self._arms[0].trial
+        return changes(arm.decided, written.scene, logs, run) if written is not None else ()
+
+    def _named(self, arm: _Arm) -> str:
+        return ": ".join(word for word in (self._plan.name, arm.arm.label) if word)
+
+    # -- blocks --------------------------------------------------------------------------------------------------
+
+    def _run_blocks(self) -> None:
+        """Turn after turn, until there are enough pairs, the time is over, or somebody stops it."""
+        arms = self._arms
+        able = [i for i, arm in enumerate(arms) if arm.trial is not None and not arm.failure]
+        if len(able) < 2 or not self._plan.interleaved or self._stopper.asked:
+            return
+        runs = [arms[i].trial.run for i in able]  # type: ignore[union-attr]
+        rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
+        size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds])
+        on_gpu = runs[0].device.kind == "cuda"
+        wanted, turn, began = self._plan.pairs or schedule.PAIRS[0], 0, time.monotonic()
+        traced_s = began - self._began
+        while turn < wanted and not self._stopper.asked and self.error is None:
+            order = [able[i] for i in schedule.turn_order(len(able), self._random)]
+            self._turn(order, size, (turn, wanted), began, on_gpu)
+            able = [i for i in able if not arms[i].failure]
+            if len(able) < 2:
+                break
+            turn += 1
+            spent = time.monotonic() - began
+            if turn == 1 or self._plan.pairs is None:
+                wanted = schedule.pairs_within(self._plan.budget_s, spent / turn, self._plan.pairs)
+        self._time_spent = (_spent_words(self._plan, traced_s, time.monotonic() - began),)
+
+    def _turn(self, order: list[int], size: schedule.Size, place: tuple[int, int], began: float, on_gpu: bool) -> None:
+        """Every arm once, A twice, in this order. `place`: which turn, of how many."""
+        turn, turns = place
+        blocks = self._blocks
+        for i in order:
+            arm = self._arms[i]
+            if arm.failure:
+                continue
+            number, total = len(blocks) + 1, turns * len(order)
+            left = (time.monotonic() - began) / (number - 1) * (total - number + 1) if number > 1 else None
+            self.tell(Progress(f"block {number} of {total}: {arm.arm.label}", number - 1, total, left))
+            self._restore()
+            with variables_set(arm.setting.code, arm.setting.variables):
+                result = short_trial(arm.setting, size, (i, turn, number - 1), self._stopper, on_gpu=on_gpu)
+            if isinstance(result, Block):
+                if result.step_count and not self._stopper.asked:
+                    blocks.append(result)
+            elif not isinstance(result, Exception) or i == 0:
+                self.error = result
+                break
+            else:
+                arm.failure = _failed(result, arm.trial)
+                release(result)
+            if self._stopper.asked:
+                break
+
+    # -- what came out -------------------------------------------------------------------------------------------
+
+    def _experiment(self, seconds: float) -> Experiment:
+        arms, blocks = self._arms, self._blocks
+        scene = arms[0].trial.scene if arms[0].trial is not None else None
+        sides = [self._side(arm, [b for b in blocks if b.arm == i], scene) for i, arm in enumerate(arms)]
+        comparisons: list[Comparison] = []
+        for arm, side in zip(arms[1:], sides[1:], strict=True):
+            found = compare_blocks(
+                sides[0],
+                side,
+                restored=self._restored + (f" Not put back: {_quoted(self._used_up)}." if self._used_up else ""),
+                same_start=self._whole,
+                changes_training=arm.decided.changes_training(side.checks),
+                notes=tuple(self._notes),
+            )
+            loads = any(knob.kind == "DataLoader option" for knob in arm.setting.knobs)
+            first = (_used_up_words(self._used_up, loads=loads),) if self._used_up else ()
+            comparisons.append(
+                replace(found, differences=(*first, *found.differences), ended_early=self._ended_early(arm, found))
+            )
+        notes = (*self._notes, *self._time_spent)
+        return Experiment(tuple(sides), tuple(comparisons), seconds, self._ended, self._plan.name, notes)
+
+    @property
+    def _ended(self) -> bool:
+        """Whether somebody stopped it, or an error did."""
+        return self._stopper.asked or self.error is not None
+
+    def _ended_early(self, arm: _Arm, found: Comparison) -> str:
+        """What there was of this arm when it was stopped."""
+        if not self._ended or arm.failure:
+            return ""
+        how = f"Ended by {type(self.error).__name__}" if isinstance(self.error, Exception) else "Stopped"
+        if arm.trial is None:
+            return f"{how} before {arm.arm.label} had run"
+        if found.evidence == "interleaved":
+            return f"{how} after {found.pairs} pair{'s' if found.pairs != 1 else ''} of blocks"
+        return f"{how} before a pair of blocks had run: only the full run of each is there"
+
+    def _side(self, arm: _Arm, blocks: list[Block], scene: Scene | None) -> Side:
+        """`scene` is that of the code as written."""
+        trial = arm.trial
+        steps, samples = sum(b.step_count for b in blocks), [b.sample_count for b in blocks]
+        time_us = sum(b.time_ns for b in blocks) / 1e3
+        known = [s for s in samples if s is not None]
+        checks = trial.run.changes if trial is not None else ()
+        edit = arm.decided.edit(self._code, scene, checks) if scene is not None else None
+        return Side(
+            label=arm.arm.label,
+            settings=arm.arm.shown,
+            facts=facts(trial.run) if trial is not None else None,
+            blocks=tuple(blocks),
+            us_per_step=time_us / steps if steps else None,
+            us_per_sample=time_us / sum(known) if blocks and len(known) == len(samples) and sum(known) else None,
+            checks=checks,
+            losses=trial.losses if trial is not None else (),
+            seed_losses=tuple(arm.seed_losses),
+            failure=arm.failure,
+            edit=edit.text if edit is not None else "",
+            edit_is_diff=edit is not None and edit.is_diff,
+            step_inputs=trial.scene.step_inputs if trial is not None else None,
+        )
+
+    def _say(self, what: str, done: int) -> None:
+        self.tell(Progress(what, done, 1 + len(self._plan.arms), None))
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def _used_up_words(names: list[str], *, loads: bool) -> str:
+    goes, it = ("go", "them") if len(names) > 1 else ("goes", "it")
+    said = (
+        f"The cell uses up {_quoted(names)}, which {goes} on where the last run ended: no two runs see the same data."
+    )
+    if not loads:
+        return said
+    return (
+        f"{said} A DataLoader inside {it} takes new options only when it begins anew, in a run of whichever setting: "
+        "the runs may not differ as they should."
+    )
+
+
+def _failed(error: BaseException, trial: Trial | None) -> str:
+    """Why an arm gave nothing, in words."""
+    if not out_of_memory(error):
+        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    memory = trial.run.memory if trial is not None else None
+    peak = memory and (memory.peak_allocated_bytes or memory.peak_rss_bytes)
+    return f"out of memory, having reached {peak / 2**30:.2f} GiB" if peak else "out of memory"
+
+
+def _spent_words(plan: Plan, traced_s: float, blocks_s: float) -> str:
+    """Where the time went, and why it is more than the budget."""
+    blocks, before = (f"{s:.0f} s" if s >= 10 else f"{s:.1f} s" for s in (blocks_s, traced_s))
+    took = f"the blocks took {blocks}, the full runs before them {before}"
+    if blocks_s <= plan.budget_s * OVER_BUDGET:
+        return f"Time: {took}."
+    why = f"{plan.pairs} pairs were asked for" if plan.pairs else f"{schedule.FEWEST_TURNS} turns are the least"
+    return f"Budget of {plan.budget_s:g} s exceeded: {took}; {why}."
+
+
+def check(code: Code, plan: Plan) -> None:
+    """Raises UsageError for a plan that cannot work here, or where another thread measures. Runs nothing."""
+    check_plan(plan)
+    check_names(plan.arms, code)
+    detect_device(plan.device)
+    with turn.taken():
+        pass
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse bounds that cannot work. Raises UsageError naming the option."""
+    for option, value, least in (("steps", plan.block_steps, 1), ("pairs", plan.pairs, 1), ("seeds", plan.seeds, 0)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
+            raise UsageError(f"--{option} takes a whole number of at least {least}, not {value!r}.")
+    if not plan.budget_s > 0:
+        raise UsageError(f"--budget takes a number of seconds above 0, not {plan.budget_s!r}.")
+    if not plan.arms:
+        raise UsageError("There is nothing to compare: name a knob, for example --ab workers=4.")

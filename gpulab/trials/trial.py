@@ -1,0 +1,232 @@
+"""One run of the user's code with knobs applied: in full with its trace, or short for a block."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from time import perf_counter_ns
+
+from gpulab.capture.losses import Losses
+from gpulab.capture.recorder import Capture, StopRun
+from gpulab.capture.short_run import ShortRun
+from gpulab.comparison import Block
+from gpulab.errors import StoreError
+from gpulab.knobs.knob import Knob, Log, Value
+from gpulab.knobs.observing import Observed, observe
+from gpulab.knobs.reads import watching
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.variables import Plain
+from gpulab.run import Change, Outcome, Run, Settings
+from gpulab.sources.store import Store
+from gpulab.trials.plan import Code
+from gpulab.trials.schedule import Size, counted_rows
+
+TRIAL_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
+PREPARATION_LIMIT_S = 120.0  # as long as no step is complete
+
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+
+
+@dataclass(slots=True)
+class Setting:
+    """One arm made ready: the code, with its variables set in the text, and the knobs to apply around it."""
+
+    code: Code
+    knobs: Mapping[Knob, Value]
+    label: str
+    variables: Mapping[str, Plain] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What came out of one full run. `error`: what the user's code raised, other than the end we asked for."""
+
+    run: Run
+    scene: Scene
+    logs: Mapping[str, Log]
+    losses: tuple[float, ...]
+    error: BaseException | None = None
+    unsaved: str = ""
+    path: Path | None = None
+
+
+@dataclass(slots=True)
+class Stopper:
+    """Ends what runs now at its next step, and everything after it."""
+
+    asked: bool = False
+    _current: Capture | ShortRun | None = None
+
+    def stop(self) -> None:
+        """From any thread."""
+        self.asked = True
+        current = self._current
+        if isinstance(current, Capture):
+            current.request_stop()
+        elif current is not None:
+            current.stop()
+
+    def now(self, current: Capture | ShortRun | None) -> None:
+        """This runs now."""
+        self._current = current
+        if self.asked and current is not None:
+            self.stop()
+
+
+class _Limit:
+    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
+
+    def __init__(self, capture: Capture, logs: Mapping[str, Log]) -> None:
+        self._capture = capture
+        self._logs = logs
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._wait, name="gpulab-trial-limit", daemon=True)
+        self._thread.start()
+
+    def _wait(self) -> None:
+        first_s: float | None = None  # when the first step was complete: it may have compiled the model
+        while not self._over.wait(0.25):
+            spent_s = self._capture.now() / 1e9
+            if first_s is None and self._capture.step_count:
+                first_s = spent_s
+            prepared_s = sum(log.preparation_s for log in list(self._logs.values()))
+            late = spent_s - prepared_s > PREPARATION_LIMIT_S if first_s is None else spent_s - first_s > TRIAL_LIMIT_S
+            if late:
+                self._capture.request_stop()
+                return
+
+    def cancel(self) -> None:
+        """It has ended."""
+        self._over.set()
+        self._thread.join()
+
+
+def full_trial(
+    setting: Setting,
+    settings: Settings,
+    stopper: Stopper,
+    store: Store | None,
+    *,
+    quiet: bool,
+    changes: Callable[[Run, Mapping[str, Log]], tuple[Change, ...]] | None = None,
+) -> Trial:
+    """Run the code once with capture and trace. Never raises what the code raises.
+
+    `changes` tells of a run that did not fail whether the knobs took effect: the record holds it.
+    """
+    capture = Capture(settings, setting.code.source, setting.code.text)
+    losses = Losses()
+    error: BaseException | None = None
+    outcome: Outcome = "completed"
+    logs: dict[str, Log] = {}
+    seen = Observed()
+    capture.start()
+    stopper.now(capture)
+    origin_ns = perf_counter_ns() - capture.now()
+    limit = _Limit(capture, logs)
+    try:
+        with ExitStack() as stack:
+            seen = stack.enter_context(observe())
+            logs.update(_apply(setting, stack))
+            stack.enter_context(losses.heard())
+            lines, reads = stack.enter_context(watching(setting.code.namespace, setting.variables))
+            logs.update(reads)
+            (setting.code.through(lines) if reads else setting.code).run(quiet=quiet)
+    except StopRun as e:
+        outcome = "stopped"
+        if e.capture is not capture:
+            error = e
+    except BaseException as e:
+        outcome, error = ("interrupted" if isinstance(e, KeyboardInterrupt) else "failed"), e
+    finally:
+        limit.cancel()
+        stopper.now(None)
+        detail = "".join(traceback.format_exception_only(error)).strip() if error is not None else ""
+        run, write_trace = capture.finish(outcome, detail)
+    if changes is not None and error is None:
+        run = replace(run, changes=changes(run, logs))
+    path, unsaved = _save(run, write_trace, store)
+    return Trial(run, seen.scene(run), logs, losses.per_step(run.steps, origin_ns), error, unsaved, path)
+
+
+def short_trial(
+    setting: Setting, size: Size, place: tuple[int, int, int], stopper: Stopper, *, on_gpu: bool
+) -> Block | BaseException:
+    """Run the code as one block. `place`: its arm, turn and order. Gives back what the code raised, if it did."""
+    losses = Losses()
+    block = ShortRun(size.total, setting.code.text, size.warmup if on_gpu else None)
+    try:
+        with block:
+            stopper.now(block)
+            with ExitStack() as stack:
+                _apply(setting, stack)
+                stack.enter_context(losses.heard())
+                setting.code.run(quiet=True)
+    except BaseException as e:
+        return e
+    finally:
+        stopper.now(None)
+    rows = counted_rows(block.steps, size)
+    samples = block.steps.sample_count[rows]
+    time_ns = int(block.steps.wall_ns[rows].sum())
+    if block.settled_ns is not None and len(rows) == size.counted:
+        time_ns = block.settled_ns
+    arm, turn, order = place
+    return Block(
+        arm=arm,
+        turn=turn,
+        order=order,
+        step_count=len(rows),
+        dropped=len(block.steps) - len(rows),
+        sample_count=int(samples.sum()) if len(rows) and (samples >= 0).all() else None,
+        time_ns=time_ns,
+        losses=losses.per_step(block.steps, block.origin_ns),
+    )
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the device or the host had no memory left."""
+    torch = sys.modules.get("torch")
+    if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY)
+
+
+def release(error: BaseException | None) -> None:
+    """Let go of everything that a failed run holds through its traceback, and give cached device memory back."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        e = waiting.pop()
+        if e is None or id(e) in seen:
+            continue
+        seen.add(id(e))
+        with suppress(Exception):
+            traceback.clear_frames(e.__traceback__)
+        e.__traceback__ = None
+        waiting += [e.__cause__, e.__context__]
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
+def _apply(setting: Setting, stack: ExitStack) -> dict[str, Log]:
+    return {knob.name: stack.enter_context(knob.applied(value)) for knob, value in setting.knobs.items()}
+
+
+def _save(run: Run, write_trace: Callable[[Path], None] | None, store: Store | None) -> tuple[Path | None, str]:
+    if store is None:
+        return None, "Saving was switched off."
+    try:
+        return store.save(run, write_trace), ""
+    except StoreError as e:
+        return None, str(e)
+
+
+__all__ = ["Setting", "Stopper", "Trial", "full_trial", "out_of_memory", "release", "short_trial"]

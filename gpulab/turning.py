@@ -1,0 +1,101 @@
+"""What a user calls to turn a knob: run the same code with and without it, and get both sides compared."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+from typing import Any
+
+from gpulab import cells
+from gpulab.errors import UsageError
+from gpulab.knobs.variables import Plain
+from gpulab.sources.runs import Runs
+from gpulab.trials.code import FunctionCode, TextCode
+from gpulab.trials.plan import Arm, Code, Listener, Plan
+from gpulab.trials.runner import Runner, check
+from gpulab.views.compared import Compared
+from gpulab.views.progress import Progressing
+
+experiments: list[Compared] = []
+
+
+def experiment(
+    code: Callable[[], object] | str,
+    knobs: Mapping[str, object | Sequence[object]],
+    *,
+    namespace: dict[str, Any] | None = None,
+    name: str = "",
+    steps: int | None = None,
+    pairs: int | None = None,
+    budget_s: float = 60.0,
+    seeds: int = 0,
+    save: bool = True,
+    show: bool = True,
+) -> Compared:
+    """Compare code as written with the same code under knobs.
+
+    `code` is a function without arguments or the text of a cell, whose names are then those of `namespace`; without one
+    those of the notebook, or none at all where there is no notebook. `knobs`
+    gives each knob or variable a value, or a list of values for a sweep; several lists make a grid. `steps` counted
+    steps make a block, `pairs` of blocks a comparison, within `budget_s` seconds. Raises UsageError before anything
+    runs; what the code raises as written passes.
+    """
+    plan = Plan(
+        arms=arms_of(knobs), block_steps=steps, pairs=pairs, budget_s=budget_s, seeds=seeds, name=name, save=save
+    )
+    if isinstance(code, str):
+        return conduct(_cell(code, namespace), plan, show=show)
+    return conduct(FunctionCode(code), plan, show=show)
+
+
+def _cell(text: str, namespace: dict[str, Any] | None) -> Code:
+    shell = cells.shell()
+    if namespace is not None or shell is None:
+        return TextCode.parsed(text, namespace if namespace is not None else {})
+    try:
+        return cells.CellCode(shell, text, cells.parsed(shell, text))
+    except SyntaxError as e:
+        raise UsageError(f"The code does not parse: {e}.") from None
+
+
+def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:
+    """All combinations of the values given. Raises UsageError for an unknown value or an empty list."""
+    from gpulab.knobs.catalogue import parsed_value
+
+    lists: list[list[tuple[str, Plain]]] = []
+    for knob, given in knobs.items():
+        values = list(given) if isinstance(given, (list, tuple)) else [given]
+        if not values:
+            raise UsageError(f"{knob} has no value to try: name at least one.")
+        lists.append([(knob, parsed_value(knob, value)) for value in values])
+    return tuple(Arm(dict(chosen)) for chosen in product(*lists)) if lists else ()
+
+
+def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None = None) -> Compared:
+    """Run the plan, remember and show what came of it. What ended it early is raised after that."""
+    check(code, plan)
+    runner = Runner(code, plan)
+    with Progressing(tell, show=show) as progressing:
+        runner.tell = progressing.tell
+        result = runner.run()
+    compared = Compared(result)
+    experiments.append(compared)
+    remember(runner)
+    if show and (runner.error is None or result.comparisons):  # with nothing to compare the error says it all
+        try:
+            progressing.show(compared)
+        except Exception as e:
+            sys.stderr.write(f"gpulab: the comparison could not be shown ({type(e).__name__}: {e})\n")
+    if runner.error is not None:
+        raise runner.error
+    return compared
+
+
+def remember(runner: Runner) -> None:
+    """Its full runs are among `gpulab.runs`."""
+    from gpulab.doors import runs
+
+    known: Runs = runs
+    for trial in runner.trials:
+        known.add(trial.run, trial.path)

@@ -1,0 +1,298 @@
+"""`--set`: one run with something changed, of a cell that may never have run as written."""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import gpulab
+from gpulab.comparison import Experiment
+from gpulab.errors import UsageError
+from gpulab.run import Change, Run
+from gpulab.trials import changing
+from gpulab.trials.beforehand import refusals
+from gpulab.trials.changing import Changing
+from gpulab.trials.code import TextCode
+from gpulab.trials.decided import check_names, decide_arm
+from gpulab.trials.plan import Arm, Plan
+from gpulab.trials.runner import Runner
+
+SETUP = """
+import torch
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
+torch.manual_seed(0)
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into = nn.Linear(8, 8)
+    def forward(self, x):
+        return nn.functional.scaled_dot_product_attention(*[self.into(x)] * 3).mean(1)
+model = Net()
+data = TensorDataset(torch.randn(64, 4, 8), torch.randint(0, 8, (64,)))
+loader = DataLoader(data, batch_size=4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+LOOP = """
+for x, y in loader:
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+NO_READER = TextCode.parsed("lr = 0.1", {})
+OWN_SAMPLER = """
+class Batches(BatchSampler):
+    pass
+loader = DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 4, False))
+"""
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    found: dict[str, Any] = {"__name__": "__main__"}  # as in a notebook
+    exec(SETUP, found)
+    return found
+
+
+def ran(cell: str, names: dict[str, Any], **settings: Any) -> tuple[Change, ...]:
+    """What the report says of the changes."""
+    change = Changing(Arm(settings), TextCode.parsed(cell, names))
+    assert not change.decided.refused, change.decided.refused
+    with (
+        gpulab.profile(live=False, save=False, show=False, device="cpu", changes=change.changes) as profile,
+        change.applied() as code,
+    ):
+        code.run(quiet=True)
+    found: Run = profile.run
+    return found.changes
+
+
+# -- evidence of a cell that was never seen -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "evidence"),
+    [
+        ({"amp": "bf16"}, "gave bfloat16"),
+        ({"attention": "math"}, "_scaled_dot_product_attention_math"),
+        ({"batch_size": 8}, "batches of 8 samples"),
+        ({"fused_optimizer": True}, "_fused_sgd_"),
+    ],
+)
+def test_a_real_change_takes_effect(names: dict[str, Any], settings: dict[str, Any], evidence: str) -> None:
+    (change,) = ran(LOOP, names, **settings)
+    assert change.state == "took effect" and evidence in change.evidence, change
+    assert change.found == {"batch_size": "4", "fused_optimizer": "off"}.get(change.name, "")
+
+
+def test_autocast_of_the_cell_is_switched_off(names: dict[str, Any]) -> None:
+    body = "\n".join("    " + line for line in LOOP.strip().splitlines())
+    (change,) = ran(f"with torch.autocast('cpu', dtype=torch.bfloat16):\n{body}", names, amp="off")
+    assert change.state == "took effect", change
+    (change,) = ran(LOOP, names, amp="off")
+    assert change.state == "no effect" and "no autocast region" in change.evidence
+
+
+@pytest.mark.parametrize(
+    ("settings", "evidence"),
+    [
+        ({"channels_last": True}, "no module of the cell has a 2-dimensional convolution"),
+        ({"batch_size": 4}, "has batch_size=4 as written"),
+    ],
+)
+def test_what_speaks_against_it_is_told_afterwards(
+    names: dict[str, Any], settings: dict[str, Any], evidence: str
+) -> None:
+    (change,) = ran(LOOP, names, **settings)
+    assert change.state == "no effect" and evidence in change.evidence, change
+
+
+def test_the_value_as_found_also_of_a_loader_that_the_cell_builds(names: dict[str, Any]) -> None:
+    assert ran(LOOP, names, batch_size=8)[0].found == "4"
+    (change,) = ran("loader = DataLoader(data, batch_size=16)\n" + LOOP, names, batch_size=8)
+    assert (change.found, change.state) == ("16", "took effect")
+
+
+# -- what is known from before --------------------------------------------------------------------------------------
+
+
+def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> None:
+    code = TextCode.parsed(LOOP, names)
+    exec(OWN_SAMPLER, names)
+    refused = Changing(Arm({"batch_size": 8}), code).decided.refused
+    assert "a batch_sampler of its own" in refused
+    scene = changing_scene(code)
+    changing.remember(code, scene)
+    assert changing.known(code) is scene
+    names["loader"] = names["DataLoader"](names["data"], batch_size=16)
+    assert changing.known(code) is None, "the cell reads another loader now"
+    (change,) = ran(LOOP, names, batch_size=8)
+    assert (change.found, change.state) == ("16", "took effect")
+
+
+def test_a_remembered_scene_never_refuses(names: dict[str, Any]) -> None:
+    code = TextCode.parsed(LOOP, names)
+    scene = changing_scene(code)
+    changing.remember(code, replace(scene, loaders=(replace(scene.loaders[0], custom_batch_sampler=True),)))
+    assert changing.known(code) is not None
+    assert not Changing(Arm({"batch_size": 8}), code).decided.refused
+
+
+def changing_scene(code: TextCode) -> Any:
+    from gpulab.knobs.observing import observe
+
+    with (
+        gpulab.profile(live=False, save=False, show=False, device="cpu") as profile,
+        observe() as seen,
+    ):
+        code.run(quiet=True)
+    return seen.scene(profile.run)
+
+
+# -- what is certain before anything runs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"batch_size": 5000}, "the largest is batch_size=64"),
+        ({"prefetch": 4}, "set workers=2 with it"),
+        ({"tf32": True}, "TF32 is a format of NVIDIA GPUs"),
+        ({"compile": "reduce-overhead"}, "CUDA graphs"),
+    ],
+)
+def test_what_certainly_cannot_be_is_said_at_once(
+    names: dict[str, Any], settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    code = TextCode.parsed(LOOP, names)
+    assert words in Changing(Arm(settings), code).decided.refused
+    with pytest.raises(UsageError, match=words):
+        check_names([Arm(settings)], code)
+
+
+def test_an_experiment_goes_on_with_the_settings_that_can_be(names: dict[str, Any]) -> None:
+    check_names([Arm({"batch_size": 5000}), Arm({"batch_size": 8})], TextCode.parsed(LOOP, names))
+
+
+def test_a_variable_with_the_name_of_a_knob_is_not_refused_as_the_knob(names: dict[str, Any]) -> None:
+    code = TextCode.parsed("prefetch = 3\nprint(prefetch)\n" + LOOP, names)
+    assert not refusals({"prefetch": 4}, code)
+
+
+LOCAL = """
+class Items(Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, i):
+        return data[i]
+items = Items()
+"""
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        LOOP,
+        f"loader = DataLoader(Items(), batch_size=4)\n{LOOP}",
+        f"loader = torch.utils.data.DataLoader(items, batch_size=4)\n{LOOP}",
+        "train()",
+    ],
+)
+def test_workers_that_cannot_import_the_dataset(
+    names: dict[str, Any], cell: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exec(LOCAL + "loader = DataLoader(items, batch_size=4)\ndef train():\n    for x in loader: pass", names)
+    code = TextCode.parsed(cell, names)
+    assert not refusals({"workers": 2}, code)
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.delattr(main, "__file__", raising=False)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: method)
+    with pytest.raises(UsageError, match=rf"workers=2: .*{method} cannot import it from there; move it to a \.py file"):
+        check_names([Arm({"workers": 2})], code)
+    assert not refusals({"workers": 0}, code)
+
+
+def test_a_dataset_of_the_notebook_that_is_not_loaded_here_does_not_matter(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exec(LOCAL, names)
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "__spec__", None)
+    monkeypatch.delattr(main, "__file__", raising=False)
+    monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
+    assert not refusals({"workers": 2}, TextCode.parsed(f"len(items)\n{LOOP}", names))
+
+
+# -- variables ------------------------------------------------------------------------------------------------------
+
+
+def test_a_literal_holds_afterwards_what_the_cell_as_written_assigns(names: dict[str, Any]) -> None:
+    (change,) = ran("hidden = 64\nsize = hidden * 2\n" + LOOP, names, hidden=512)
+    assert (change.kind, change.found, change.state) == ("variable of the cell", "64", "took effect")
+    assert (names["hidden"], names["size"]) == (64, 1024)
+
+
+def test_a_literal_that_the_cell_goes_on_to_change_is_left(names: dict[str, Any]) -> None:
+    ran("hidden = 64\nhidden += 1\n" + LOOP, names, hidden=512)
+    assert names["hidden"] == 513
+
+
+def test_a_literal_that_nothing_reads(names: dict[str, Any]) -> None:
+    (change,) = ran("lr = 0.1\n" + LOOP, names, lr=0.5)
+    assert (change.state, change.evidence) == ("no effect", "nothing was seen to read it while the code ran")
+
+
+def test_what_the_model_was_built_with_is_no_variable_of_its_training(names: dict[str, Any]) -> None:
+    names["hidden"] = 64
+    names["model"].hidden = 64
+    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but nothing was found that reads it"):
+        Changing(Arm({"hidden": 512}), TextCode.parsed(LOOP, names)).decided  # noqa: B018
+
+
+# -- what is the same as the cell has it ----------------------------------------------------------------------------
+
+
+def compared(names: dict[str, Any], cell: str = LOOP, **settings: Any) -> Experiment:
+    return Runner(TextCode.parsed(cell, names), Plan((Arm(settings),), block_steps=2, pairs=2, save=False)).run()
+
+
+def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any]) -> None:
+    found = compared(names, "lr = 0.1\nrate = [lr]\n" + LOOP, pin_memory=False, batch_size=4, amp="off", lr=0.1)
+    side = found.sides[1]
+    assert [c.state for c in side.checks] == ["no effect"] * 4 and side.edit == ""
+    assert [c.evidence for c in side.checks if c.name == "lr"] == ["it is 0.1 already"]
+    assert found.comparisons[0].loss is not None and found.comparisons[0].loss.verdict == "same"
+    assert "another" not in found.comparisons[0].loss.words
+
+
+def test_only_what_changed_is_an_edit_and_another_training(names: dict[str, Any]) -> None:
+    found = compared(names, "lr = 0.1\nscale = 1.0\nrate = [scale]\n" + LOOP, lr=0.5, scale=2.0, accumulate=1)
+    assert "scale" in found.sides[1].edit and "lr = 0.5" not in found.sides[1].edit
+    decided = decide_arm(Arm({"lr": 0.5, "batch_size": 4}), changing_scene(TextCode.parsed(LOOP, names)), NO_READER)
+    assert decided.changes_training(()) == "the cell computes with another `lr`"
+    idle = Change("lr", "0.5", "0.1", "variable of the cell", "no effect", "")
+    assert decided.changes_training((idle,)) == ""
+
+
+def test_a_setting_that_was_refused_has_no_edit(names: dict[str, Any]) -> None:
+    found = compared(names, channels_last=True)
+    assert found.sides[1].failure and found.sides[1].edit == ""
+
+
+def test_objects_that_cannot_be_looked_at_cost_nothing(names: dict[str, Any]) -> None:
+    exec(
+        "class Odd(DataLoader):\n    @property\n    def collate_fn(self): raise OSError\n"
+        "    @collate_fn.setter\n    def collate_fn(self, f): pass\n"
+        "class Dark:\n    @property\n    def __dict__(self): raise OSError\n"
+        "odd, dark = Odd(data), Dark()",
+        names,
+    )
+    assert not refusals({"batch_size": 5000}, TextCode.parsed("print(odd, dark)\n" + LOOP, names))

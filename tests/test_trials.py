@@ -1,0 +1,286 @@
+"""Experiments end to end on tiny cells: what runs, what is put back, what is said when something goes wrong."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gpulab
+from gpulab.errors import UsageError
+from gpulab.trials.plan import Progress
+
+SETUP = """
+import time
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+hidden = 16
+pause = 0.0
+data = TensorDataset(torch.randn(96, 8), torch.randint(0, 3, (96,)))
+model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+loader = DataLoader(data, batch_size=4, shuffle=True)
+"""
+CELL = """
+factor = 1.0
+for x, y in loader:
+    time.sleep(pause)
+    loss = factor * nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, namespace)
+    return namespace
+
+
+def quick(
+    code: Callable[[], object] | str, knobs: dict[str, object], names: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    given = {"pairs": 5, "steps": 4, "budget_s": 30.0, "save": False, "show": False, **more}
+    return gpulab.experiment(code, knobs, namespace=names, **given)
+
+
+def values(names: dict[str, Any]) -> list[torch.Tensor]:
+    return [t.clone() for t in names["model"].state_dict().values()]
+
+
+def test_everything_is_as_before(names: dict[str, Any]) -> None:
+    before, state = values(names), copy.deepcopy(names["optimizer"].state_dict())
+    random = (torch.get_rng_state(), np.random.get_state()[1].copy())
+    model, parameters = names["model"], list(names["model"].parameters())
+    found = quick(CELL, {"fused_optimizer": "on"}, names)
+    assert found.verdict in ("faster", "slower", "no measurable difference")
+    assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
+    assert names["optimizer"].state_dict() == state
+    assert torch.equal(random[0], torch.get_rng_state()) and (random[1] == np.random.get_state()[1]).all()
+    assert names["loss"].requires_grad and names["factor"] == 1.0, "what the cell makes is there"
+    assert names["model"] is model and all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
+    assert "fused" not in names["optimizer"].defaults or not names["optimizer"].param_groups[0]["fused"]
+
+
+def test_as_written_trains_as_the_bare_cell(names: dict[str, Any]) -> None:
+    bare: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, bare)
+    losses: list[float] = []
+    bare["losses"] = losses
+    exec(CELL.replace("    loss.backward()", "    losses.append(loss.item())\n    loss.backward()"), bare)
+    torch.manual_seed(0)
+    exec(SETUP, names)
+    found = quick(CELL, {"workers": 1}, names)
+    assert list(found.loss.a) == pytest.approx(losses[: len(found.loss.a)], rel=1e-6)
+    assert found.loss.verdict == "same"
+
+
+def test_a_variable_that_the_cell_reads(names: dict[str, Any]) -> None:
+    found = quick(CELL, {"pause": 0.02}, names)
+    assert all(b.time_ns >= b.step_count * 20e6 for b in found.only.b.blocks), "it slept in every step"
+    assert found.only.b.checks[0].kind == "variable of the cell"
+    assert names["pause"] == 0.0
+
+
+def test_a_literal_at_the_top_of_the_cell(names: dict[str, Any]) -> None:
+    found = quick(CELL, {"factor": 3.0}, names)
+    assert found.loss.b[0] == pytest.approx(3 * found.loss.a[0], rel=1e-5)
+    assert "factor = 3.0" in found.only.b.edit and found.only.b.edit_is_diff
+
+
+def test_a_sweep_names_each_value(names: dict[str, Any]) -> None:
+    found = quick(CELL, {"batch_size": [2, 8]}, names)
+    assert [side.label for side in found.found.sides] == ["as written", "batch_size=2", "batch_size=8"]
+    per_step = [side.facts.samples_per_s / side.facts.steps_per_s for side in found.found.sides]
+    assert per_step == pytest.approx([4, 2, 8])
+    assert all(c.unit == "sample" for c in found.comparisons)
+
+
+def test_a_value_that_cannot_be_is_not_run(names: dict[str, Any]) -> None:
+    found = quick(CELL, {"batch_size": [8, 1000]}, names)
+    assert [bool(side.failure) for side in found.found.sides] == [False, False, True]
+    assert "96 items" in found.found.sides[2].failure and not found.found.sides[2].blocks
+    assert found.found.sides[2].failure.startswith("the dataset has 96"), "its label names it already"
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"wrkers": 2}, "workers"),
+        ({"workers": "many"}, "many"),
+        ({}, "name a knob"),
+        ({"batch_size": []}, "batch_size"),
+        ({"hiden": 3}, "hiden"),
+    ],
+)
+def test_nothing_runs_where_the_plan_cannot_work(names: dict[str, Any], knobs: dict[str, object], words: str) -> None:
+    names["ran"] = np.zeros(1)  # what is written into an array stays: it is not put back
+    with pytest.raises(UsageError, match=words):
+        quick("ran[0] += 1\n" + CELL, knobs, names)
+    assert names["ran"][0] == 0
+
+
+def test_an_error_as_written_passes_after_what_there_is(names: dict[str, Any]) -> None:
+    with pytest.raises(ZeroDivisionError):
+        quick(CELL + "\n1 / 0", {"workers": 1}, names, steps=30)
+    assert gpulab.experiments[-1].found.stopped
+
+
+def test_an_error_under_a_knob_is_a_result(names: dict[str, Any]) -> None:
+    names["guard"] = 4
+    found = quick("if guard != 4: raise ValueError('guarded')\n" + CELL, {"guard": 5}, names)
+    assert "guarded" in found.found.sides[1].failure
+    assert "not comparable" in found.verdict
+
+
+def test_out_of_memory_is_marked_and_the_sweep_goes_on(names: dict[str, Any]) -> None:
+    cell = CELL.replace(
+        "    time.sleep(pause)", "    if len(x) > 10: raise torch.OutOfMemoryError('CUDA out of memory.')"
+    )
+    found = quick(cell, {"batch_size": [16, 8]}, names)
+    assert "out of memory" in found.found.sides[1].failure
+    assert found.found.sides[2].blocks
+
+
+def interrupted_at(what: str, names: dict[str, Any]) -> Any:
+    from gpulab.trials.code import TextCode
+    from gpulab.trials.plan import Arm, Plan
+    from gpulab.turning import conduct
+
+    def tell(progress: Progress) -> None:
+        if progress.what.startswith(what):
+            raise KeyboardInterrupt
+
+    plan = Plan((Arm({"workers": 1}),), block_steps=4, pairs=5, save=False)
+    with pytest.raises(KeyboardInterrupt):
+        conduct(TextCode.parsed(CELL, names), plan, show=False, tell=tell)
+    return gpulab.experiments[-1]
+
+
+@pytest.mark.parametrize(
+    ("what", "words"),
+    [
+        ("workers=1", "cannot be compared with the cell as written: stopped before workers=1 had run."),
+        ("block 1 ", "Stopped before a pair of blocks had run: only the full run of each is there."),
+        ("block 13", "Stopped after 4 pairs of blocks."),
+    ],
+)
+def test_what_there_is_after_an_interrupt_is_said(names: dict[str, Any], what: str, words: str) -> None:
+    found = interrupted_at(what, names)
+    assert words in f"{found.headline.sentence} {found.headline.evidence}"
+    assert "--ab" not in found.text(), "that is what was asked for"
+
+
+def test_an_interrupt_ends_it_and_everything_is_put_back(names: dict[str, Any]) -> None:
+    before = values(names)
+    interrupted_at("block 4", names)
+    assert gpulab.experiments[-1].found.stopped and len(gpulab.experiments[-1].found.sides) == 2
+    assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
+
+
+def test_a_cell_that_uses_up_an_iterator_is_told(names: dict[str, Any]) -> None:
+    names["batches"] = iter([(torch.randn(4, 8), torch.randint(0, 3, (4,))) for _ in range(90)])
+    found = quick(CELL.replace("in loader", "in batches"), {"fused_optimizer": "on"}, names)
+    assert "uses up `batches`" in found.only.differences[0], "it is said at the top"
+    assert found.only.restored.endswith("Not put back: `batches`.")
+
+
+ENDLESS = """
+def cycle(loader):
+    while True:
+        for batch in loader:
+            yield batch
+
+batches = cycle(loader)
+"""
+TAKING = CELL.replace("for x, y in loader:", "for _ in range(60):\n    x, y = next(batches)")
+
+
+def test_a_generator_of_an_earlier_cell_goes_on_after_a_comparison(names: dict[str, Any]) -> None:
+    exec(ENDLESS, names)
+    found = quick(TAKING, {"batch_size": 2}, names)
+    assert found.verdict != "not comparable" and len(found.only.b.blocks) == 5
+    assert "DataLoader inside it" in found.only.differences[0]
+    assert len(next(names["batches"])[0]) in (2, 4), "it has not ended"
+
+
+@pytest.mark.parametrize("takes", ["x, y = next(batches)", "x, y = next(inner)"])
+def test_a_generator_of_an_earlier_cell_goes_on_after_a_run_that_ends_early(names: dict[str, Any], takes: str) -> None:
+    exec(ENDLESS + "inner = (batch for batch in batches)", names)
+    with gpulab.profile(steps=9, save=False, live=False, show=False, code=TAKING) as p:
+        exec(TAKING.replace("x, y = next(batches)", takes), names)
+    assert p.run.outcome == "stopped" and len(p.run.steps) == 9
+    assert len(next(names["inner"])[0]) == len(next(names["batches"])[0]) == 4
+
+
+def test_code_that_only_loads_from_a_generator_ends_all_the_same(names: dict[str, Any]) -> None:
+    exec(ENDLESS, names)
+    with gpulab.profile(steps=9, save=False, live=False, show=False) as p:
+        for x, y in names["batches"]:
+            del x, y
+    assert p.run.outcome == "stopped" and len(p.run.steps) == 9
+
+
+def test_a_function_without_arguments(names: dict[str, Any]) -> None:
+    exec("def train():\n" + "\n".join("    " + line for line in CELL.splitlines()), names)
+    found = quick(names["train"], {"pause": 0.02})
+    assert all(b.time_ns >= b.step_count * 20e6 for b in found.only.b.blocks), "it slept in every step"
+    assert names["pause"] == 0.0
+
+
+def test_other_seeds_give_a_band(names: dict[str, Any]) -> None:
+    found = quick(CELL, {"workers": 1}, names, seeds=2)
+    assert found.loss.seeds == 2 and len(found.loss.band) > 5
+    assert any(high > low for low, high in found.loss.band)
+
+
+def test_full_runs_are_among_the_runs(names: dict[str, Any]) -> None:
+    quick(CELL, {"workers": 1}, names)
+    assert gpulab.runs[-1].settings.knobs == {"workers": "1"}
+    assert gpulab.runs[-1].loader is not None and gpulab.runs[-1].loader.num_workers == 1
+    assert [(c.name, c.state) for c in gpulab.runs[-1].changes] == [("workers", "took effect")]
+    assert not gpulab.runs[-2].changes
+
+
+def test_the_record_on_disk_tells_whether_the_change_took_effect(
+    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    quick(CELL, {"workers": 1}, names, save=True, name="kept", pairs=1)
+    stored = gpulab.runs.store.load(gpulab.runs[-1].id)
+    assert stored.settings.name == "kept: workers=1" and stored.changes[0].state == "took effect"
+
+
+def test_more_time_than_the_budget_is_told(names: dict[str, Any]) -> None:
+    found = quick(CELL, {"workers": 1}, names, pairs=None, budget_s=1e-6)
+    assert any(note.startswith("Budget of 1e-06 s exceeded: ") for note in found.found.notes)
+    said = " ".join(found.text().split())
+    assert "the full runs before them" in said and "3 turns are the least" in said
+
+
+def test_an_error_as_written_shows_no_page(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(NameError, match="nowhere"):
+        quick("nowhere\n" + CELL, {"workers": 1}, names, show=True)
+    assert not capsys.readouterr().out
+
+
+def test_steps_that_were_asked_for_make_a_single_run_longer(names: dict[str, Any]) -> None:
+    from gpulab.trials.code import TextCode
+    from gpulab.trials.plan import Arm, Plan
+    from gpulab.trials.runner import Runner
+
+    code = TextCode.parsed("for _ in range(3):\n" + CELL.replace("\n", "\n    "), names)
+    plans = [Plan((Arm({"pause": 0.001}),), block_steps=n, interleaved=False, save=False) for n in (20, 35)]
+    counts = [[len(s.facts.run.steps) for s in Runner(code, plan).run().sides if s.facts] for plan in plans]
+    assert [after - before for before, after in zip(*counts, strict=True)] == [15, 15]
