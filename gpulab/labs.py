@@ -1,0 +1,501 @@
+"""The lab of one cell: turn knobs and run it again, from the panel or by code, without an edit of the cell."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
+
+from gpulab import cells
+from gpulab.capture import recorder
+from gpulab.comparison import Experiment, Side
+from gpulab.doors import hide_our_frames, report, runs
+from gpulab.errors import GpulabError, UsageError
+from gpulab.knobs.catalogue import KNOBS, parsed_value
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.variables import Plain
+from gpulab.run import Run
+from gpulab.trials.apart import Apart, MainThread, Thread, Written
+from gpulab.trials.code import FunctionCode, TextCode
+from gpulab.trials.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
+from gpulab.trials.trial import Trial
+from gpulab.turning import experiments, remember
+from gpulab.views.compared import Compared
+from gpulab.views.panel import PLAIN, Level, Panel
+from gpulab.views.panel_controls import close
+from gpulab.views.panel_output import PanelOutput
+from gpulab.views.report import Report
+from gpulab.views.stage import in_notebook
+from gpulab.views.stop import accept_stop
+
+if TYPE_CHECKING:
+    from ipywidgets import Widget
+
+    from gpulab.trials.runner import Runner
+
+Kind = Literal["look", "run", "compare"]
+Result = Report | Compared
+
+NO_CELL = "There is no profiled cell yet: put %%gpuprofile above a training cell and run it once."
+BUSY = "A run goes on already: wait for its end, or press Stop."
+OFFER = "Turn a knob on this cell, and prove what it brings: %gpulab panel"
+NOTHING_TURNED = "Turn a knob first: there is nothing to compare with the cell as written."
+SETTLING_S = 0.5  # after a run on the main thread: clicks made meanwhile arrive now, and start nothing
+JOIN_STEP_S = 0.05
+
+_WHAT: dict[Kind, str] = {"look": "looking at the cell: as written", "run": "run", "compare": "comparing"}
+
+
+class Engine(Protocol):
+    """What runs a plan: gpulab.trials.runner.Runner."""
+
+    trials: list[Trial]
+    error: BaseException | None
+
+    def run(self) -> Experiment: ...
+    def stop(self) -> None: ...
+
+
+MakeEngine = Callable[[Code, Plan, Listener], Engine]
+
+
+@dataclass(slots=True)
+class _Job:
+    """One thing that the lab does. `fault`: of ours, or bad input; what the user's code raised is `engine.error`."""
+
+    kind: Kind
+    engine: Engine
+    written: Written
+    from_panel: bool
+    experiment: Experiment | None = None
+    fault: BaseException | None = None
+    result: Result | None = None
+
+    @property
+    def error(self) -> BaseException | None:
+        """What ended it early."""
+        return self.fault or self.engine.error
+
+
+class Lab:
+    """Runs one cell again and again with knobs turned; the user's state is put back each time.
+
+    `thread=True` runs the cell's code in a thread of its own: the main thread is free, all widgets answer at once, and
+    `wait` gives the result. `thread=False` runs it on the main thread, as %%gpuprofile does. None: a thread in a
+    notebook, else none.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        *,
+        thread: bool | None = None,
+        steps: int | None = None,
+        budget_s: float = DEFAULT_BUDGET_S,
+        save: bool = True,
+        engine: MakeEngine | None = None,
+    ) -> None:
+        self.code = code
+        self.steps = steps  # counted steps of a run or block; None: gpulab chooses
+        self.budget_s = budget_s
+        self.scene: Scene | None = None
+        self._thread_wanted = in_notebook() if thread is None else thread
+        self._save = save
+        self._engine = engine or _engine
+        self._main = MainThread()
+        self._thread: Thread | None = None
+        self._job: _Job | None = None  # the one that runs
+        self._last: _Job | None = None
+        self._panel: Panel | None = None
+        self._output: PanelOutput | None = None
+        self._opener: Widget | None = None
+        self._settling = False
+        self._run_key = uuid.uuid4().hex
+
+    # -- what a user calls ---------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """Whether a run goes on."""
+        return self._job is not None
+
+    @property
+    def panel(self) -> Panel:
+        """The widgets. Needs ipywidgets, which come with gpulab."""
+        if self._panel is None:
+            key = "" if self._thread_wanted or not in_notebook() else self._run_key
+            self._panel = Panel(tuple(KNOBS.values()), self.code.text, _Buttons(self), key, self._main.call)
+            if self.steps is not None:
+                self._panel.steps.value = self.steps
+            if self.scene is not None:
+                self._panel.show_scene(self.scene)
+        return self._panel
+
+    def look(self) -> Self:
+        """Run the cell shortly as written, and note what it has. Raises UsageError while a run goes on."""
+        return self._begin("look", {})
+
+    def run(self, **settings: object) -> Self:
+        """One run of the cell with these settings, after one as written. Raises UsageError, also while one goes on."""
+        return self._begin("run", settings)
+
+    def compare(self, **settings: object) -> Self:
+        """The cell as written against these settings, in interleaved blocks. Raises UsageError as `run` does."""
+        return self._begin("compare", settings)
+
+    def stop(self) -> None:
+        """End what runs at its next step boundary, with what there is."""
+        job = self._job
+        if job is not None:
+            job.engine.stop()
+
+    def wait(self) -> Result | None:
+        """The result of the last run, once it has ended. What the cell raised as written is raised here.
+
+        An interrupt ends the run and is raised. On the main thread only: the panel's buttons wait meanwhile, too.
+        """
+        try:
+            self._join()
+        except BaseException:
+            self.stop()
+            self._join()
+            raise
+        last = self._last
+        if last is None:
+            return None
+        if last.error is not None:
+            raise last.error
+        return last.result
+
+    def close(self) -> None:
+        """End what runs, put the panel away, leave no thread and no widget."""
+        self.stop()
+        if self._thread is not None and not self._thread.here:
+            self._join()
+        if self._panel is not None:
+            if self._output is not None:
+                self._output.close(self._panel.text())
+            self._panel.close()
+        if self._opener is not None:
+            close(self._opener)
+        self._panel = self._output = self._opener = None
+
+    def keep(self, opener: Widget) -> None:
+        """Close this widget with the panel, not before.
+
+        JupyterLab 4.6 sends what widgets say to the subshell in whose messages they were made; ipykernel 7 ends that
+        of a closed widget, and those that its click has made are heard no more.
+        """
+        self._opener = opener
+
+    def _ipython_display_(self) -> None:
+        self.show()
+
+    def show(self, output: PanelOutput | None = None) -> None:
+        """Display the panel, in an output that is already there or a new one; in a terminal say what to write."""
+        if not in_notebook():
+            sys.stdout.write(f"{PLAIN}\n")
+            return
+        self._output = output or PanelOutput()
+        self._output.show(self.panel.root, self.panel.text())
+
+    def __repr__(self) -> str:
+        return f"<gpulab lab of {self.code.source}{', running' if self.running else ''}>"
+
+    # -- one job -------------------------------------------------------------------------------------------------
+
+    def _begin(self, kind: Kind, settings: Mapping[str, object], *, from_panel: bool = False) -> Self:
+        if self._job is not None or self._settling or recorder.active is not None:
+            raise UsageError(BUSY)
+        if kind == "compare" and not settings:
+            raise UsageError(NOTHING_TURNED)
+        plan = self._plan(kind, {name: parsed_value(name, value) for name, value in settings.items()})
+        apart = self._thread_wanted or from_panel
+        written = Written()
+        code: Code = Apart(self.code, written) if apart else self.code
+        if in_notebook() and self._output is None and not from_panel:
+            self.show()
+        job = self._job = _Job(kind, self._engine(code, plan, self._tell), written, from_panel)
+        self._last = None
+        if self._panel is not None:
+            self._panel.begin(_WHAT[kind])
+        if self._thread_wanted:
+            self._thread = Thread(lambda: self._work(job), "gpulab-lab")
+            self._thread.begin()
+            return self
+        self._work(job)
+        if job.error is not None and not from_panel:
+            raise job.error
+        return self
+
+    def _plan(self, kind: Kind, settings: Mapping[str, Plain]) -> Plan:
+        steps = self._panel.block_steps if self._panel is not None else self.steps
+        return Plan(
+            arms=(Arm(settings),) if settings else (),
+            block_steps=steps,
+            budget_s=self.budget_s,
+            interleaved=kind == "compare",
+            save=self._save and kind != "look",
+        )
+
+    def _work(self, job: _Job) -> None:
+        """On the job's thread. Never raises."""
+        undo = accept_stop(_kernel(), self._run_key, job.engine.stop)
+        try:
+            job.experiment = job.engine.run()
+        except BaseException as e:
+            job.fault = e
+        finally:
+            undo()
+            self._main.call(lambda: self._end(job))
+
+    def _tell(self, progress: Progress) -> None:
+        panel = self._panel
+        if panel is not None:
+            self._main.call(lambda: panel.tell(progress))
+
+    def _join(self) -> None:
+        thread = self._thread
+        while thread is not None and thread.alive:
+            thread.join(JOIN_STEP_S)
+            self._main.catch_up()
+        self._main.catch_up()
+
+    # -- its end, on the main thread -----------------------------------------------------------------------------
+
+    def _end(self, job: _Job) -> None:
+        """Remember and show what came of it. A view that fails loses nothing."""
+        if not self._thread_wanted and job.from_panel:
+            self._settling = True
+            self._main.later(SETTLING_S, self._settled)
+        try:
+            message, level = self._understand(job)
+        except Exception as e:
+            message, level = f"gpulab failed to show this ({type(e).__name__}: {e})", "bad"
+        finally:
+            self._thread, self._job, self._last = None, None, job
+        if self._panel is not None:
+            self._panel.end(message, level)
+
+    def _settled(self) -> None:
+        self._settling = False
+
+    def _understand(self, job: _Job) -> tuple[str, Level]:
+        """Keep it and show it; the sentence for the panel."""
+        if job.kind != "look":
+            remember(cast("Runner", job.engine))
+        if job.engine.trials:
+            self._see(job.engine.trials[0].scene)
+        if job.error is not None:
+            return self._failed(job, job.error)
+        assert job.experiment is not None
+        if job.kind == "look":
+            return "This is what the cell has. Turn a knob, then Run or Compare A/B.", "quiet"
+        if job.kind == "compare":
+            compared = Compared(job.experiment)
+            experiments.append(compared)
+            job.result = compared
+            self._show(compared, job)
+            return compared.headline.sentence, "good"
+        side = job.experiment.sides[-1]
+        if side.facts is None or side.failure:
+            stopped = job.experiment.stopped and not side.failure
+            return f"{side.label}: {'stopped before it had run' if stopped else side.failure}", "bad"
+        made = job.result = report(side.facts.run)
+        self._show(made, job)
+        return _run_words(made, side), "good"
+
+    def _see(self, scene: Scene) -> None:
+        self.scene = scene
+        if self._panel is not None:
+            self._panel.show_scene(scene)
+
+    def _failed(self, job: _Job, error: BaseException) -> tuple[str, Level]:
+        if isinstance(error, GpulabError):
+            return str(error), "bad"
+        hide_our_frames(error)
+        if self._output is not None:
+            self._output.show_text("".join(traceback.format_exception(error)))
+        return f"The cell raised {''.join(traceback.format_exception_only(error)).strip()}", "bad"
+
+    def _show(self, result: Result, job: _Job) -> None:
+        if self._output is not None:
+            self._output.show_result(result.bundle(), result.fragment() + _written(job.written))
+        elif not job.from_panel:
+            sys.stdout.write(result.text() + "\n")
+
+
+class _Buttons:
+    """The panel's actions: what they raise is said in the panel."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def look(self) -> None:
+        """A short run as written."""
+        self._begin("look", {})
+
+    def run(self, settings: Mapping[str, Any]) -> None:
+        """One run."""
+        self._begin("run", settings)
+
+    def compare(self, settings: Mapping[str, Any]) -> None:
+        """A/B."""
+        self._begin("compare", settings)
+
+    def stop(self) -> None:
+        """At the next step. On whatever thread it is heard."""
+        self._lab.stop()
+        self._lab._main.call(self._say_so)
+
+    def _say_so(self) -> None:
+        if self._lab.running:
+            self._lab.panel.say("Stopping at the end of this step …")
+
+    def close(self) -> None:
+        """Put the panel away."""
+        self._lab.close()
+
+    def _begin(self, kind: Kind, settings: Mapping[str, Any]) -> None:
+        try:
+            self._lab._begin(kind, settings, from_panel=True)
+        except GpulabError as e:
+            self._lab.panel.say(str(e), "quiet" if str(e) == BUSY else "bad")
+
+
+def lab(
+    code: Callable[[], object] | str | Code | None = None,
+    *,
+    thread: bool | None = None,
+    steps: int | None = None,
+    budget_s: float = DEFAULT_BUDGET_S,
+    save: bool = True,
+) -> Lab:
+    """The lab of a cell: its text, a function without arguments, or None for the cell that was profiled last.
+
+    Raises UsageError where no cell was profiled yet. See `Lab` for `thread`; `steps` counted steps make a block of a
+    comparison, within `budget_s` seconds, or are those of a single run.
+    """
+    return Lab(_code(code), thread=thread, steps=steps, budget_s=budget_s, save=save)
+
+
+_opened: list[Lab] = []
+_offered: list[tuple[PanelOutput, Any]] = []
+
+
+def open_panel() -> Lab:
+    """`%gpulab panel`: the panel of the cell profiled last. An earlier one is closed. Raises UsageError without one."""
+    return _open(lab(), None)
+
+
+def offer_panel() -> None:
+    """Under the report of a cell: a button that opens its panel there. In a terminal, nothing.
+
+    When the next cell is run it turns into text: a saved notebook should hold no widget that nothing answers.
+    """
+    if not in_notebook():
+        return
+    from gpulab.views.panel import open_button
+
+    run, output = _last_profiled(), PanelOutput()
+
+    def opened() -> None:
+        _offered.clear()
+        made = Lab(_code_of(run))
+        made.keep(button)
+        _open(made, output)
+
+    _withdraw()
+    button = open_button(opened, MainThread().call)
+    output.show(button, OFFER)
+    _offered.append((output, button))
+    _until_the_next_cell()
+
+
+def _open(made: Lab, output: PanelOutput | None) -> Lab:
+    while _opened:
+        _opened.pop().close()
+    _opened.append(made)
+    made.show(output)
+    return made
+
+
+def _until_the_next_cell() -> None:
+    events = sys.modules["IPython"].get_ipython().events
+
+    def over(*info: object) -> None:
+        events.unregister("pre_run_cell", over)
+        _withdraw()
+
+    events.register("pre_run_cell", over)
+
+
+def _withdraw() -> None:
+    """Put text where the last button was: only the latest report has one, and a saved widget cannot be read."""
+    while _offered:
+        output, button = _offered.pop()
+        output.close(OFFER)
+        close(button)
+
+
+def _code(given: Callable[[], object] | str | Code | None) -> Code:
+    if given is None:
+        return _code_of(_last_profiled())
+    if isinstance(given, str):
+        return _text_code(given, "cell")
+    if callable(given):
+        return FunctionCode(given)
+    return given
+
+
+def _last_profiled() -> Run:
+    """Of this process: a cell of another notebook needs names that are not here."""
+    cells_only = [run for run in runs.own if run.source in ("cell", "statement") and run.code.strip()]
+    if not cells_only:
+        raise UsageError(NO_CELL)
+    return cells_only[-1]
+
+
+def _code_of(run: Run) -> Code:
+    return _text_code(run.code, "statement" if run.source == "statement" else "cell")
+
+
+def _text_code(text: str, source: Literal["cell", "statement"]) -> Code:
+    shell = cells.shell()
+    if shell is None:
+        return TextCode.parsed(text, vars(sys.modules["__main__"]))
+    return cells.CellCode(shell, text, cells.parsed(shell, text), source)
+
+
+def _engine(code: Code, plan: Plan, tell: Listener) -> Engine:
+    from gpulab.trials.runner import Runner
+
+    return Runner(code, plan, tell)
+
+
+def _run_words(made: Report, side: Side) -> str:
+    checks = [f"{c.name}={c.value} {c.state}: {c.evidence}" for c in side.checks]
+    return "\n".join([made.headline.sentence, *checks])
+
+
+def _written(written: Written) -> str:
+    """What the cell printed as written, folded."""
+    if not written.text.strip():
+        return ""
+    text = escape(("…" if written.cut else "") + written.text.rstrip())
+    style = "font-size:12px;white-space:pre-wrap;margin:4px 0"
+    return (
+        '<details style="margin:8px 0;font-size:13px"><summary>What the cell printed</summary>'
+        f'<pre style="{style}">{text}</pre></details>'
+    )
+
+
+def _kernel() -> object | None:
+    return getattr(cells.shell(), "kernel", None)
+
+
+__all__ = ["Lab", "lab", "offer_panel", "open_panel"]

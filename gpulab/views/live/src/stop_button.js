@@ -1,0 +1,41 @@
+// The panel's Stop button where the cell runs on the kernel's main thread: a click would wait for the end of the run,
+// so it asks on the control channel.
+
+import { stopRun } from "./stop.js";
+
+const NOTES = {
+  heard: "Stopping at the end of this step",
+  over: "Nothing runs any more",
+  interrupted: "The kernel did not answer, so it was interrupted",
+  unreachable: "The kernel cannot be reached from here: use the notebook's stop button",
+};
+
+function render({ model, el }) {
+  const button = document.createElement("button");
+  button.className = "lm-Widget jupyter-widgets jupyter-button widget-button"; // as ipywidgets draws its own
+  button.style.width = "auto";
+  const draw = () => {
+    const off = model.get("disabled");
+    button.disabled = off;
+    button.classList.toggle("mod-warning", !off);
+    button.textContent = "Stop";
+    button.title = model.get("hint");
+  };
+  button.addEventListener("click", async () => {
+    button.disabled = true;
+    button.textContent = "Stopping …";
+    const viaComm = () => {
+      model.send({ kind: "stop" });
+      return new Promise((resolve) => model.once("change:disabled", () => resolve(true)));
+    };
+    const answer = await stopRun(model.widget_manager?.kernel, model.get("run_key"), viaComm);
+    if (answer === "unreachable") draw();
+    button.title = NOTES[answer] ?? "";
+  });
+  model.on("change:disabled", draw);
+  draw();
+  el.append(button);
+  return () => model.off("change:disabled", draw);
+}
+
+export default { render };

@@ -1,0 +1,244 @@
+"""One knob as a row of plain ipywidgets: its control, its value as found, why it cannot be turned, and its lesson."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from gpulab.errors import UsageError
+from gpulab.knobs.knob import Knob, Value
+from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.scene import Scene
+
+AS_WRITTEN = "as written"
+_UNTURNED = ""  # its value in a list: None would be no selection
+LARGEST = 1_000_000  # that a number field takes; the knob says what it really refuses
+UNSEEN = "look at the cell first"
+
+_QUIET = "color:var(--jp-ui-font-color2,inherit);"
+_LINES = "display:-webkit-box;-webkit-box-orient:vertical;overflow:hidden;white-space:normal;overflow-wrap:anywhere;"
+ONE_LINE = _LINES + "-webkit-line-clamp:1;"  # text that may not wrap would widen the box that ipywidgets puts around it
+_SMALL = "font-size:12px;line-height:1.25;"
+_TWO_LINES = _LINES + "-webkit-line-clamp:2;"
+_ACCENT = "color:var(--jp-brand-color1,#0072b2);font-weight:600;"
+_WARNING = "color:var(--jp-warn-color0,#b36b00);white-space:normal;"
+
+
+OnMain = Callable[[Callable[[], None]], None]
+
+
+def at_once(task: Callable[[], None]) -> None:
+    """Where there is only one thread."""
+    task()
+
+
+def shown(value: Value | None) -> str:
+    """A value as the panel writes it."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return "–" if value is None else str(value)
+
+
+class KnobRow:
+    """Its cells from left to right are `cells`. `changed` is called whenever the user has turned it.
+
+    Without a scene nothing is known of the cell, and nothing can be turned. All of it belongs to the main thread.
+    """
+
+    def __init__(self, knob: Knob, changed: Callable[[], None], on_main: OnMain = at_once) -> None:
+        from ipywidgets import HTML, Box, Layout
+
+        self.knob = knob
+        self.found: Value | None = None
+        self.refusal: str | None = None  # why the value chosen cannot be had
+        self.cautions: tuple[str, ...] = ()
+        self._changed = changed
+        self._on_main = on_main
+        self._scene: Scene | None = None
+        self._choice: Value | None = None  # None: as written
+        self._title = HTML(layout=_cell())
+        self._place = Box(layout=Layout(width="auto", overflow="hidden", margin="0"))
+        self._found = HTML(layout=_cell())
+        self._words = HTML(layout=_cell())
+        self.control: Any = None
+        self._make_control()
+        self.cells = (self._title, self._place, self._found, self._words)
+
+    @property
+    def setting(self) -> Value | None:
+        """What is chosen; None: as written."""
+        return self._choice
+
+    def show(self, scene: Scene | None, others: Mapping[str, Value]) -> None:
+        """Tell what the cell has. `others`: the settings of all knobs, on which it may depend what this one can be."""
+        if scene is not self._scene:
+            self._scene = scene
+            found = None if scene is None else self.knob.found(scene)
+            if type(found) is not type(self.found) or found != self.found:
+                self.found = found
+                self._choice = None if self._choice == found else self._choice
+                self._make_control()
+        self._judge(with_settings(scene, others) if scene is not None else None)
+
+    def reset(self) -> None:
+        """As written again."""
+        if self._choice is not None:
+            self._choice = None
+            self._make_control()
+
+    # -- the control ---------------------------------------------------------------------------------------------
+
+    def _make_control(self) -> None:
+        before, self.control = self.control, make_control(self.knob, self.found, self._choice)
+        self.control.observe(self._on_value, names="value")
+        self._place.children = (self.control,)
+        if before is not None:
+            before.unobserve_all()
+            close(before)
+
+    def _on_value(self, change: Mapping[str, Any]) -> None:
+        value = change["new"]
+        self._on_main(lambda: self._choose(value))
+
+    def _choose(self, value: Value) -> None:
+        self._choice = None if value == _UNTURNED or (value == self.found and self.found is not None) else value
+        self._changed()
+
+    def _judge(self, scene: Scene | None) -> None:
+        """Whether it can be turned at all, and to the value chosen."""
+        if scene is None:
+            self.refusal, self.cautions, why, able = None, (), "", False
+        else:
+            able, why = turnable(self.knob, scene, self.found)
+            self.refusal = None if self._choice is None else _refusal(self.knob, scene, self._choice)
+            self.cautions = _cautions(self.knob, scene, self._choice)
+            able = able or self._choice is not None  # a choice that has become impossible can be taken back
+        self.control.disabled = not able
+        self._title.value = _title(self.knob.title, self._choice is not None, able)
+        self._found.value = _found(self.found, scene is not None)
+        self._words.value = _words(self.knob, self.refusal or (why if not able else ""), self.cautions)
+
+    def close(self) -> None:
+        """Leave no widget behind."""
+        for widget in (self.control, *self.cells):
+            close(widget)
+
+
+def make_control(knob: Knob, found: Value | None, choice: Value | None) -> Any:
+    """A checkbox, a number field or a list, as the values are; a value that is not known is a list's "as written"."""
+    from ipywidgets import BoundedIntText, Checkbox, Dropdown, Layout
+
+    value = found if choice is None else choice
+    kinds = {type(option) for option in knob.options}
+    if kinds == {bool} and found is not None:
+        return Checkbox(value=bool(value), indent=False, description="", layout=Layout(width="auto", margin="0"))
+    if kinds == {int} and found is not None:
+        least = min(0, int(found)) if 0 in knob.options else 1
+        step = 1 if min(int(o) for o in knob.options) < 2 else 8
+        return BoundedIntText(value=int(value or 0), min=least, max=LARGEST, step=step, layout=_filling())
+    values = list(dict.fromkeys([*knob.options, *(v for v in (found, choice) if v is not None)]))
+    options: list[tuple[str, Value]] = [(shown(v), v) for v in values]
+    if found is None:
+        options.insert(0, (AS_WRITTEN, _UNTURNED))
+    return Dropdown(options=options, value=_UNTURNED if value is None else value, layout=_filling())
+
+
+def _filling() -> Any:
+    from ipywidgets import Layout
+
+    return Layout(width="100%", margin="1px 0")
+
+
+def turnable(knob: Knob, scene: Scene, found: Value | None) -> tuple[bool, str]:
+    """Whether there is another value that it can have here, else the reason why not."""
+    values = [*knob.options, *(_nearby(found) if type(found) is int else ())]
+    others = [value for value in values if value != found]
+    reasons = [_refusal(knob, scene, option) for option in others]
+    if not reasons or None in reasons:
+        return True, ""
+    return False, str(reasons[0])
+
+
+def _nearby(found: int) -> tuple[int, int]:
+    """A number field takes more than the values proposed: of a dataset of 6 items a batch of 1 to 6."""
+    return 1, found + 1
+
+
+def _refusal(knob: Knob, scene: Scene, value: Value) -> str | None:
+    try:
+        return knob.refuses(scene, knob.parse(str(value)))
+    except UsageError as e:
+        return str(e)
+
+
+def _cautions(knob: Knob, scene: Scene, value: Value | None) -> tuple[str, ...]:
+    cautions = getattr(knob, "cautions", None)
+    return () if cautions is None or value is None else tuple(cautions(scene, value))
+
+
+# -- words -------------------------------------------------------------------------------------------------------------
+
+
+def _title(title: str, changed: bool, able: bool) -> str:
+    if changed:
+        return f'<div style="{ONE_LINE}{_ACCENT}" title="changed">● {escape(title)}</div>'
+    faded = "" if able else "opacity:0.55;"
+    return f'<div style="{ONE_LINE}{faded}">{escape(title)}</div>'
+
+
+def _found(found: Value | None, looked: bool) -> str:
+    if not looked:
+        return f'<div style="{ONE_LINE}{_QUIET}" title="{UNSEEN}">as found: ?</div>'
+    hint = ' title="not seen in this cell"' if found is None else ""
+    return f'<div style="{ONE_LINE}{_QUIET}"{hint}>as found: {escape(shown(found))}</div>'
+
+
+def _words(knob: Knob, refusal: str, cautions: tuple[str, ...]) -> str:
+    help_line = f"{escape(knob.help)}{_lesson_link(knob.lesson)}"
+    warning = refusal or "; ".join(cautions)
+    hint = escape(" · ".join(words for words in (warning, knob.help) if words))
+    if not warning:
+        return f'<div style="{_SMALL}{_TWO_LINES}{_QUIET}" title="{hint}">{help_line}</div>'
+    return (
+        f'<div style="{_SMALL}padding:2px 0" title="{hint}"><div style="{_WARNING}">{escape(warning)}</div>'
+        f'<div style="{ONE_LINE}{_QUIET}">{help_line}</div></div>'
+    )
+
+
+def _lesson_link(lesson: str) -> str:
+    found = lesson_path(lesson)
+    if found is None:
+        return ""
+    return f' <a href="{escape(found)}" target="_blank" style="text-decoration:underline">lesson</a>'
+
+
+def lesson_path(lesson: str, folder: Path | None = None) -> str | None:
+    """Where the notebook of a lesson is, seen from `folder` (the one of the user's notebook); None: not there."""
+    here = folder or Path.cwd()
+    if lesson:
+        for way in ("", "notebooks/", "../notebooks/"):
+            with suppress(OSError):
+                if (here / way / f"{lesson}.ipynb").is_file():
+                    return f"{way}{lesson}.ipynb"
+    return None
+
+
+def _cell() -> Any:
+    from ipywidgets import Layout
+
+    return Layout(width="auto", margin="0", overflow="hidden")
+
+
+def close(widget: Any) -> None:
+    """Close a widget and the two that ipywidgets gives it for its look."""
+    for name in ("layout", "style"):
+        part = getattr(widget, name, None)
+        if part is not None and hasattr(part, "close"):
+            part.close()
+    widget.close()
+
+
+__all__ = ["ONE_LINE", "KnobRow", "OnMain", "at_once", "close", "lesson_path", "make_control", "shown", "turnable"]

@@ -1,0 +1,188 @@
+"""The panel in JupyterLab as its user meets it: a cell with a slow dataset, workers from 0 to 2, the side-by-side."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage
+from playwright.sync_api import Locator, expect
+
+expect.set_options(timeout=PATIENCE_MS)
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = ["python3", "gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS", "").split()]
+EXPERIMENT_MS = 300_000  # an experiment may take its minute on a slow machine, and its runs with a trace before it
+
+SETUP = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import torch
+torch.set_num_threads(1)
+from torch import nn
+from torch.utils.data import DataLoader
+from slow_disk import SlowDisk
+%load_ext gpulab
+dataset = SlowDisk()
+model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 32 * 32, 10))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+loss_function = nn.CrossEntropyLoss()
+"""
+SLOW_DISK = """
+import time
+import torch
+
+class SlowDisk(torch.utils.data.Dataset):
+    def __len__(self):
+        return 480
+
+    def __getitem__(self, index):
+        time.sleep(0.004)  # waits, and takes no core: two workers are faster on any machine
+        return torch.full((1, 32, 32), index / 480), index % 10
+"""
+TRAINING = """%%gpuprofile --steps 12 --no-live
+loader = DataLoader(dataset, batch_size=16, shuffle=True, drop_last=True)
+for epoch in range(100):
+    for images, labels in loader:
+        loss = loss_function(model(images), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if torch.rand(()) < 0.1:
+            print("a word from the cell")
+"""
+PANEL = "%gpulab panel"
+TF32_REFUSED = "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
+FREE = "print('the main thread is free', 6 * 7)"
+LEFT_BEHIND = """
+import threading, ipywidgets, gpulab.labs
+print("threads:", [t.name for t in threading.enumerate() if "gpulab" in t.name])
+print("handlers:", [name for name in get_ipython().kernel.control_handlers if "gpulab" in name])
+print("widgets:", len(ipywidgets.widgets.widget._instances))
+print("patched:", "gpulab" in torch.utils.data.DataLoader.__iter__.__code__.co_filename)
+print("stdout:", type(sys.stdout).__name__, type(sys.stderr).__name__)
+"""
+
+
+def panel_of(output: Locator) -> Locator:
+    return output.locator(".gpulab-panel")
+
+
+def press(panel: Locator, name: str) -> None:
+    panel.get_by_role("button", name=name, exact=True).click()
+
+
+def number_field(panel: Locator, title: str) -> Locator:
+    """The number field in a knob's row: the first after its title."""
+    return panel.locator(
+        f"xpath=.//*[normalize-space()='{title}' or normalize-space()='● {title}']/following::input[1]"
+    )
+
+
+def wait_for_end(panel: Locator) -> None:
+    expect(panel.get_by_role("button", name="Stop", exact=True)).to_be_disabled(timeout=EXPERIMENT_MS)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_workers_from_0_to_2_and_the_side_by_side(
+    open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str, shots: Path
+) -> None:
+    (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
+    notebook = open_notebook([SETUP, TRAINING, PANEL, FREE, LEFT_BEHIND], kernel=kernel)
+    notebook.run_cell(0)
+    notebook.run_cell(1)
+    output = notebook.run_cell(2)
+    panel = panel_of(output)
+    expect(panel).to_contain_text("loader = DataLoader(dataset")
+    expect(panel).to_contain_text("as found: ?")
+    notebook.screenshot(shots / f"panel-{kernel}-0-fresh.png", of=panel)
+
+    press(panel, "Look at the cell")
+    expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
+    expect(panel).to_contain_text(TF32_REFUSED)
+    notebook.screenshot(shots / f"panel-{kernel}-1-looked.png", of=panel)
+
+    workers = number_field(panel, "Workers")
+    expect(workers).to_have_value("0")
+    workers.fill("2")
+    workers.press("Tab")
+    expect(panel).to_contain_text("● Workers")
+    press(panel, "Compare A/B")
+    expect(panel).to_contain_text(re.compile(r"block \d+ of \d+: .*about \d+ s left"), timeout=EXPERIMENT_MS)
+    notebook.screenshot(shots / f"panel-{kernel}-2-comparing.png", of=panel)
+    expect(notebook.run_cell(3)).to_contain_text("the main thread is free 42")  # while the experiment goes on
+    press(panel, "Run")
+    expect(panel).to_contain_text("A run goes on already")
+
+    wait_for_end(panel)
+    expect(panel).to_contain_text(re.compile(r"workers=2.* faster.*95 % interval"))
+    expect(output.locator(".jp-RenderedImage img")).to_be_visible()
+    tables = output.locator(".jp-RenderedHTMLCommon")
+    expect(tables).to_contain_text("waiting for the DataLoader")
+    notebook.page.set_viewport_size({"width": 1280, "height": 3400})
+    for theme in ("light", "dark"):
+        notebook.set_theme(theme)
+        notebook.page.wait_for_timeout(500)
+        notebook.screenshot(shots / f"panel-{kernel}-3-{theme}.png", of=notebook.cell(2))
+    notebook.set_theme("light")
+
+    press(panel, "Close")
+    expect(panel).to_have_count(0)
+    expect(output).to_contain_text("95 % interval")  # the result stays
+    left = notebook.run_cell(4)
+    for line in ("threads: []", "handlers: []", "widgets: 0", "patched: False", "stdout: OutStream OutStream"):
+        expect(left).to_contain_text(line)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_stop_is_heard_where_the_cell_keeps_the_main_thread_busy(
+    open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str
+) -> None:
+    (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
+    lab_of_main = "import gpulab; the_lab = gpulab.lab(thread=False); the_lab.show()"
+    notebook = open_notebook([SETUP, TRAINING, lab_of_main, LEFT_BEHIND], kernel=kernel)
+    notebook.run_cell(0)
+    notebook.run_cell(1)
+    panel = panel_of(notebook.run_cell(2))
+    press(panel, "Look at the cell")
+    expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
+    notebook.page.wait_for_timeout(1000)
+    field = number_field(panel, "Workers")
+    field.fill("2")
+    field.press("Tab")
+    expect(panel).to_contain_text("● Workers")
+    press(panel, "Compare A/B")
+    expect(panel).to_contain_text(re.compile(r"block \d+ of \d+: "), timeout=EXPERIMENT_MS)
+    press(panel, "Stop")
+    wait_for_end(panel)
+    expect(panel).to_contain_text("workers=2")
+    expect(panel).not_to_contain_text("KeyboardInterrupt")
+    notebook.page.wait_for_timeout(1000)
+    press(panel, "Close")
+    left = notebook.run_cell(3)
+    for line in ("threads: []", "handlers: []", "widgets: 0", "patched: False", "stdout: OutStream OutStream"):
+        expect(left).to_contain_text(line)
+
+
+def test_the_button_under_a_report_opens_the_panel_there(
+    open_notebook: Callable[..., NotebookPage], lab_server: LabServer
+) -> None:
+    (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
+    offer = "from gpulab.labs import offer_panel; offer_panel()"
+    notebook = open_notebook([SETUP, TRAINING, offer, offer])
+    notebook.run_cell(0)
+    notebook.run_cell(1)
+    first = notebook.run_cell(2)
+    expect(first.get_by_role("button", name="Turn a knob on this cell")).to_be_visible()
+    second = notebook.run_cell(3)
+    expect(first.get_by_role("button")).to_have_count(0)  # only the latest report has one
+    expect(first).to_contain_text("%gpulab panel")
+    press(second, "Turn a knob on this cell")
+    expect(panel_of(second)).to_contain_text("loader = DataLoader(dataset")
+    expect(second.get_by_role("button", name="Turn a knob on this cell")).to_have_count(0)
+    press(panel_of(second), "Close")
+    expect(panel_of(second)).to_have_count(0)
