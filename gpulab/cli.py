@@ -18,13 +18,14 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 import gpulab
-from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
-from gpulab.run import Ranks, Run
+from gpulab.commands import runs as runs_command
+from gpulab.commands import tensorboard as tensorboard_command
+from gpulab.doors import open_run
+from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.sources.checkup import examine
-from gpulab.sources.runs import Runs
-from gpulab.sources.store import DOCUMENT, Store
+from gpulab.sources.store import Store
 from gpulab.views import doctor, words
-from gpulab.views import runs as runs_view
+from gpulab.views.compared import Compared
 from gpulab.views.ranked import RankedReport
 from gpulab.views.report import Report
 
@@ -35,8 +36,11 @@ BROKEN_PIPE_STATUS = 141
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do one command; returns the exit status. Of `record`, it is the script's own."""
+    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        options = _parse(list(sys.argv[1:] if argv is None else argv))
+        if given[:1] in (["runs"], ["tensorboard"]):  # they read their own words, as their magics do
+            return _worded(given[0], given[1:])
+        options = _parse(given)
         do: Callable[[argparse.Namespace], int] = options.do
         return do(options)
     except GpulabError as e:
@@ -65,7 +69,7 @@ def write_whole(path: Path, content: str) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    report = gpulab.report(_named(options.run, Store(options.store)))
+    report = gpulab.report(open_run(options.run, Store(options.store)))
     if options.html is not None:
         write_whole(options.html, report.html())
     if options.json:
@@ -77,27 +81,28 @@ def _report(options: argparse.Namespace) -> int:
     return 0
 
 
-def _named(what: str, store: Store) -> Run | Ranks:
-    """A stored run, or the trace or the folder of traces that `what` names."""
-    path = Path(what)
-    if path.name != DOCUMENT and (path.is_file() or (path.is_dir() and not _is_stored(what, store))):
-        return gpulab.load(path)
-    if os.sep in what and not path.exists() and not _is_stored(what, store):
-        raise TraceError(f"There is no file or folder {what!r}: check the path.")
-    return store.load(what)
+def _compare(options: argparse.Namespace) -> int:
+    store = Store(options.store)
+    found = [open_run(run, store) for run in options.runs]
+    compared = gpulab.compare(*found, price_per_hour=options.price_per_hour)
+    if options.html is not None:
+        write_whole(options.html, compared.html())
+        _print(f"The comparison is in {words.plain(str(options.html))}\n")
+    else:
+        _print(_as_json(compared) if options.json else compared.text())
+    return 0
 
 
-def _is_stored(what: str, store: Store) -> bool:
-    """Whether a run is meant: a folder of traces may have the name of one."""
-    try:
-        store.find(what)
-    except StoreError:
-        return False
-    return True
+def _worded(name: str, rest: Sequence[str]) -> int:
+    if name == "runs":
+        _print(runs_command.terminal(rest))
+    else:
+        tensorboard_command.terminal(rest)
+    return 0
 
 
-def _runs(options: argparse.Namespace) -> int:
-    _print(runs_view.text(Runs(Store(options.store)), None if options.all else runs_view.SHOWN) + "\n")
+def _listed(options: argparse.Namespace) -> int:
+    """Only for the help: `main` has passed the words on."""
     return 0
 
 
@@ -111,7 +116,7 @@ def _version(options: argparse.Namespace) -> int:
     return 0
 
 
-def _as_json(report: Report | RankedReport) -> str:
+def _as_json(report: Report | RankedReport | Compared) -> str:
     return json.dumps(report.json(), indent=2, allow_nan=False) + "\n"
 
 
@@ -291,7 +296,9 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
             _report,
             _report_options,
         ),
-        ("runs", "list the stored runs", _runs, _runs_options),
+        ("compare", "set stored runs or traces side by side, the first against each other", _compare, _compare_options),
+        ("runs", "list, filter, name, delete and export the stored runs", _listed, _store_option),
+        ("tensorboard", "open the stored runs in TensorBoard with torch-tb-profiler", _listed, _store_option),
         ("doctor", "say what this machine can measure, and why not the rest", _doctor, _store_option),
     ]
     commands: dict[str, argparse.ArgumentParser] = {}
@@ -335,8 +342,14 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     _store_option(parser)
 
 
-def _runs_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--all", action="store_true", help=f"all of them, not the newest {runs_view.SHOWN}")
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more of what `gpulab report` takes")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one self-contained page")
+    shape.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument(
+        "--price-per-hour", type=_price, metavar="X", help="of the machine: adds what a million samples cost"
+    )
     _store_option(parser)
 
 
@@ -353,6 +366,16 @@ def _count(least: int) -> Callable[[str], int]:
         return int(text)
 
     return count
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0 < price < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a price: a number above 0")
+    return price
 
 
 if __name__ == "__main__":

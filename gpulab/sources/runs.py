@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
-from typing import overload
+from typing import Self, overload
 
-from gpulab.errors import StoreError
+from gpulab.errors import StoreError, UsageError
 from gpulab.run import Run
-from gpulab.sources.store import Store, read, read_outline
+from gpulab.sources import run_exports, run_filter
+from gpulab.sources.keys import not_found, select, shown
+from gpulab.sources.run_exports import Candidate, Exported, Figures
+from gpulab.sources.run_filter import Filter
+from gpulab.sources.store import DOCUMENT, Entry, Store, entry, read, read_outline, run_folder
+from gpulab.sources.whole_files import size_bytes
 
 KEPT_IN_MEMORY = 20
 
@@ -19,10 +27,20 @@ class Row:
     """One line of a table of runs: a run (its timeline may be left out), or a folder with the reason it has none."""
 
     id: str
-    position: int | None = None  # counted from the end: runs[position]
+    position: int | None = None  # counted from the end, of all runs: runs[position]
     run: Run | None = None
     path: Path | None = None  # None: not saved
     problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deletion:
+    """One run that is deleted, or would be."""
+
+    id: str
+    name: str
+    size_bytes: int  # on disk; 0 of a run that was not saved
+    path: Path | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +49,45 @@ class _Own:
     path: Path | None
 
 
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One run of the sequence, as far as a header tells; `position` counts from the end of all runs."""
+
+    id: str
+    name: str
+    created: str
+    device_kind: str
+    outcome: str | None
+    run: Run | None
+    path: Path | None
+    position: int = 0
+
+
 class Runs(Sequence[Run]):
     """Runs found in the store, oldest first, then the runs of this process in the order they were made.
 
     So `runs[-1]` is what this process measured last, whatever another notebook saves meanwhile. Folders that cannot
-    be read are not in the sequence; `rows` names them. `show_with` hands in the two functions that draw a table.
+    be read are not in the sequence; `rows` names them. `show_with` hands in the two functions that draw a table,
+    `export_with` what makes a row of figures of a run.
     """
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
         self._own: dict[str, _Own] = {}
+        self._filters: tuple[Filter, ...] = ()
         self._text: Callable[[Runs], str] | None = None
         self._html: Callable[[Runs], str] | None = None
+        self._figures: Figures | None = None
 
     @property
     def store(self) -> Store:
         """Where runs are looked for: the store given, else the default one as it is now."""
         return self._store or Store()
+
+    @property
+    def asked(self) -> str:
+        """The conditions of `where` in words; empty where all runs are here."""
+        return ", ".join(map(str, self._filters))
 
     def add(self, run: Run, path: Path | None = None) -> None:
         """Remember a run of this process, with its folder where it was saved.
@@ -62,9 +102,41 @@ class Runs(Sequence[Run]):
             else:
                 self._own[old] = replace(self._own[old], run=None)
 
+    @property
+    def own(self) -> list[Run]:
+        """What this process measured and still has in memory, in the order it was made."""
+        return [own.run for own in self._own.values() if own.run is not None]
+
     def show_with(self, text: Callable[[Runs], str], html: Callable[[Runs], str]) -> None:
         """Use these functions for `repr` and in a notebook."""
         self._text, self._html = text, html
+
+    def export_with(self, figures: Figures) -> None:
+        """Use these columns for exported tables."""
+        self._figures = figures
+
+    # -- choosing ------------------------------------------------------------------------------------------------
+
+    def where(
+        self,
+        *,
+        name: str = "",
+        device: str = "",
+        since: str | datetime | timedelta | None = None,
+        outcome: str = "",
+        words: Sequence[str] | str = (),
+    ) -> Self:
+        """The runs for which all of this holds, as a sequence of the same kind that follows the store.
+
+        `name` is a pattern ("resnet*"), `device` "cpu" or "cuda", `since` a date ("2026-11-20") or an age ("30m", "2h",
+        "3d", "1w"), `outcome` one of "completed", "stopped", "interrupted", "failed"; all `words` must occur in the
+        name, id, code, device, dataset, error or knobs. Raises UsageError for values that cannot be.
+        """
+        wanted = run_filter.make(name, device, since, outcome, words)
+        chosen = copy.copy(self)  # what is remembered stays shared
+        if wanted != Filter():
+            chosen._filters = (*self._filters, wanted)
+        return chosen
 
     def __len__(self) -> int:
         return len(self._items())
@@ -81,7 +153,7 @@ class Runs(Sequence[Run]):
         Raises IndexError beyond the ends, StoreError for an unknown name or a run that cannot be read.
         """
         if isinstance(key, str):
-            return self._named(key)
+            return _load(self._find(key))
         items = self._items()
         if isinstance(key, slice):
             return [_load(item) for item in items[key]]
@@ -91,29 +163,162 @@ class Runs(Sequence[Run]):
             raise IndexError(f"there is no run {key}: {len(items)} here") from None
 
     def rows(self, count: int | None = None) -> list[Row]:
-        """The newest `count` runs (None: all), newest first, then every folder that cannot be read."""
-        items = self._items()
-        newest = list(enumerate(reversed(items), start=1))[:count]
-        rows = [_row(item, -place) for place, item in newest]
-        broken = [Row(e.id, path=e.path, problem=e.problem) for e in self.store.list() if e.problem is not None]
-        return rows + broken
+        """The newest `count` runs (None: all), newest first, then every folder that cannot be read.
 
-    def _items(self) -> list[_Own]:
+        Positions are those in the whole sequence, also of a part that `where` chose. Of such a part folders that cannot
+        be read are left out: nobody knows what they are.
+        """
+        rows = [_row(item) for item in self._items()[::-1][:count]]
+        if self._filters:
+            return rows
+        return rows + [Row(e.id, path=e.path, problem=e.problem) for e in self.store.list() if e.problem is not None]
+
+    # -- changing ------------------------------------------------------------------------------------------------
+
+    def name(self, key: str | Run, new: str) -> str:
+        """Give a run another name; an empty one takes the name away. Returns its id.
+
+        Raises StoreError where the run is unknown, where several have that name, or where it cannot be written, and
+        UsageError for a name that means another run already.
+        """
+        item = self._only(key)
+        self._check_name(item, new)
+        if item.path is not None:
+            self.store.rename(item.path, new)
+        own = self._own.get(item.id)
+        if own is not None and own.run is not None:
+            self._own[item.id] = replace(own, run=_with_name(own.run, new))
+        return item.id
+
+    def deletions(self, *keys: str | Run) -> list[Deletion]:
+        """What `delete` would delete, with its size. Raises as `delete`; nothing is changed."""
+        return [_deletion(item) for item in self._doomed(keys)]
+
+    def delete(self, *keys: str | Run) -> list[Deletion]:
+        """Delete runs for good: those that the keys name, or without keys all that `where` chose.
+
+        All keys are looked up before the first run goes. Raises StoreError for a key that names no run or several,
+        UsageError where neither keys nor conditions are given.
+        """
+        items = self._doomed(keys)
+        told = [_deletion(item) for item in items]
+        for count, item in enumerate(items):
+            try:
+                self._delete(item)
+            except StoreError as e:
+                raise StoreError(f"{e} {count} of {len(items)} are deleted.") from e
+        return told
+
+    def _delete(self, item: _Item) -> None:
+        if item.path is not None:
+            store = Store(item.path.parent) if item.id in self._own else self.store
+            store.delete(item.path)
+        self._own.pop(item.id, None)
+
+    # -- exporting -----------------------------------------------------------------------------------------------
+
+    def export(self, path: str | Path) -> Exported:
+        """One row of figures per run, oldest first, as .csv, .json or .parquet (which needs pyarrow).
+
+        Raises UsageError for another ending, StoreError where there is no run or the file cannot be written.
+        """
+        assert self._figures is not None, "export_with says what a row is"
+        return run_exports.to_table(self._to_export, Path(path), self._figures)
+
+    def export_tensorboard(self, folder: str | Path) -> Exported:
+        """Curves per step and per reading as TensorBoard scalars, one folder per run; needs tensorboard.
+
+        Raises UsageError without it, StoreError where there is no run or nothing can be written; so do the others.
+        """
+        return run_exports.to_tensorboard(self._to_export, Path(folder))
+
+    def export_mlflow(self, folder: str | Path = "mlruns") -> Exported:
+        """Runs into an MLflow database in that folder, offline; those that are there already stay. Needs mlflow."""
+        assert self._figures is not None, "export_with says what a row is"
+        return run_exports.to_mlflow(self._to_export, Path(folder), self._figures)
+
+    def export_wandb(self, folder: str | Path = ".") -> Exported:
+        """Runs as offline runs of Weights & Biases under that folder; those there already stay. Needs wandb."""
+        assert self._figures is not None, "export_with says what a row is"
+        return run_exports.to_wandb(self._to_export, Path(folder), self._figures)
+
+    def _to_export(self) -> list[Candidate]:
+        """Oldest first. Raises StoreError where there is none."""
+        items = self._items()
+        if not items:
+            none = f"no run fits {shown(self.asked)!r}" if self.asked else f"no run is in {str(self.store.root)!r} yet"
+            raise StoreError(f"There is nothing to export: {none}.")
+        return [Candidate(item.id, partial(_load, item)) for item in items]
+
+    # -- finding -------------------------------------------------------------------------------------------------
+
+    def _items(self) -> list[_Item]:
+        return [item for item in self._all() if all(_fits(item, wanted) for wanted in self._filters)]
+
+    def _all(self) -> list[_Item]:
         try:
-            entries = self.store.list()
+            entries = {e.id: e for e in self.store.list()}
         except StoreError:
             if not self._own:
                 raise
-            entries = []  # what this process measured is there without the store
-        stored = [_Own(None, e.path) for e in entries if e.problem is None and e.id not in self._own]
-        return stored + list(self._own.values())
+            entries = {}  # what this process measured is there without the store
+        stored = [_of_entry(e) for e in entries.values() if e.problem is None and e.id not in self._own]
+        own = [item for id_ in list(self._own) if (item := self._own_item(id_, entries)) is not None]
+        items = stored + own
+        return [replace(item, position=place - len(items)) for place, item in enumerate(items)]
 
-    def _named(self, key: str) -> Run:
-        if key == "latest":
-            return self[-1]
-        own = list(reversed(self._own.items()))
-        exact = [o for id_, o in own if id_ == key] or [o for _, o in own if o.run is not None and o.run.name == key]
-        return _load(exact[0]) if exact else self.store.load(key)
+    def _own_item(self, id_: str, entries: Mapping[str, Entry]) -> _Item | None:
+        """A run of this process, as it is on disk by now: another notebook may have named or deleted it."""
+        own = self._own[id_]
+        if own.path is None:
+            return _of_run(own.run, None) if own.run is not None else None
+        found = entries.get(id_)
+        if found is None or found.path != own.path:
+            found = entry(own.path)
+        if not (own.path / DOCUMENT).exists():
+            return _of_run(own.run, None) if own.run is not None else None
+        if own.run is None:
+            return _of_entry(found)
+        if found.problem is None and found.name != own.run.name:
+            own = replace(own, run=_with_name(own.run, "" if found.name == found.id else found.name))
+            self._own[id_] = own
+        assert own.run is not None
+        return _of_run(own.run, own.path)
+
+    def _find(self, key: str) -> _Item:
+        items = self._items()
+        folder = run_folder(key)
+        if folder is not None:
+            return next((i for i in items if i.path == folder), None) or _of_entry(entry(folder))
+        found = select(items, key)
+        if found is not None:
+            return found
+        if not self._filters:
+            broken = next((e for e in self.store.list() if e.id == key), None)
+            if broken is not None:
+                return _of_entry(broken)
+        raise StoreError(not_found(items, key, self.store.root))
+
+    def _only(self, key: str | Run) -> _Item:
+        """The run that a key means, and no other could be meant. Raises StoreError."""
+        word = key.id if isinstance(key, Run) else key
+        item = self._find(word)
+        same = [i.id for i in self._items() if i.name == word]
+        if len(same) > 1 and item.name == word and item.id != word:
+            raise StoreError(f"{len(same)} runs have the name {shown(word)!r}: {', '.join(same[-4:])}. Give an id.")
+        return item
+
+    def _doomed(self, keys: Sequence[str | Run]) -> list[_Item]:
+        if keys:
+            return list({item.id: item for item in map(self._only, keys)}.values())
+        if not self._filters:
+            raise UsageError("Say which runs to delete: by id or name, or by conditions.")
+        return self._items()
+
+    def _check_name(self, item: _Item, new: str) -> None:
+        taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
+        if taken or any(other.id == new and other.id != item.id for other in self._all()):
+            raise UsageError(f"{shown(new)!r} means a run already, and cannot be a name.")
 
     def __repr__(self) -> str:
         return self._text(self) if self._text else f"<{len(self)} runs in {str(self.store.root)!r}>"
@@ -122,18 +327,46 @@ class Runs(Sequence[Run]):
         return self._html(self) if self._html else None
 
 
-def _load(item: _Own) -> Run:
+def _of_run(run: Run, path: Path | None) -> _Item:
+    return _Item(run.id, run.name, run.created, run.device.kind, run.outcome, run, path)
+
+
+def _of_entry(found: Entry) -> _Item:
+    return _Item(found.id, found.name, found.created, found.device_kind, found.outcome, None, found.path)
+
+
+def _fits(item: _Item, wanted: Filter) -> bool:
+    if not wanted.fits(item):
+        return False
+    if not wanted.words:
+        return True
+    run = _row(item).run
+    return run is not None and wanted.fits_words(run)
+
+
+def _with_name(run: Run, name: str) -> Run:
+    return replace(run, settings=replace(run.settings, name=name))
+
+
+def _deletion(item: _Item) -> Deletion:
+    return Deletion(item.id, item.name, size_bytes(item.path) if item.path is not None else 0, item.path)
+
+
+def _load(item: _Item) -> Run:
     if item.run is not None:
         return item.run
     assert item.path is not None, "a run is in memory or on disk"
     return read(item.path)
 
 
-def _row(item: _Own, position: int) -> Row:
+def _row(item: _Item) -> Row:
     if item.run is not None:
-        return Row(item.run.id, position, item.run, item.path)
+        return Row(item.run.id, item.position, item.run, item.path)
     assert item.path is not None, "a run is in memory or on disk"
     try:
-        return Row(item.path.name, position, read_outline(item.path), item.path)
+        return Row(item.id, item.position, read_outline(item.path), item.path)
     except StoreError as e:
-        return Row(item.path.name, position, path=item.path, problem=str(e))
+        return Row(item.id, item.position, path=item.path, problem=str(e))
+
+
+__all__ = ["Deletion", "Exported", "Figures", "Row", "Runs"]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import difflib
 import os
 import re
 import secrets
@@ -21,15 +20,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
+
 from gpulab.errors import StoreError
 from gpulab.run import Missing, Outcome, Run
 from gpulab.sources import encoding
+from gpulab.sources.keys import not_found, select
+from gpulab.sources.whole_files import reason, replace_whole, sync_folder, write_new
 
 DOCUMENT = "run.json"
 COLUMNS = "columns.npz"
 TRACE_SUFFIX = ".pt.trace.json.gz"
 
 _STAGE_PREFIX = ".saving-"
+_GONE_PREFIX = ".deleting-"
 _STALE_AFTER_S = 3600.0
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -47,6 +51,7 @@ class Entry:
     source: str = ""
     outcome: Outcome | None = None
     device: str = ""
+    device_kind: str = ""
     step_count: int = 0
     code_wall_ns: int = 0  # as `Run.code_wall_ns`
     problem: str | None = None
@@ -86,10 +91,10 @@ class Store:
             _fill(stage, run, write_trace)
             os.rename(stage, final)
         except (OSError, StoreError) as e:
-            raise StoreError(f"Run not saved in {str(self.root)!r}: {_reason(e)}") from e
+            raise StoreError(f"Run not saved in {str(self.root)!r}: {reason(e)}") from e
         finally:
             shutil.rmtree(stage, ignore_errors=True)
-        _sync_folder(self.root)
+        sync_folder(self.root)
         return final
 
     def load(self, key: str | Path) -> Run:
@@ -102,16 +107,51 @@ class Store:
         `key` is the path of a run's folder, an id, "latest", a position from the end ("-1" is the newest), a name (the
         newest run of that name) or the beginning of an id. Raises StoreError naming the nearest.
         """
-        folder = _run_folder(key)
+        folder = run_folder(key)
         if folder is not None:
             return folder
         if isinstance(key, Path):
             raise StoreError(f"{str(key)!r} is not the folder of a run: it has no {DOCUMENT}.")
         entries = [e for e in self.list() if e.problem is None or e.id == key]
-        found = _select(entries, key)
+        found = select(entries, key)
         if found is None:
-            raise StoreError(self._not_found(entries, key))
+            raise StoreError(not_found(entries, key, self.root))
         return found.path
+
+    def rename(self, key: str | Path, name: str) -> Path:
+        """Give a run another name; an empty one takes the name away. Returns its folder.
+
+        The record changes whole or not at all, its trace and columns are not touched; of two at once the last wins.
+        Raises StoreError where there is no such run, or it cannot be written.
+        """
+        folder = self.find(key)
+        try:
+            replace_whole(folder / DOCUMENT, _renamed(_document(folder), name))
+        except (OSError, StoreError) as e:
+            raise StoreError(f"Run {folder.name!r} keeps its name: {reason(e)}") from e
+        return folder
+
+    def delete(self, key: str | Path) -> bool:
+        """Delete a run's folder with all that is in it; False where somebody else has just done so.
+
+        It disappears at once for every reader, and its files after that. Raises StoreError where there is no such run,
+        where it lies outside this store, or where the folder cannot be moved.
+        """
+        folder = self.find(key)
+        if folder.parent.resolve() != self.root.resolve():
+            raise StoreError(
+                f"{str(folder)!r} is not in the run store {str(self.root)!r}: delete that folder yourself."
+            )
+        gone = self.root / f"{_GONE_PREFIX}{folder.name}-{secrets.token_hex(3)}"
+        try:
+            os.rename(folder, gone)
+        except FileNotFoundError:
+            return False
+        except OSError as e:
+            raise StoreError(f"Run {folder.name!r} is not deleted: {reason(e)}.") from e
+        self._remove_stale()
+        sync_folder(self.root)
+        return True
 
     def list(self) -> Sequence[Entry]:
         """Every folder of the store, the newest last; what cannot be read comes first, with its problem.
@@ -123,26 +163,18 @@ class Store:
         except FileNotFoundError:
             return []
         except OSError as e:
-            raise StoreError(f"The run store {str(self.root)!r} cannot be read: {_reason(e)}") from e
-        return sorted(map(_entry, folders), key=_age)
+            raise StoreError(f"The run store {str(self.root)!r} cannot be read: {reason(e)}") from e
+        entries = map(entry, folders)
+        return sorted((e for e in entries if e.problem is None or e.path.is_dir()), key=_age)
 
     def _remove_stale(self) -> None:
+        for folder in self.root.glob(f"{_GONE_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
         for folder in self.root.glob(f"{_STAGE_PREFIX}*"):
             with contextlib.suppress(OSError):
                 if time.time() - _last_change(folder) > _STALE_AFTER_S:
                     shutil.rmtree(folder, ignore_errors=True)
-
-    def _not_found(self, entries: Sequence[Entry], key: str) -> str:
-        starting = [e.id for e in entries if key and e.id.startswith(key)]
-        if starting:
-            return f"{key!r} is the beginning of {len(starting)} runs: {', '.join(starting[:4])}. Give more of it."
-        if not entries:
-            return f"There is no run in {str(self.root)!r} yet: profile something first."
-        if re.fullmatch(r"-\d+", key):
-            return f"There is no run {key}: {str(self.root)!r} holds {len(entries)}."
-        names = [e.name for e in entries] + [e.id for e in entries]
-        nearest = difflib.get_close_matches(key, names, n=1, cutoff=0.0)
-        return f"There is no run {key!r} in {str(self.root)!r}; the nearest is {nearest[0]!r}."
 
 
 def read(folder: Path) -> Run:
@@ -168,7 +200,7 @@ def _read(folder: Path, *, timeline: bool) -> Run:
         with columns.open("rb") as file:
             return encoding.decode(document, file, timeline=timeline)
     except (OSError, StoreError) as e:
-        raise StoreError(f"Run {folder.name!r} cannot be read: {_reason(e)}") from e
+        raise StoreError(f"Run {folder.name!r} cannot be read: {reason(e)}") from e
 
 
 def _document(folder: Path) -> bytes:
@@ -186,15 +218,16 @@ def _require_file(path: Path, limit_bytes: int) -> None:
         raise StoreError(f"{path.name} is larger than {limit_bytes >> 20} MiB")
 
 
-def _entry(folder: Path) -> Entry:
+def entry(folder: Path) -> Entry:
+    """What the header of a run's folder tells; with a `problem` where it cannot be read."""
     try:
         header = encoding.decode_header(_document(folder))
         _require_file(folder / COLUMNS, encoding.MAX_COLUMNS_BYTES)
         with (folder / COLUMNS).open("rb") as file:
             encoding.check_container(file)
-        _moment(header.created)
+        moment(header.created)
     except (OSError, StoreError) as e:
-        return Entry(folder.name, folder, problem=_reason(e))
+        return Entry(folder.name, folder, problem=reason(e))
     return Entry(
         id=folder.name,
         path=folder,
@@ -203,12 +236,27 @@ def _entry(folder: Path) -> Entry:
         source=header.source,
         outcome=header.outcome,
         device=header.device.name,
+        device_kind=header.device.kind,
         step_count=header.step_count,
         code_wall_ns=header.code_wall_ns,
     )
 
 
-def _moment(created: str) -> datetime:
+def _renamed(document: bytes, name: str) -> bytes:
+    """The document with this name; every other field keeps its bytes, those a newer gpulab added as well."""
+    encoding.decode_header(document)
+    fields = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
+    settings = msgspec.json.decode(fields["settings"], type=dict[str, msgspec.Raw])
+    valid = name.encode("utf-8", "backslashreplace").decode()
+    settings["name"] = msgspec.Raw(msgspec.json.encode(valid))
+    fields["settings"] = msgspec.Raw(msgspec.json.encode(settings))
+    renamed = msgspec.json.encode(fields)
+    if len(renamed) > encoding.MAX_DOCUMENT_BYTES:
+        raise StoreError(f"the new one is too long: its {DOCUMENT} would be larger than a run's may be")
+    return renamed
+
+
+def moment(created: str) -> datetime:
     try:
         moment = datetime.fromisoformat(created)
     except ValueError:
@@ -223,25 +271,10 @@ def _age(entry: Entry) -> tuple[bool, float, int, str]:
         saved_ns = (entry.path / DOCUMENT).stat().st_mtime_ns
     except OSError:
         saved_ns = 0
-    return (True, _moment(entry.created).timestamp(), saved_ns, entry.id)
+    return (True, moment(entry.created).timestamp(), saved_ns, entry.id)
 
 
-def _select(entries: Sequence[Entry], key: str) -> Entry | None:
-    """By id, by position, by name, by a unique beginning of an id, in this order."""
-    exact = [e for e in entries if e.id == key]
-    if exact:
-        return exact[-1]
-    position = 1 if key == "latest" else int(key[1:]) if re.fullmatch(r"-[0-9]{1,9}", key) else 0
-    if position:
-        return entries[-position] if position <= len(entries) else None
-    named = [e for e in entries if e.name == key]
-    if named:
-        return named[-1]
-    starting = [e for e in entries if key and e.id.startswith(key)]
-    return starting[0] if len(starting) == 1 else None
-
-
-def _run_folder(key: str | Path) -> Path | None:
+def run_folder(key: str | Path) -> Path | None:
     """The folder that a path of it, or of the document in it, names."""
     folder, name = os.path.split(key)
     if name == DOCUMENT and os.path.isfile(key):
@@ -256,9 +289,9 @@ def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
     document, columns = encoding.encode(run)
     if len(document) > encoding.MAX_DOCUMENT_BYTES or len(columns) > encoding.MAX_COLUMNS_BYTES:
         raise StoreError("it is larger than a run may be; profile fewer steps")
-    _write(stage / DOCUMENT, document)
-    _write(stage / COLUMNS, columns)
-    _sync_folder(stage)
+    write_new(stage / DOCUMENT, document)
+    write_new(stage / COLUMNS, columns)
+    sync_folder(stage)
 
 
 def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
@@ -274,7 +307,7 @@ def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
     except Exception as e:  # whatever the profiler raises: the run is worth more than its trace
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        return f"it could not be written: {_reason(e)}"
+        return f"it could not be written: {reason(e)}"
     return None
 
 
@@ -283,27 +316,5 @@ def _trace_name(run: Run) -> str:
     return f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}"
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(OSError):  # not every platform opens a folder
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _last_change(folder: Path) -> float:
     return max(f.lstat().st_mtime for f in (folder, *folder.iterdir()))
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror[:1].lower() + error.strerror[1:]
-    return str(error) or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html as markup
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gpulab.analysis.steps import select, spread
 from gpulab.run import Run
@@ -12,6 +13,7 @@ from gpulab.views.words import cut, duration, plain, plural
 
 SHOWN = 20
 WIDEST_NAME = 32
+WIDEST_ASKED = 200
 TITLES = ("", "name", "id", "step", "steps", "took", "device", "outcome")
 _NUMBERS = ("", "step", "steps", "took")
 
@@ -33,6 +35,20 @@ def html(runs: Runs, count: int | None = SHOWN) -> str:
     return table + remarks
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Runs to `display`: the newest `count`, or all (None)."""
+
+    runs: Runs
+    count: int | None = SHOWN
+
+    def __repr__(self) -> str:
+        return text(self.runs, self.count)
+
+    def _repr_html_(self) -> str:
+        return html(self.runs, self.count)
+
+
 def _cells(row: Row, run: Run) -> tuple[str, ...]:
     step = spread(run.steps.wall_ns[select(run).rows])
     return (
@@ -48,6 +64,8 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
 
 
 def _none(runs: Runs) -> str:
+    if runs.asked:
+        return f"No run fits: {cut(plain(runs.asked), WIDEST_ASKED)}."
     return f"No run yet in {plain(str(runs.store.root))}."
 
 

@@ -51,7 +51,8 @@ def _table(section: Section, width: int) -> Iterator[str]:
     barred = any(row.bar is not None for row in section.rows)
     room = width - len(_INDENT) - (_BAR + len(_GAP) if barred else 0)
     columns, widths = section.columns, _column_widths(section, room)
-    below = len(columns) > 2 and columns[-1].fit == "wrap" and widths[-1] < _READABLE
+    longest = max(len(row.cells[-1]) for row in section.rows)
+    below = len(columns) > 2 and columns[-1].fit == "wrap" and widths[-1] < min(_READABLE, longest)
     if below:
         columns = columns[:-1]
         widths = _column_widths(dataclasses.replace(section, columns=columns), room)

@@ -1,0 +1,109 @@
+"""Runs written for other programs, one after another: what was written, what was left out and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulab.errors import StoreError
+from gpulab.run import Run
+from gpulab.sources import exports, mlflow_runs, tensorboard_scalars, wandb_runs
+from gpulab.sources.exports import Cell
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What an export wrote: `count` runs into `path`; `skipped` says which it left out and why, `notes` the rest."""
+
+    path: Path
+    count: int
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """How a run becomes one row of a table: the columns with their types, and the function that fills them."""
+
+    columns: Mapping[str, type]
+    row: Callable[[Run], Mapping[str, Cell]]
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A run to export. `load` raises StoreError where it cannot be read."""
+
+    id: str
+    load: Callable[[], Run]
+
+
+Candidates = Callable[[], Sequence[Candidate]]  # called when all else was checked; raises StoreError where it has none
+
+
+def to_table(candidates: Candidates, file: Path, figures: Figures) -> Exported:
+    """As one table. Raises UsageError and StoreError; then no file is written."""
+    exports.check_path(file)
+    cells: list[Mapping[str, Cell]] = []
+    skipped = _each(candidates(), lambda run: cells.append(figures.row(run)))
+    exports.write_table(file, cells, figures.columns)
+    return Exported(file, len(cells), skipped)
+
+
+def to_tensorboard(candidates: Candidates, folder: Path) -> Exported:
+    """As TensorBoard scalars. Raises UsageError and StoreError."""
+    tensorboard_scalars.require()
+    notes: dict[str, str] = {}
+
+    def write(run: Run) -> None:
+        every = max((curve.thinned for curve in tensorboard_scalars.export(run, folder)), default=1)
+        if every > 1:
+            notes[run.id] = f"{run.id}: long curves are thinned, down to one point in {every}"
+
+    found = candidates()
+    skipped = _each(found, write)
+    return Exported(folder, len(found) - len(skipped), skipped, tuple(notes.values()))
+
+
+def to_mlflow(candidates: Candidates, folder: Path, figures: Figures) -> Exported:
+    """Into an MLflow database. Raises UsageError and StoreError."""
+    mlflow_runs.require()
+    found = candidates()
+    with mlflow_runs.opened(folder) as tracker:
+        return _add_each(found, tracker.add, folder, figures)
+
+
+def to_wandb(candidates: Candidates, folder: Path, figures: Figures) -> Exported:
+    """As offline runs of Weights & Biases. Raises UsageError and StoreError."""
+    wandb_runs.require()
+    found = candidates()
+    with wandb_runs.opened(folder) as tracker:
+        return _add_each(found, tracker.add, folder, figures)
+
+
+def _add_each(
+    candidates: Sequence[Candidate], add: Callable[[Run, Mapping[str, Cell]], bool], folder: Path, figures: Figures
+) -> Exported:
+    there: list[str] = []
+
+    def write(run: Run) -> None:
+        if not add(run, figures.row(run)):
+            there.append(f"{run.id}: it is there already")
+
+    skipped = _each(candidates, write)
+    return Exported(folder, len(candidates) - len(skipped) - len(there), (*skipped, *there))
+
+
+def _each(candidates: Sequence[Candidate], write: Callable[[Run], object]) -> tuple[str, ...]:
+    """Write all runs that can be read; returns why others were not. Raises StoreError where none could."""
+    skipped: list[str] = []
+    for candidate in candidates:
+        try:
+            run = candidate.load()
+        except StoreError as e:
+            skipped.append(f"{candidate.id}: {e}")
+        else:
+            write(run)
+    if len(skipped) == len(candidates):
+        raise StoreError(f"There is nothing to export: {skipped[0]}")
+    return tuple(skipped)
