@@ -1,0 +1,97 @@
+"""What a lesson's experiments have found, by their names: how much faster, and which value is enough.
+
+By name, so that a guess or an answer written later is still held against the experiment it belongs to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpulab.comparison import Experiment
+from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.turning import experiments
+from gpulab.views.comparison_sweep import us
+
+AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
+COSTS = {
+    "workers": "Each further worker needs memory and CPU.",
+    "batch_size": "A larger batch only needs more memory.",
+}
+
+
+def experiment_named(name: str) -> Experiment | None:
+    """The latest of that name; None where none ran in this process."""
+    found = (one.found for one in reversed(experiments))
+    return next((e for e in found if isinstance(e, Experiment) and e.name == name), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Faster:
+    """How many times as fast a setting is as the cell as written; `sure`: whether that is more than chance gives."""
+
+    times: float
+    sure: bool
+
+
+def times_faster(name: str) -> Faster | None:
+    """Of the first setting of the experiment of that name; None where that is not known."""
+    found = experiment_named(name)
+    first = found.comparisons[0] if found is not None and found.comparisons else None
+    if first is None or first.ratio is None:
+        return None
+    return Faster(1 / first.ratio, first.verdict in ("faster", "slower"))
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """The time of a sample (of a step, where all batches are alike) by value, as the table of the sweep shows it."""
+
+    times_us: dict[int, float]
+
+    @classmethod
+    def of(cls, found: Experiment, knob: str, as_written: int) -> Swept:
+        """Of a sweep of one knob over whole numbers; the cell has `as_written`. What failed is left out."""
+        times: dict[int, float] = {}
+        for side in found.sides:
+            value = side.settings.get(knob, str(as_written) if side is found.sides[0] else None)
+            time_us = us(side, found)
+            if value is not None and time_us and not side.failure:
+                times[int(value)] = time_us
+        return cls(dict(sorted(times.items())))
+
+    @property
+    def best(self) -> int:
+        """The fastest."""
+        return min(self.times_us, key=lambda value: self.times_us[value])
+
+    @property
+    def enough(self) -> int:
+        """The smallest that is as good as the fastest."""
+        limit = (1 + AS_GOOD) * self.times_us[self.best]
+        return min(value for value, time in self.times_us.items() if time <= limit)
+
+
+def check_enough(answer: object, name: str, knob: str, as_written: int) -> Checked:
+    """Whether `answer` is the smallest value of the sweep of that name that is as good as its best."""
+    found = experiment_named(name)
+    swept = Swept.of(found, knob, as_written) if found is not None else Swept({})
+    if len(swept.times_us) < 2:
+        return unanswered(f"There is no sweep {name!r} of {knob} to judge it by: run that cell first.")
+    cost = COSTS[knob]
+    tried = ", ".join(map(str, swept.times_us))
+    if is_unanswered(answer):
+        return unanswered(
+            f"Put one of the values tried ({tried}) in place of the dots, then run that cell and this one again."
+        )
+    if isinstance(answer, bool) or not isinstance(answer, int) or answer not in swept.times_us:
+        return wrong(f"{answer!r} is not among the values tried: {tried}.")
+    longer = swept.times_us[answer] / swept.times_us[swept.best]
+    if answer < swept.enough:
+        return wrong(
+            f"With {knob}={answer} it takes {longer:.2g} times as long as with {knob}={swept.best}. Go further."
+        )
+    if answer > swept.enough:
+        return wrong(
+            f"{knob}={swept.enough} is smaller and takes at most {100 * AS_GOOD:.0f} % longer than the fastest. {cost}"
+        )
+    return right(f"{knob}={answer} is the smallest value within {100 * AS_GOOD:.0f} % of the fastest. {cost}")
