@@ -5,13 +5,17 @@ from __future__ import annotations
 import argparse
 
 from benchmarks import (
+    calibration,
     fuzz,
     imports,
     live_window,
     memory,
     overhead,
+    planted_knobs,
+    power,
     rank_loading,
     report_time,
+    restoring,
     table,
     trace_reading,
 )
@@ -26,6 +30,10 @@ BENCHMARKS = {
     "live_window": live_window.measure,
     "rank_loading": rank_loading.measure,
     "fuzz": fuzz.measure,
+    "restoring": restoring.measure,
+    "calibration": calibration.measure,
+    "power": power.measure,
+    "planted_knobs": planted_knobs.measure,
 }
 
 

@@ -30,6 +30,10 @@ def write() -> None:
         ("live_window", _live_window),
         ("rank_loading", _rank_loading),
         ("fuzz", _fuzz),
+        ("restoring", _restoring),
+        ("calibration", _calibration),
+        ("power", _power),
+        ("planted_knobs", _planted_knobs),
     ):
         file = RESULTS / f"{name}.json"
         if file.exists():
@@ -196,3 +200,76 @@ def _fuzz(kept: dict[str, Any]) -> list[str]:
         f"({kept['with_damage_noted']:,} with damage noted), {kept['sentences']:,} one sentence, "
         f"**{len(kept['unhandled'])} anything else**. Slowest: {kept['slowest_s']:.2f} s.",
     ]
+
+
+def _restoring(kept: dict[str, Any]) -> list[str]:
+    low, high = kept["restore_over_deepcopy"]["interval"]
+    return [
+        "## Putting a training back",
+        "",
+        f"{kept['parameters'] / 1e6:,.0f} million parameters with AdamW's state "
+        f"({kept['state_bytes'] / 2**30:.2f} GiB), on the CPU. Target: at most 1.5 times one `copy.deepcopy` of model",
+        "and optimizer. Taking the state is done once for an experiment, restoring it before each block.",
+        "",
+        "| taking the state | restoring it | `copy.deepcopy` | ratio |",
+        "|---|---|---|---|",
+        f"| {kept['snapshot_s']:.2f} s | {kept['median']['restore_s']:.2f} s | {kept['median']['deepcopy_s']:.2f} s "
+        f"| {kept['restore_over_deepcopy']['ratio']:.2f} [{low:.2f}, {high:.2f}] |",
+    ]
+
+
+def _calibration(kept: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Comparisons where nothing was changed",
+        "",
+        f"{kept['experiments']} experiments in which arm B changes nothing, {kept['pairs']} pairs of blocks each, and",
+        "as many plain before/afters: the same code run twice, one run after the other. Target for the blocks: the",
+        "95 % interval holds 1 in at least 93 %, “faster” or “slower” is said in at most 5 %.",
+        "",
+        "| cell | how | experiments | interval holds 1 | “faster” or “slower” | median width | farthest ratio |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for kind, found in (*kept["kinds"].items(), ("**all**", kept["all"])):
+        for method, title in (("interleaved", "blocks in turn"), ("sequential", "before, after")):
+            row = found[method]
+            held, said = row["holds_1"] / row["experiments"], row["faster_or_slower"] / row["experiments"]
+            lines.append(
+                f"| {kind} | {title} | {row['experiments']} | {held:.0%} | {said:.0%} "
+                f"| {row['median_width'] * 100:.1f} % | {row['worst_ratio']:.2f} |"
+            )
+    return lines
+
+
+def _power(kept: dict[str, Any]) -> list[str]:
+    count, slowdown = kept["experiments"], kept["slowdown"]
+    return [
+        "## A planted slowdown",
+        "",
+        f"{slowdown:.0%} of a step of {kept['step_ms']:.1f} ms, kept busy at the end of each step. Target: “slower” is",
+        "said in at least 90 % of experiments, each within 60 s.",
+        "",
+        f"| experiments | “slower” | median ratio | interval holds {1 + slowdown:.2f} | longest |",
+        "|---|---|---|---|---|",
+        f"| {count} | {kept['found']} ({kept['found'] / count:.0%}) | {kept['median_ratio']:.3f} "
+        f"| {kept['interval_holds_it']} | {kept['longest_s']:.0f} s |",
+    ]
+
+
+def _planted_knobs(kept: dict[str, Any]) -> list[str]:
+    lines = [
+        "## Knobs against planted truth",
+        "",
+        "Cells for the CPU in which it is certain what a knob does. Ratio: time per step with the knob over that of",
+        "the cell as written, per sample where the batch differs, with its 95 % interval. Target: all verdicts right.",
+        f"Right: **{kept['right']} of {kept['cells']}**.",
+        "",
+        "| knob | the cell | must be | verdict | ratio |",
+        "|---|---|---|---|---|",
+    ]
+    for row in kept["rows"]:
+        ratio = row["failure"] or "–"
+        if row["ratio"] is not None and row["interval"] is not None:
+            ratio = "{:.3f} [{:.3f}, {:.3f}]".format(row["ratio"], *row["interval"])
+        verdict = row["verdict"] if row["verdict"] == row["truth"] else f"**{row['verdict']}**"
+        lines.append(f"| {row['knob']}={row['value']} | {row['because']} | {row['truth']} | {verdict} | {ratio} |")
+    return lines
