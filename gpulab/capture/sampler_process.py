@@ -21,7 +21,9 @@ import time
 from dataclasses import asdict, dataclass
 
 from gpulab.sources.fake_nvml import FakeScript, fake_nvml
-from gpulab.sources.meters import Meter, Unavailable, assemble
+from gpulab.sources.host import host_meter
+from gpulab.sources.meters import Meter, Unavailable
+from gpulab.sources.nvml import nvml_meter
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +49,21 @@ class Order:
         return cls(**json.loads(text))
 
 
+def _meters(order: Order) -> list[Meter]:
+    """Of the process tree, and of the GPU where the run's device is one."""
+    host = host_meter(order.pid, order.usable_cores)
+    if not order.gpu:
+        return [host]
+    nvml = fake_nvml(order.fake) if order.fake is not None else None
+    return [nvml_meter(order.uuid, order.pid, nvml), host]
+
+
 def main(order: Order) -> None:
     """Read the meters until the parent says so or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training, not us
     ended = threading.Event()
     threading.Thread(target=_await_input, args=(ended,), daemon=True).start()
-    nvml = fake_nvml(order.fake) if order.fake is not None else None
-    meters = assemble(order.pid, order.usable_cores, order.gpu, order.uuid, nvml)
+    meters = _meters(order)
     try:
         _tell({"series": [[s.name, s.unit, s.label, s.source] for m in meters for s in m.series()]})
         _read_until(ended, meters, order)

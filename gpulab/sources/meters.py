@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Protocol
 
 FAILURES_UNTIL_LOST = 3
@@ -147,16 +146,3 @@ class QueryMeter:
         close, self._close = self._close, None
         if close is not None:
             close()
-
-
-def assemble(pid: int, usable_cores: float, gpu: bool, uuid: str | None, nvml: ModuleType | None) -> list[Meter]:
-    """The meters for one profiled process: its process tree, and its GPU where it has one.
-
-    `gpu`: the run's device is a GPU. `uuid` is the GPU's as torch or NVML spell it. `nvml` replaces the module
-    `pynvml` (the scripted fake).
-    """
-    from gpulab.sources.host import host_meter
-    from gpulab.sources.nvml import nvml_meter
-
-    meters: list[Meter] = [nvml_meter(uuid, pid, nvml)] if gpu else []
-    return [*meters, host_meter(pid, usable_cores)]
