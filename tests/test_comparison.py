@@ -25,7 +25,7 @@ from gpulab.comparing.spending import spending
 from gpulab.comparing.statistics import noise_floor, paired, unpaired, verdict
 from gpulab.comparison import Block, Comparison, Experiment, PartChange, Side
 from gpulab.errors import UsageError
-from gpulab.run import Change, Phase, Samples, Series, StepFlag
+from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
 from gpulab.views import words
 from gpulab.views.comparison_table import side_by_side, unprofiled_us
 
@@ -357,6 +357,27 @@ def test_a_withheld_breakdown_has_no_parts() -> None:
     found = made.a_comparison(dataclasses.replace(b, facts=dataclasses.replace(b.facts, breakdown=None)))
     assert found.parts == () and any("no accounting" in note for note in found.notes)
     assert part_changes(None, b.facts, per_sample=False) == ()
+
+
+def test_time_that_no_part_names_is_told_as_such_where_it_covers_the_difference() -> None:
+    found = dataclasses.replace(made.a_comparison(), verdict="slower", ratio=1.2)
+    grown = [dataclasses.replace(p, grew=None, b_us=p.a_us) for p in found.parts if p.name != "unknown"]
+    unknown = dataclasses.replace(found.parts[0], name="unknown", label="unknown", grew=True, a_us=1000.0, b_us=8000.0)
+    told = because(dataclasses.replace(found, parts=(*grown, unknown)))
+    assert told == ": what the trace does not name (unknown) grew from 1.0 ms to 8.0 ms of each step"
+    little = dataclasses.replace(unknown, b_us=2000.0)
+    assert because(dataclasses.replace(found, parts=(*grown, little))).endswith("do not show where")
+
+
+def test_a_run_without_a_step_is_the_reason() -> None:
+    b = made.faster()
+    assert b.facts is not None
+    none = dataclasses.replace(b.facts.run, steps=Steps.empty(), traced_numbers=(), timeline=None, loader=None)
+    a = made.as_written()
+    assert a.facts is not None
+    found = compare_runs([a.facts.run, none])
+    assert isinstance(found, Comparison)
+    assert "no training step was found in" in comparison_headline(found).sentence
 
 
 def test_the_parts_have_the_reports_names() -> None:

@@ -26,10 +26,21 @@ def because(found: Comparison) -> str:
     of_part = abs(change_us(part, per_sample=per_sample)) if part is not None else 0.0
     starts, of_starts = _epoch_starts(found)
     if max(of_part, of_starts) <= LEAST_COVERED * abs(_difference_us(found)):
-        return ": the parts of the profiled steps do not show where"
+        return _unnamed(found, per_sample)
     if part is None or of_starts > of_part:
         return f": {starts}"
     return f": {part.label} {_change(*both_us(part, per_sample=per_sample))} of each {found.unit}"
+
+
+def _unnamed(found: Comparison, per_sample: bool) -> str:
+    """Where no part that has a name covers the difference."""
+    unknown = next((part for part in found.parts if part.name == "unknown"), None)
+    if unknown is None or unknown.grew is not (found.verdict == "slower"):
+        return ": the parts of the profiled steps do not show where"
+    if abs(change_us(unknown, per_sample=per_sample)) <= LEAST_COVERED * abs(_difference_us(found)):
+        return ": the parts of the profiled steps do not show where"
+    change = _change(*both_us(unknown, per_sample=per_sample))
+    return f": what the trace does not name (unknown) {change} of each {found.unit}"
 
 
 def _difference_us(found: Comparison) -> float:

@@ -132,6 +132,9 @@ def _why_not(found: Comparison) -> str:
             return side.failure if side is found.b else f"{_name(side)}: {side.failure}"
     if found.ended_early and found.ratio is None:
         return _continued(found.ended_early)
+    stepless = [_name(side) for side in (found.a, found.b) if side.facts is not None and not len(side.facts.run.steps)]
+    if stepless:
+        return f"no training step was found in {' and '.join(stepless)}"
     if found.notes:
         return _continued(found.notes[0])
     return "no step of both could be measured"

@@ -109,13 +109,14 @@ def _drift(times: Float64) -> float | None:
 
 
 def _notes(a: Side, b: Side, how: str) -> list[str]:
-    told = []
-    if how == PROFILED:
+    told = [
+        f"{side.label}: no training step was found that could be compared."
+        for side in (a, b)
+        if side.facts is not None and not usable(side)
+    ]
+    if how == PROFILED and not told:
         told.append(
             "Compared by their profiled steps, which are slower than unprofiled ones; the first and the last are left "
             "out where enough others remain."
         )
-    for side in (a, b):
-        if side.facts is not None and not usable(side):
-            told.append(f"{side.label}: no training step was found that could be compared.")
     return told
