@@ -515,7 +515,7 @@ def test_module_calls_are_watched_a_few_times_only(monkeypatch: pytest.MonkeyPat
 def test_what_cannot_be_described_does_not_harm_the_cell() -> None:
     class Odd(TensorDataset):
         def __len__(self) -> int:
-            if inspect.stack()[1].function == "_length":
+            if inspect.stack()[1].function == "length_of":
                 raise RuntimeError("no length for you")
             return super().__len__()
 

@@ -18,6 +18,7 @@ from time import perf_counter_ns
 from typing import Any, Protocol
 
 from gpulab.capture.tracker import Answer
+from gpulab.knobs.patching import replaced
 
 
 class Listener(Protocol):
@@ -165,23 +166,6 @@ def _reference(target: Any) -> Callable[[], Any]:
         return weakref.ref(target)
     except TypeError:
         return lambda: target
-
-
-@contextmanager
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace `owner.name` by `make(original)`; put the original back unless somebody replaced ours meanwhile."""
-    inherited = name not in vars(owner)
-    original = getattr(owner, name)
-    ours = make(original)
-    setattr(owner, name, ours)
-    try:
-        yield
-    finally:
-        if vars(owner).get(name) is ours:
-            if inherited:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
 
 
 @contextmanager

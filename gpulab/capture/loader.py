@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from gpulab.knobs.described import as_written, loader_record
+from gpulab.knobs.described import as_written, length_of, loader_record
 from gpulab.run import Loader
 
 _DEPTH = 4
@@ -49,23 +49,15 @@ def describe_loader(owner: Any) -> Loader | None:
         return None
     return Loader(
         dataset=type(as_written(owner._dataset)).__name__,
-        dataset_length=_length(owner._dataset),
+        dataset_length=length_of(owner._dataset),
         batch_size=getattr(owner._index_sampler, "batch_size", None),
         num_workers=owner._num_workers,
         prefetch_factor=getattr(owner, "_prefetch_factor", None),
         pin_memory=bool(owner._pin_memory),
         persistent_workers=bool(getattr(owner, "_persistent_workers", False)),
-        length=_length(owner),
+        length=length_of(owner),
         iterable=type(owner._index_sampler).__name__ == "_InfiniteConstantSampler",
     )
-
-
-def _length(sized: Any) -> int | None:
-    """`len`, or None where the object has none or refuses."""
-    try:
-        return len(sized)
-    except Exception:  # a user's __len__ may raise anything
-        return None
 
 
 def samples_in(batch: Any, depth: int = 0) -> int | None:

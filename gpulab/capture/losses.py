@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.capture.hooks import replaced
+from gpulab.knobs.patching import replaced
 from gpulab.run import Steps
 
 LIMIT = 10_000  # losses kept; on a GPU each holds a block of 512 bytes

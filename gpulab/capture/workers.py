@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import functools
-import multiprocessing
 import re
 import signal
 import sys
-import types
-from collections import deque
 from contextlib import suppress
 from typing import Any
 
+from gpulab.knobs.spawning import defined_in_main, main_can_be_imported, start_method
 from gpulab.run import Missing
 
 _DEATH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>\d+(?:, \d+)*)\) "
     r"(?P<how>is killed by signal: [^.\n]+|exited unexpectedly(?: with exit code \d+)?)"
 )
-_OBJECTS_LOOKED_AT = 200
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)  # pickled by their name
-_PICKLING = ("__getstate__", "__reduce__", "__reduce_ex__")
 
 
 class Workers:
@@ -83,11 +77,11 @@ def cannot_start(loader: Any) -> str | None:
     """
     if not getattr(loader, "num_workers", 0) or getattr(loader, "_iterator", None) is not None:
         return None
-    method = _start_method(loader)
-    if method == "fork" or _main_can_be_imported():
+    method = start_method(loader)
+    if method == "fork" or main_can_be_imported():
         return None
     try:
-        names = _defined_in_main(loader.dataset, loader.collate_fn, loader.worker_init_fn)
+        names = defined_in_main(loader)
     except Exception:  # a user's object may refuse to be looked at
         return None
     if not names:
@@ -96,50 +90,6 @@ def cannot_start(loader: Any) -> str | None:
         f"the DataLoader's workers (start method {method}) will not find {', '.join(names)}: defined in a notebook, "
         "which they cannot import. Move it to a .py file and import it, or use num_workers=0"
     )
-
-
-def _start_method(loader: Any) -> str:
-    """How the workers will start. Leaves a default that is not yet fixed as it is."""
-    context = getattr(loader, "multiprocessing_context", None)
-    method: str | None = (context or multiprocessing).get_start_method(allow_none=True)
-    return method or multiprocessing.get_all_start_methods()[0]
-
-
-def _main_can_be_imported() -> bool:
-    """What `multiprocessing.spawn` asks before it lets a worker import the main module."""
-    main = sys.modules["__main__"]
-    return (
-        getattr(getattr(main, "__spec__", None), "name", None) is not None
-        or getattr(main, "__file__", None) is not None
-    )
-
-
-def _defined_in_main(*roots: object) -> list[str]:
-    """Classes and functions of `__main__` among the objects and what they hold, as far as pickle would follow."""
-    waiting, found = deque(roots), dict[str, None]()
-    for _ in range(_OBJECTS_LOOKED_AT):
-        if not waiting:
-            break
-        thing = waiting.popleft()
-        named = thing if isinstance(thing, _NAMED) else type(thing)
-        if named.__module__ == "__main__":
-            found[named.__qualname__] = None
-        waiting += _held_by(thing)
-    return list(found)
-
-
-def _held_by(thing: object) -> list[object]:
-    if isinstance(thing, _NAMED):
-        return []
-    if isinstance(thing, types.MethodType):
-        return [thing.__self__]
-    if isinstance(thing, functools.partial):
-        return [thing.func, *thing.args]
-    if isinstance(thing, list | tuple):
-        return list(thing[:_OBJECTS_LOOKED_AT])
-    if any(getattr(type(thing), way) is not getattr(object, way) for way in _PICKLING):
-        return []  # what it gives to pickle is its own affair
-    return list(getattr(thing, "__dict__", {}).values())
 
 
 __all__ = ["Workers", "cannot_start", "death"]

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
-import multiprocessing
-import sys
-import types
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.scene import SeenLoader, SeenModule, SeenOptimizer
 from gpulab.knobs.served import Served
+from gpulab.knobs.spawning import defined_in_main, main_can_be_imported, start_method
 from gpulab.run import Loader
 
 if TYPE_CHECKING:
@@ -20,9 +16,6 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
-
-_OBJECTS_LOOKED_AT = 200
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)  # a worker gets these by their name
 
 
 def loader_record(loader: DataLoader[Any]) -> Loader:
@@ -32,13 +25,13 @@ def loader_record(loader: DataLoader[Any]) -> Loader:
     iterable = isinstance(loader.dataset, IterableDataset)
     return Loader(
         dataset=type(as_written(loader.dataset)).__name__,
-        dataset_length=None if iterable else _length(loader.dataset),
+        dataset_length=None if iterable else length_of(loader.dataset),
         batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
         num_workers=loader.num_workers,
         prefetch_factor=loader.prefetch_factor,
         pin_memory=bool(loader.pin_memory),
         persistent_workers=bool(loader.persistent_workers),
-        length=None if iterable else _length(loader),
+        length=None if iterable else length_of(loader),
         iterable=iterable,
     )
 
@@ -57,7 +50,7 @@ def seen_loader(loader: DataLoader[Any]) -> SeenLoader:
         record=loader_record(loader),
         loader_class=type(loader).__name__,
         custom_batch_sampler=sampler is not None and type(sampler) is not BatchSampler,
-        dataset_from_main=not main_can_be_imported() and _from_main(loader),
+        dataset_from_main=not main_can_be_imported() and bool(defined_in_main(loader)),
         start_method=start_method(loader),
         drop_last=bool(loader.drop_last or getattr(sampler, "drop_last", False)),
         custom_collate=loader.collate_fn not in (default_collate, default_convert),
@@ -112,7 +105,7 @@ def _distinct(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _length(sized: Any) -> int | None:
+def length_of(sized: Any) -> int | None:
     """`len`, or None where the object has none or refuses."""
     try:
         return len(sized)
@@ -142,58 +135,12 @@ def _needs_closure(step: Callable[..., object]) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def start_method(loader: DataLoader[Any] | None = None) -> str:
-    """How workers would start; without a loader, those of one that says nothing of it.
-
-    Leaves a default that is not yet fixed as it is.
-    """
-    context = getattr(loader, "multiprocessing_context", None)
-    method: str | None = (context or multiprocessing).get_start_method(allow_none=True)
-    return method or multiprocessing.get_all_start_methods()[0]
-
-
-def main_can_be_imported() -> bool:
-    """What `multiprocessing.spawn` asks before it lets a worker import the main module: no notebook can be."""
-    main = sys.modules["__main__"]
-    return (
-        getattr(getattr(main, "__spec__", None), "name", None) is not None
-        or getattr(main, "__file__", None) is not None
-    )
-
-
-def _from_main(loader: DataLoader[Any]) -> bool:
-    """Whether a class or function of `__main__` is among what workers are given, as far as pickle would follow."""
-    waiting: deque[object] = deque((loader.dataset, loader.collate_fn, loader.worker_init_fn))
-    for _ in range(_OBJECTS_LOOKED_AT):
-        if not waiting:
-            return False
-        thing = waiting.popleft()
-        named = thing if isinstance(thing, _NAMED) else type(thing)
-        if named.__module__ == "__main__":
-            return True
-        waiting += _held_by(thing)
-    return False
-
-
-def _held_by(thing: object) -> list[object]:
-    if isinstance(thing, _NAMED):
-        return []
-    if isinstance(thing, types.MethodType):
-        return [thing.__self__]
-    if isinstance(thing, functools.partial):
-        return [thing.func, *thing.args]
-    if isinstance(thing, list | tuple):
-        return list(thing[:_OBJECTS_LOOKED_AT])
-    return list(getattr(thing, "__dict__", {}).values())
-
-
 __all__ = [
     "dtype_name",
     "is_compiled",
+    "length_of",
     "loader_record",
-    "main_can_be_imported",
     "seen_loader",
     "seen_module",
     "seen_optimizer",
-    "start_method",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.described import seen_loader
+from gpulab.knobs.described import length_of, seen_loader
 
 if TYPE_CHECKING:
     from torch.utils.data import BatchSampler, DataLoader
@@ -40,7 +40,7 @@ def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler:
         raise _left(loader, f"its batches come from its own batch_sampler ({type(sampler).__name__})")
     if sampler.batch_size == size:
         return sampler
-    length = _length(sampler.sampler)
+    length = length_of(sampler.sampler)
     if length is not None and size > length:
         raise _left(loader, f"it has {length} items, fewer than a batch of {size}")
     return BatchSampler(sampler.sampler, size, sampler.drop_last)
@@ -131,14 +131,6 @@ def _needs_workers(loader: DataLoader[Any], changes: Changes) -> None:
 
 def _left(loader: DataLoader[Any], why: str) -> Left:
     return Left(f"the DataLoader of {type(loader.dataset).__name__} was left as it is: {why}")
-
-
-def _length(sized: Any) -> int | None:
-    """`len`, or None where the object has none or refuses."""
-    try:
-        return len(sized)
-    except Exception:  # a user's __len__ may raise anything
-        return None
 
 
 def _differs(old: object, new: object) -> bool:

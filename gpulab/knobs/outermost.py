@@ -17,7 +17,7 @@ from enum import IntEnum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.patching import replaced
+from gpulab.knobs.patching import Shared, replaced
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -45,9 +45,6 @@ class _Here(threading.local):
 
 _here = _Here()
 _numbers = itertools.count()
-_lock = threading.Lock()
-_users = 0
-_undo = ExitStack()
 
 
 @contextmanager
@@ -61,28 +58,10 @@ def around_outermost(layer: Layer, around: Around) -> Iterator[None]:
         _here.inside, _here.process = False, os.getpid()
     _here.arounds = sorted([*_here.arounds, entry])
     try:
-        with _patched():
+        with _shared.held():
             yield
     finally:
         _here.arounds = [e for e in _here.arounds if e is not entry]
-
-
-@contextmanager
-def _patched() -> Iterator[None]:
-    """One patch for all who wrap: the first installs it, the last takes it out."""
-    global _users, _undo
-    with _lock:
-        _users += 1
-        if _users == 1:
-            _undo = ExitStack()
-            _install(_undo)
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                _undo.close()
 
 
 def _install(undo: ExitStack) -> None:
@@ -105,6 +84,9 @@ def _install(undo: ExitStack) -> None:
     undo.callback(_tell_dynamo, ours, original)
     undo.enter_context(replaced(Module, "__call__", _wrapper))
     _tell_dynamo(original, ours)
+
+
+_shared = Shared(_install)
 
 
 @cache

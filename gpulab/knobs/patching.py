@@ -1,9 +1,10 @@
-"""Replacing an attribute of torch for the length of a run: the one way in which knobs touch what is not theirs."""
+"""Replacing an attribute of torch for the length of a run: the one way in which we touch what is not ours."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 
@@ -24,4 +25,30 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
                 setattr(owner, name, original)
 
 
-__all__ = ["replaced"]
+class Shared:
+    """One patch for all who need it at a time: the first installs it, the last takes it out. From any thread."""
+
+    def __init__(self, install: Callable[[ExitStack], None]) -> None:
+        self._install = install
+        self._lock = threading.Lock()
+        self._users = 0
+        self._undo = ExitStack()
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """The patch is there."""
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                self._undo = ExitStack()
+                self._install(self._undo)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if not self._users:
+                    self._undo.close()
+
+
+__all__ = ["Shared", "replaced"]

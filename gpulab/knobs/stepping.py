@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
+from gpulab.knobs.patching import Shared
+
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
@@ -40,9 +42,6 @@ class _Here(threading.local):
 
 _here = _Here()
 _numbers = itertools.count()
-_lock = threading.Lock()
-_users = 0
-_undo = ExitStack()
 
 
 @contextmanager
@@ -53,28 +52,10 @@ def around_steps(turn: Turn, watcher: Watcher) -> Iterator[None]:
         _here.stepping = []
     _here.watchers = sorted([*_here.watchers, entry])
     try:
-        with _hooked():
+        with _shared.held():
             yield
     finally:
         _here.watchers = [e for e in _here.watchers if e is not entry]
-
-
-@contextmanager
-def _hooked() -> Iterator[None]:
-    """One pair of torch's hooks for all: the first registers them, the last removes them."""
-    global _users, _undo
-    with _lock:
-        _users += 1
-        if _users == 1:
-            _undo = ExitStack()
-            _register(_undo)
-    try:
-        yield
-    finally:
-        with _lock:
-            _users -= 1
-            if not _users:
-                _undo.close()
 
 
 def _register(undo: ExitStack) -> None:
@@ -103,6 +84,9 @@ def _register(undo: ExitStack) -> None:
 
     undo.callback(module.register_optimizer_step_pre_hook(before).remove)
     undo.callback(module.register_optimizer_step_post_hook(after).remove)
+
+
+_shared = Shared(_register)
 
 
 __all__ = ["Turn", "Watcher", "around_steps"]
