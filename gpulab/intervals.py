@@ -30,6 +30,12 @@ def union(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> Intervals
     return np.stack((start[first], end[last]), axis=1)
 
 
+def joined(*sets: Intervals) -> Intervals:
+    """The points in at least one of the sets."""
+    every = np.concatenate([EMPTY, *sets])
+    return union(every[:, 0], every[:, 1])
+
+
 def measure(a: Intervals) -> int:
     """Total length."""
     return int((a[:, 1] - a[:, 0]).sum())

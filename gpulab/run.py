@@ -324,6 +324,7 @@ class Environment:
     memory_total_bytes: int | None
     packages: dict[str, str] = field(default_factory=dict)  # torch, numpy, lightning, …
     hostname: str = ""
+    compute_threads: int | None = None  # that torch computes one operator with on the CPU; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -339,6 +340,96 @@ class Loader:
     persistent_workers: bool
     length: int | None  # batches per epoch
     iterable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Batches:
+    """What it took to make each batch, timed in the process that made it; one row per batch, in order of arrival.
+
+    `read_ns` is the dataset's own time (`__getitem__`, `__getitems__`, `__next__`) without its transforms, which are
+    known where the dataset holds them as `transform`, `transforms` or `target_transform`; else they are part of it.
+    """
+
+    worker: Int32  # -1: the training process itself
+    start_ns: Int64  # the worker begins with it
+    end_ns: Int64  # it is collated, and about to be sent
+    read_ns: Int64
+    transform_ns: Int64
+    collate_ns: Int64
+    read_cpu_ns: Int64  # of the process's CPU time in each: what is missing to the wall time was waited for
+    transform_cpu_ns: Int64
+    collate_cpu_ns: Int64
+    item_count: Int64
+    core_wait_ns: Int64  # ready to go on while no core was free, over all three; -1: not known
+    asked_ns: Int64  # the training loop begins to wait for it; -1: it was never asked for
+    answered_ns: Int64  # the training loop has it; -1: likewise
+    pin_ns: Int64  # copied to page-locked memory; -1: not measured, 0: it was not
+
+    def __len__(self) -> int:
+        return len(self.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A line of the user's code. `file` is "cell" for the profiled cell, else the file's name as Python has it.
+
+    Lines of the profiled cell count as the notebook shows it, its `%%gpuprofile` included. Other cells are "cell [3]".
+    """
+
+    file: str
+    line: int
+    function: str = ""
+    text: str = ""  # the line itself, without indent
+
+    def __str__(self) -> str:
+        where = f"line {self.line} of the cell" if self.file == "cell" else f"{self.file}, line {self.line}"
+        return f"{where}: {self.text}" if self.text else where
+
+
+PauseKind = Literal["gc", "checkpoint_save", "logging", "evaluation", "compile"]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """A stretch of the training thread's time that trains nothing, whether inside a step or between two."""
+
+    kind: PauseKind
+    start_ns: int
+    end_ns: int
+    place: int = -1  # of `Run.places`; -1: unknown
+    detail: str = ""  # "generation 2", the file that was written
+
+
+@dataclass(frozen=True, slots=True)
+class PauseSum:
+    """Pauses that were only counted: shorter than a millisecond each, or beyond the first ten thousand."""
+
+    kind: PauseKind
+    count: int
+    total_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StackSamples:
+    """Where the training thread was, looked at every few milliseconds while the profiler ran.
+
+    A look waits while one long call holds Python's interpreter lock, and then finds the line of that call: each row
+    stands for the time since the one before it, the first for the time since `began_ns`.
+    """
+
+    t_ns: Int64
+    place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
+    began_ns: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Something that went on for so long that the live view said it. `until_ns` is None where it went on to the end."""
+
+    key: str  # of the finding that it hints at, "data_starved", or "gpu_idle"
+    words: str
+    since_ns: int
+    until_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -432,6 +523,12 @@ class Run:
     origin: TraceOrigin | None = None  # of a loaded trace
     memory_events: MemoryEvents | None = None  # None: not recorded
     changes: tuple[Change, ...] = ()
+    batches: Batches | None = None  # None: not timed where they were made; `missing` says why
+    pauses: tuple[Pause, ...] = ()
+    more_pauses: tuple[PauseSum, ...] = ()
+    stack: StackSamples | None = None
+    places: tuple[Place, ...] = ()
+    alerts: tuple[Alert, ...] = ()
     schema: int = SCHEMA
 
     @property
@@ -473,6 +570,18 @@ class Run:
                 "memory columns differ in length"
             )
             assert (m.t_ns[1:] >= m.t_ns[:-1]).all(), "memory events are not sorted"
+        b = self.batches
+        if b is not None:
+            assert {len(getattr(b, f.name)) for f in dataclasses.fields(b)} == {len(b)}, (
+                "batch columns differ in length"
+            )
+            assert (b.end_ns >= b.start_ns).all(), "a batch ends before it starts"
+        for pause in self.pauses:
+            assert pause.end_ns >= pause.start_ns, "a pause ends before it starts"
+            assert -1 <= pause.place < len(self.places), "a pause's place is out of range"
+        if self.stack is not None:
+            assert len(self.stack.t_ns) == len(self.stack.place), "stack columns differ in length"
+            assert ((self.stack.place >= -1) & (self.stack.place < len(self.places))).all(), "a place is out of range"
         assert set(self.traced_numbers) <= set(s.number.tolist()), "a traced step is not among the steps"
 
 

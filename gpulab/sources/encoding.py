@@ -238,6 +238,10 @@ def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
             yield f"timeline.extra.{index}", array
     if run.memory_events is not None:
         yield from _arrays_of(run.memory_events, "memory_events")
+    if run.batches is not None:
+        yield from _arrays_of(run.batches, "batches")
+    if run.stack is not None:
+        yield from _arrays_of(run.stack, "stack")
 
 
 def _arrays_of(record: object, prefix: str) -> Iterator[tuple[str, Column]]:

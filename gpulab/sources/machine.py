@@ -98,7 +98,13 @@ def environment() -> Environment:
         memory_total_bytes=memory_total_bytes(),
         packages=dict(_versions()),
         hostname=platform.node(),
+        compute_threads=_compute_threads(),
     )
+
+
+def _compute_threads() -> int | None:
+    torch = sys.modules.get("torch")
+    return int(torch.get_num_threads()) if torch is not None else None
 
 
 def cpu_name() -> str:
