@@ -1,0 +1,201 @@
+"""Where the time to make a batch goes, inside the processes that make them: read, transform, collate, hand over."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.steps import loaded_ahead, select
+from gpulab.intervals import clip, covers, measure, union
+from gpulab.run import Batches, Category, Float64, Int64, Run
+
+LEAST_PART = 0.01  # of a batch's time: of less, nobody can say how much was waiting
+FEWEST = 3  # batches for a median
+
+Rows = np.ndarray  # of bool, one per batch
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow:
+    """One worker's batches: medians per batch. `idle_fraction`: share of its time in which it made none."""
+
+    worker: int  # -1: the training process
+    batches: int
+    batch_us: float
+    items_per_s: float | None
+    idle_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitParts:
+    """The loop's wait for a batch, in µs: what was being done to the batch meanwhile. They sum to the typical wait.
+
+    While the workers have not begun with the batch or are at it, the wait is shared out as the batch's own time is;
+    after that it is handed over, and pinned.
+    """
+
+    read_us: float
+    transform_us: float
+    collate_us: float
+    hand_over_us: float
+    pin_us: float
+
+    @property
+    def total_us(self) -> float:
+        """All of it."""
+        return self.read_us + self.transform_us + self.collate_us + self.hand_over_us + self.pin_us
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingFacts:
+    """Medians per batch, in µs, over the batches of the counted steps (the first ones, made at the start, are out).
+
+    `batch_us` is the whole making of one batch in its process. `hand_over_us`: from a batch's being made to the loop's
+    having it, where the loop was already waiting for it; None where it never was, and without workers. `copy_us`:
+    host-to-device copies per step from the trace; None without a GPU. `*_waited_fraction`: share of that part's wall
+    time in which the process used no CPU though a core was free: it waited for storage, a lock or a network; None where
+    the part takes no time worth telling. `core_wait_fraction`: share of a batch's time in which all cores were taken;
+    None where the system does not tell. `wait`: what the loop's wait for a batch was for; None where it is not known.
+    """
+
+    batches: int
+    items_per_batch: float | None
+    batch_us: float
+    read_us: float
+    transform_us: float
+    collate_us: float
+    hand_over_us: float | None
+    pin_us: float | None
+    copy_us: float | None
+    read_waited_fraction: float | None
+    transform_waited_fraction: float | None
+    workers: tuple[WorkerRow, ...]
+    core_wait_fraction: float | None = None
+    wait: WaitParts | None = None
+
+
+def loading(run: Run) -> LoadingFacts | None:
+    """The facts of a run whose batches were timed where they were made; None for any other."""
+    made = run.batches
+    if made is None or not len(made):
+        return None
+    rows = _counted(run, made)
+    wall, items = (made.end_ns - made.start_ns)[rows], made.item_count[rows]
+    waiting = rows & (made.worker >= 0) & (made.asked_ns >= 0) & (made.asked_ns < made.end_ns)
+    pinned = rows & (made.pin_ns > 0)
+    hand_over = (made.answered_ns - made.end_ns - np.maximum(made.pin_ns, 0))[waiting]
+    core = made.core_wait_ns[rows]
+    return LoadingFacts(
+        batches=int(rows.sum()),
+        items_per_batch=float(np.median(items)) if len(items) else None,
+        batch_us=_median_us(wall),
+        read_us=_median_us(made.read_ns[rows]),
+        transform_us=_median_us(made.transform_ns[rows]),
+        collate_us=_median_us(made.collate_ns[rows]),
+        hand_over_us=_median_us(np.maximum(hand_over, 0)) if waiting.any() else None,
+        pin_us=_pin_us(made, rows, pinned),
+        copy_us=_copy_us(run),
+        read_waited_fraction=_waited(made, rows, made.read_ns, made.read_cpu_ns),
+        transform_waited_fraction=_waited(made, rows, made.transform_ns, made.transform_cpu_ns),
+        workers=tuple(_worker(made, rows, w) for w in np.unique(made.worker[rows]).tolist()),
+        core_wait_fraction=_share(core[core >= 0], wall[core >= 0]),
+        wait=_wait(made, rows),
+    )
+
+
+def _median_us(values: Int64) -> float:
+    return float(np.median(values)) / 1e3
+
+
+def _counted(run: Run, made: Batches) -> Rows:
+    """Batches that the loop had in the steps that count, else in any step; without such all but the first ones."""
+    steps = run.steps
+    arrived = np.where(made.answered_ns >= 0, made.answered_ns, made.end_ns)
+    counted = select(run).rows
+    for chosen in (counted, np.arange(len(steps))):
+        inside = covers(union(steps.start_ns[chosen], steps.end_ns[chosen] + 1), arrived)
+        if inside.sum() >= FEWEST:
+            return inside
+    first = 1 if run.loader is None else max(1, loaded_ahead(run.loader))
+    rank = np.arange(len(made))
+    return rank >= first if len(made) >= first + FEWEST else rank >= 0
+
+
+def _share(part: Int64, whole: Int64) -> float | None:
+    return min(1.0, float(part.sum() / whole.sum())) if whole.sum() > 0 else None
+
+
+def _pin_us(made: Batches, rows: Rows, pinned: Rows) -> float | None:
+    """None where it is not known; 0 where no batch is pinned."""
+    if pinned.any():
+        return _median_us(made.pin_ns[pinned])
+    return None if (made.pin_ns[rows] < 0).any() else 0.0
+
+
+def _waited(made: Batches, rows: Rows, wall: Int64, cpu: Int64) -> float | None:
+    """Neither on a core nor ready for one. A batch waits for a core in proportion to the CPU time that its parts take.
+
+    That is where the scheduler takes one away.
+    """
+    wall_ns, whole_ns = int(wall[rows].sum()), int((made.end_ns - made.start_ns)[rows].sum())
+    if wall_ns <= LEAST_PART * whole_ns:
+        return None
+    of_batch = np.maximum(made.read_cpu_ns + made.transform_cpu_ns + made.collate_cpu_ns, 1)
+    core = np.maximum(made.core_wait_ns, 0) * (cpu / of_batch)
+    waited = np.clip(wall - cpu - core, 0, None)
+    return float(min(1.0, waited[rows].sum() / wall_ns))
+
+
+def _worker(made: Batches, rows: Rows, worker: int) -> WorkerRow:
+    mine = rows & (made.worker == worker)
+    wall = (made.end_ns - made.start_ns)[mine]
+    seconds = float(wall.sum()) / 1e9
+    return WorkerRow(
+        worker=worker,
+        batches=int(mine.sum()),
+        batch_us=_median_us(wall),
+        items_per_s=float(made.item_count[mine].sum()) / seconds if seconds > 0 else None,
+        idle_fraction=_idle(made.start_ns[mine], made.end_ns[mine]) if worker >= 0 else None,
+    )
+
+
+def _idle(start: Int64, end: Int64) -> float | None:
+    """From the first batch's beginning to the last one's."""
+    if len(start) < FEWEST:
+        return None
+    span = int(start.max() - start.min())
+    working = measure(clip(union(start, end), int(start.min()), int(start.max())))
+    return 1 - working / span if span > 0 else None
+
+
+def _wait(made: Batches, rows: Rows) -> WaitParts | None:
+    rows = rows & (made.asked_ns >= 0) & (made.answered_ns >= 0)
+    if not rows.any():
+        return None
+    asked, end, answered = made.asked_ns[rows], made.end_ns[rows], made.answered_ns[rows]
+    total = np.maximum(answered - asked, 0)
+    while_made = np.clip(np.minimum(end, answered) - asked, 0, None)
+    pin = np.clip(made.pin_ns[rows], 0, total - while_made)
+    parts = np.stack([made.read_ns[rows], made.transform_ns[rows], made.collate_ns[rows]]).astype(np.float64)
+    of_batch = parts / np.maximum(parts.sum(axis=0), 1)
+    sums: Float64 = np.array([*(of_batch * while_made).sum(axis=1), (total - while_made - pin).sum(), pin.sum()])
+    typical_us = _median_us(total)
+    read, transform, collate, hand_over, pinning = (sums / max(sums.sum(), 1) * typical_us).tolist()
+    return WaitParts(read, transform, collate, hand_over, pinning)
+
+
+def _copy_us(run: Run) -> float | None:
+    """Per profiled step, copies that overlap counted once: median."""
+    timeline = run.timeline
+    if timeline is None or not timeline.has_device_events or not run.traced_numbers:
+        return None
+    copies = spans.in_category(timeline, Category.GPU_MEMCPY) & spans.named(timeline, lambda name: "HtoD" in name)
+    busy = spans.covered(timeline, copies)
+    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
+    each = [measure(clip(busy, int(run.steps.start_ns[i]), int(run.steps.end_ns[i]))) for i in rows]
+    return _median_us(np.array(each, np.int64))
+
+
+__all__ = ["LoadingFacts", "WaitParts", "WorkerRow", "loading"]

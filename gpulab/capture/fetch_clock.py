@@ -1,0 +1,299 @@
+"""Times how one batch is made, in the process that makes it: reading, the dataset's transforms, collating.
+
+torch's fetcher takes items from the dataset and gives them to `collate_fn`. Both ends are taken hold of at the fetcher
+itself, so that the dataset stays the user's own object; for the time of a fetch its transforms are replaced by
+stand-ins that pass everything through. A fault of ours ends the timing, never the batch.
+
+CPU time is that of the whole process, as a dataset may use threads of its own; it counts up to the wall time.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
+from time import perf_counter_ns, process_time_ns
+from typing import Any, Protocol
+
+TRANSFORMS = ("transform", "transforms", "target_transform")
+_INNER = ("dataset", "datasets")  # of a Subset, a ConcatDataset
+_HOLDERS = 16
+
+Row = tuple[int, ...]  # start, end, read, transform, collate, CPU of these three, items, core wait
+ROW_FIELDS = 10
+
+
+class Sink(Protocol):
+    """Who is given what was timed."""
+
+    def begins(self) -> bool:
+        """A batch is about to be made: whether to time it."""
+
+    def made(self, row: Row) -> None:
+        """It was made."""
+
+    def broken(self) -> None:
+        """Something of ours failed: nothing more is timed."""
+
+
+def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
+    """Time what this fetcher of torch's makes of the dataset, until the function that is returned is called."""
+    clock = _FetchClock(dataset, batched=bool(getattr(fetcher, "auto_collation", True)))
+    take, join = type(fetcher).fetch, fetcher.collate_fn
+    known = weakref.ref(fetcher)  # it would hold itself: torch lets go of one, and of the user's iterator, at once
+
+    def fetch(index: Any) -> Any:
+        if not sink.begins() or not _guarded(sink, clock.begin):
+            return take(known(), index)
+        try:
+            batch = take(known(), index)
+        finally:
+            clock.end()
+        _guarded(sink, lambda: sink.made(clock.row()))
+        return batch
+
+    def collate(data: Any) -> Any:
+        clock.collating(data)
+        return join(data)
+
+    def undo() -> None:
+        timed = known()
+        if timed is not None and vars(timed).get("fetch") is fetch:
+            del timed.fetch
+        if timed is not None and vars(timed).get("collate_fn") is collate:
+            timed.collate_fn = join
+        clock.close()
+
+    fetcher.fetch, fetcher.collate_fn = fetch, collate
+    return undo
+
+
+def _guarded(sink: Sink, task: Callable[[], None]) -> bool:
+    try:
+        task()
+    except Exception:
+        with suppress(Exception):
+            sink.broken()
+        return False
+    return True
+
+
+class _Spent:
+    """In the transforms of one batch; by itself, so that no stand-in holds a dataset."""
+
+    def __init__(self) -> None:
+        self.thread = 0  # that makes the batch; 0: none is made
+        self.within = False  # a transform: those that it calls are part of it
+        self.wall_ns = self.cpu_ns = 0
+
+
+class _FetchClock:
+    """The clock of one fetcher: one batch at a time."""
+
+    def __init__(self, dataset: Any, *, batched: bool) -> None:
+        self._batched = batched
+        self._transforms = [_Slot(attributes, name) for attributes in _holders(dataset) for name in TRANSFORMS]
+        self._cores = CoreWait()
+        self._spent = _Spent()
+
+    def begin(self) -> None:
+        """A batch is about to be made, on this thread."""
+        self._collate_ns = self._collate_cpu_ns = -1
+        self._items = 1
+        spent = self._spent
+        spent.within, spent.wall_ns, spent.cpu_ns = False, 0, 0
+        for slot in self._transforms:
+            slot.put_in(spent)
+        spent.thread = get_ident()
+        self._core_ns = self._cores.read()
+        self._cpu_ns = process_time_ns()
+        self._start_ns = perf_counter_ns()
+
+    def collating(self, data: Any) -> None:
+        """The items are there."""
+        if not self._spent.thread:
+            return
+        self._collate_ns, self._collate_cpu_ns = perf_counter_ns(), process_time_ns()
+        if self._batched:
+            with suppress(Exception):  # a user's dataset may give anything
+                self._items = len(data)
+
+    def end(self) -> None:
+        """The batch is there, or an error."""
+        self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
+        self._spent.thread = 0
+        for slot in self._transforms:
+            slot.take_out()
+
+    def row(self) -> Row:
+        """What was timed."""
+        spent, collated = self._spent, self._collate_ns >= 0
+        middle, middle_cpu = (self._collate_ns, self._collate_cpu_ns) if collated else (self._end_ns, self._end_cpu_ns)
+        read_ns = max(0, middle - self._start_ns - spent.wall_ns)
+        collate_ns = self._end_ns - middle
+        read_cpu_ns = middle_cpu - self._cpu_ns - spent.cpu_ns
+        core_ns = self._cores.read()
+        return (
+            self._start_ns,
+            self._end_ns,
+            read_ns,
+            spent.wall_ns,
+            collate_ns,
+            min(max(0, read_cpu_ns), read_ns),
+            min(spent.cpu_ns, spent.wall_ns),
+            min(self._end_cpu_ns - middle_cpu, collate_ns),
+            self._items,
+            core_ns - self._core_ns if core_ns >= 0 <= self._core_ns else -1,
+        )
+
+    def close(self) -> None:
+        """Nothing more is timed."""
+        self._cores.close()
+
+
+class CoreWait:
+    """How long the kernel has kept the calling thread from a core while it was ready to run; Linux tells."""
+
+    def __init__(self) -> None:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> int:
+        """In ns since the thread began; -1: not known."""
+        if self._file < 0:
+            return -1
+        try:
+            return int(os.pread(self._file, 64, 0).split()[1])
+        except (OSError, ValueError, IndexError):
+            return -1
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    __del__ = close
+
+
+def _holders(dataset: Any) -> list[dict[str, Any]]:
+    """The attributes of a dataset and of those within it (Subset, ConcatDataset): there its transforms are."""
+    found: list[dict[str, Any]] = []
+    waiting, seen = [dataset], set[int]()
+    while waiting and len(found) < _HOLDERS:
+        holder = waiting.pop(0)
+        attributes = getattr(holder, "__dict__", None)
+        if not isinstance(attributes, dict) or id(holder) in seen:
+            continue
+        seen.add(id(holder))
+        found.append(attributes)
+        for name in _INNER:
+            inner = attributes.get(name)
+            inside = (
+                inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list | tuple) else [inner]
+            )
+            waiting += list(inside)[:_HOLDERS]
+    return found
+
+
+class _Slot:
+    """One attribute that may hold a transform: whatever it holds when a batch begins is timed."""
+
+    def __init__(self, attributes: dict[str, Any], name: str) -> None:
+        self._attributes = attributes
+        self._name = name
+        self._users: Any = None
+        self._ours: Any = None
+
+    def put_in(self, spent: _Spent) -> None:
+        """The stand-in takes its place."""
+        found = self._attributes.get(self._name)
+        if found is None or type(found) is _Timed or not callable(found):
+            return
+        if found is not self._users:
+            self._users, self._ours = found, _Timed(found, spent)
+        self._attributes[self._name] = self._ours
+
+    def take_out(self) -> None:
+        """The user's own is back, unless the user has put another there meanwhile."""
+        if self._ours is not None and self._attributes.get(self._name) is self._ours:
+            self._attributes[self._name] = self._users
+
+
+class _Timed:
+    """Stands in for a callable object of the user's: is what it is for whoever asks, copied and pickled as itself."""
+
+    __slots__ = ("_gpulab_spent", "_gpulab_users")
+
+    def __init__(self, users: Any, spent: _Spent) -> None:
+        object.__setattr__(self, "_gpulab_users", users)
+        object.__setattr__(self, "_gpulab_spent", spent)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        spent = self._gpulab_spent
+        if spent.within or spent.thread != get_ident():
+            return self._gpulab_users(*args, **kwargs)
+        spent.within = True
+        cpu_ns, start_ns = process_time_ns(), perf_counter_ns()
+        try:
+            return self._gpulab_users(*args, **kwargs)
+        finally:
+            spent.wall_ns += perf_counter_ns() - start_ns
+            spent.cpu_ns += process_time_ns() - cpu_ns
+            spent.within = False
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._gpulab_users)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._gpulab_users, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._gpulab_users, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._gpulab_users, name)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _itself, (self._gpulab_users,)
+
+    def __dir__(self) -> Any:
+        return dir(self._gpulab_users)
+
+    def __repr__(self) -> str:
+        return repr(self._gpulab_users)
+
+    def __str__(self) -> str:
+        return str(self._gpulab_users)
+
+    def __eq__(self, other: object) -> Any:
+        return self._gpulab_users == (other._gpulab_users if type(other) is _Timed else other)
+
+    def __hash__(self) -> int:
+        return hash(self._gpulab_users)
+
+    def __bool__(self) -> bool:
+        return bool(self._gpulab_users)
+
+    def __len__(self) -> int:
+        return len(self._gpulab_users)
+
+    def __iter__(self) -> Any:
+        return iter(self._gpulab_users)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._gpulab_users[key]
+
+    def __contains__(self, thing: object) -> bool:
+        return thing in self._gpulab_users
+
+
+def _itself(users: Any) -> Any:
+    return users
+
+
+__all__ = ["ROW_FIELDS", "TRANSFORMS", "CoreWait", "Row", "Sink", "time_fetcher"]

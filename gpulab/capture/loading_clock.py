@@ -1,0 +1,245 @@
+"""Has the batches of a run timed where they are made, and joins that with when the training loop had them.
+
+For the length of a run these methods of torch's iterators are replaced at the class, so that copies of loaders, which
+knobs make, are heard too: the making of an iterator with workers, its beginning anew, and the handing over of a batch;
+and the function that pins one. A loader has another `worker_init_fn` while its workers start, and its own again after
+that. Batches are told apart by the worker that made them: torch gives out those of one worker in the order in which
+it made them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import ExitStack
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any
+
+from gpulab.capture.fetch_clock import time_fetcher
+from gpulab.capture.loading_feeds import KEPT, Feed, FromWorkers, Here, Timed
+from gpulab.knobs.patching import replaced
+from gpulab.run import Batches, Choice, Missing
+
+WHAT = "what takes the time inside the DataLoader"
+_PINNED_KEPT = 1024  # batches that are pinned and were not asked for yet
+
+_begun: weakref.WeakKeyDictionary[Any, FromWorkers] = (
+    weakref.WeakKeyDictionary()
+)  # by iterator: its workers may outlive
+
+
+class LoadingClock:
+    """Of one run, on the thread that made it; the run began at `origin_ns` (`time.perf_counter_ns`)."""
+
+    def __init__(self, origin_ns: int) -> None:
+        self._origin_ns = origin_ns
+        self._thread, self._process = get_ident(), os.getpid()
+        self._feeds: list[Feed] = []
+        self._here: weakref.WeakKeyDictionary[Any, Here] = weakref.WeakKeyDictionary()
+        self._from: weakref.WeakKeyDictionary[Any, FromWorkers] = weakref.WeakKeyDictionary()
+        self._untimed: set[int | None] = set()  # loaders whose workers were there before
+        self._pinned: dict[int, int] = {}  # ns, by the id of what was pinned
+        self._pinning = threading.local()
+        self._loader: int | None = None
+        self._fault: Exception | None = None
+
+    def fed(self, loader: int) -> None:
+        """The loader of that number is asked for a batch now."""
+        self._loader = loader
+
+    def start(self, undo: ExitStack) -> None:
+        """Hear everything until `undo`. Needs torch to be imported; one that has no such methods is not timed."""
+        with ExitStack() as mine:
+            try:
+                mine.callback(self._rest)
+                self._replace(mine)
+            except Exception as e:
+                self._fault = e
+            else:
+                undo.push(mine.pop_all())
+
+    def _replace(self, undo: ExitStack) -> None:
+        from torch.utils.data import dataloader
+        from torch.utils.data._utils import pin_memory
+
+        several, single = dataloader._MultiProcessingDataLoaderIter, dataloader._SingleProcessDataLoaderIter
+        for owner, name, wrap in (
+            (several, "__init__", self._wrap_init),
+            (several, "_reset", self._wrap_reset),
+            (several, "_next_data", self._wrap_next_of_workers),
+            (several, "_process_data", self._wrap_process),
+            (single, "_next_data", self._wrap_next_here),
+            (pin_memory, "pin_memory", self._wrap_pin),
+        ):
+            undo.enter_context(replaced(owner, name, wrap))
+
+    def finish(self, feeder: int | None) -> tuple[Batches | None, tuple[Missing, ...], tuple[Choice, ...]]:
+        """After the run: what was timed of the loader that fed its steps, and what there is to say of it."""
+        mine = [feed for feed in self._feeds if feeder is None or feed.loader == feeder]
+        timed = Timed()
+        for feed in mine:
+            feed.close()
+            timed.add(feed.timed)
+        batches = timed.batches(self._origin_ns, perf_counter_ns())
+        self._feeds.clear()
+        choices = () if not timed.left_out else (_newest_kept(timed.left_out),)
+        return batches, self._missing(feeder, batches), choices
+
+    def _missing(self, feeder: int | None, batches: Batches | None) -> tuple[Missing, ...]:
+        if self._fault is not None:
+            why = f"gpulab failed while timing ({type(self._fault).__name__}: {self._fault})"
+        elif self._untimed & {feeder, None} or (feeder is None and self._untimed):
+            why = (
+                "its workers were started before this run; build the DataLoader in the cell, "
+                "or run without persistent_workers"
+            )
+        elif batches is None and feeder is not None:
+            why = "it makes its batches in a way of its own, which gpulab does not know"
+        else:
+            return ()
+        return (Missing(WHAT, why, key="workers_inside"),)
+
+    def _rest(self) -> None:
+        for feed in self._feeds:
+            feed.stop()
+
+    @property
+    def _hears(self) -> bool:
+        return self._fault is None and get_ident() == self._thread and os.getpid() == self._process
+
+    def _tried(self, task: Callable[[], Any]) -> Any:
+        """Its result; None where it fails: that is our affair, and ends the timing."""
+        try:
+            return task()
+        except Exception as e:
+            self._fault = e
+            return None
+
+    # -- iterators with workers ----------------------------------------------------------------------------------
+
+    def _wrap_init(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def __init__(iterator: Any, loader: Any, *rest: Any, **named: Any) -> None:
+            feed = self._tried(lambda: self._new_feed(loader)) if self._hears else None
+            if feed is None:
+                original(iterator, loader, *rest, **named)
+                return
+            with feed.starting(iterator, loader):
+                original(iterator, loader, *rest, **named)
+            self._feeds.append(feed)
+            self._from[iterator] = _begun[iterator] = feed
+
+        return __init__
+
+    def _new_feed(self, loader: Any) -> FromWorkers | None:
+        for feed in self._feeds:
+            feed.close_if_over()
+        return FromWorkers.of(loader)
+
+    def _wrap_reset(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _reset(iterator: Any, loader: Any, first_iter: bool = False, *rest: Any, **named: Any) -> Any:
+            if self._hears and not first_iter:
+                self._tried(lambda: self._begin_anew(iterator))
+            return original(iterator, loader, first_iter, *rest, **named)
+
+        return _reset
+
+    def _begin_anew(self, iterator: Any) -> None:
+        """Workers that an earlier run has timed are timed again from here on."""
+        feed = self._from.get(iterator)
+        if feed is None and iterator in _begun:
+            feed = self._from[iterator] = _begun[iterator]
+            self._feeds.append(feed)
+        if feed is not None:
+            feed.begin_anew()
+
+    def _wrap_next_of_workers(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _next_data(iterator: Any) -> Any:
+            feed = self._from.get(iterator) if self._hears else None
+            if feed is None:
+                if self._hears:
+                    self._untimed.add(self._loader)
+                return original(iterator)
+            feed.loader = self._loader
+            feed.asked()
+            try:
+                return original(iterator)
+            finally:
+                self._tried(feed.answered)
+
+        return _next_data
+
+    def _wrap_process(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _process_data(iterator: Any, data: Any, *rest: Any) -> Any:
+            feed = self._from.get(iterator) if self._hears else None
+            if feed is not None and rest:  # a torch that does not say which worker made it: never known
+                feed.given(rest[0], self._pin_ns(iterator, data))
+            return original(iterator, data, *rest)
+
+        return _process_data
+
+    # -- iterators without workers -------------------------------------------------------------------------------
+
+    def _wrap_next_here(self, original: Any) -> Any:
+        @functools.wraps(original)
+        def _next_data(iterator: Any) -> Any:
+            feed = self._tried(lambda: self._feed_here(iterator)) if self._hears else None
+            if feed is None:
+                return original(iterator)
+            feed.loader = self._loader
+            asked_ns = perf_counter_ns()
+            data = original(iterator)
+            feed.answered(asked_ns, perf_counter_ns(), self._pin_ns(iterator, data))
+            return data
+
+        return _next_data
+
+    def _feed_here(self, iterator: Any) -> Here:
+        feed = self._here.get(iterator)
+        if feed is None:
+            for other in self._feeds:
+                other.close_if_over()
+            feed = self._here[iterator] = Here()
+            feed.undo = time_fetcher(iterator._dataset_fetcher, iterator._dataset, feed)
+            self._feeds.append(feed)
+        return feed
+
+    # -- pinning -------------------------------------------------------------------------------------------------
+
+    def _wrap_pin(self, original: Any) -> Any:
+        """In whatever thread torch pins. It calls itself for what a batch consists of."""
+
+        @functools.wraps(original)
+        def pin_memory(data: Any, *rest: Any, **named: Any) -> Any:
+            if getattr(self._pinning, "within", False):
+                return original(data, *rest, **named)
+            self._pinning.within = True
+            start_ns = perf_counter_ns()
+            try:
+                pinned = original(data, *rest, **named)
+            finally:
+                self._pinning.within = False
+            if len(self._pinned) >= _PINNED_KEPT:
+                self._pinned.clear()
+            self._pinned[id(pinned)] = perf_counter_ns() - start_ns
+            return pinned
+
+        return pin_memory
+
+    def _pin_ns(self, iterator: Any, data: Any) -> int:
+        return self._pinned.pop(id(data), -1) if getattr(iterator, "_pin_memory", False) else 0
+
+
+def _newest_kept(left_out: int) -> Choice:
+    why = f"{left_out:,} before them are not kept"
+    return Choice("batches timed inside the DataLoader", f"the last {KEPT:,}", why)
+
+
+__all__ = ["LoadingClock"]

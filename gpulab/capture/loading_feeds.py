@@ -1,0 +1,245 @@
+"""What was timed of one iterator of a DataLoader: rows of those who made its batches, and who had them when."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from time import perf_counter_ns
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpulab.capture.fetch_clock import Row
+from gpulab.capture.loading_memory import Memory, Size
+from gpulab.capture.loading_worker import WorkerStart
+from gpulab.run import Batches, Int64
+
+KEPT = 20_000  # batches: the newest
+COLUMNS = (  # of a row as it is kept
+    "worker",
+    "start_ns",
+    "end_ns",
+    "read_ns",
+    "transform_ns",
+    "collate_ns",
+    "read_cpu_ns",
+    "transform_cpu_ns",
+    "collate_cpu_ns",
+    "item_count",
+    "core_wait_ns",
+    "asked_ns",
+    "answered_ns",
+    "pin_ns",
+)
+_TIMES = ("start_ns", "end_ns", "asked_ns", "answered_ns")
+_CLOCKS_APART_NS = 1_000_000
+
+Answer = tuple[int, int, int]  # asked, answered, pinning
+_NEVER: Answer = (-1, -1, -1)
+
+
+class Timed:
+    """Rows of `COLUMNS`, the newest `KEPT`; `left_out` counts the others."""
+
+    def __init__(self) -> None:
+        self._rows: deque[tuple[int, ...]] = deque(maxlen=KEPT)
+        self.left_out = 0
+
+    def append(self, row: tuple[int, ...]) -> None:
+        """One more."""
+        self.left_out += len(self._rows) == KEPT
+        self._rows.append(row)
+
+    def add(self, other: Timed) -> None:
+        """Those of another."""
+        for row in other._rows:
+            self.append(row)
+        self.left_out += other.left_out
+
+    def batches(self, origin_ns: int, now_ns: int) -> Batches | None:
+        """In order of arrival, on a clock that starts at `origin_ns`; None where nothing was timed."""
+        found = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
+        column = {name: found[:, i] for i, name in enumerate(COLUMNS)}
+        sound = (column["start_ns"] <= column["end_ns"]) & (column["end_ns"] <= now_ns + _CLOCKS_APART_NS)
+        sound &= (column["start_ns"] >= origin_ns) & (column["item_count"] >= 0)
+        arrived = np.where(column["answered_ns"] < 0, column["end_ns"], column["answered_ns"])
+        order = np.flatnonzero(sound)[np.argsort(arrived[sound], kind="stable")]
+        if not len(order):
+            return None
+        kept: dict[str, Int64] = {name: values[order] for name, values in column.items()}
+        for name in _TIMES:
+            kept[name] = np.where(kept[name] < 0, -1, kept[name] - origin_ns)
+        worker = kept.pop("worker").astype(np.int32)
+        return Batches(worker=worker, **{name: np.ascontiguousarray(values) for name, values in kept.items()})
+
+
+class Feed(Protocol):
+    """One iterator, from the training process's side. `loader` is its number, as the hooks count."""
+
+    timed: Timed
+    loader: int | None
+
+    def stop(self) -> None:
+        """Time no more."""
+
+    def close_if_over(self) -> None:
+        """Let go of what an iterator that has ended needs no more."""
+
+    def close(self) -> None:
+        """The run is over: `timed` is complete."""
+
+
+class Here:
+    """An iterator that makes its batches in the training process: who makes one hands it over."""
+
+    def __init__(self) -> None:
+        self.timed = Timed()
+        self.loader: int | None = None
+        self.undo: Callable[[], None] = lambda: None
+        self._on = True
+        self._row: Row | None = None
+
+    def begins(self) -> bool:
+        """Whether to time."""
+        self._row = None
+        return self._on
+
+    def made(self, row: Row) -> None:
+        """A batch was made."""
+        self._row = row
+
+    def broken(self) -> None:
+        """No more."""
+        self._on = False
+
+    def answered(self, asked_ns: int, answered_ns: int, pin_ns: int) -> None:
+        """The loop has it."""
+        if self._row is not None:
+            self.timed.append((-1, *self._row, asked_ns, answered_ns, pin_ns))
+            self._row = None
+
+    def stop(self) -> None:
+        """Put the fetcher back."""
+        self._on = False
+        self.undo()
+
+    def close_if_over(self) -> None:
+        """Its fetcher went with it."""
+
+    def close(self) -> None:
+        """Nothing is left to do."""
+
+
+class FromWorkers:
+    """An iterator with workers. Its memory is kept as long as they may write to it."""
+
+    def __init__(self, memory: Memory) -> None:
+        self.timed = Timed()
+        self.loader: int | None = None
+        self._memory: Memory | None = memory
+        self._workers = memory.size.workers
+        self._iterator: Callable[[], Any] = lambda: None
+        self._read = [0] * self._workers
+        self._asked_ns = 0
+        self._given: tuple[int, int] | None = None
+        self._forget_answers()
+
+    @classmethod
+    def of(cls, loader: Any) -> FromWorkers | None:
+        """For the iterator that is about to be made of a loader; None where its workers cannot be told."""
+        if "worker_init_fn" not in vars(loader):
+            return None
+        return cls(Memory(Size(loader.num_workers, max(1, KEPT // loader.num_workers))))
+
+    @contextmanager
+    def starting(self, iterator: Any, loader: Any) -> Iterator[None]:
+        """Inside, torch makes the iterator and starts its workers."""
+        assert self._memory is not None
+        users = loader.worker_init_fn
+        ours = WorkerStart(users, self._memory)
+        self._memory.generation, self._memory.on = 1, True
+        self._iterator = weakref.ref(iterator)
+        vars(loader)["worker_init_fn"] = ours
+        try:
+            yield
+        finally:
+            if vars(loader).get("worker_init_fn") is ours:
+                vars(loader)["worker_init_fn"] = users
+            _put_back(iterator, ours, users)
+
+    def begin_anew(self) -> None:
+        """The workers are told to begin anew, after what they are making."""
+        if self._memory is not None:
+            self._collect()
+            self._forget_answers()
+            self._memory.generation += 1
+            self._memory.on = True
+
+    def asked(self) -> None:
+        """The loop waits from here on."""
+        self._asked_ns, self._given = perf_counter_ns(), None
+
+    def given(self, worker: int, pin_ns: int) -> None:
+        """It gets the next batch that this worker has made."""
+        self._given = worker, pin_ns
+
+    def answered(self) -> None:
+        """It has it; if `given` was not called, there was none."""
+        if self._given is not None:
+            worker, pin_ns = self._given
+            self._answers[worker].append((self._asked_ns, perf_counter_ns(), pin_ns))
+            self._answer_count[worker] += 1
+
+    def stop(self) -> None:
+        """The workers time no more."""
+        if self._memory is not None:
+            self._memory.on = False
+
+    def close_if_over(self) -> None:
+        """Give the memory back where the workers are gone."""
+        iterator = self._iterator()
+        if self._memory is not None and (iterator is None or getattr(iterator, "_shutdown", False)):
+            self.close()
+            self._memory = None
+
+    def close(self) -> None:
+        """Take over what was written."""
+        if self._memory is not None:
+            self._collect()
+
+    def _forget_answers(self) -> None:
+        self._answers = [deque[Answer](maxlen=max(1, KEPT // self._workers)) for _ in range(self._workers)]
+        self._answer_count = [0] * self._workers
+
+    def _collect(self) -> None:
+        assert self._memory is not None
+        generation, rows = self._memory.generation, self._memory.size.rows
+        for worker in range(self._workers):
+            written = self._memory.written(worker)
+            first = max(self._read[worker], written - rows)
+            self.timed.left_out += first - self._read[worker]
+            for its_generation, number, *row in self._memory.read(worker, first, written):
+                answer = self._answer(worker, number) if its_generation == generation else _NEVER
+                self.timed.append((worker, *row, *answer))
+            self._read[worker] = written
+
+    def _answer(self, worker: int, number: int) -> Answer:
+        """When the loop had the batch of that number."""
+        answers = self._answers[worker]
+        at = number - (self._answer_count[worker] - len(answers))
+        return answers[at] if 0 <= at < len(answers) else _NEVER
+
+
+def _put_back(iterator: Any, ours: WorkerStart, users: Any) -> None:
+    """Of the iterator, too, which has noted with what its workers began."""
+    noted = vars(iterator).get("_worker_init_fn")
+    if noted is ours:
+        iterator._worker_init_fn = users
+    elif isinstance(noted, functools.partial) and noted.args[:1] == (ours,):  # torch's own, of a data pipe
+        iterator._worker_init_fn = functools.partial(noted.func, users, *noted.args[1:], **noted.keywords)
+
+
+__all__ = ["COLUMNS", "KEPT", "Feed", "FromWorkers", "Here", "Timed"]

@@ -1,0 +1,152 @@
+"""Memory that worker processes write what they timed to and the training process reads, however they are started.
+
+No file of it has a name, and none lies in /dev/shm, whose room in containers is small and belongs to the batches. Where
+the system has no such memory, it is a tensor that torch shares, as a dataset's own tensors are.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+WORD = 8  # bytes
+ROW = struct.Struct("12q")
+ROW_WORDS = 12
+
+_HEAD = 2  # words: whether to time, the generation
+_WORKER_HEAD = 1  # words: rows written so far
+_ON, _GENERATION = 0, 1
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """So many workers, each with room for the newest `rows` rows."""
+
+    workers: int
+    rows: int
+
+    @property
+    def worker_words(self) -> int:
+        """Of one worker."""
+        return _WORKER_HEAD + self.rows * ROW_WORDS
+
+    @property
+    def bytes(self) -> int:
+        """Of all."""
+        return WORD * (_HEAD + self.workers * self.worker_words)
+
+
+class Memory:
+    """Pickled for a worker, it is the same memory there. `on` and `generation` are the training process's to set."""
+
+    def __init__(self, size: Size, source: Any = None) -> None:
+        self.size = size
+        self._source = _new(size.bytes) if source is None else source
+        self._words = memoryview(self._source.buffer).cast("B").cast("q")
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Memory, (self.size, self._source)
+
+    @property
+    def on(self) -> bool:
+        """Whether the workers shall time."""
+        return self._words[_ON] != 0
+
+    @on.setter
+    def on(self, wanted: bool) -> None:
+        self._words[_ON] = int(wanted)
+
+    @property
+    def generation(self) -> int:
+        """How often the workers began to make batches: counted from 1."""
+        return self._words[_GENERATION]
+
+    @generation.setter
+    def generation(self, number: int) -> None:
+        self._words[_GENERATION] = number
+
+    def written(self, worker: int) -> int:
+        """Rows that this worker has written so far, those that newer ones have replaced too."""
+        return self._words[self._head(worker)]
+
+    def write(self, worker: int, row: tuple[int, ...]) -> None:
+        """By that worker only."""
+        head = self._head(worker)
+        count = self._words[head]
+        ROW.pack_into(self._source.buffer, self._place(head, count), *row)
+        self._words[head] = count + 1
+
+    def read(self, worker: int, first: int, last: int) -> list[tuple[int, ...]]:
+        """Rows `first` to before `last`: at most as many as there is room for, none of them replaced."""
+        head = self._head(worker)
+        return [ROW.unpack_from(self._source.buffer, self._place(head, i)) for i in range(first, last)]
+
+    def _head(self, worker: int) -> int:
+        return _HEAD + worker * self.size.worker_words
+
+    def _place(self, head: int, number: int) -> int:
+        return WORD * (head + _WORKER_HEAD + number % self.size.rows * ROW_WORDS)
+
+
+class _Unnamed:
+    """Linux: memory known by a file descriptor alone."""
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        try:
+            self.buffer = mmap.mmap(descriptor, size_bytes)  # which keeps a descriptor of its own
+        finally:
+            os.close(descriptor)
+        self._bytes = size_bytes
+        self._descriptor: int | None = None
+
+    @classmethod
+    def new(cls, size_bytes: int) -> _Unnamed:
+        descriptor = os.memfd_create("gpulab-loading")
+        os.ftruncate(descriptor, size_bytes)
+        made = cls(os.dup(descriptor), size_bytes)
+        made._descriptor = descriptor
+        return made
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        from multiprocessing.reduction import DupFd
+
+        if self._descriptor is None:
+            raise ValueError("the memory of a worker cannot be passed on")
+        return _unnamed, (DupFd(self._descriptor), self._bytes)
+
+    def __del__(self) -> None:
+        if getattr(self, "_descriptor", None) is not None:
+            os.close(self._descriptor)  # type: ignore[arg-type]
+            self._descriptor = None
+
+
+def _unnamed(passed: Any, size_bytes: int) -> _Unnamed:
+    return _Unnamed(passed.detach(), size_bytes)
+
+
+class _Tensor:
+    """Elsewhere: a tensor in memory that torch shares."""
+
+    def __init__(self, tensor: Any) -> None:
+        self.tensor = tensor
+        self.buffer = tensor.numpy()
+
+    @classmethod
+    def new(cls, size_bytes: int) -> _Tensor:
+        import torch
+
+        return cls(torch.zeros(size_bytes, dtype=torch.uint8).share_memory_())  # type: ignore[no-untyped-call]
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return _Tensor, (self.tensor,)
+
+
+def _new(size_bytes: int) -> _Unnamed | _Tensor:
+    return _Unnamed.new(size_bytes) if hasattr(os, "memfd_create") else _Tensor.new(size_bytes)
+
+
+__all__ = ["ROW_WORDS", "Memory", "Size"]

@@ -1,0 +1,110 @@
+"""Runs in the workers of a DataLoader: times the batches that they make, and is to the user as if it were not there.
+
+Workers that are started, not forked, import this module: it needs no more than torch, which they have.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from gpulab.capture.fetch_clock import Row, time_fetcher
+from gpulab.capture.loading_memory import Memory
+
+_OURS = str(Path(__file__).parent)
+
+
+class WorkerStart:
+    """In place of a loader's `worker_init_fn` while its workers start; `users` is that, or None."""
+
+    def __init__(self, users: Callable[[int], None] | None, memory: Memory) -> None:
+        self.users = users
+        self._memory = memory
+
+    def __call__(self, worker: int) -> None:
+        with suppress(Exception):
+            _time_this_worker(self._memory, worker)
+        if self.users is not None:
+            self.users(worker)
+
+
+class _Written:
+    """What one worker times goes to its part of the memory, numbered from 0 in each generation."""
+
+    def __init__(self, memory: Memory, worker: int) -> None:
+        self._memory = memory
+        self._worker = worker
+        self._generation = memory.generation
+        self._next = 0
+        self._works = True
+
+    def begins(self) -> bool:
+        """Whether to time."""
+        if not self._works or not self._memory.on:
+            return False
+        self._number = self._next
+        self._next += 1
+        return True
+
+    def made(self, row: Row) -> None:
+        """Written down."""
+        self._memory.write(self._worker, (self._generation, self._number, *row))
+
+    def broken(self) -> None:
+        """No more."""
+        self._works = False
+
+
+def _time_this_worker(memory: Memory, worker: int) -> None:
+    """torch makes the worker's fetcher after this, and again whenever the loader is iterated anew."""
+    from torch.utils.data import _DatasetKind, get_worker_info
+    from torch.utils.data._utils import worker as loop
+
+    info = get_worker_info()
+    original = _DatasetKind.create_fetcher
+
+    def create_fetcher(kind: Any, dataset: Any, *rest: Any, **named: Any) -> Any:
+        fetcher = original(kind, dataset, *rest, **named)  # type: ignore[no-untyped-call]
+        if info is not None and dataset is info.dataset:  # else a loader that the dataset itself has made
+            with suppress(Exception):
+                time_fetcher(fetcher, dataset, _Written(memory, worker))
+        return fetcher
+
+    _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
+    loop.ExceptionWrapper = _without_our_frames(loop.ExceptionWrapper)  # type: ignore[assignment,attr-defined]
+
+
+def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
+    """What a worker sends in place of a batch is the text of its traceback: none of our lines shall be in it."""
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with suppress(Exception):
+            _hide_our_frames(sys.exc_info()[1])
+        return wrapper(*args, **kwargs)
+
+    return wrapped
+
+
+def _hide_our_frames(error: BaseException | None) -> None:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        at = error.__traceback__ = _theirs(error.__traceback__)
+        while at is not None:
+            following = at.tb_next = _theirs(at.tb_next)
+            at = following
+        error = error.__cause__ or error.__context__
+
+
+def _theirs(trace: TracebackType | None) -> TracebackType | None:
+    """The first of these frames that is not ours."""
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
+        trace = trace.tb_next
+    return trace
+
+
+__all__ = ["WorkerStart"]

@@ -1,0 +1,129 @@
+"""The report's account of the DataLoader from inside: what making a batch takes, and what the loop waits for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.loading import LoadingFacts, WorkerRow
+from gpulab.views import words
+from gpulab.views.layout import Column, Row, Section
+from gpulab.views.words import plural
+
+TITLE = "Inside the DataLoader"
+WORTH_SAYING = 0.05  # of a part's time, or of the wait
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    label: str
+    meaning: str
+    colour: str
+
+
+_READ = _Part("reading", "the dataset gets its items: opens, reads and decodes them", "#E69F00")
+_READ_ALL = _Part("reading and preparing", "the dataset's own code, with whatever it does to an item", "#E69F00")
+_TRANSFORM = _Part("transforms", "the dataset's transforms change the items", "#D55E00")
+_COLLATE = _Part("putting together", "items become one batch (collate_fn)", "#56B4E9")
+_HAND_OVER = _Part("handing over", "from the worker's process to the training, which waits for it", "#CC79A7")
+_PIN = _Part("pinning", "copied into memory that the GPU can read by itself", "#999933")
+_COPY = _Part("copying to the GPU", "in a profiled step, after the DataLoader", "#0072B2")
+
+
+def loading_sections(facts: Facts) -> tuple[Section, ...]:
+    """What one batch takes, and each worker where there are several; nothing where batches were not timed inside."""
+    inside = facts.loading
+    if inside is None:
+        return ()
+    return (_batch(inside), *((_workers(inside.workers),) if len(inside.workers) > 1 else ()))
+
+
+def _batch(inside: LoadingFacts) -> Section:
+    shown = [
+        (_TRANSFORM if inside.transform_us else None, inside.transform_us, inside.transform_waited_fraction),
+        (_COLLATE, inside.collate_us, None),
+        (_HAND_OVER, inside.hand_over_us, None),
+        (_PIN if inside.pin_us else None, inside.pin_us, None),
+        (_COPY, inside.copy_us, None),
+    ]
+    read = _READ if inside.transform_us else _READ_ALL
+    rows = [_row(read, inside.read_us, inside.read_waited_fraction, inside.batch_us)]
+    rows += [
+        _row(part, us, waited, inside.batch_us) for part, us, waited in shown if part is not None and us is not None
+    ]
+    columns = (Column(""), Column("per batch", "number"), Column("meaning", "wrap"))
+    return Section(TITLE, columns, tuple(rows), tuple(line for line in _lines(inside) if line), wide=True)
+
+
+def _row(part: _Part, us: float, waited: float | None, batch_us: float) -> Row:
+    meaning = part.meaning
+    if waited is not None and waited >= WORTH_SAYING:
+        meaning += f"; for {words.percent(waited)} of it no core works: it waits for a disk, a network or a lock"
+    share = min(1.0, us / batch_us) if batch_us > 0 else 0.0
+    return Row((part.label, words.duration(us), meaning), bar=share, colour=part.colour)
+
+
+def _lines(inside: LoadingFacts) -> list[str]:
+    items = "" if inside.items_per_batch is None else f" of {plural(round(inside.items_per_batch), 'item')}"
+    core = inside.core_wait_fraction
+    return [
+        f"One batch{items} takes {words.duration(inside.batch_us)} to make (median of {inside.batches:,}), "
+        f"{_where(inside)}.",
+        _waiting(inside),
+        f"For {words.percent(core)} of that time it was ready to go on and no core was free."
+        if core is not None and core >= WORTH_SAYING
+        else "",
+        "" if inside.transform_us else "The dataset holds no transform as such: what it does to an item is in reading.",
+        "" if inside.pin_us is not None else "What pinning takes could not be measured.",
+    ]
+
+
+def _where(inside: LoadingFacts) -> str:
+    if [row.worker for row in inside.workers] == [-1]:
+        return "in the training process itself, which does nothing else meanwhile"
+    count = len(inside.workers)
+    return "in one worker process" if count == 1 else f"in each of {count:,} worker processes"
+
+
+def _waiting(inside: LoadingFacts) -> str:
+    """What the loop's wait was for, the longest first."""
+    wait = inside.wait
+    if wait is None or wait.total_us <= 0:
+        return ""
+    parts = {
+        (_READ if inside.transform_us else _READ_ALL).label: wait.read_us,
+        "transforms": wait.transform_us,
+        "putting together": wait.collate_us,
+        "handing over": wait.hand_over_us,
+        "pinning": wait.pin_us,
+    }
+    told = sorted(((us, name) for name, us in parts.items() if us >= WORTH_SAYING * wait.total_us), reverse=True)
+    shares = ", ".join(f"{words.percent(us / wait.total_us)} {name}" for us, name in told)
+    return f"The training waits {words.duration(wait.total_us)} for a batch (median); that time goes to: {shares}."
+
+
+def _workers(workers: tuple[WorkerRow, ...]) -> Section:
+    rows = tuple(
+        Row(
+            (
+                str(row.worker),
+                f"{row.batches:,}",
+                words.duration(row.batch_us),
+                words.rate(row.items_per_s, "items"),
+                words.percent(row.idle_fraction),
+            )
+        )
+        for row in workers
+    )
+    columns = (
+        Column("worker", "number"),
+        Column("batches", "number"),
+        Column("per batch", "number"),
+        Column("while it works", "number"),
+        Column("had nothing to do", "number"),
+    )
+    line = "A worker that had nothing to do has loaded as far ahead as it may: it is not what the training waits for."
+    return Section("Workers of the DataLoader", columns, rows, (line,), aside=True)
+
+
+__all__ = ["loading_sections"]
