@@ -6,6 +6,7 @@ Needs nothing of the tests, so that a kernel can be given this file's text and a
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 import threading
@@ -20,7 +21,7 @@ def leftovers() -> list[str]:
     active = ["a capture is active"] if recorder is not None and recorder.active is not None else []
     turn = sys.modules.get("gpulab.capture.turn")
     held = ["a thread's turn to measure"] if turn is not None and any(t.is_alive() for t in turn._owners) else []
-    return [*active, *held, *_threads(), *_processes(), *_in_torch()]
+    return [*active, *held, *_threads(), *_processes(), *_in_torch(), *_pause_hooks()]
 
 
 def _threads() -> list[str]:
@@ -48,16 +49,33 @@ def _in_torch() -> Iterator[str]:
     from torch.nn.modules import module
     from torch.optim import optimizer
     from torch.utils.data import dataloader
+    from torch.utils.data._utils import pin_memory
 
     iterators = (dataloader._BaseDataLoaderIter, *dataloader._BaseDataLoaderIter.__subclasses__())
     classes = (dataloader.DataLoader, *iterators, optimizer.Optimizer, GradScaler, module.Module, torch.Tensor)
-    for owner in (torch, torch.autograd, *classes):
+    loading = (pin_memory, dataloader._DatasetKind)
+    for owner in (torch, torch.autograd, *classes, *loading):
         # Lightning wraps torch.compile for good when it is imported: what counts is the outermost function's home
         yield from (f"patch of {owner.__name__}.{name}" for name, found in vars(owner).items() if _is_ours(found))
     for owner in (module, optimizer):
         yield from (f"hook in {name}" for name, hook in _global_hooks(owner) if _is_ours(hook))
     if torch.autograd._profiler_enabled():
         yield "a torch.profiler is active"
+
+
+def _pause_hooks() -> Iterator[str]:
+    """Hooks of gpulab/capture/pause_hooks.py: in Python's collector, in torch's compiler, in what saves and logs."""
+    found = sys.modules.get("gpulab.capture.pause_hooks")
+    if found is None:
+        return
+    compiler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+    callbacks = [*gc.callbacks, *getattr(compiler, "start_callbacks", []), *getattr(compiler, "end_callbacks", [])]
+    yield from (f"callback {callback!r}" for callback in callbacks if _is_ours(callback))
+    for target in found.TARGETS:
+        owner = sys.modules.get(target.module)
+        owner = vars(owner).get(target.owner) if owner is not None and target.owner else owner
+        if owner is not None and _is_ours(vars(owner).get(target.name)):
+            yield f"patch of {target.module}.{target.owner}.{target.name}"
 
 
 def _global_hooks(owner: ModuleType) -> Iterator[tuple[str, object]]:

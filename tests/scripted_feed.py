@@ -60,6 +60,7 @@ class ScriptedFeed:
     ) -> None:
         self.stop_requested = threading.Event()
         self.message = ""
+        self.alert = ""
         self.now_s = 0.0
         self.step = 0
         self._device_label, self._series, self._total = device_label, series, total
@@ -126,7 +127,7 @@ class ScriptedFeed:
                 rows.clear()
             status = Status(
                 self._phase(), self.step, self._total, "epoch", self.now_s, self._device_label,
-                self.stop_requested.is_set(), self.message,
+                self.stop_requested.is_set(), self.message, self.alert,
             )  # fmt: skip
         return Delta(status, np.array(steps, np.float32).reshape(-1, 4), samples)
 

@@ -16,7 +16,7 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.launches import CallTree
 from gpulab.analysis.operators import operators
 from gpulab.analysis.placing import placed
-from gpulab.diagnosis.headline import headline
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
 from gpulab.sources.kineto import cut, launches
 from tests import synthetic
@@ -333,10 +333,11 @@ def test_a_timeline_cut_short_ends_where_the_first_span_left_out_begins() -> Non
 
 
 def test_nothing_good_is_said_over_time_that_nobody_explains() -> None:
-    #     0                  70          100
+    #     0 ms               70          100
     #     [aten::mm---------)  unknown
-    spans = [Span("aten::mm", Category.CPU_OP, TRAINER, 0, 70)]
-    run = replace(run_of(spans, [(0, 100)]), loader=None)
-    assert headline(facts(run)).level == "unknown"
-    full = replace(run_of([Span("aten::mm", Category.CPU_OP, TRAINER, 0, 95)], [(0, 100)]), loader=None)
-    assert headline(facts(full)).level == "good"
+    spans = [Span("aten::mm", Category.CPU_OP, TRAINER, 0, 70_000_000)]
+    run = replace(run_of(spans, [(0, 100_000_000)]), loader=None, source="trace")
+    assert diagnose(facts(run)).first.level == "unknown"
+    busy = [Span("aten::mm", Category.CPU_OP, TRAINER, 0, 95_000_000)]
+    full = replace(run_of(busy, [(0, 100_000_000)]), loader=None, source="trace")
+    assert diagnose(facts(full)).first.level == "good"

@@ -13,7 +13,7 @@ from gpulab.views.report import Report
 from gpulab.views.stage import Stage
 
 CASE = synthetic.cases()["tiny"]
-REPORT = Report(CASE.facts, CASE.headline)
+REPORT = Report(CASE.facts, CASE.diagnosis)
 Shown = list[dict[str, str]]
 
 

@@ -55,7 +55,8 @@ class Breakdown:
 
     `device_index` is its number, None on a CPU. `median_us` is the per-part median over the steps; `share` is each
     part's share of the summed wall time (shares sum to 1). `busy_fraction` and `kernel_busy_fraction` are None on a
-    CPU device. `whole_window`: no step was found, the window stands as one.
+    CPU device. `whole_window`: no step was found, the window stands as one. `pauses_ns` are the pauses of the run that
+    lie in the profiled window, as [start, end): where nothing else claims their time, they are "other".
     """
 
     device: str
@@ -67,6 +68,7 @@ class Breakdown:
     busy_fraction: float | None
     kernel_busy_fraction: float | None
     whole_window: bool = False
+    pauses_ns: tuple[tuple[int, int], ...] = ()
 
     def typical_share(self, *parts: str) -> float:
         """Median over the steps of the share that these parts have together: one odd step does not speak for all."""
@@ -93,19 +95,39 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
     if timeline is None or len(timeline) == 0:
         return ()
     if not timeline.has_device_events:
-        return () if run.device.kind == "cuda" else (_account(run, timeline, None, layers(timeline, None)),)
+        if run.device.kind == "cuda":
+            return ()
+        return (_account(run, timeline, None, layers(timeline, None, pauses_ns=_pauses(run, timeline))),)
+    pauses_ns = _pauses(run, timeline)
     found = [
-        _account(run, timeline, index, layers(timeline, index, idle_causes=idle_causes))
+        _account(run, timeline, index, layers(timeline, index, idle_causes=idle_causes, pauses_ns=pauses_ns))
         for index in spans.devices(timeline)
     ]
     return tuple(sorted(found, key=lambda b: -(b.busy_fraction or 0)))
 
 
-def layers(timeline: Timeline, device_index: int | None, *, idle_causes: bool = True) -> dict[str, Intervals]:
+def layers(
+    timeline: Timeline,
+    device_index: int | None,
+    *,
+    idle_causes: bool = True,
+    pauses_ns: tuple[tuple[int, int], ...] = (),
+) -> dict[str, Intervals]:
     """The time each part lays claim to, first come first served; None is the CPU. What nobody claims is unknown."""
     if device_index is None:
-        return dict(_host_layers(timeline))
-    return dict(_device_layers(timeline, spans.on_device(timeline, device_index), idle_causes))
+        found = dict(_host_layers(timeline))
+    else:
+        found = dict(_device_layers(timeline, spans.on_device(timeline, device_index), idle_causes))
+    if pauses_ns and "other" in found:
+        told = np.concatenate((found["other"], np.array(pauses_ns, dtype=np.int64).reshape(-1, 2)))
+        found["other"] = union(told[:, 0], told[:, 1])
+    return found
+
+
+def _pauses(run: Run, timeline: Timeline) -> tuple[tuple[int, int], ...]:
+    """Those heard of while the profiler ran: what the trace itself does not name."""
+    start, end = timeline.window_ns
+    return tuple((p.start_ns, p.end_ns) for p in run.pauses if p.start_ns < end and p.end_ns > start)
 
 
 def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, Intervals]) -> Breakdown:
@@ -130,6 +152,7 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
         busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=False),
         kernel_busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=True),
         whole_window=not run.traced_numbers,
+        pauses_ns=_pauses(run, timeline),
     )
 
 

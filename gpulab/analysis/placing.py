@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, layers
-from gpulab.intervals import covers
+from gpulab.intervals import Intervals, covers
 from gpulab.run import Int64, Timeline
 
 
@@ -28,14 +29,14 @@ def placed(timeline: Timeline, account: Breakdown) -> Pieces | None:
     windows = np.array([(step.start_ns, step.end_ns) for step in account.steps], dtype=np.int64).reshape(-1, 2)
     totals = np.array([[step.parts_ns[part] for part in PARTS] for step in account.steps], dtype=np.int64)
     for idle_causes in (True, False):
-        pieces = _painted(timeline, account.device_index, windows, idle_causes)
+        claims = layers(timeline, account.device_index, idle_causes=idle_causes, pauses_ns=account.pauses_ns)
+        pieces = _painted(claims, windows)
         if np.array_equal(_summed(pieces, windows), totals):
             return pieces
     return None
 
 
-def _painted(timeline: Timeline, device_index: int | None, windows: Int64, idle_causes: bool) -> Pieces:
-    claims = layers(timeline, device_index, idle_causes=idle_causes)
+def _painted(claims: Mapping[str, Intervals], windows: Int64) -> Pieces:
     edges = np.unique(np.concatenate([windows.ravel(), *(claim.ravel() for claim in claims.values())]))
     left, right = edges[:-1], edges[1:]
     inside = covers(windows[windows[:, 1] > windows[:, 0]], left)

@@ -27,6 +27,7 @@ class Status:
     device_label: str  # "device: CPU", "device: NVIDIA H100 (GPU 0)"
     stop_requested: bool = False
     message: str = ""
+    alert: str = ""  # a sentence about what has gone wrong for long
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ from typing import Any, TypeVarTuple
 from gpulab.capture import hooks
 from gpulab.capture.generators import frames, inside_generator
 from gpulab.capture.loader import Loaders, samples_in
+from gpulab.capture.loading_clock import LoadingClock
+from gpulab.capture.pauses import Pauses
 from gpulab.capture.phases import Phases
 from gpulab.capture.tracker import Answer, StepTracker
 from gpulab.capture.weights import Watch
@@ -102,6 +104,9 @@ class Loop:
         self.phases = Phases(settings, code, new_window, self.overdue, lambda: self._hear_modules(True))
         self.tracker = StepTracker(origin_ns)
         self.loaders = Loaders()
+        self.pauses = Pauses()
+        self.look: Callable[[], None] = _nothing  # for what was imported meanwhile
+        self.clock: LoadingClock | None = None
         self.missing: list[Missing] = []
         self.stopping = False  # the run ends at the next step boundary
         self.counted = 0  # steps
@@ -159,6 +164,10 @@ class Loop:
         if self._due:
             self._leave()
             return
+        if self.clock is not None:
+            self.clock.fed(loader)
+        self.look()
+        self.pauses.asked(loader, sys._getframe() if fresh else None, entered, fresh=fresh)
         if fresh or not self.loaders.met:
             self._meet_loader(loader, owner)
             self._hear_modules(False)
@@ -178,6 +187,7 @@ class Loop:
         entered = perf_counter_ns()
         if answer == "iterator":
             self.phases.loader_ends()
+        self.pauses.answered(entered, batch=answer == "batch", end=answer == "end")
         self.tracker.loader_answered(entered, answer, samples_in(batch) if answer == "batch" else None)
         self.hooks_ns += perf_counter_ns() - entered
 
@@ -196,6 +206,7 @@ class Loop:
     def optimized(self, optimizer: Any, start_ns: int) -> None:
         """An optimizer has stepped."""
         entered = perf_counter_ns()
+        self.pauses.trained()
         self._after_mark(self.tracker.optimized(id(optimizer), start_ns, entered), entered)
 
     @guarded
@@ -203,6 +214,8 @@ class Loop:
         """A backward pass begins."""
         if self._due:
             raise StopRun(self._capture)
+        self.look()
+        self.pauses.trained()
         self.tracker.backward()
         if self._weights is None and self.tracker.undecided:
             self._weights = Watch.of(root)
@@ -213,6 +226,7 @@ class Loop:
         if self._due:
             raise StopRun(self._capture)
         self._calls += 1
+        self.look()
         self._hear_modules(False)
         if not self.stepless:
             return
@@ -349,6 +363,10 @@ class Loop:
         loader = self.loaders.feeds(feeder) if feeder is not None else None
         if loader is not None and loader.length is not None and self.counted == 2:
             self._expect(loader.length // max(1, self.tracker.last_batches()))
+
+
+def _nothing() -> None:
+    pass
 
 
 __all__ = ["Closed", "Loop", "StopRun", "mark_step"]

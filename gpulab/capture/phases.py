@@ -9,9 +9,8 @@ from contextlib import suppress
 from gpulab.capture import schedule
 from gpulab.capture.deadline import Deadline
 from gpulab.capture.feed import CapturePhase
-from gpulab.capture.window import ProfilerUnavailable, Window, in_backward
+from gpulab.capture.window import ProfilerUnavailable, Watched, Window, in_backward
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
-from gpulab.sources.kineto import Recording
 
 BREAKDOWN = "step breakdown, operators and kernels"
 UNBOUNDED = 1.5  # times its limit: from there on the record says that a window could not be ended
@@ -46,7 +45,7 @@ class Phases:
         self._done = 0  # complete steps
         self.unchanged_until = 0  # complete steps: before so many there is nothing to do here
         self._notes: list[Choice] = []
-        self.recording: Recording | None = None  # the one that is kept
+        self.recording: Watched | None = None  # the one that is kept
         self.traced: tuple[int, ...] = ()  # steps that may lie wholly inside it
         self.truncated: str | None = None  # why it ended early
         self.missing: list[Missing] = []

@@ -16,11 +16,19 @@ from typing import Literal
 import numpy as np
 
 from gpulab.capture import hooks, memory, turn
+from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.feed import Delta, SeriesInfo, Status, Watcher
+from gpulab.capture.loading_clock import LoadingClock
 from gpulab.capture.loop import Closed, Loop, StopRun
+from gpulab.capture.noticed import noticed
+from gpulab.capture.pause_hooks import PauseHooks
 from gpulab.capture.sampler import Sampler
+from gpulab.capture.source_lines import Naming, lines_above
 from gpulab.capture.window import Window
+from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
+from gpulab.errors import UsageError
 from gpulab.run import Choice, Missing, Observer, Outcome, Run, Samples, Settings, Timeline
+from gpulab.sources.configuration import configured
 from gpulab.sources.kineto import launches
 from gpulab.sources.machine import detect_device, environment
 from gpulab.sources.store import new_id
@@ -44,6 +52,8 @@ class Capture:
         self._missing: list[Missing] = []
         self._choices: list[Choice] = []
         self._fresh: deque[Closed] = deque(maxlen=BACKLOG_LIMIT)
+        self._thresholds = _thresholds()
+        self._alerts = Alerts(self._thresholds)
         self._own_ns = 0
         self._turn = False
         self._begins_ns = 0
@@ -62,6 +72,7 @@ class Capture:
         fresh = self._fresh if self._watcher is not None else None
         self._loop = Loop(self, self.settings, self.code, self._new_window, self._origin_ns, fresh)
         self._phases = self._loop.phases
+        self._clock = LoadingClock(self._origin_ns)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
         self._sampler.start()
         self._peak_before = memory.gpu_peak_bytes(self.device)
@@ -105,6 +116,12 @@ class Capture:
             whole = set(steps.number[steps.end_ns <= timeline.window_ns[1]].tolist())
             traced = tuple(n for n in self._phases.traced if n in whole)
         fed = bool(steps.batch_count.any())
+        recording = self._phases.recording
+        more_pauses = self._loop.pauses.finish(trains=self._loop.tracker.trains)
+        seen = recording.seen if recording is not None and timeline is not None else None
+        naming = Naming(self.code, lines_above(self.code, self.source))
+        lines = noticed(self._origin_ns, self._loop.pauses.heard, seen, naming)
+        batches, untimed, kept = self._clock.finish(self._loop.tracker.feeder)
         peaks, unknown_peaks = memory.peaks(self.device, self._peak_before, extremes)
         run = Run(
             id=new_id(self._created),
@@ -131,11 +148,16 @@ class Capture:
                 event_count=len(timeline) if timeline is not None else 0,
                 window_truncated=self._phases.truncated,
             ),
-            missing=(*self._loop.missing, *self._missing, *lost, *self._phases.missing, *unknown_peaks),
-            choices=(*self._phases.choices, *self._choices),
+            missing=(*self._loop.missing, *self._missing, *lost, *self._phases.missing, *unknown_peaks, *untimed),
+            choices=(*self._phases.choices, *self._choices, *kept),
             traced_numbers=traced,
+            batches=batches,
+            pauses=lines.pauses,
+            more_pauses=more_pauses,
+            stack=lines.stack,
+            places=lines.places,
+            alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
         )
-        recording = self._phases.recording
         return run, recording.write if recording is not None and timeline is not None else None
 
     # -- what the user or a view may ask -------------------------------------------------------------------------
@@ -164,7 +186,13 @@ class Capture:
         wall = np.maximum(end - start, 1)
         rate = np.where(samples >= 0, samples / (wall / 1e9), np.nan)
         steps = np.stack([(end - self._origin_ns) / 1e9, wall / 1e6, np.minimum(wait, wall) / 1e6, rate], axis=1)
-        return Delta(self._status(), steps.astype(np.float32), self._sampler.drain())
+        readings = self._sampler.drain()
+        if len(fresh):
+            waited = np.minimum(wait, wall)
+            self._alerts.steps(float(steps[-1, 0]), float(wall.sum() / 1e9), float(waited.sum() / 1e9), len(fresh))
+        for t_s, percent in readings.get(UTILIZATION, ()):
+            self._alerts.utilization(float(t_s), float(percent))
+        return Delta(self._status(), steps.astype(np.float32), readings)
 
     # -- details -------------------------------------------------------------------------------------------------
 
@@ -175,7 +203,13 @@ class Capture:
             if importlib.util.find_spec("torch") is None:
                 self._missing.append(Missing("steps", "torch is not installed", key="steps"))
                 return None
-        return hooks.install(self._loop, self._undo)
+        modules = hooks.install(self._loop, self._undo)
+        pauses = PauseHooks(self._loop.pauses, self._undo)
+        pauses.install()
+        self._loop.look = pauses.look
+        self._loop.clock = self._clock
+        self._clock.start(self._undo)
+        return modules
 
     def _new_window(self) -> Window:
         return Window(self.device.kind, self.device.index)
@@ -185,14 +219,17 @@ class Capture:
         if total is None and self._loop.epoch_steps:
             total, of = self._loop.epoch_steps, "epoch"
         name = self.device.name if self.device.kind == "cuda" else "CPU"
+        elapsed_s = self.now() / 1e9
+        alert = self._alerts.active(elapsed_s)
         return Status(
             phase=self._phases.label,
             step=self._loop.counted,
             total=total,
             total_of=of,
-            elapsed_s=self.now() / 1e9,
+            elapsed_s=elapsed_s,
             device_label=f"device: {name}",
             stop_requested=self._loop.stopping,
+            alert=alert.words if alert is not None else "",
         )
 
     def _judge_device(self, timeline: Timeline) -> None:
@@ -205,6 +242,14 @@ class Capture:
         elif self.settings.device == "auto":
             self.device = detect_device("cpu")
             self._choices.append(Choice("device", "CPU", "the profiled steps made no CUDA call"))
+
+
+def _thresholds() -> Thresholds:
+    """The user's; the report says what is wrong with them."""
+    try:
+        return DEFAULT.changed(configured("thresholds"))
+    except UsageError:
+        return DEFAULT
 
 
 def _since(samples: Samples, begins_ns: int) -> Samples:

@@ -9,8 +9,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
+from gpulab.capture.lines import LineSampler, Seen
 from gpulab.sources.kineto import CLOCK_MARK, Recording
 
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
@@ -32,12 +34,20 @@ def in_backward() -> bool:
     return torch is not None and torch._C._current_graph_task_id() != -1
 
 
+@dataclass(frozen=True, slots=True)
+class Watched(Recording):
+    """A finished session, with the lines at which the training thread was seen meanwhile."""
+
+    seen: Seen = field(default_factory=lambda: Seen([], []))
+
+
 class Window:
     """One profiler session. Marks each step as `ProfilerStep#N`, as torch's own schedule does."""
 
     def __init__(self, device_kind: str, index: int | None) -> None:
         self._device_kind = device_kind
         self._index = index
+        self._lines = LineSampler()
         self._profile: Any = None
         self._step: Any = None
         self._iterator: Any = None
@@ -75,6 +85,7 @@ class Window:
             self._profile = None
             raise ProfilerUnavailable(f"torch.profiler refused to start: {e}") from e
         self._mark_clock()
+        self._lines.start()
         self._began_ns = time.perf_counter_ns()
         self.start_cost_ns = self._began_ns - before
 
@@ -115,16 +126,17 @@ class Window:
             self._iterator.__exit__(None, None, None)
             self._iterator = None
 
-    def stop(self) -> Recording:
+    def stop(self) -> Watched:
         """End recording and hand over what was recorded. Never leaves the profiler running."""
         end_ns = time.perf_counter_ns()
         self.loader_ends()
         self.step_ends()
+        self._lines.stop()
         profile, self._profile = self._profile, None
         with _quiet():
             profile.stop()
         self.stop_cost_ns = time.perf_counter_ns() - end_ns
-        return Recording(profile, self._began_ns, end_ns, self._clock_ns)
+        return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines.seen)
 
 
 def _cuda_runs() -> bool:

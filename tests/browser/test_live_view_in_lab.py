@@ -147,6 +147,45 @@ def test_the_view_follows_the_theme(open_notebook: Callable[..., NotebookPage], 
     notebook.wait_finished(1)
 
 
+ALERT = "Starving for 20 s: 63 % of each step waits for data."
+
+ALERTING = f"""
+feed = ScriptedFeed(step_ms=40, wait_ms=25)
+feed.advance(30)
+view = live_view_or_none()
+view.begin(feed)
+feed.alert = {ALERT!r}
+feed.play(240)  # the button stands for the end of what is wrong: the cell goes on after it
+feed.alert = ""
+feed.stop_requested.clear()
+feed.play(20)
+view.end()
+"""
+
+
+def test_an_alert_is_visible_and_goes_away(open_notebook: Callable[..., NotebookPage], shots: Path) -> None:
+    notebook = open_notebook([SETUP, ALERTING])
+    notebook.run_cell(0)
+    notebook.start_cell(1)
+    live = notebook.output(1).locator(".gpulab-live")
+    alert = live.locator(".gp-alert")
+    expect(alert).to_have_text(ALERT, timeout=PATIENCE_MS)
+    expect(alert).to_be_visible()
+    height = live.bounding_box()
+    notebook.screenshot(shots / "live-alert-light.png", of=live)
+    light = alert.evaluate("e => getComputedStyle(e).color")
+    notebook.set_theme("dark")
+    expect(live).to_have_attribute("data-theme", "dark")
+    notebook.screenshot(shots / "live-alert-dark.png", of=live)
+    assert alert.evaluate("e => getComputedStyle(e).color") != light
+    live.get_by_role("button", name="Stop").click()
+    expect(alert).to_be_hidden(timeout=PATIENCE_MS)
+    assert notebook.running(1)
+    after = live.bounding_box()
+    assert height is not None and after is not None and after["height"] == height["height"], "nothing jumps"
+    notebook.wait_finished(1)
+
+
 def test_a_reload_after_the_run_shows_the_chart_again(open_notebook: Callable[..., NotebookPage]) -> None:
     cell = "feed = ScriptedFeed(); view = live_view_or_none(); view.begin(feed); feed.advance(4.5); view.end()"
     notebook = open_notebook([SETUP, cell])

@@ -21,7 +21,7 @@ KERNELS = ["python3", "gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS"
 LOAD, SETUP, TRAINING, LOOK = range(4)  # its code cells
 AS_WRITTEN, ENDLESS = "in range(2):", "in range(100_000):"  # epochs: only Stop ends the longer training
 SHOWN = [
-    "of its time waiting for the next batch of data.",  # the headline
+    "of its time waiting for the next batch of data",  # the headline
     "Step time",
     "Where the step's time goes",
     "Costliest operators",

@@ -53,7 +53,7 @@ CORNER = "(canvas) => [...canvas.getContext('2d').getImageData(1, canvas.height 
 def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = synthetic.dense_case(SPANS)
     path = tmp_path_factory.mktemp("timeline") / "report.html"
-    path.write_text(Report(case.facts, case.headline).html(), encoding="utf-8")
+    path.write_text(Report(case.facts, case.diagnosis).html(), encoding="utf-8")
     return path
 
 
@@ -235,7 +235,7 @@ def test_an_old_browser_is_told_why_there_is_no_timeline(page_file: Path, open_p
 def test_hostile_names_are_drawn_and_not_run(open_page: OpenPage, tmp_path: Path) -> None:
     case = synthetic.hostile_case()
     path = tmp_path / "hostile.html"
-    path.write_text(Report(case.facts, case.headline).html(), encoding="utf-8")
+    path.write_text(Report(case.facts, case.diagnosis).html(), encoding="utf-8")
     page = open_page(path)
     canvas = canvas_of(page)
     canvas.press("Enter")

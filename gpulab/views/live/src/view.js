@@ -50,7 +50,9 @@ class View {
     this.track.setAttribute("role", "progressbar");
     this.track.hidden = true;
     this.bar = element("div", "gp-bar", this.track);
-    this.notice = element("div", "gp-notice", this.root);
+    const notices = element("div", "gp-notices", this.root);
+    this.alert = element("span", "gp-alert", notices);
+    this.notice = element("span", "gp-notice", notices);
     this.notice.setAttribute("role", "status");
   }
 
@@ -137,6 +139,9 @@ class View {
     const notice = [store.stopNote || ended, store.status?.message].filter(Boolean).join(" · ");
     write(this.notice, notice);
     this.notice.title = notice;
+    const alert = store.ended ? "" : store.status?.alert ?? "";
+    write(this.alert, alert);
+    this.alert.title = alert;
   }
 
   #bands(labelled) {

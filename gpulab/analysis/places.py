@@ -1,0 +1,174 @@
+"""Which line of the user's code a stretch of time belongs to, from looks at the training thread's stack.
+
+A look waits while one long call holds Python's interpreter lock, and then finds the line of that call: so each look
+stands for the time since the one before it. It speaks for a stretch where it lies in it, or where it comes late and
+most of that time lies in it. A trace that was recorded with stacks (torch's `with_stack`) tells functions instead: the
+line is then the one at which the function begins.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpulab.analysis import spans
+from gpulab.intervals import Intervals, clip, covers, intersect, measure, union
+from gpulab.run import Category, Int64, Pause, Place, Run, StackSamples, Timeline
+
+LEAST_SHARE = 0.5  # of the time that is spoken for: below it no single line is to blame
+LEAST_LOOKS = 2
+LATE = 2.0  # times the usual time between two looks: the thread that looks was kept waiting
+TELLING = 3.0  # times it: a single late look is evidence enough, where nearly all of its time lies in the stretch
+NEARLY_ALL = 0.8
+
+_NAME = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<function>.+)")
+_INSTALLED = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
+# torch strips the folder of an installed library from its file names: what is left begins with the library's own name.
+_INSTALLED_NAMES = (
+    "torch torchvision torchaudio torchtext torchdata torchmetrics numpy scipy pandas PIL cv2 sklearn skimage datasets "
+    "transformers accelerate lightning pytorch_lightning lightning_fabric lightning_utilities timm diffusers peft trl "
+    "tokenizers safetensors huggingface_hub deepspeed apex megatron fsspec tqdm wandb mlflow tensorboard tensorboardX "
+    "matplotlib IPython ipykernel ipywidgets traitlets tornado zmq albumentations webdataset nvidia triton einops ray "
+    "ignite fastai composer streaming monai jax flax tensorflow keras decorator gpulab"
+)
+_LIBRARIES = frozenset(_INSTALLED_NAMES.split())
+
+
+@dataclass(frozen=True, slots=True)
+class LineShare:
+    """One line, its share of the time that is spoken for, and the looks that found it (0: from the trace's stacks)."""
+
+    place: Place
+    share: float
+    looks: int
+
+
+def line_of(run: Run, times: Intervals) -> Place | None:
+    """The line that takes at least half of these times, as far as they are spoken for; None where none surely does."""
+    found = lines_of(run, times)
+    if not found or found[0].share < LEAST_SHARE:
+        return None
+    if run.stack is not None and 0 < found[0].looks < LEAST_LOOKS and not _looked(run.stack, times).telling:
+        return None
+    return found[0].place
+
+
+def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
+    """Every line that was found within these times, the one with most of it first. Shares sum to 1 at most."""
+    if run.stack is None or not len(run.stack.t_ns):
+        return _from_functions(run.timeline, times) if run.timeline is not None else ()
+    looked = _looked(run.stack, times)
+    places = run.stack.place[looked.rows]
+    total = int(looked.weight_ns.sum())
+    found = [
+        LineShare(run.places[p], float(looked.weight_ns[places == p].sum() / max(1, total)), int((places == p).sum()))
+        for p in np.unique(places).tolist()
+        if p >= 0
+    ]
+    return tuple(sorted(found, key=lambda line: -line.share))
+
+
+def place_of(run: Run, pause: Pause) -> Place | None:
+    """The line that a pause was asked for by."""
+    return run.places[pause.place] if pause.place >= 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """The looks that speak for some times, and how much of them each stands for. `telling`: any one could do alone."""
+
+    rows: npt.NDArray[np.intp]
+    weight_ns: Int64
+    telling: bool
+
+
+def _looked(stack: StackSamples, times: Intervals) -> _Looked:
+    since = np.concatenate(([min(stack.began_ns, int(stack.t_ns[0]))], stack.t_ns[:-1]))
+    waited = stack.t_ns - since
+    usual = float(np.median(waited))
+    within = _overlap(since, stack.t_ns, times)
+    late = (waited > LATE * usual) & (2 * within > waited)
+    rows = np.flatnonzero((covers(times, stack.t_ns) | late) & (within > 0))
+    alone = (waited[rows] > TELLING * usual) & (within[rows] >= NEARLY_ALL * waited[rows])
+    return _Looked(rows, within[rows], bool(alone.any()))
+
+
+def _overlap(start: Int64, end: Int64, times: Intervals) -> Int64:
+    """How much of each [start, end) lies in the set."""
+    lengths = np.concatenate(([0], np.cumsum(times[:, 1] - times[:, 0])))
+
+    def before(at: Int64) -> Int64:
+        row = np.searchsorted(times[:, 0], at, side="right")
+        open_ns = np.where(row > 0, np.minimum(at, times[row - 1, 1]) - times[row - 1, 0], 0) if len(times) else at * 0
+        result: Int64 = lengths[np.maximum(row - 1, 0)] + open_ns
+        return result
+
+    return before(end) - before(start)
+
+
+def _from_functions(timeline: Timeline, times: Intervals) -> tuple[LineShare, ...]:
+    """From the stacks in the trace: the innermost function of the user's own code at each moment."""
+    rows = np.flatnonzero(
+        spans.in_category(timeline, Category.PYTHON_FUNCTION)
+        & spans.on_training_thread(timeline)
+        & spans.named(timeline, _is_users)
+    )
+    if not len(rows) or not len(times):
+        return ()
+    first, last = int(times[0, 0]), int(times[-1, 1])
+    rows = rows[(timeline.start_ns[rows] < last) & (timeline.end_ns[rows] > first)]
+    owner, start, end = _innermost(timeline, rows)
+    total = measure(times)
+    found = []
+    for name in np.unique(owner).tolist():
+        mine = owner == name
+        share = measure(intersect(clip(union(start[mine], end[mine]), first, last), times)) / max(1, total)
+        if share > 0:
+            found.append(LineShare(_place(timeline.names[name]), share, 0))
+    return tuple(sorted(found, key=lambda line: -line.share))
+
+
+def _innermost(timeline: Timeline, rows: npt.NDArray[np.intp]) -> tuple[Int64, Int64, Int64]:
+    """Name, start and end of the pieces in which a row is the innermost of these, which nest and are sorted."""
+    pieces: list[tuple[int, int, int]] = []
+    stack: list[tuple[int, int]] = []  # name, end
+    at = 0
+
+    def ended(until: int) -> None:
+        nonlocal at
+        while stack and stack[-1][1] <= until:
+            name, end = stack.pop()
+            pieces.append((name, at, end))
+            at = max(at, end)
+
+    starts, ends, names = timeline.start_ns[rows], timeline.end_ns[rows], timeline.name_id[rows]
+    for start, end, name in zip(starts.tolist(), ends.tolist(), names.tolist(), strict=True):
+        ended(start)
+        if stack:
+            pieces.append((stack[-1][0], at, start))
+        at = start
+        stack.append((name, end))
+    ended(1 << 62)
+    columns = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
+    return columns[0], columns[1], columns[2]
+
+
+def _is_users(name: str) -> bool:
+    found = _NAME.fullmatch(name)
+    if found is None or _INSTALLED.search(found["file"]):
+        return False
+    top = re.split(r"[/\\]", found["file"])[0].removesuffix(".py")
+    return top not in sys.stdlib_module_names and top not in _LIBRARIES
+
+
+def _place(name: str) -> Place:
+    found = _NAME.fullmatch(name)
+    assert found is not None
+    return Place(found["file"], int(found["line"]), found["function"])
+
+
+__all__ = ["LEAST_SHARE", "LineShare", "line_of", "lines_of", "place_of"]

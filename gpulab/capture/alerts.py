@@ -1,0 +1,179 @@
+"""What a live run says of itself when something goes wrong for long: one quiet line, gone when it is over. Pure.
+
+It is a hint while the run goes on, no diagnosis: the shares are smoothed, and begin and end at two different values, so
+that the line does not flicker. The record's alerts are found anew from its own steps and readings, so that a run
+without a live view has the same.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from gpulab.diagnosis.thresholds import Thresholds
+from gpulab.run import Alert, Samples, Steps
+
+SMOOTHED_S = 5.0
+ENDS_BELOW = 0.8  # times the value at which it begins
+UTILIZATION = "gpu_utilization_pct"
+_BIN_NS = 250_000_000  # steps of a record are judged in bunches of this length
+
+STARVING = "data_starved"
+IDLE = "gpu_idle"
+WORDS = {
+    STARVING: "Starving for {time}: {share:.0f} % of each step waits for data.",
+    IDLE: "The GPU has been idle for {time}: {share:.0f} % of that time it had nothing to do.",
+}
+
+
+@dataclass(slots=True)
+class Smoothed:
+    """A share over the last seconds, from parts of wholes; at least the newest counts. Times in s."""
+
+    window_s: float = SMOOTHED_S
+    _rows: deque[tuple[float, float, float]] = field(default_factory=deque)
+    _part: float = 0.0
+    _whole: float = 0.0
+
+    def add(self, t_s: float, part: float, whole: float) -> float:
+        """The share at `t_s`, when so much of `whole` was `part`. Times never go back."""
+        self._rows.append((t_s, part, whole))
+        self._part += part
+        self._whole += whole
+        while len(self._rows) > 1 and self._rows[0][0] <= t_s - self.window_s:
+            _, old_part, old_whole = self._rows.popleft()
+            self._part -= old_part
+            self._whole -= old_whole
+        return min(1.0, max(0.0, self._part / self._whole)) if self._whole > 0 else 0.0
+
+
+@dataclass(slots=True)
+class Lasting:
+    """One condition. It is on once its share has not fallen for `after_s`, and ends where the share falls again."""
+
+    key: str
+    begins_at: float
+    after_s: float
+    on: bool = False
+    since_s: float | None = None  # from when on the share is high
+    _part: float = 0.0
+    _whole: float = 0.0
+
+    def tell(self, t_s: float, share: float, part: float, whole: float, *, held: bool = False) -> Alert | None:
+        """The smoothed share is `share`; `part` of `whole` is new. An alert that has ended. `held`: none begins now."""
+        if self.since_s is not None and share < ENDS_BELOW * self.begins_at:
+            return self.end(t_s)
+        if self.since_s is None and share >= self.begins_at:
+            self.since_s, self._part, self._whole = t_s, 0.0, 0.0
+        if self.since_s is not None:
+            self._part += part
+            self._whole += whole
+            enough = t_s - self.since_s >= self.after_s and share >= self.begins_at
+            self.on = self.on or (enough and not held)
+        return None
+
+    def end(self, t_s: float) -> Alert | None:
+        """It is over, or can no longer be told."""
+        alert = self.alert(t_s, until_s=t_s)
+        self.on, self.since_s = False, None
+        return alert
+
+    def alert(self, t_s: float, until_s: float | None = None) -> Alert | None:
+        """As it stands at `t_s`; None where it is not on."""
+        if not self.on or self.since_s is None:
+            return None
+        share = 100 * self._part / self._whole if self._whole > 0 else 0.0
+        words = WORDS[self.key].format(time=_lasting(t_s - self.since_s), share=share)
+        return Alert(self.key, words, int(self.since_s * 1e9), None if until_s is None else int(until_s * 1e9))
+
+
+def _lasting(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60} s"
+
+
+class Alerts:
+    """Fed with steps and readings in order of time; times in s since the run began.
+
+    An idle GPU is not told of while the steps wait for data: that is why.
+    """
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._starving = Lasting(STARVING, thresholds.alert_data_wait, thresholds.alert_after_s)
+        self._idle = Lasting(IDLE, thresholds.alert_gpu_idle, thresholds.alert_after_s)
+        self._wait, self._rest = Smoothed(), Smoothed()
+        self._stepped_s: float | None = None
+        self._patience_s = 0.0
+        self._ended: list[Alert] = []
+
+    def steps(self, end_s: float, wall_s: float, wait_s: float, count: int = 1) -> None:
+        """`count` steps have ended, the last of them at `end_s`; together they took and waited so long."""
+        self.look(end_s - wall_s / max(1, count))
+        share = self._wait.add(end_s, wait_s, wall_s)
+        self._note(self._starving.tell(end_s, share, wait_s, wall_s))
+        self._stepped_s, self._patience_s = end_s, SMOOTHED_S + 2 * wall_s / max(1, count)
+
+    def utilization(self, t_s: float, percent: float) -> None:
+        """A reading of the GPU's utilization."""
+        idle = 1 - min(100.0, max(0.0, percent)) / 100
+        share = self._rest.add(t_s, idle, 1.0)
+        if self._starving.on:
+            self._note(self._idle.end(t_s))
+        else:
+            self._note(self._idle.tell(t_s, share, idle, 1.0, held=self._starving.since_s is not None))
+
+    def look(self, now_s: float) -> None:
+        """The time is `now_s`: where no step has ended for long, nobody knows whether steps wait for data."""
+        if self._stepped_s is not None and now_s - self._stepped_s > self._patience_s:
+            self._note(self._starving.end(self._stepped_s))
+            self._wait, self._stepped_s = Smoothed(), None
+
+    def active(self, now_s: float) -> Alert | None:
+        """The one to show now."""
+        self.look(now_s)
+        return self._starving.alert(now_s) or self._idle.alert(now_s)
+
+    def all(self, end_s: float) -> tuple[Alert, ...]:
+        """Those of the whole run, which ends now."""
+        self.look(end_s)
+        going_on = (self._starving.alert(end_s), self._idle.alert(end_s))
+        return tuple(sorted((*self._ended, *(a for a in going_on if a)), key=lambda a: a.since_ns))
+
+    def _note(self, ended: Alert | None) -> None:
+        if ended is not None:
+            self._ended.append(ended)
+
+
+def alerts_of(steps: Steps, samples: Samples, end_ns: int, thresholds: Thresholds) -> tuple[Alert, ...]:
+    """The alerts of a finished run, from its record."""
+    alerts = Alerts(thresholds)
+    curve = samples.get(UTILIZATION)
+    readings = [] if curve is None else list(zip((curve.t_ns / 1e9).tolist(), curve.value.tolist(), strict=True))
+    events: list[tuple[float, tuple[float, ...]]] = [(t, (value,)) for t, value in readings]
+    events += _bunches(steps)
+    for t_s, row in sorted(events, key=lambda event: event[0]):
+        if len(row) == 1:
+            alerts.utilization(t_s, row[0])
+        else:
+            alerts.steps(t_s, row[0], row[1], int(row[2]))
+    return alerts.all(end_ns / 1e9)
+
+
+def _bunches(steps: Steps) -> list[tuple[float, tuple[float, ...]]]:
+    """The steps that end in the same quarter of a second as one: end in s, and wall s, wait s, count."""
+    if not len(steps):
+        return []
+    first = np.flatnonzero(np.diff(steps.end_ns // _BIN_NS, prepend=-1))
+    last = np.append(first[1:], len(steps)) - 1
+    columns = (
+        steps.end_ns[last] / 1e9,
+        np.add.reduceat(steps.wall_ns, first) / 1e9,
+        np.add.reduceat(steps.data_wait_ns, first) / 1e9,
+        (last - first + 1).astype(np.float64),
+    )
+    return [(end, (wall, wait, count)) for end, wall, wait, count in zip(*(c.tolist() for c in columns), strict=True)]
+
+
+__all__ = ["IDLE", "STARVING", "Alerts", "Lasting", "Smoothed", "alerts_of"]

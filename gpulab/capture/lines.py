@@ -1,0 +1,76 @@
+"""Look at the training thread's stack every few milliseconds while the profiler runs: which line is it at?
+
+The trace names operators and calls, not the line that made them; torch's own `with_stack` costs many times as much and
+can hang beside DataLoader workers. A thread of ours needs the GIL for each look: it waits while the training thread
+holds it in one long call, and then finds it at the line of that call, whose end it is. So each look stands for the time
+since the one before (analysis/places.py). A frame is held for microseconds, never while this thread sleeps.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from dataclasses import dataclass
+from time import perf_counter_ns, thread_time_ns
+
+from gpulab.capture.source_lines import Spot, users_spot
+
+PERIOD_S = 0.002
+MOST_SAMPLES = 100_000
+LONGEST_PERIOD_S = 0.05
+DEAREST = 0.01  # share of the time that this thread may compute: where a look costs more it looks less often
+_JUDGED_AFTER = 4  # looks: what they cost is known then
+
+
+@dataclass(slots=True)
+class Seen:
+    """What was seen: `time.perf_counter_ns` and the line, None where none is the user's."""
+
+    t_ns: list[int]
+    spots: list[Spot | None]
+    began_ns: int = 0
+
+
+class LineSampler:
+    """Watches the thread that calls `start` until `stop`. `seen` holds what was seen; nothing else is kept."""
+
+    def __init__(self, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
+        self._going = threading.Lock()  # held while it is to go on: waiting for it is the cheapest sleep there is
+        self._thread: threading.Thread | None = None
+        self.seen = Seen([], [])
+
+    def start(self) -> None:
+        """Begin to look. Where no thread can be started nothing is seen."""
+        self.seen.began_ns = perf_counter_ns()
+        self._going.acquire()
+        watched = threading.get_ident()
+        thread = threading.Thread(target=self._look, args=(watched,), name="gpulab-lines", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        self._thread = thread
+
+    def stop(self) -> None:
+        """Look no more, leave no thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._going.release()
+            thread.join()
+
+    def _look(self, watched: int) -> None:
+        seen, frames, clock = self.seen, sys._current_frames, perf_counter_ns
+        times, spots = seen.t_ns, seen.spots
+        period_s, over, spent_ns = self._period_s, self._going.acquire, thread_time_ns()
+        while not over(timeout=period_s) and len(times) < MOST_SAMPLES:
+            spot = users_spot(frames().get(watched))
+            spots.append(spot)
+            times.append(clock())
+            if len(times) % _JUDGED_AFTER == 0:
+                before_ns, spent_ns = spent_ns, thread_time_ns()
+                affordable_s = (spent_ns - before_ns) / _JUDGED_AFTER / 1e9 / DEAREST
+                period_s = min(max(self._period_s, affordable_s), LONGEST_PERIOD_S)
+
+
+__all__ = ["LineSampler", "Seen"]

@@ -1,0 +1,42 @@
+"""What was noticed of the user's own lines in a run, as columns of its record: stack samples, pauses, their places."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.capture.lines import Seen
+from gpulab.capture.pause_hooks import recompiled_because
+from gpulab.capture.pauses import Heard
+from gpulab.capture.source_lines import Naming
+from gpulab.run import Pause, Place, StackSamples
+
+
+@dataclass(frozen=True, slots=True)
+class Noticed:
+    """The record's fields of the same names."""
+
+    pauses: tuple[Pause, ...]
+    stack: StackSamples | None
+    places: tuple[Place, ...]
+
+
+def noticed(origin_ns: int, heard: list[Heard], seen: Seen | None, naming: Naming) -> Noticed:
+    """On the run's clock; what was heard before the run began (its own start) is left out."""
+    because = recompiled_because() if any(kind == "compile" for kind, *_ in heard) else {}
+    pauses = tuple(
+        Pause(kind, start - origin_ns, end - origin_ns, naming.number(spot), because.get(detail, detail))
+        for kind, start, end, spot, detail in heard
+        if start >= origin_ns
+    )
+    stack = None
+    if seen is not None and seen.t_ns:
+        count = min(len(seen.t_ns), len(seen.spots))
+        place = np.array([naming.number(spot) for spot in seen.spots[:count]], dtype=np.int32)
+        t_ns = np.array(seen.t_ns[:count], dtype=np.int64) - origin_ns
+        stack = StackSamples(t_ns, place, seen.began_ns - origin_ns)
+    return Noticed(pauses, stack, naming.places)
+
+
+__all__ = ["Noticed", "noticed"]

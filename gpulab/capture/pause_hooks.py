@@ -1,0 +1,180 @@
+"""Hear of saving, logging, garbage collection and compilation for the length of one run, and put everything back.
+
+Only libraries that the user's code has imported are touched, whenever that is; `print` is not: code that passes it on
+to a worker process could not, while it is another function.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+from gpulab.capture.pauses import Pauses
+from gpulab.knobs.patching import replaced
+from gpulab.run import PauseKind
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A function or method: `owner` is a path within the module, empty for the module itself."""
+
+    kind: PauseKind
+    module: str
+    owner: str
+    name: str
+
+
+def _methods(kind: PauseKind, module: str, owner: str, *names: str) -> tuple[Target, ...]:
+    return tuple(Target(kind, module, owner, name) for name in names)
+
+
+# Nested ones count once, by the outermost. Lightning and transformers: their own saving around torch.save.
+TARGETS: tuple[Target, ...] = (
+    *_methods("checkpoint_save", "torch", "", "save"),
+    *_methods("checkpoint_save", "torch.serialization", "", "save"),
+    *_methods("checkpoint_save", "torch.distributed.checkpoint", "", "save"),
+    *_methods("checkpoint_save", "safetensors.torch", "", "save_file", "serialize_file"),
+    *_methods("checkpoint_save", "numpy", "", "save", "savez", "savez_compressed"),
+    *_methods("checkpoint_save", "lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint"),
+    *_methods("checkpoint_save", "pytorch_lightning.trainer.trainer", "Trainer", "save_checkpoint"),
+    *_methods("checkpoint_save", "transformers.trainer", "Trainer", "_save_checkpoint", "save_model"),
+    *_methods("logging", "logging", "Handler", "handle"),
+    *_methods(
+        "logging",
+        "torch.utils.tensorboard.writer",
+        "SummaryWriter",
+        *("add_scalar", "add_scalars", "add_histogram", "add_image", "add_images", "add_figure", "add_video"),
+        *("add_audio", "add_text", "add_graph", "add_embedding", "add_pr_curve", "add_mesh", "add_hparams", "flush"),
+    ),
+    *_methods("logging", "matplotlib.backend_bases", "FigureCanvasBase", "print_figure"),
+    *_methods("logging", "wandb.sdk.wandb_run", "Run", "log"),
+    *_methods("logging", "mlflow.tracking.client", "MlflowClient", "log_metric", "log_batch", "log_artifact"),
+)
+
+
+class PauseHooks:
+    """The hooks of one run. `look` from time to time: it touches what was imported since."""
+
+    def __init__(self, pauses: Pauses, undo: ExitStack) -> None:
+        self._pauses = pauses
+        self._undo = undo
+        self._waiting = set(TARGETS)
+        self._modules = 0
+        self._within = False  # one of the targets
+        self._compiling_ns = 0
+        self._collecting_ns = 0
+        self._compiled = False  # compilation is heard
+
+    def install(self) -> None:
+        """Touch what is imported by now; `undo` takes everything out again."""
+        gc.callbacks.append(self._collects)
+        self._undo.callback(_without, gc.callbacks, self._collects)
+        self.look()
+
+    def look(self) -> None:
+        """Touch what was imported since the last look. Cheap where nothing was."""
+        if len(sys.modules) == self._modules:
+            return
+        self._modules = len(sys.modules)
+        for target in [t for t in self._waiting if t.module in sys.modules]:
+            owner = _owner(target)
+            if owner is not None:
+                self._waiting.discard(target)
+                with suppress(AttributeError, TypeError):  # another version of the library
+                    self._undo.enter_context(replaced(owner, target.name, self._timed(target)))
+        if not self._compiled and "torch._dynamo.callback" in sys.modules:
+            self._hear_compilation(sys.modules["torch._dynamo.callback"])
+
+    def _timed(self, target: Target) -> Callable[[Any], Any]:
+        """Wraps a function so that the time it takes counts as a pause of that kind."""
+
+        def wrap(original: Any) -> Any:
+            @functools.wraps(original)
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                if self._within or not self._pauses.hears():
+                    return original(*args, **kwargs)
+                self._within, start_ns = True, perf_counter_ns()
+                try:
+                    return original(*args, **kwargs)
+                finally:
+                    self._within = False
+                    detail = f"{target.owner or target.module}.{target.name}{_written(args, target.kind)}"
+                    self._pauses.add(target.kind, start_ns, perf_counter_ns(), sys._getframe(1), detail)
+
+            return timed
+
+        return wrap
+
+    def _collects(self, phase: str, info: dict[str, int]) -> None:
+        if not self._pauses.hears():
+            return
+        now_ns = perf_counter_ns()
+        if phase == "start":
+            self._collecting_ns = now_ns
+        elif self._collecting_ns:
+            began_ns, self._collecting_ns = self._collecting_ns, 0
+            detail = f"generation {info['generation']}"
+            self._pauses.add("gc", began_ns, now_ns, sys._getframe(1), detail)
+
+    def _hear_compilation(self, module: Any) -> None:
+        handler: Any = getattr(module, "callback_handler", None)
+        if not hasattr(handler, "remove_end_callback"):  # torch before 2.4
+            return
+        self._compiled = True
+        handler.register_start_callback(self._compiles)
+        self._undo.callback(_without, handler.start_callbacks, self._compiles)
+        handler.register_end_callback(self._has_compiled)
+        self._undo.callback(_without, handler.end_callbacks, self._has_compiled)
+
+    def _compiles(self, *_: Any) -> None:
+        if self._pauses.hears():
+            self._compiling_ns = perf_counter_ns()
+
+    def _has_compiled(self, *args: Any) -> None:
+        if not self._pauses.hears() or not self._compiling_ns:
+            return
+        began_ns, self._compiling_ns = self._compiling_ns, 0
+        detail = str(getattr(args[0], "compile_id", "")) if args else ""
+        self._pauses.add("compile", began_ns, perf_counter_ns(), sys._getframe(1), detail)
+
+
+def _owner(target: Target) -> Any:
+    """Where that function is; None while the module is still being imported, or has no such thing."""
+    owner: Any = sys.modules[target.module]
+    if target.owner:
+        owner = vars(owner).get(target.owner)
+    return owner if owner is not None and hasattr(owner, target.name) else None
+
+
+def _written(args: tuple[Any, ...], kind: PauseKind) -> str:
+    """The name of the file that is written, where an argument is one."""
+    if kind != "checkpoint_save":
+        return ""
+    path = next((a for a in args if isinstance(a, str | os.PathLike)), None)
+    return "" if path is None else f": {os.path.basename(os.fspath(path))!s}"
+
+
+def _without(callbacks: list[Any], ours: Any) -> None:
+    with suppress(ValueError):  # somebody has cleared them
+        callbacks.remove(ours)
+
+
+def recompiled_because() -> dict[str, str]:
+    """Of each compilation of this process that torch still knows: why it was done again, or what was compiled."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    try:
+        known = utils.get_compilation_metrics() if utils is not None else ()
+        told = {str(m.compile_id): (m.co_name, getattr(m, "recompile_reason", None)) for m in known if m.co_name}
+    except Exception:  # torch's own bookkeeping: it has changed its shape before
+        return {}
+    return {i: f"{name}, again: {why}" if why else str(name) for i, (name, why) in told.items()}
+
+
+__all__ = ["TARGETS", "PauseHooks", "Target", "recompiled_because"]

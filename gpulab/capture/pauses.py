@@ -1,0 +1,81 @@
+"""Stretches of the training thread's time in which nothing is trained: saving, evaluation, logging, garbage, compiling.
+
+Heard in all steps, so it must be cheap: what is shorter than a millisecond is only counted. Pure but for the clock:
+`pause_hooks` tells when something began and ended.
+"""
+
+from __future__ import annotations
+
+import os
+from threading import get_ident
+from types import FrameType
+
+from gpulab.capture.passes import Pass, Passes
+from gpulab.capture.source_lines import Spot, users_spot
+from gpulab.run import PauseKind, PauseSum
+
+SHORTEST_NS = 1_000_000
+MOST = 10_000
+_KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")  # few, and each is somebody's wish
+
+Heard = tuple[PauseKind, int, int, Spot | None, str]  # kind, start and end (`time.perf_counter_ns`), line, detail
+
+
+class Pauses:
+    """Collects the pauses of one run, of the thread that made this."""
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+        self._process = os.getpid()
+        self.heard: list[Heard] = []
+        self._more: dict[PauseKind, tuple[int, int]] = {}
+        self._passes = Passes()
+        self.over = False
+
+    def hears(self) -> bool:
+        """Whether what happens on this thread counts: not on another one, not in a forked worker, not after the run."""
+        return get_ident() == self._thread and not self.over
+
+    def add(self, kind: PauseKind, start_ns: int, end_ns: int, frame: FrameType | None, detail: str = "") -> None:
+        """Something has paused the training. `frame` is where it was asked for."""
+        long = end_ns - start_ns >= SHORTEST_NS or kind in _KEPT_ALWAYS
+        if long and len(self.heard) < MOST:
+            if os.getpid() == self._process:
+                self.heard.append((kind, start_ns, end_ns, users_spot(frame), detail))
+            return
+        count, total_ns = self._more.get(kind, (0, 0))
+        self._more[kind] = (count + 1, total_ns + end_ns - start_ns)
+
+    def asked(self, loader: int, frame: FrameType | None, t_ns: int, *, fresh: bool) -> None:
+        """A loader is asked for a batch, or (`fresh`) for a new iterator."""
+        spot = users_spot(frame) if fresh else None
+        self._note(self._passes.asked(loader, t_ns, fresh=fresh, spot=spot))
+
+    def answered(self, t_ns: int, *, batch: bool, end: bool) -> None:
+        """It has answered: with a batch, or that there is none left."""
+        self._passes.answered(t_ns, batch=batch, end=end)
+
+    def trained(self) -> None:
+        """A backward pass begins, or an optimizer has stepped."""
+        self._note(self._passes.trained())
+
+    def finish(self, *, trains: bool) -> tuple[PauseSum, ...]:
+        """The run is over: hear no more. `trains`: without training, what only fetches is no evaluation but the job."""
+        self.over = True
+        self._note(self._passes.finish())
+        if not trains:
+            self.heard = [pause for pause in self.heard if pause[0] != "evaluation"]
+        self.heard.sort(key=lambda pause: pause[1:3])
+        return tuple(PauseSum(kind, count, total) for kind, (count, total) in self._more.items())
+
+    def _note(self, found: tuple[Pass, ...]) -> None:
+        for p in found:
+            if len(self.heard) < MOST:
+                detail = f"{p.batches:,} batch" + ("" if p.batches == 1 else "es")
+                self.heard.append(("evaluation", p.start_ns, p.last_ns, p.spot, detail))
+            else:
+                count, total_ns = self._more.get("evaluation", (0, 0))
+                self._more["evaluation"] = (count + 1, total_ns + p.last_ns - p.start_ns)
+
+
+__all__ = ["MOST", "SHORTEST_NS", "Heard", "Pauses"]

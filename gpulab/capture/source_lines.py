@@ -1,0 +1,159 @@
+"""Which line of the user's own code a stack stands at, and how that line is called on screen.
+
+The user's own code is all but Python's library, what is installed, and gpulab itself (its demo counts as the user's).
+Only names and numbers are kept of a frame: no frame, no code object, nothing of the user's.
+"""
+
+from __future__ import annotations
+
+import linecache
+import os
+import sys
+import sysconfig
+from pathlib import Path
+from types import FrameType
+
+from gpulab.run import Place
+
+Spot = tuple[str, int, str]  # file as Python has it, line, function
+
+CELL = "cell"
+_NAMELESS = "<cell>"  # a cell that is compiled without IPython: trials/code.py
+_LONGEST = 200  # characters of a line
+_OURS = str(Path(__file__).parents[1]) + os.sep
+_RUNNERS = tuple(str(Path(_OURS, *file)) for file in (("cells.py",), ("magics.py",), ("trials", "code.py")))
+_DEMO = _OURS + "demo" + os.sep
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_LIBRARY = tuple(
+    os.path.realpath(path) + os.sep for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")} if path
+)
+_known: dict[str, bool] = {}  # by file name: asked for each frame of each sample
+
+
+def is_users(file: str) -> bool:
+    """Whether code of that file name is the user's own."""
+    known = _known.get(file)
+    if known is None:
+        known = _is_users(file)
+        if len(_known) < 100_000:
+            _known[file] = known
+    return known
+
+
+def _is_users(file: str) -> bool:
+    if _is_cell(file):
+        return True
+    if file.startswith("<") or not file:  # generated: a dataclass's methods, what torch.compile makes
+        return False
+    if file.startswith(_OURS):
+        return file.startswith(_DEMO)
+    if any(part in file for part in _INSTALLED):
+        return False
+    return not os.path.realpath(file).startswith((*_LIBRARY, _OURS))
+
+
+def users_spot(frame: FrameType | None) -> Spot | None:
+    """The innermost line of the user's from this frame outwards; None where there is none."""
+    while frame is not None:
+        code = frame.f_code
+        if code.co_filename in _RUNNERS:  # what is outside of them is not profiled
+            return None
+        if is_users(code.co_filename):
+            return code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
+        frame = frame.f_back
+    return None
+
+
+def _is_cell(file: str) -> bool:
+    return file == _NAMELESS or file in _executions() or file.startswith("<ipython-input-")
+
+
+def _executions() -> dict[str, int]:
+    """The cells that IPython has compiled: their file names, and the number of each."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return getattr(getattr(shell, "compile", None), "_filename_map", {})
+
+
+class Naming:
+    """Makes a `Place` of each spot once the run is over.
+
+    `code` is the profiled cell's text, below `above` lines (its magic) of the cell that the user sees: those count.
+    """
+
+    def __init__(self, code: str, above: int) -> None:
+        self._code = code.splitlines()
+        self._above = above
+        self._places: dict[Place, int] = {}
+        self._numbers: dict[Spot, int] = {}
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """All that were asked for."""
+        return tuple(self._places)
+
+    def number(self, spot: Spot | None) -> int:
+        """The position of this spot's place among `places`; -1 for none."""
+        if spot is None:
+            return -1
+        known = self._numbers.get(spot)
+        if known is None:
+            place = self._place(*spot)
+            known = self._numbers[spot] = self._places.setdefault(place, len(self._places))
+        return known
+
+    def _place(self, file: str, line: int, function: str) -> Place:
+        function = "" if function.startswith("<") and "." not in function else function.replace("<locals>.", "")
+        lines = linecache.getlines(file)
+        if file == _NAMELESS:
+            return Place(CELL, line, function, _text(self._code, line))
+        if not _is_cell(file):
+            return Place(file, line, function, _text(lines, line))
+        text = _text(lines, line)
+        if _alike(lines, self._code):
+            return Place(CELL, line + self._above + _blank(self._code) - _blank(lines), function, text)
+        number = _executions().get(file)
+        return Place("another cell" if number is None else f"cell [{number}]", line, function, text)
+
+
+def _text(lines: list[str], line: int) -> str:
+    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _alike(compiled: list[str], code: list[str]) -> bool:
+    """Whether IPython has compiled this code as those lines: it drops empty ones above, and translates its own syntax.
+
+    A cell has no other name that a run in a thread, of a panel or of a later call would know, too.
+    """
+    a = [line.strip() for line in compiled[_blank(compiled) :]]
+    b = [line.strip() for line in code[_blank(code) :]]
+    while b and not b[-1]:
+        b.pop()
+    while a and not a[-1]:
+        a.pop()
+    if not a or len(a) != len(b):
+        return False
+    differ = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
+    return all("get_ipython()" in x for x, _ in differ)
+
+
+def _blank(lines: list[str]) -> int:
+    """How many lines are empty before the first that is not."""
+    return next((i for i, line in enumerate(lines) if line.strip()), 0)
+
+
+def lines_above(code: str, source: str) -> int:
+    """How many lines stand above the code in the cell as the user sees it: its magic, and what is above that."""
+    if source != "cell":
+        return 0
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    history = getattr(getattr(shell, "history_manager", None), "input_hist_raw", None) or [""]
+    whole, below = history[-1].rstrip(), code.rstrip()
+    if below and whole.endswith("\n" + below):
+        return int(whole[: len(whole) - len(below)].count("\n"))
+    return 1
+
+
+__all__ = ["CELL", "Naming", "Spot", "is_users", "lines_above", "users_spot"]
