@@ -6,10 +6,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpulab.analysis.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.breakdown import Breakdown, breakdowns
+from gpulab.analysis.device_work import DeviceWork, device_work
+from gpulab.analysis.host_operators import HostOperators, host_operators
 from gpulab.analysis.integrity import Integrity, integrity
+from gpulab.analysis.loading import LoadingFacts, loading
 from gpulab.analysis.memory import MemoryCurve, memory
 from gpulab.analysis.operators import CostRow, kernels, operators
+from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.steps import Selection, Spread, select, spread
 from gpulab.analysis.trace_facts import TraceFacts, trace_facts
 from gpulab.run import Run, Series
@@ -49,6 +54,11 @@ class Facts:
     trace: TraceFacts | None  # GPU only
     memory: tuple[MemoryCurve, ...]  # of the trace's memory events
     curves: tuple[CurveFact, ...]
+    loading: LoadingFacts | None = None  # inside the DataLoader
+    work: DeviceWork | None = None  # GPU only: what ran in the steps, row by row
+    blocking: tuple[BlockingCalls, ...] = ()  # GPU only: calls in which the training loop waits for it
+    host: HostOperators | None = None  # where the CPU computes
+    optimizer: OptimizerWork | None = None  # inside Optimizer.step and zero_grad, from the trace
 
 
 def facts(run: Run) -> Facts:
@@ -62,6 +72,7 @@ def facts(run: Run) -> Facts:
     account = next(iter(accounts), None)
     fed = run.loader is not None or bool(steps.batch_count.any())
     judged = rows if len(rows) else traced
+    work = None if "kernels" in withheld else device_work(run.timeline, account)
     return Facts(
         run=run,
         selection=selection,
@@ -82,6 +93,13 @@ def facts(run: Run) -> Facts:
         trace=trace_facts(run, accounts, withheld),
         memory=memory(run.memory_events),
         curves=tuple(_curve(s) for s in run.samples.series if len(s.value)),
+        loading=loading(run),
+        work=work,
+        blocking=blocking_calls(work) if work is not None else (),
+        host=host_operators(run.timeline, account)
+        if run.timeline is not None and account and account.device_index is None
+        else None,
+        optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
     )
 
 

@@ -27,6 +27,7 @@ from gpulab.sources.trace_events import (
     Value,
     exact_times,
 )
+from gpulab.sources.trace_products import product_sizes
 
 FLOAT_EXACT_US = 2.0**43  # up to here a float64 of microseconds still tells nanoseconds apart
 LIMIT_NS = 1 << 61
@@ -92,8 +93,8 @@ class SpanColumns:
     category: UInt8  # Category, _DROPPED for what is no span of the program
     lane_key: Int32
     correlation: Int64
-    extra_rows: Int64  # rows on a device
-    extra: dict[str, Float64]  # one value per row on a device
+    extra_rows: Int64  # rows on a device, then those of matrix products
+    extra: dict[str, Float64]  # one value per such row
 
 
 class Columns:
@@ -145,6 +146,7 @@ class Columns:
         rows = np.flatnonzero(np.isin(category, _ON_DEVICE))
         on_device = [(spans[i], args[i] or Args()) for i in rows.tolist()]
         lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]
+        products, sizes = product_sizes(spans, args)
         return SpanColumns(
             start_ns=start,
             duration_ns=_durations([e.dur for e in spans], rows, damage, where),
@@ -152,8 +154,8 @@ class Columns:
             category=category,
             lane_key=lane,
             correlation=integers([0 if a is None else a.correlation for a in args], 0),
-            extra_rows=rows,
-            extra=_extra([a for _, a in on_device]),
+            extra_rows=np.concatenate((rows, products)),
+            extra=_side_by_side(_extra([a for _, a in on_device]), len(rows), sizes, len(products)),
         )
 
     def _category(self, spans: list[Span]) -> UInt8:
@@ -308,6 +310,17 @@ def _extra(args: list[Args]) -> dict[str, Float64]:
         "graph_node_id": [a.graph_node_id for a in args],
     }
     return {name: floats(values) for name, values in columns.items() if values.count(None) < len(values)}
+
+
+def _side_by_side(
+    device: dict[str, Float64], on_device: int, products: dict[str, Float64], of_products: int
+) -> dict[str, Float64]:
+    """Columns of both kinds of rows, NaN in those of the other kind."""
+    absent = (np.full(on_device, np.nan), np.full(of_products, np.nan))
+    return {
+        **{name: np.concatenate((column, absent[1])) for name, column in device.items()},
+        **{name: np.concatenate((absent[0], column)) for name, column in products.items()},
+    }
 
 
 def _device_key(span: Span, args: Args) -> DeviceKey:

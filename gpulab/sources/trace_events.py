@@ -31,6 +31,7 @@ class Args(msgspec.Struct, gc=False):
     occupancy: Value = msgspec.field(name="est. achieved occupancy %", default=None)
     graph_id: Value = msgspec.field(name="graph id", default=None)
     graph_node_id: Value = msgspec.field(name="graph node id", default=None)
+    input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())  # read only where it is asked for
 
 
 class MemoryArgs(msgspec.Struct, gc=False):

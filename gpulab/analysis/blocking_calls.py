@@ -1,0 +1,153 @@
+"""Calls in which the training loop waits for the GPU: results read back, uploads from ordinary memory, plain waits.
+
+While the host waits it prepares nothing, so the device runs dry after each such call. What a call can cost is
+bounded twice: by the host's time in it, and by the device's idle time for which no wait for data accounts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.launches import LAUNCHING
+from gpulab.intervals import Intervals, covers, intersect, subtract, union
+from gpulab.run import Category, Int64
+
+Direction = Literal["read", "upload", "wait"]
+DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")
+
+# A copy call that returns sooner has only started the copy: definitions.md, a launch takes 5 to 20 µs.
+STARTED_NS = 20_000
+
+# What a person wrote, where several operators are open at the call: the outermost of these.
+_WRITTEN = (
+    "aten::item",
+    "aten::_local_scalar_dense",
+    "aten::is_nonzero",
+    "aten::nonzero",
+    "aten::equal",
+    "aten::allclose",
+    "aten::masked_select",
+    "aten::unique",
+    "aten::_unique2",
+    "aten::to",
+    "aten::cpu",
+    "aten::_to_copy",
+    "aten::copy_",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockingCalls:
+    """All calls of one direction in the steps. Times are µs per step (medians).
+
+    `waited_us` is the host's time in them. `idle_us` is the device's idle time from the begin of each call to the
+    first work that was started after it, without the time in which the loop waits for data. `operators` names what
+    made the calls with how often per step, the one that waited longest first. `times` are the calls themselves.
+    """
+
+    direction: Direction
+    per_step: float
+    waited_us: float
+    idle_us: float
+    operators: tuple[tuple[str, float], ...]
+    times: Intervals
+
+
+def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
+    """The calls of each direction that occurs, those that wait longest first."""
+    t = work.timeline
+    made = spans.on_training_threads(t) & spans.in_category(t, *LAUNCHING)
+    named = spans.named(t, lambda n: n.startswith((*spans.SYNCHRONIZING, *spans.COPYING)))
+    calls = np.flatnonzero(made & named)
+    calls = calls[covers(work.windows, t.start_ns[calls])]
+    direction, written = _direction(work, calls), _written(work, calls)
+    found = []
+    for i, name in enumerate(DIRECTIONS):
+        chosen = direction == i
+        if chosen.any():
+            found.append(_summed(work, name, calls[chosen], written[chosen]))
+    return tuple(sorted(found, key=lambda b: -b.waited_us))
+
+
+def _direction(work: DeviceWork, calls: Int64) -> Int64:
+    """Index into DIRECTIONS for each call; -1 for those that only start something."""
+    t = work.timeline
+    copying = spans.named(t, lambda n: n.startswith(spans.COPYING))[calls]
+    started = t.duration_ns[calls] < STARTED_NS
+    kind = np.full(len(calls), -1, dtype=np.int64)
+    items = np.flatnonzero(spans.in_category(t, Category.GPU_MEMCPY))
+    copied = np.full(len(t), -1, dtype=np.int64)
+    item, call = spans.matched(t, items, calls)
+    copied[call] = item
+    of_copy = copied[calls]
+    read = spans.named(t, lambda n: n.startswith("Memcpy DtoH"))
+    upload = spans.named(t, lambda n: n.startswith("Memcpy HtoD (Pageable"))
+    kind[(of_copy >= 0) & read[of_copy]] = DIRECTIONS.index("read")
+    kind[(of_copy >= 0) & upload[of_copy]] = DIRECTIONS.index("upload")
+    operator = work.tree.innermost(t, calls)
+    of_operator = np.full(len(t) + 1, -1, dtype=np.int64)
+    of_operator[operator[kind >= 0]] = kind[kind >= 0]
+    of_operator[-1] = -1
+    waiting = ~copying
+    kind[waiting] = np.where(of_operator[operator] >= 0, of_operator[operator], DIRECTIONS.index("wait"))[waiting]
+    kind[copying & started] = -1
+    return kind
+
+
+def _written(work: DeviceWork, calls: Int64) -> Int64:
+    """The name of the operator a person wrote, as index into the timeline's names; -1 for none."""
+    t, tree = work.timeline, work.tree
+    if not len(tree.rows):
+        return np.full(len(calls), -1, dtype=np.int64)
+    position = np.full(len(t) + 1, -1, dtype=np.int64)
+    position[tree.rows] = np.arange(len(tree.rows))
+    innermost = tree.innermost(t, calls)
+    at = np.where(innermost >= 0, position[innermost], -1)
+    name = np.where(at >= 0, t.name_id[tree.rows[at]], -1).astype(np.int64)
+    known = np.zeros(len(t.names), dtype=bool)
+    known[[i for i, n in enumerate(t.names) if n in _WRITTEN]] = True
+    while (at >= 0).any():
+        of_row = np.where(at >= 0, t.name_id[tree.rows[at]], 0)
+        name = np.where((at >= 0) & known[of_row], of_row, name)
+        at = np.where(at >= 0, tree.parent[at], -1)
+    return name
+
+
+def _summed(work: DeviceWork, direction: Direction, calls: Int64, written: Int64) -> BlockingCalls:
+    t = work.timeline
+    times = union(t.start_ns[calls], t.end_ns[calls])
+    waited = np.bincount(written + 1, weights=t.duration_ns[calls], minlength=len(t.names) + 1)
+    count = np.bincount(written + 1, minlength=len(t.names) + 1)
+    names = ("", *t.names)
+    order = [i for i in np.argsort(-waited, kind="stable").tolist() if count[i]]
+    return BlockingCalls(
+        direction=direction,
+        per_step=len(calls) / work.steps,
+        waited_us=work.per_step_us(times),
+        idle_us=work.per_step_us(_dry(work, calls)),
+        operators=tuple((names[i], float(count[i]) / work.steps) for i in order),
+        times=times,
+    )
+
+
+def _dry(work: DeviceWork, calls: Int64) -> Intervals:
+    """Idle time from the begin of each call to the first work started after its end, without waits for data."""
+    t = work.timeline
+    known = work.call >= 0
+    order = np.argsort(t.start_ns[work.call[known]], kind="stable")
+    asked = t.start_ns[work.call[known]][order]
+    begun = t.start_ns[work.rows[known]][order]
+    after = np.searchsorted(asked, t.end_ns[calls], side="left")
+    last = int(work.windows[-1, 1]) if len(work.windows) else 0
+    until = np.append(begun, last)[np.minimum(after, len(begun))]
+    dry = intersect(work.idle, union(t.start_ns[calls], np.maximum(until, t.end_ns[calls])))
+    loading = spans.covered(t, spans.on_training_thread(t) & spans.named(t, spans.is_loader))
+    return subtract(dry, loading)
+
+
+__all__ = ["BlockingCalls", "blocking_calls"]

@@ -1,0 +1,224 @@
+"""Small operations that follow one another and could be one: pointwise chains, attention in several steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.kernel_classes import CLASSES, POINTWISE_OPERATORS
+from gpulab.analysis.launches import CallTree
+from gpulab.intervals import Intervals, covers, intersect, measure, union
+from gpulab.run import Category, Int64, Timeline
+
+CHAIN = 2  # from this many on a chain could be one kernel
+_PRODUCTS = ("aten::bmm", "aten::baddbmm")
+_SOFTMAX = ("aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data", "aten::exp")  # or by hand
+_FREE = (
+    "view",
+    "as_strided",
+    "empty",
+    "empty_like",
+    "empty_strided",
+    "detach",
+    "resolve_conj",
+    "resolve_neg",
+    "_unsafe_view",
+)
+_SCALAR = ("aten::copy_", "aten::fill_")  # so short, they move a single number: 0.5 * x wraps the 0.5
+_SCALAR_NS = 20_000
+WORTH_FUSING_NS = 50_000  # ours: ten times what calling an operator costs on a CPU
+_BETWEEN = 12  # operators at most between a product and the softmax of one attention: scale, mask, cast, dropout, views
+
+
+@dataclass(frozen=True, slots=True)
+class PointwiseChains:
+    """Per step. `share` of the time of all kernels but communication; `saved_share` is what of it would go if each
+    chain became one kernel, which reads and writes memory once: it takes an n-th of the chain's time, and no less than
+    its longest kernel. `longest` is a chain's number of kernels.
+    """
+
+    chains: float
+    kernels: float
+    share: float
+    saved_share: float
+    longest: int
+    span: tuple[int, int] | None  # of the longest in time
+
+
+def pointwise_chains(work: DeviceWork) -> PointwiseChains | None:
+    """Runs of pointwise kernels with no other work between them on their stream, but for those of an optimizer."""
+    t = work.timeline
+    order = np.lexsort((t.start_ns[work.rows], t.lane_id[work.rows]))
+    chained = (work.kind == CLASSES.index("pointwise")) & ~work.of_optimizer
+    total_us = work.us(work.kernel & ~work.of("communication")) * work.steps
+    return _chains(t, work.rows[order], chained[order], total_us * 1e3, work.steps)
+
+
+def _chains(
+    timeline: Timeline, rows: Int64, chained: spans.Mask, total_ns: float, steps: int
+) -> PointwiseChains | None:
+    """Runs of chained rows among rows that are sorted by lane and time."""
+    if not chained.any():
+        return None
+    lane = timeline.lane_id[rows]
+    breaks = np.ones(len(rows), dtype=bool)
+    breaks[1:] = ~chained[1:] | ~chained[:-1] | (lane[1:] != lane[:-1])
+    chain = np.cumsum(breaks) - 1
+    length = np.bincount(chain[chained], minlength=int(chain[-1]) + 1)
+    long = length >= CHAIN
+    if not long.any() or total_ns <= 0:
+        return None
+    time = np.bincount(chain, weights=timeline.duration_ns[rows] * chained, minlength=len(length))
+    longest = np.zeros(len(length))
+    np.maximum.at(longest, chain, timeline.duration_ns[rows] * chained)
+    saved = time - np.maximum(time / np.maximum(length, 1), longest)
+    costliest = np.flatnonzero(chain == int(np.where(long, time, -1).argmax()))
+    return PointwiseChains(
+        chains=float(long.sum()) / steps,
+        kernels=float(length[long].sum()) / steps,
+        share=float(time[long].sum()) / total_ns,
+        saved_share=float(saved[long].sum()) / total_ns,
+        longest=int(length.max()),
+        span=(int(timeline.start_ns[rows[costliest[0]]]), int(timeline.end_ns[rows[costliest[-1]]])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionChains:
+    """Attention that writes its whole matrix to memory: two products with a softmax between them.
+
+    Shares are of the time of all kernels but communication: `share` of softmax and all between the two products, which
+    a fused kernel does not do in memory, `product_share` of the products. `by_library`: PyTorch's own slow path chose
+    it (`_scaled_dot_product_attention_math`), not the code.
+    """
+
+    per_step: float
+    share: float
+    product_share: float
+    by_library: bool
+    span: tuple[int, int] | None
+
+
+def attention_chains(work: DeviceWork) -> AttentionChains | None:
+    """Found by the operators: a softmax whose neighbours among products and softmaxes, close by, are both products.
+
+    The backward pass has a product before its `_softmax_backward_data` and one after it.
+    """
+    t = work.timeline
+    ends = _around_softmax(t, work.tree, work.windows)
+    if ends is None:
+        return None
+    first, last = ends
+    between = _launched_between(work, t.lane_id[first], t.end_ns[first], t.start_ns[last])
+    products = np.isin(work.operator, np.concatenate((first, last)))
+    return AttentionChains(
+        per_step=len(first) / work.steps,
+        share=work.share(between & ~products),
+        product_share=work.share(products),
+        by_library=_by_library(t),
+        span=_longest(t, first, last),
+    )
+
+
+def attention_on_cpu(timeline: Timeline, windows: Intervals) -> AttentionChains | None:
+    """The same where the CPU computes: shares of the steps' wall time in which operators between the products run."""
+    mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
+    ends = _around_softmax(timeline, CallTree.of(timeline, np.flatnonzero(mine)), windows)
+    if ends is None:
+        return None
+    first, last = ends
+    operators = spans.covered(timeline, mine)
+    between = intersect(union(timeline.end_ns[first], timeline.start_ns[last]), operators)
+    both = np.concatenate((first, last))
+    products = union(timeline.start_ns[both], timeline.end_ns[both])
+    wall = measure(windows) or 1
+    return AttentionChains(
+        per_step=len(first) / max(1, len(windows)),
+        share=measure(between) / wall,
+        product_share=measure(products) / wall,
+        by_library=_by_library(timeline),
+        span=_longest(timeline, first, last),
+    )
+
+
+def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains | None:
+    """Pointwise operators of the training threads that follow one another; shares of the steps' wall time.
+
+    Those of an optimizer are left out, and those so short that starting them is what they cost.
+    """
+    mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
+    tree = CallTree.of(timeline, np.flatnonzero(mine))
+    leaf = np.ones(len(tree.rows), dtype=bool)
+    leaf[tree.parent[tree.parent >= 0]] = False
+    rows = tree.rows[leaf & ~_moves_nothing(timeline, tree.rows)]
+    rows = rows[covers(windows, timeline.start_ns[rows])]
+    marks = spans.in_category(timeline, Category.USER_ANNOTATION) & spans.named(timeline, spans.is_optimizer)
+    chained = spans.named(timeline, lambda n: POINTWISE_OPERATORS.match(n) is not None)[rows]
+    chained &= ~covers(spans.covered(timeline, marks), timeline.start_ns[rows])
+    chained &= timeline.duration_ns[rows] >= WORTH_FUSING_NS
+    return _chains(timeline, rows, chained, measure(windows), max(1, len(windows)))
+
+
+def _moves_nothing(timeline: Timeline, rows: Int64) -> spans.Mask:
+    """Which operators only rename memory, keep autograd's books or move a single number: they part no chain."""
+    free = spans.named(timeline, lambda n: not n.startswith("aten::") or n.removeprefix("aten::") in _FREE)
+    scalar = spans.named(timeline, lambda n: n in _SCALAR) & (timeline.duration_ns < _SCALAR_NS)
+    return (free | scalar)[rows]
+
+
+def _by_library(timeline: Timeline) -> bool:
+    """PyTorch's own slow path: named so also where nothing of it ran in the steps."""
+    return any("scaled_dot_product_attention_math" in name for name in timeline.names)
+
+
+def _longest(timeline: Timeline, first: Int64, last: Int64) -> tuple[int, int]:
+    i = int(np.argmax(timeline.end_ns[last] - timeline.start_ns[first]))
+    return int(timeline.start_ns[first[i]]), int(timeline.end_ns[last[i]])
+
+
+def _around_softmax(timeline: Timeline, tree: CallTree, windows: Intervals) -> tuple[Int64, Int64] | None:
+    """Rows of the products before and after each softmax of the steps that stands between two; None without any."""
+    is_softmax = spans.named(timeline, lambda n: n in _SOFTMAX)
+    wanted = is_softmax | spans.named(timeline, lambda n: n in _PRODUCTS)
+    position = np.flatnonzero(wanted[tree.rows])  # by thread, in order of time
+    if len(position) < 3:
+        return None
+    at = tree.rows[position]
+    middle = np.flatnonzero(is_softmax[at[1:-1]] & ~is_softmax[at[:-2]] & ~is_softmax[at[2:]]) + 1
+    lane = timeline.lane_id[at]
+    middle = middle[(lane[middle - 1] == lane[middle]) & (lane[middle + 1] == lane[middle])]
+    leaf = np.ones(len(tree.rows), dtype=np.int64)
+    leaf[tree.parent[tree.parent >= 0]] = 0
+    before = np.cumsum(leaf)
+    near = before[position[middle + 1]] - before[position[middle - 1]] <= 2 * _BETWEEN
+    middle = middle[near & covers(windows, timeline.start_ns[at[middle]])]
+    return (at[middle - 1], at[middle + 1]) if len(middle) else None
+
+
+def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int64) -> spans.Mask:
+    """Which rows were launched on these threads within these times."""
+    t, found = work.timeline, np.zeros(len(work.rows), dtype=bool)
+    known = np.flatnonzero(work.call >= 0)
+    call = work.call[known]
+    for thread in np.unique(lane).tolist():
+        mine = lane == thread
+        order = np.argsort(begin[mine], kind="stable")
+        start, stop = begin[mine][order], end[mine][order]
+        asked = t.start_ns[call]
+        i = np.searchsorted(start, asked, side="right") - 1
+        found[known] |= (i >= 0) & (asked < stop[np.maximum(i, 0)]) & (t.lane_id[call] == thread)
+    return found
+
+
+__all__ = [
+    "CHAIN",
+    "AttentionChains",
+    "PointwiseChains",
+    "attention_chains",
+    "attention_on_cpu",
+    "pointwise_chains",
+    "pointwise_on_cpu",
+]

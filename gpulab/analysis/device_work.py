@@ -1,0 +1,129 @@
+"""What one GPU did within the profiled steps, row by row: which call started it, for which operator, of what class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from gpulab.analysis import spans
+from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.kernel_classes import CLASSES, class_of
+from gpulab.analysis.launches import CallTree, launch_of
+from gpulab.intervals import Intervals, covers, paint, subtract, union
+from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline, UInt8
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceWork:
+    """Columns, one row per kernel, copy or memset of the accounted device that began in a step, in order of time.
+
+    Steps are `windows`, [n, 2] in ns. `idle` is the time in them in which the device did nothing. Times per step are
+    sums over the steps divided by their number; sums over kernels count two streams twice.
+    """
+
+    timeline: Timeline
+    windows: Intervals
+    idle: Intervals
+    tree: CallTree  # of all operators
+    rows: Int64  # in the timeline
+    call: Int64  # row of the call that started it; -1: not in the trace
+    operator: Int64  # row of the innermost operator around that call; -1: none
+    kind: UInt8  # index into CLASSES
+
+    @property
+    def of_optimizer(self) -> spans.Mask:
+        """Which rows were started inside an optimizer's step or zero_grad."""
+        t, found = self.timeline, np.zeros(len(self.rows), dtype=bool)
+        marks = spans.in_category(t, Category.USER_ANNOTATION, Category.CPU_OP) & spans.named(t, spans.is_optimizer)
+        known = self.call >= 0
+        found[known] = covers(spans.covered(t, marks), t.start_ns[self.call[known]])
+        return found
+
+    @property
+    def steps(self) -> int:
+        """How many steps these are."""
+        return max(1, len(self.windows))
+
+    @property
+    def kernel(self) -> spans.Mask:
+        """Which rows are kernels."""
+        return np.asarray(self.timeline.category[self.rows] == Category.KERNEL)
+
+    def of(self, *kinds: str) -> spans.Mask:
+        """Which rows are kernels of these classes."""
+        return np.isin(self.kind, [CLASSES.index(k) for k in kinds]) & self.kernel
+
+    def us(self, chosen: spans.Mask) -> float:
+        """Device time of the chosen rows per step."""
+        return float(self.timeline.duration_ns[self.rows[chosen]].sum()) / self.steps / 1e3
+
+    def share(self, chosen: spans.Mask) -> float:
+        """Of the time of all kernels but communication: what the chosen kernels take."""
+        all_us = self.us(self.kernel & ~self.of("communication"))
+        return self.us(chosen & self.kernel) / all_us if all_us else 0.0
+
+    def per_step_us(self, times: Intervals) -> float:
+        """The length of these times within the steps, in µs per step: the median, so that no odd step speaks for all.
+
+        A step without any of it counts as 0.
+        """
+        return float(np.median(paint(self.windows, [times])[:, 0])) / 1e3
+
+    def names_of(self, rows: Int64) -> npt.NDArray[np.object_]:
+        """The names of rows of the timeline; "" for -1."""
+        names = np.array([*self.timeline.names, ""], dtype=object)
+        found: npt.NDArray[np.object_] = names[np.where(rows >= 0, self.timeline.name_id[rows], -1)]
+        return found
+
+
+def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceWork | None:
+    """The work accounted in `account`; None where that is not a GPU's."""
+    if timeline is None or account is None or account.device_index is None or not account.steps:
+        return None
+    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    items = spans.in_category(timeline, *DEVICE_CATEGORIES) & spans.on_device(timeline, account.device_index)
+    every = np.flatnonzero(items)
+    rows = every[covers(windows[windows[:, 1] > windows[:, 0]], timeline.start_ns[every])]
+    call = launch_of(timeline, rows)
+    tree = CallTree.of(timeline, np.flatnonzero(spans.in_category(timeline, Category.CPU_OP)))
+    operator = np.full(len(rows), -1, dtype=np.int64)
+    operator[call >= 0] = tree.innermost(timeline, call[call >= 0])
+    busy = union(timeline.start_ns[every], timeline.end_ns[every])
+    steps = union(windows[:, 0], windows[:, 1])
+    return DeviceWork(
+        timeline=timeline,
+        windows=windows,
+        idle=subtract(steps, busy),
+        tree=tree,
+        rows=rows,
+        call=call,
+        operator=operator,
+        kind=_kinds(timeline, rows, operator),
+    )
+
+
+def class_shares(work: DeviceWork) -> dict[str, float]:
+    """Share of the device's summed time per class, copies and memsets included; classes without any are left out."""
+    duration = work.timeline.duration_ns[work.rows]
+    time = np.bincount(work.kind, weights=duration, minlength=len(CLASSES))
+    total = float(time.sum()) or 1.0
+    return {name: float(t) / total for name, t in zip(CLASSES, time.tolist(), strict=True) if t}
+
+
+def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
+    """Each distinct pair of kernel and operator is asked once."""
+    operator_name = np.where(operator >= 0, timeline.name_id[operator], -1).astype(np.int64)
+    pairs = timeline.name_id[rows].astype(np.int64) * (len(timeline.names) + 1) + operator_name + 1
+    distinct, group = np.unique(pairs, return_inverse=True)
+    names = (*timeline.names, "")
+    kinds = [
+        CLASSES.index(class_of(names[pair // (len(timeline.names) + 1)], names[pair % (len(timeline.names) + 1) - 1]))
+        for pair in distinct.tolist()
+    ]
+    found: UInt8 = np.array(kinds, dtype=np.uint8)[group] if len(rows) else np.empty(0, np.uint8)
+    return found
+
+
+__all__ = ["DeviceWork", "class_shares", "device_work"]

@@ -1,0 +1,99 @@
+"""What operators cost where the CPU computes: those too short to compute much, those that only rearrange memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.launches import CallTree
+from gpulab.intervals import Intervals, covers, measure
+from gpulab.run import Category, Int64, Timeline
+
+# Ours: to call an operator costs 3 to 10 µs on a CPU, autograd's node and the profiler included: half or more of a
+# shorter one is its call.
+SHORT_NS = 20_000
+_REARRANGING = ("aten::contiguous", "aten::clone")
+_CONVERTING = ("aten::_to_copy", "aten::to")
+
+
+@dataclass(frozen=True, slots=True)
+class HostOperators:
+    """Of the profiled steps. `calling_share`: of their time what no operator of `SHORT_NS` or more of its own computes,
+    without waiting for data; `count` of operators per step, `short_count` of them the short ones.
+
+    `rearranging_share`: of their time copies that give a tensor another order in memory and nothing else,
+    `rearranging_count` per step; `span` of the longest.
+    """
+
+    count: float
+    short_count: float
+    calling_share: float
+    rearranging_share: float
+    rearranging_count: float
+    span: tuple[int, int] | None
+
+
+def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | None:
+    """None where no operator ran in the accounted steps, or no step was found."""
+    if account.whole_window:
+        return None
+    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
+    mine &= ~spans.named(timeline, spans.is_loader)
+    tree = CallTree.of(timeline, np.flatnonzero(mine))
+    inside = covers(windows, timeline.start_ns[tree.rows])
+    wall = measure(windows)
+    if not inside.any() or not wall:
+        return None
+    own_ns = _own_ns(timeline, tree)
+    long = inside & (own_ns >= SHORT_NS)
+    moved = inside & _rearranges(timeline, tree)
+    moved_rows, steps = tree.rows[moved], len(windows)
+    longest = moved_rows[int(np.argmax(timeline.duration_ns[moved_rows]))] if len(moved_rows) else None
+    waiting = sum(s.parts_ns["data_wait"] for s in account.steps)
+    return HostOperators(
+        count=float(inside.sum()) / steps,
+        short_count=float((inside & ~long).sum()) / steps,
+        calling_share=max(0.0, 1 - (float(own_ns[long].sum()) + waiting) / wall),
+        rearranging_share=_share(timeline, moved_rows, wall),
+        rearranging_count=float(moved.sum()) / steps,
+        span=None if longest is None else (int(timeline.start_ns[longest]), int(timeline.end_ns[longest])),
+    )
+
+
+def _share(timeline: Timeline, rows: Int64, wall_ns: int) -> float:
+    mask = np.zeros(len(timeline), dtype=bool)
+    mask[rows] = True
+    covered: Intervals = spans.covered(timeline, mask)
+    return measure(covered) / wall_ns
+
+
+def _own_ns(timeline: Timeline, tree: CallTree) -> Int64:
+    """Each operator's time without the operators that it calls."""
+    duration = timeline.duration_ns[tree.rows]
+    called = tree.parent >= 0
+    within = np.bincount(tree.parent[called], weights=duration[called], minlength=len(duration))
+    own: Int64 = (duration - within.astype(np.int64)).astype(np.int64)
+    return own
+
+
+def _rearranges(timeline: Timeline, tree: CallTree) -> spans.Mask:
+    """Copies that `contiguous` or `clone` asked for, and no conversion of types."""
+    copies = spans.named(timeline, lambda n: n == "aten::copy_")[tree.rows]
+    asking = spans.named(timeline, lambda n: n in _REARRANGING)[tree.rows]
+    converting = spans.named(timeline, lambda n: n in _CONVERTING)[tree.rows]
+    found = np.zeros(len(tree.rows), dtype=bool)
+    at, live = tree.parent.copy(), np.ones(len(tree.rows), dtype=bool)
+    for _ in range(4):  # copy_ < clone < contiguous < reshape
+        live &= at >= 0
+        above = np.where(live, at, 0)
+        live &= ~converting[above]
+        found |= live & asking[above]
+        at = tree.parent[above]
+    return copies & found
+
+
+__all__ = ["SHORT_NS", "HostOperators", "host_operators"]

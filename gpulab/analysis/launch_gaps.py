@@ -1,0 +1,63 @@
+"""Whether the GPU's idle time is made of launches: a launch costs microseconds, so a long gap has another cause."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.launches import LAUNCHING
+from gpulab.intervals import Intervals, subtract, union
+
+# Ten times the 99th percentile of the time from one operator to the next in a launch-bound program (b200_moe: 123 µs).
+LONGEST_NS = 1_000_000
+
+
+def not_launching_us(work: DeviceWork, elsewhere: Intervals) -> float:
+    """Idle time per step in gaps with fewer than one launch per `LONGEST_NS`: starting up, loading, other work.
+
+    `elsewhere` is time that is accounted to another cause anyway.
+    """
+    t = work.timeline
+    calling = spans.in_category(t, *LAUNCHING) & spans.named(
+        t, lambda n: spans.is_kernel_launch(n) or spans.is_graph_launch(n) or spans.is_copy_or_memset(n)
+    )
+    begun = t.start_ns[calling]
+    gaps = work.idle
+    launches = np.searchsorted(begun, gaps[:, 1], side="left") - np.searchsorted(begun, gaps[:, 0], side="left")
+    sparse = gaps[(gaps[:, 1] - gaps[:, 0]) > LONGEST_NS * (launches + 1)]
+    return work.per_step_us(subtract(sparse, elsewhere))
+
+
+def waiting_for_data(work: DeviceWork) -> Intervals:
+    """When the training thread is in the DataLoader."""
+    t = work.timeline
+    return spans.covered(t, spans.on_training_thread(t) & spans.named(t, spans.is_loader))
+
+
+def small_kernels_fraction(work: DeviceWork) -> float | None:
+    """Share of kernel time in kernels of fewer blocks than the GPU has multiprocessors; None where not recorded."""
+    blocks = work.timeline.extra.get("blocks_per_sm")
+    kernel = work.kernel & ~work.of("communication")
+    if blocks is None or not kernel.any():
+        return None
+    rows = work.rows[kernel]
+    duration = work.timeline.duration_ns[rows]
+    known = blocks[rows] >= 0
+    total = int(duration[known].sum())
+    return float(duration[known & (blocks[rows] < 1)].sum() / total) if total else None
+
+
+def exposed_upload_us(work: DeviceWork) -> tuple[float, float, Intervals]:
+    """Copies to the GPU from ordinary memory, per step: µs with no kernel beside them, bytes, and when they ran."""
+    t = work.timeline
+    copies = work.rows[spans.named(t, lambda n: n.startswith("Memcpy HtoD (Pageable"))[work.rows]]
+    kernels = work.rows[work.kernel]
+    copying = union(t.start_ns[copies], t.end_ns[copies])
+    exposed = subtract(copying, union(t.start_ns[kernels], t.end_ns[kernels]))
+    size = t.extra.get("bytes")
+    moved = float(np.nansum(size[copies])) / work.steps if size is not None and len(copies) else 0.0
+    return work.per_step_us(exposed), moved, copying
+
+
+__all__ = ["exposed_upload_us", "not_launching_us", "small_kernels_fraction", "waiting_for_data"]

@@ -1,0 +1,136 @@
+"""What updating the parameters costs: the operators in Optimizer.step and zero_grad, and the device's part in it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.device_work import DeviceWork
+from gpulab.intervals import EMPTY, Intervals, covers, intersect, paint
+from gpulab.run import Category, Int64, Timeline
+
+Style = Literal["for-loop", "foreach", "fused"]
+
+_ANNOTATION = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
+ZEROING = ("aten::zero_", "aten::_foreach_zero_")
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerWork:
+    """Per step, in µs where it is a time. `name` is the class ("SGD"); `style` how it updates, None where unseen.
+
+    `operators` are those directly inside Optimizer.step, `zeroing` the calls that set gradients to 0. `host_us` is
+    the training thread's time in each, `idle_us` the part of it in which the GPU did nothing, `device_us` the time of
+    what was launched in it (both 0 on a CPU). `has_momentum`: some state is scaled in place, as SGD does with one.
+    """
+
+    name: str
+    style: Style | None
+    operators: float
+    host_us: float
+    idle_us: float
+    device_us: float
+    zeroing: float
+    zero_host_us: float
+    zero_idle_us: float
+    zero_device_us: float
+    has_momentum: bool
+    step_times: Intervals
+    zero_times: Intervals
+
+
+def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | None = None) -> OptimizerWork | None:
+    """The optimizer's work in the accounted steps; None where no step shows an optimizer's mark."""
+    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    marks = spans.on_training_threads(timeline) & spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP)
+    stepping = _after_closure(timeline, _times(timeline, marks, "Optimizer.step#"))
+    zeroing = _times(timeline, marks, "Optimizer.zero_grad#")
+    if not len(stepping) and not len(zeroing):
+        return None
+    operators = np.flatnonzero(
+        spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, lambda n: n.startswith("aten::"))
+    )
+    inside = operators[covers(windows, timeline.start_ns[operators])]
+    count = len(windows)
+    names = _counted(timeline, inside, stepping)
+    zeroed = _counted(timeline, inside, zeroing)
+    return OptimizerWork(
+        name=_name(timeline, marks),
+        style=_style(names),
+        operators=sum(names.values()) / count,
+        host_us=_median_us(windows, stepping),
+        idle_us=_idle_us(work, stepping),
+        device_us=_launched_us(work, stepping),
+        zeroing=sum(zeroed[n] for n in ZEROING) / count,
+        zero_host_us=_median_us(windows, zeroing),
+        zero_idle_us=_idle_us(work, zeroing),
+        zero_device_us=_launched_us(work, zeroing),
+        has_momentum=any(names[n] for n in ("aten::mul_", "aten::_foreach_mul_")),
+        step_times=stepping,
+        zero_times=zeroing,
+    )
+
+
+def _times(timeline: Timeline, marks: spans.Mask, prefix: str) -> Intervals:
+    return spans.covered(timeline, marks & spans.named(timeline, lambda n: n.startswith(prefix)))
+
+
+def _after_closure(timeline: Timeline, stepping: Intervals) -> Intervals:
+    """Without the forward and backward passes that run inside: Lightning and LBFGS hand them in as a closure."""
+    nodes = spans.named(timeline, spans.is_autograd_node) & spans.on_training_threads(timeline)
+    start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
+    if not len(stepping) or not len(start):
+        return stepping
+    order = np.argsort(start, kind="stable")
+    latest = np.maximum.accumulate(end[order])
+    last = np.searchsorted(start[order], stepping[:, 1], side="left") - 1
+    begun = np.where(last >= 0, np.minimum(latest[np.maximum(last, 0)], stepping[:, 1]), stepping[:, 0])
+    return np.stack((np.maximum(stepping[:, 0], begun), stepping[:, 1]), axis=1)
+
+
+def _counted(timeline: Timeline, operators: Int64, times: Intervals) -> Counter[str]:
+    """How often each operator began within these times."""
+    if not len(times):
+        return Counter()
+    held = operators[covers(times, timeline.start_ns[operators])]
+    count = np.bincount(timeline.name_id[held], minlength=len(timeline.names))
+    return Counter({timeline.names[i]: int(count[i]) for i in np.flatnonzero(count).tolist()})
+
+
+def _style(names: Counter[str]) -> Style | None:
+    if any(n.startswith("aten::_fused_") for n in names):
+        return "fused"
+    if any(n.startswith("aten::_foreach_") for n in names):
+        return "foreach"
+    return "for-loop" if names else None
+
+
+def _name(timeline: Timeline, marks: spans.Mask) -> str:
+    found = (_ANNOTATION.match(timeline.names[i]) for i in np.unique(timeline.name_id[marks]).tolist())
+    return next((m[1] for m in found if m is not None), "")
+
+
+def _median_us(windows: Intervals, times: Intervals) -> float:
+    return float(np.median(paint(windows, [times])[:, 0])) / 1e3
+
+
+def _idle_us(work: DeviceWork | None, times: Intervals) -> float:
+    return 0.0 if work is None else work.per_step_us(intersect(work.idle, times) if len(times) else EMPTY)
+
+
+def _launched_us(work: DeviceWork | None, times: Intervals) -> float:
+    if work is None or not len(times):
+        return 0.0
+    known = work.call >= 0
+    mine = np.zeros(len(work.rows), dtype=bool)
+    mine[known] = covers(times, work.timeline.start_ns[work.call[known]])
+    return work.us(mine)
+
+
+__all__ = ["OptimizerWork", "optimizer_work"]

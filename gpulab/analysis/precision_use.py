@@ -1,0 +1,56 @@
+"""In which number formats the GPU's matrix kernels multiply: the time that faster formats could shorten."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.kernel_classes import number_format
+from gpulab.analysis.tensor_cores import names_tell
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionUse:
+    """Shares of the time of all kernels but communication, by the format of matrix kernels; `half_able` is the share
+    of kernels that only move data, which halves where the data does: not the optimizer's, which stays as it is.
+
+    `costliest` names the float32 kernel with the most time, up to its arguments.
+    """
+
+    fp32: float
+    tf32: float
+    narrow: float
+    half_able: float
+    costliest: str
+
+
+def precision_use(work: DeviceWork) -> PrecisionUse | None:
+    """None where kernel names do not tell formats (another maker's GPU), or no kernel ran."""
+    if not len(work.rows) or not names_tell(work.timeline):
+        return None
+    matrix = work.of("matrix")
+    name = work.timeline.name_id[work.rows]
+    formats = np.zeros(len(work.timeline.names), dtype=np.int64)
+    for i in np.unique(name[matrix]).tolist():
+        formats[i] = ("", "fp32", "tf32", "narrow").index(number_format(work.timeline.names[i]))
+    format_of_row = np.where(matrix, formats[name], 0)
+    fp32 = format_of_row == 1
+    time = np.bincount(name[fp32], weights=work.timeline.duration_ns[work.rows[fp32]]) if fp32.any() else np.zeros(1)
+    return PrecisionUse(
+        fp32=work.share(fp32),
+        tf32=work.share(format_of_row == 2),
+        narrow=work.share(format_of_row == 3),
+        half_able=work.share(work.of("pointwise", "normalization", "copy", "layout") & ~work.of_optimizer),
+        costliest=short_name(work.timeline.names[int(time.argmax())]) if fp32.any() else "",
+    )
+
+
+def short_name(kernel: str) -> str:
+    """A kernel's name as a person can read it: without return type, template and arguments."""
+    name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
+    return name.partition("<")[0].partition("(")[0] or kernel[:60]
+
+
+__all__ = ["PrecisionUse", "precision_use", "short_name"]

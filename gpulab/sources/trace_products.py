@@ -1,0 +1,70 @@
+"""Sizes of matrix products, from the shapes that a trace with record_shapes=True holds of its operators."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import msgspec
+import numpy as np
+
+from gpulab.run import Float64, Int64
+from gpulab.sources.trace_events import Args, Span
+
+COLUMNS = ("product_m", "product_n", "product_k")
+# Which of an operator's inputs are the two factors.
+_FACTORS = {
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::baddbmm": (1, 2),
+    "aten::_addmm_activation": (1, 2),
+    "aten::_scaled_mm": (0, 1),
+}
+
+
+class _Decoder(Protocol):
+    def decode(self, buf: msgspec.Raw, /) -> list[object]: ...
+
+
+_dims: _Decoder = msgspec.json.Decoder(list)
+
+
+def product_sizes(spans: Sequence[Span], args: Sequence[Args | None]) -> tuple[Int64, dict[str, Float64]]:
+    """Which of the spans are products of two matrices of known shapes, and their m, n and k: [m, k] by [k, n]."""
+    rows, found = [], []
+    for i, span in enumerate(spans):
+        factors = _FACTORS.get(span.name)
+        given = args[i]
+        if factors is None or given is None or not bytes(given.input_dims):
+            continue
+        sizes = _sizes(given.input_dims, factors)
+        if sizes is not None:
+            rows.append(i)
+            found.append(sizes)
+    table = np.array(found, dtype=np.float64).reshape(-1, 3)
+    return np.array(rows, dtype=np.int64), {name: table[:, i] for i, name in enumerate(COLUMNS)} if rows else {}
+
+
+def _sizes(written: msgspec.Raw, factors: tuple[int, int]) -> tuple[int, int, int] | None:
+    """None where the shapes are not those of a product: another version's spelling, or an odd file."""
+    try:
+        dims = _dims.decode(written)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    if len(dims) <= factors[1]:
+        return None
+    a, b = _shape(dims[factors[0]]), _shape(dims[factors[1]])
+    if a is None or b is None or a[-1] != b[-2]:
+        return None
+    return a[-2], b[-1], a[-1]
+
+
+def _shape(given: object) -> list[int] | None:
+    """Of a matrix, or of a batch of them."""
+    if not isinstance(given, list) or len(given) < 2:
+        return None
+    return given if all(type(n) is int and 0 < n < 1 << 53 for n in given) else None
+
+
+__all__ = ["COLUMNS", "product_sizes"]
