@@ -1,0 +1,114 @@
+"""Another batch size: T(B) = max(h, a + b·B) and M(B) = m0 + m1·B from short runs; of one run alone only a range."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpulab.prediction.known import Known
+from gpulab.prediction.step import HAND_OFF_US, WAITS, Plan, Refused, at_least
+
+FIT_SD = 0.03
+BEYOND_SD = 0.03  # more for each doubling past the largest batch that was run
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """a + b·B, but at least `floor`: below it the host's own time decides, not the batch."""
+
+    a: float
+    b: float
+    floor: float
+
+    def at(self, size: float) -> float:
+        """The step of that batch."""
+        return max(self.floor, self.a + self.b * size)
+
+
+def fitted(times: Mapping[int, float]) -> Line:
+    """Through at least two sizes. A smallest size that lies above the others' line is on the floor.
+
+    Relative errors are minimized: a small batch counts as much as a large one. A step never shrinks with its batch.
+    """
+    sizes = sorted(times)
+    line = _through({size: times[size] for size in sizes})
+    if len(sizes) > 2:
+        upper = _through({size: times[size] for size in sizes[1:]})
+        smallest = times[sizes[0]]
+        if smallest > 1.05 * (upper.a + upper.b * sizes[0]) and upper.b > 0:
+            return Line(upper.a, upper.b, min(smallest, times[sizes[1]]))
+    return line
+
+
+def _through(times: Mapping[int, float]) -> Line:
+    size = np.array(list(times), np.float64)
+    time = np.array(list(times.values()), np.float64)
+    weights = 1 / time
+    b, a = np.polyfit(size, time, 1, w=weights)
+    if b < 0:
+        return Line(float(np.average(time, weights=weights)), 0.0, 0.0)
+    if a < 0:
+        return Line(0.0, float((time / size).mean()), 0.0)
+    return Line(float(a), float(b), 0.0)
+
+
+def batch_size(plan: Plan, value: str, known: Known) -> Plan:
+    """Samples of a step; the ratio is of the time per sample."""
+    size, before = at_least(1, value), size_before(plan, known)
+    if size == before:
+        return plan.doubted(0.0, "it has this batch size already")
+    scale = size / before
+    if len(known.sizes) < 2:
+        return _range(plan, scale)
+    line = fitted({b: us for b, (us, _) in known.sizes.items()})
+    runs = ", ".join(f"{b} took {us / 1e3:.1f} ms" for b, (us, _) in sorted(known.sizes.items()))
+    beyond = max(0.0, float(np.log2(size / max(known.sizes))), float(np.log2(min(known.sizes) / size)))
+    words = f"a line through short runs, in which a step of {runs}"
+    changed = replace(
+        plan,
+        pure_factor=plan.pure_factor * line.at(size) / line.at(before),
+        samples=plan.samples * scale,
+        memory_ratio=_memory_ratio(known, size, before),
+    )
+    misses = [abs(np.log(line.at(b) / us)) for b, (us, _) in known.sizes.items()]
+    return changed.doubted(float(np.hypot(FIT_SD + BEYOND_SD * beyond, max(misses))), words)
+
+
+def size_before(plan: Plan, known: Known) -> int:
+    """As the code has it. Raises Refused."""
+    loader = plan.today.run.loader
+    found = known.found.get("batch_size", "")
+    if found.isdigit() and int(found):
+        return int(found)
+    if loader is None or not loader.batch_size:
+        raise Refused("the batch size that the code has is not known")
+    return loader.batch_size
+
+
+def _memory_ratio(known: Known, size: int, before: int) -> float | None:
+    peaks = {b: float(m) for b, (_, m) in known.sizes.items() if m}
+    if len(peaks) < 2:
+        return None
+    line = _through(peaks)
+    return line.at(size) / line.at(before)
+
+
+def _range(plan: Plan, scale: float) -> Plan:
+    """Time that goes with the samples stays, the rest is shared by more of them, at best all of it."""
+    today = plan.today
+    loads = today.workers == 0 or today.wait_us > HAND_OFF_US * WAITS * today.batches
+    fixed = (today.wait_us if loads else 0.0) / today.step.median
+    account = today.facts.breakdown
+    idle = 1.0
+    if account is not None and account.busy_fraction is not None:
+        fixed = max(fixed, 0.0)
+        idle = max(0.0, 1 - account.typical_share("compute", "memcpy", "memset", "communication"))
+    best = fixed + (1 - fixed) / scale
+    worst = 1 - idle * (1 - 1 / scale) if scale < 1 else 1.0
+    low, high = min(best, worst), max(best, worst)
+    middle = (low + high) / 2
+    words = "from one run alone it is not known how a step grows with its batch"
+    ranged = replace(plan, pure_factor=plan.pure_factor * middle * scale, samples=plan.samples * scale, only_sign=True)
+    return ranged.doubted(0.02, words).reached(low / middle, high / middle)

@@ -1,0 +1,131 @@
+"""How data come: more or fewer workers, batches loaded ahead, page-locked memory, a dataset kept in memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.prediction.known import Known
+from gpulab.prediction.replay import Changes
+from gpulab.prediction.step import Making, Plan, Refused, at_least, hand_off_us, is_on
+from gpulab.run import Category, Run, StepFlag
+
+WORKERS_SD = 0.05  # of max(computing, loading): it leaves out how the two hinder each other
+CACHE_SD = 0.04
+SMALL_WAIT = 0.03  # share of a step: less data wait than this can hardly be gained or told
+PINNED_SPEED = (2.0, 4.0)  # page-locked over pageable copies; definitions.md, Anchors: 1.41× in a micro-benchmark
+
+
+def workers(plan: Plan, value: str, known: Known) -> Plan:
+    """Worker processes: step = max(computing + hand-off, making / workers, CPU time / cores)."""
+    count, today = at_least(0, value), plan.today
+    _require_loader(plan)
+    if count == today.workers:
+        return plan.doubted(0.0, "it has as many workers already" if count else "it loads without workers already")
+    if plan.making is None:
+        raise Refused(
+            "how long a batch takes to make was not measured, and training hardly waits for one: "
+            "more workers bring nothing, and what fewer would cost is not known"
+        )
+    making = replace(plan, workers=count, remade=True)
+    cores = today.run.environment.usable_cores
+    bound = f", at most {cores:g} cores" if cores and count > cores else ""
+    batch_ms = plan.making.batch_us / 1e3
+    words = f"a batch takes {batch_ms:.1f} ms to make and a step {today.compute_us / 1e3:.1f} ms without waiting: " + (
+        f"made in turn by {_workers(count)}{bound} beside it" if count else "one after the other without workers"
+    )
+    return making.doubted(WORKERS_SD if cores else 2 * WORKERS_SD, words)
+
+
+def prefetch(plan: Plan, value: str, known: Known) -> Plan:
+    """Batches loaded ahead even out slow ones: the mean rate of making stays."""
+    if not plan.workers:
+        raise Refused("batches are loaded ahead only where there are workers")
+    spread = plan.today.step.p90 / max(plan.today.step.p10, 1e-3)
+    low = 1.0 if spread < 1.2 else max(0.8, plan.today.step.p10 / plan.today.step.median)
+    words = "batches loaded ahead even out slow ones, they are not made faster"
+    return replace(plan.doubted(0.02, words).reached(low, 1.0), only_sign=True)
+
+
+def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
+    """Workers that stay save the start of each epoch: what its first step takes longer than the others."""
+    run = plan.today.run
+    if not plan.workers:
+        raise Refused("there are no workers that could stay")
+    if not is_on(value):
+        raise Refused("what ending the workers after each epoch would cost is not known")
+    extra_us, length = restart_us(run), run.loader.length if run.loader is not None else None
+    if extra_us is None or not length:
+        raise Refused("the run holds no second epoch, so what starting the workers costs was not seen")
+    step = plan.today.step.median
+    ratio = step / (step + extra_us / length)
+    words = f"starting the workers anew costs {extra_us / 1e3:.0f} ms, once in {length} batches"
+    return replace(plan.doubted(0.01, words).reached(ratio, 1.0), only_sign=True, pure_factor=(1 + ratio) / 2)
+
+
+def restart_us(run: Run) -> float | None:
+    """What an epoch's first step and the time before it take beyond a usual step; None without a second epoch."""
+    steps = run.steps
+    first = np.flatnonzero((steps.flags & StepFlag.EPOCH_START) != 0)
+    first = first[first > 0]
+    if not len(first):
+        return None
+    usual = float(np.median(steps.wall_ns))
+    extra = steps.end_ns[first] - steps.end_ns[first - 1] - usual
+    return max(0.0, float(np.median(extra)) / 1e3)
+
+
+def pin_memory(plan: Plan, value: str, known: Known) -> Plan:
+    """Page-locked batches are copied faster; that the copy no longer blocks needs an edit."""
+    today = plan.today
+    if not today.on_gpu:
+        raise Refused("nothing is copied to a GPU here")
+    if not is_on(value):
+        raise Refused("what copying from pageable memory would cost is not known")
+    assert today.replay is not None and today.run.timeline is not None
+    timeline = today.run.timeline
+    pageable = spans.in_category(timeline, Category.GPU_MEMCPY) & spans.named(
+        timeline, lambda n: "HtoD" in n and "Pageable" in n
+    )
+    if not pageable.any():
+        raise Refused("no copy from pageable memory was seen")
+    factors = [np.where(pageable, 1 / speed, 1.0) for speed in PINNED_SPEED]
+    changed = replace(plan, changes=plan.changes.and_also(Changes(device_factor=factors[0])))
+    words = "copies to the GPU from page-locked memory are two to four times as fast"
+    return replace(changed.doubted(0.02, words).reached(0.9, 1.05), only_sign=True)
+
+
+def cache(plan: Plan, value: str, known: Known) -> Plan:
+    """Items kept as they leave the dataset: reading and transforming fall away, putting them together stays."""
+    if not is_on(value):
+        return plan.doubted(0.0, "it has no cache already")
+    today = plan.today
+    inside = today.facts.loading
+    _require_loader(plan)
+    if inside is not None:
+        left = inside.collate_us
+        words = f"of {inside.batch_us / 1e3:.1f} ms to make a batch, putting it together ({left / 1e3:.1f} ms) is left"
+        return replace(plan, making=Making(left, 0.0), remade=True).doubted(CACHE_SD, words)
+    if today.wait_us < SMALL_WAIT * today.step.median:
+        return plan.doubted(CACHE_SD, "training hardly waits for data, whatever making them takes")
+    if plan.making is None:
+        raise Refused("how long a batch takes to make was not measured")
+    least = today.compute_us + (hand_off_us(today) if plan.workers else 0.0)
+    low = min(1.0, least / today.step.median)
+    words = "reading items falls away, but how much of the wait that is was not measured"
+    ranged = replace(plan, pure_factor=(1 + low) / 2, only_sign=True)
+    return ranged.doubted(0.02, words).reached(2 * low / (1 + low), 2 / (1 + low))
+
+
+def _require_loader(plan: Plan) -> None:
+    """Raises Refused. A trace has no record of its loader, but may show its wait."""
+    if plan.today.run.loader is None and plan.today.facts.data_wait_us is None:
+        raise Refused("no DataLoader fed the steps")
+    if plan.today.workers is None:
+        raise Refused("how many workers load the data is not known")
+
+
+def _workers(count: int) -> str:
+    return "no workers" if count == 0 else "one worker" if count == 1 else f"{count} workers"

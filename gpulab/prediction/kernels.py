@@ -1,0 +1,85 @@
+"""Other kernels for the same work: attention without its large matrices, a compiled model, another memory layout."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.intervals import covers
+from gpulab.prediction.known import Known
+from gpulab.prediction.replay import Changes
+from gpulab.prediction.step import Plan, Refused, is_on, training_spans_us
+
+SLOWER = 1.07  # definitions.md, Anchors: compiling made an 8B model 0.94× as fast
+FUSED_AWAY = 0.3  # of the time of kernels that only move data remains where they are fused
+CPU_COMPILED = (0.5, 1.2)
+CPU_LAYOUT = (0.57, 1.1)  # definitions.md, Anchors: 26 to 76 % on a server's CPU
+GPU_LAYOUT_GAIN = 0.8  # definitions.md, Anchors: 8 to 35 % on Volta
+
+_CONVOLUTION = re.compile(r"conv(olution|2d)", re.IGNORECASE)
+_MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
+
+
+def attention(plan: Plan, value: str, known: Known) -> Plan:
+    """Flash or memory-efficient attention writes no matrix of all pairs: what only moves it falls away."""
+    timeline = plan.today.run.timeline
+    plain = None if timeline is None else spans.named(timeline, lambda n: n == _MATH_ATTENTION)
+    if timeline is None or plain is None or not plain.any():
+        raise Refused("no attention by its plain formula was seen in the trace")
+    if value == "math":
+        return plan.doubted(0.0, "it is computed by its plain formula already")
+    if not plan.today.on_gpu:
+        share = min(0.9, training_spans_us(plan.today, plain) / plan.today.step.median)
+        words = "attention by its plain formula takes part of a step; without large matrices it takes less of it"
+        return _ranged(plan, 1 - share, 1.02, words)
+    work = plan.today.work
+    launched = work.call >= 0
+    inside = np.zeros(len(work.rows), dtype=bool)
+    inside[launched] = covers(spans.covered(timeline, plain), timeline.start_ns[work.call[launched]])
+    backward = np.array(["softmax" in n.lower() and "backward" in n.lower() for n in work.names_of(work.rows)], bool)
+    low = _played_ratio(plan, (inside & ~work.of("matrix")) | backward, 0.0)
+    return _ranged(plan, low, 1.0, "kernels that only write and read the matrix of all pairs fall away")
+
+
+def compiled(plan: Plan, value: str, known: Known) -> Plan:
+    """A sign and a range: which kernels a compiler fuses is not known before."""
+    if value == "off":
+        return plan.doubted(0.0, "it is not compiled already")
+    words = "how many kernels a compiler fuses is not known before: only a range"
+    if not plan.today.on_gpu:
+        return _ranged(plan, *CPU_COMPILED, words)
+    account = plan.today.facts.breakdown
+    low = _played_ratio(plan, plan.today.work.of("pointwise", "normalization", "reduction"), FUSED_AWAY)
+    launching = account.typical_share("launch") if account is not None else 0.0
+    return _ranged(plan, max(0.1, low - launching), SLOWER, words)
+
+
+def channels_last(plan: Plan, value: str, known: Known) -> Plan:
+    """The memory layout in which convolutions need no change of layout."""
+    if not is_on(value):
+        raise Refused("what another memory layout would cost is not foretold")
+    timeline = plan.today.run.timeline
+    if timeline is None or not spans.named(timeline, lambda n: _CONVOLUTION.search(n) is not None).any():
+        raise Refused("no convolution was seen in the trace")
+    if not plan.today.on_gpu:
+        return _ranged(plan, *CPU_LAYOUT, "published gains of this layout on CPUs: only a range")
+    low = _played_ratio(plan, plan.today.work.of("layout"), 0.0) * GPU_LAYOUT_GAIN
+    return _ranged(plan, low, SLOWER, "changes of layout fall away, and convolutions may become faster: only a range")
+
+
+def _ranged(plan: Plan, low: float, high: float, words: str) -> Plan:
+    middle = float(np.sqrt(low * high))
+    ranged = replace(plan, pure_factor=plan.pure_factor * middle, only_sign=True)
+    return ranged.doubted(0.0, words).reached(low / middle, high / middle)
+
+
+def _played_ratio(plan: Plan, chosen: np.ndarray, remains: float) -> float:
+    """Of the window in which that share of the chosen rows of the device's work remains."""
+    work, replay = plan.today.work, plan.today.replay
+    assert replay is not None
+    factor = np.ones(len(work.timeline))
+    factor[work.rows[chosen]] = remains
+    return float(np.median(replay.play(Changes(device_factor=factor)).step_ns)) / 1e3 / plan.today.played_us

@@ -1,0 +1,138 @@
+"""The optimizer's share of a step: one kernel for all parameters, or a step only every k-th time.
+
+What moving a parameter once costs is read off the optimizer's own operators. On a CPU `aten::mul_` in place reads and
+writes 8 bytes of each parameter, whatever it costs to begin it included: a fused step moves 28 (Adam) or 20 (SGD with
+momentum) bytes of each, so it takes 3.5 or 2.5 times as long as one `mul_` over all parameters. On a GPU definitions.md
+gives the bytes: 28 fused, 80 one operator after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
+from gpulab.intervals import covers
+from gpulab.prediction.known import Known
+from gpulab.prediction.replay import Changes
+from gpulab.prediction.step import Plan, Refused, Today, at_least, is_on
+from gpulab.run import Category, Int64
+
+MUL_BYTES = 8
+FUSED_BYTES = {"AdamW": 28, "Adam": 28, "SGD": 20, "Adagrad": 20}
+LOOP_BYTES = {"AdamW": 80, "Adam": 72, "SGD": 32, "Adagrad": 44}
+LOOP_BYTES_ELSE = 40
+FUSED_HOST = 0.2  # of the host's time in a step that launches for each parameter is left: ours
+ASIDE_HOST = 0.1  # one call for all gradients: ours
+ASIDE_BYTES = 12  # the knob's own sum of gradients: reads two, writes one
+PYTHON_US = 60.0  # of a step's own Python, whatever the parameters: measured 40 to 100
+PER_TENSOR_US = 1.5  # of gathering the parameters: measured 1 to 3
+FUSED_SD, ACCUMULATE_SD = 0.06, 0.03
+FUSED_DOUBT = (0.6, 1.6)  # how far off the fused step itself may be
+
+
+@dataclass(frozen=True, slots=True)
+class Inside:
+    """An optimizer's step, per step of training. `pass_us`: one `mul_` over all parameters on a CPU; 0: none was seen.
+
+    `time_us` is of the unprofiled steps. `fused_passes` is how many times as much a fused step moves.
+    """
+
+    work: OptimizerWork
+    time_us: float
+    pass_us: float
+    fused_passes: float
+    tensors: float
+
+
+def _inside(today: Today) -> Inside:
+    """Raises Refused where the trace shows no optimizer."""
+    timeline, account, time = today.run.timeline, today.facts.breakdown, today.facts.optimizer_us
+    work = None if timeline is None or account is None else optimizer_work(timeline, account)
+    if timeline is None or account is None or time is None or work is None or not len(work.step_times):
+        raise Refused("the trace shows no step of an optimizer")
+    plain = work.name == "SGD" and not work.has_momentum
+    name = "aten::add_" if plain else "aten::mul_"
+    once = 2 if work.name == "AdamW" else 1  # the decay and the mean of squares; the others have one
+    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    rows = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, lambda n: n == name))
+    start = timeline.start_ns[rows]
+    rows = rows[covers(work.step_times, start) & covers(windows, start)]
+    return Inside(
+        work=work,
+        time_us=time.median,
+        pass_us=_undisturbed_us(timeline.duration_ns[rows], len(account.steps)) / once,
+        fused_passes=1.0 if plain else FUSED_BYTES.get(work.name, LOOP_BYTES_ELSE) / MUL_BYTES,
+        tensors=len(rows) / once / len(account.steps),
+    )
+
+
+def _undisturbed_us(duration_ns: Int64, steps: int) -> float:
+    """Of a step's operators, each at its median over the steps: what interrupts one for milliseconds does not count.
+
+    They come in the same order in each step; where their number differs, the median operator stands for all.
+    """
+    if not len(duration_ns):
+        return 0.0
+    if len(duration_ns) % steps:
+        return float(np.median(duration_ns)) * len(duration_ns) / steps / 1e3
+    return float(np.median(duration_ns.reshape(steps, -1), axis=0).sum()) / 1e3
+
+
+def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
+    """One kernel for all parameters."""
+    inside = _inside(plan.today)
+    fused, name = inside.work.style == "fused", inside.work.name
+    if is_on(value) == fused:
+        return plan.doubted(0.0, f"the optimizer is {'fused' if fused else 'not fused'} already")
+    if fused:
+        raise Refused("what an optimizer that is not fused would take cannot be told from a fused one")
+    if name not in FUSED_BYTES:
+        raise Refused(f"how many bytes a fused {name} moves is not known")
+    share = FUSED_BYTES[name] / LOOP_BYTES[name]
+    if plan.today.on_gpu:
+        changes = _scaled(plan.today, inside, device=share, host=FUSED_HOST)
+        words = f"a fused {name} moves {share:.0%} of the bytes and has few launches"
+        return replace(plan, changes=plan.changes.and_also(changes)).doubted(FUSED_SD, words)
+    if not inside.pass_us:
+        raise Refused(f"the operators of {name} do not tell what one pass over its parameters takes")
+    overhead = PYTHON_US + PER_TENSOR_US * inside.tensors
+    after = min(inside.time_us, overhead + inside.fused_passes * inside.pass_us)
+    words = (
+        f"the optimizer takes {inside.time_us / 1e3:.2f} ms of a step; fused it moves each parameter once, "
+        f"about {after / 1e3:.2f} ms"
+    )
+    step = plan.today.step.median
+    spread = [(step - inside.time_us + after * by) / (step - inside.time_us + after) for by in FUSED_DOUBT]
+    saved = replace(plan, saved_us=plan.saved_us + inside.time_us - after)
+    return saved.doubted(0.02, words).reached(min(1.0, spread[0]), spread[1])
+
+
+def accumulate(plan: Plan, value: str, known: Known) -> Plan:
+    """The optimizer steps every k-th time; the others put their gradients aside."""
+    rounds = at_least(1, value)
+    if rounds == 1:
+        return plan.doubted(0.0, "each batch is a step already")
+    inside = _inside(plan.today)
+    kept = 1 - 1 / rounds
+    aside = ASIDE_BYTES / LOOP_BYTES.get(inside.work.name, LOOP_BYTES_ELSE)
+    words = f"the optimizer, {inside.time_us / 1e3:.2f} ms of a step, really steps only every {rounds}th time"
+    if plan.today.on_gpu:
+        changes = _scaled(plan.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
+        return replace(plan, changes=plan.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)
+    put_us = ASIDE_BYTES / MUL_BYTES * inside.pass_us if inside.pass_us else aside * inside.time_us
+    put_us += PYTHON_US + PER_TENSOR_US * inside.tensors
+    saved = kept * inside.time_us - put_us
+    return replace(plan, saved_us=plan.saved_us + saved).doubted(ACCUMULATE_SD, words)
+
+
+def _scaled(today: Today, inside: Inside, *, device: float, host: float) -> Changes:
+    """The work that the optimizer launched, and the host's time in it, as shares that remain."""
+    work, held = today.work, inside.work.step_times
+    launched = work.call >= 0
+    theirs = work.rows[launched][covers(held, work.timeline.start_ns[work.call[launched]])]
+    factor = np.ones(len(work.timeline))
+    factor[theirs] = min(1.0, device)
+    return Changes(device_factor=factor, host=((held, min(1.0, host)),))

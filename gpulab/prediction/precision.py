@@ -1,0 +1,97 @@
+"""Other number formats by Amdahl over the classes of kernels: matrix products gain the ratio of the peaks, at most.
+
+Kernels that move data gain half, for they move half the bytes; what autocast keeps in fp32 and the optimizer nothing.
+Played again in the window, so that a step that waits for its launches gains nothing (definitions.md, Mixed precision).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+
+from gpulab.analysis.device_peaks import Peaks, peaks_of
+from gpulab.analysis.kernel_classes import number_format
+from gpulab.prediction.known import Known
+from gpulab.prediction.replay import Changes
+from gpulab.prediction.step import Plan, Refused, is_on
+from gpulab.run import Float64
+
+MOVED = 0.5  # of the bytes remain
+LEAST_GAIN = 2.0  # of a matrix product: it reads and writes half the bytes, whatever its units do
+PRECISION_SD = 0.08
+_KEPT = re.compile(r"softmax|layer_?norm|nll|loss|exp|pow", re.IGNORECASE)  # autocast keeps these in fp32
+
+
+def amp(plan: Plan, value: str, known: Known) -> Plan:
+    """Mixed precision: "bf16" or "fp16"."""
+    if not plan.today.on_gpu:
+        raise Refused("what 16-bit numbers bring on a CPU depends on its instructions, which no formula here knows")
+    if value not in ("bf16", "fp16"):
+        raise Refused("what leaving out mixed precision would cost is not foretold")
+    peaks = _peaks(plan)
+    fast = peaks.fp16_tflops if value == "fp16" else peaks.bf16_tflops
+    if fast is None:
+        raise Refused(f"{plan.today.run.device.name} has no units for {value}: fp16 is the format it has")
+    full, gain = fast / peaks.fp32_tflops, fast / (peaks.tf32_tflops or peaks.fp32_tflops)
+    fp32, tf32, moved = _classes(plan)
+    best, least = np.ones(len(moved)), np.ones(len(moved))
+    for rows, of_peaks in ((fp32, full), (tf32, gain)):
+        best[rows], least[rows] = 1 / of_peaks, 1 / min(LEAST_GAIN, of_peaks)
+    best[moved], least[moved] = MOVED, (1 + MOVED) / 2
+    words = f"matrix products of 32 bits become up to {full:.0f}× as fast, kernels that move data up to twice"
+    return _between(plan, best, least, words)
+
+
+def tf32(plan: Plan, value: str, known: Known) -> Plan:
+    """fp32 matrix products on the matrix units, with fewer digits."""
+    if not plan.today.on_gpu:
+        raise Refused("TF32 is a number format of NVIDIA's GPUs")
+    if not is_on(value):
+        raise Refused("what leaving out TF32 would cost is not foretold")
+    peaks = _peaks(plan)
+    if peaks.tf32_tflops is None or "AMD" in plan.today.run.device.name:
+        raise Refused(f"{plan.today.run.device.name} has no units for TF32 that torch switches")
+    gain = peaks.tf32_tflops / peaks.fp32_tflops
+    fp32, _, _ = _classes(plan)
+    words = f"matrix products of 32 bits become up to {gain:.0f}× as fast"
+    return _between(plan, np.where(fp32, 1 / gain, 1.0), np.where(fp32, 1 / np.sqrt(gain), 1.0), words)
+
+
+def _between(plan: Plan, best: Float64, least: Float64, words: str) -> Plan:
+    """The likely gain is half-way between the two, as a product; the interval holds both."""
+    replay, rows = plan.today.replay, plan.today.work.rows
+    assert replay is not None
+    made = []
+    for of_rows in (best, np.sqrt(best * least), least):
+        factor = np.ones(len(plan.today.work.timeline))
+        factor[rows] = of_rows
+        made.append(Changes(device_factor=factor))
+    ends = [float(np.median(replay.play(changes).step_ns)) for changes in made]
+    changed = replace(plan, changes=plan.changes.and_also(made[1]))
+    return changed.doubted(PRECISION_SD, words).reached(min(1.0, ends[0] / ends[1]), max(1.0, ends[2] / ends[1]))
+
+
+def _peaks(plan: Plan) -> Peaks:
+    name = plan.today.run.device.name
+    found = peaks_of(name)
+    if found is None:
+        raise Refused(f"how fast {name} computes in each number format is not known here")
+    return found
+
+
+def _classes(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Which rows of the device's work are matrix products of 32 bits, of TF32, and kernels that move data.
+
+    Data in 16 bits already is told by the name of the kernel.
+    """
+    work = plan.today.work
+    names = work.names_of(work.rows)
+    formats = {name: number_format(str(name)) for name in set(names.tolist())}
+    of = np.array([formats[name] for name in names.tolist()], dtype=object)
+    matrix = work.of("matrix", "attention")
+    kept = np.array([_KEPT.search(str(name)) is not None for name in names.tolist()], dtype=bool)
+    narrow = of == "narrow"
+    moved = work.of("pointwise", "normalization", "reduction", "layout") & ~kept & ~narrow
+    return matrix & (of == "fp32"), matrix & (of == "tf32"), moved

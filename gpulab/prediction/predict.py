@@ -1,0 +1,83 @@
+"""One door for all predictions: what a setting of the knobs would bring, from the figures of one run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gpulab.analysis.facts import Facts
+from gpulab.prediction import batch, feeding, kernels, optimizer, precision
+from gpulab.prediction.calibration import calibrated
+from gpulab.prediction.known import NOTHING, Known
+from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.step import Plan, Refused, plan_of
+
+Predictor = Callable[[Plan, str, Known], Plan]
+
+# in the order in which they are asked: what changes the making of data before what rests on it
+PREDICTORS: dict[str, Predictor] = {
+    "cache": feeding.cache,
+    "workers": feeding.workers,
+    "prefetch": feeding.prefetch,
+    "pin_memory": feeding.pin_memory,
+    "persistent_workers": feeding.persistent_workers,
+    "amp": precision.amp,
+    "tf32": precision.tf32,
+    "attention": kernels.attention,
+    "fused_optimizer": optimizer.fused_optimizer,
+    "compile": kernels.compiled,
+    "channels_last": kernels.channels_last,
+    "accumulate": optimizer.accumulate,
+    "batch_size": batch.batch_size,
+}
+
+
+def predict(facts: Facts, settings: Mapping[str, str], known: Known = NOTHING) -> Prediction:
+    """What these settings would bring to that run. Never raises: `refused` says why nothing is foretold.
+
+    The interval is the formula's own, made wider or narrower by `known.errors` of `knobs_named(settings)`.
+    """
+    try:
+        plan = plan_of(facts)
+    except Refused as why:
+        return refused(settings, str(why))
+    return predict_from(plan, settings, known)
+
+
+def predict_from(plan: Plan, settings: Mapping[str, str], known: Known = NOTHING) -> Prediction:
+    """As `predict`, of a plan that changes nothing yet: what it has found out serves several predictions."""
+    chosen = dict(settings)
+    try:
+        for name in [*(n for n in PREDICTORS if n in chosen), *(n for n in chosen if n not in PREDICTORS)]:
+            predictor = PREDICTORS.get(name)
+            if predictor is None:
+                raise Refused(f"no formula tells what another {name} does to a step")
+            try:
+                plan = predictor(plan, chosen[name], known)
+            except ValueError:
+                raise Refused(f"{name}={chosen[name]} is no value of this knob") from None
+    except Refused as why:
+        return refused(chosen, str(why))
+    if not chosen:
+        return refused(chosen, "nothing is changed")
+    return calibrated(_of(plan, chosen), known.errors.get(knobs_named(chosen), ()))
+
+
+def refused(settings: Mapping[str, str], why: str) -> Prediction:
+    """Nothing is foretold."""
+    return Prediction(dict(settings), None, None, "", refused=why)
+
+
+def knobs_named(settings: Mapping[str, str]) -> str:
+    """Under which name the scoreboard keeps such predictions: "workers", "amp + workers"."""
+    return " + ".join(sorted(settings))
+
+
+def _of(plan: Plan, settings: Mapping[str, str]) -> Prediction:
+    middle, low, high = plan.ratio()
+    basis = "; ".join(dict.fromkeys(plan.basis))
+    found = Prediction(dict(settings), middle, (low, high), basis, plan.memory_ratio, plan.only_sign)
+    return replace(found, basis=basis[:1].upper() + basis[1:])
+
+
+__all__ = ["NOTHING", "PREDICTORS", "Known", "knobs_named", "predict", "predict_from", "refused"]

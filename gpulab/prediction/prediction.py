@@ -1,0 +1,24 @@
+"""What a change would bring, as a figure with its doubt: made before the change is run, and held against it after."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one setting of the knobs.
+
+    `ratio` is the predicted time per sample (per step where the samples stay the same) over today's, `interval` the
+    range it should lie in with 95 %; both None where `refused` says why nothing is foretold. `only_sign`: the range
+    is all that the evidence carries, its middle is no estimate. `memory_ratio` likewise of the device's peak.
+    `basis` is one sentence: from which figures and which formula.
+    """
+
+    settings: dict[str, str]
+    ratio: float | None
+    interval: tuple[float, float] | None
+    basis: str
+    memory_ratio: float | None = None
+    only_sign: bool = False
+    refused: str = ""

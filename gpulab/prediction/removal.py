@@ -1,0 +1,152 @@
+"""What leaving something out would bring: a wait for the device, a save, logging, a pause of Python's own.
+
+These are no knobs but edits of the code. A wait is played again without waiting; a pause is taken off the account of
+all counted steps and of the time between them, for it rarely falls into the few profiled ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.facts import Facts
+from gpulab.intervals import EMPTY, Intervals, clip, intersect, measure, union
+from gpulab.prediction.calibration import calibrated
+from gpulab.prediction.known import NOTHING, Known
+from gpulab.prediction.predict import refused
+from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.replay import Changes
+from gpulab.prediction.step import Refused, Today
+from gpulab.run import Category, PauseKind, Run, Timeline
+
+PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
+    "checkpoint_save": ("checkpoint_save",),
+    "logging_or_eval": ("logging", "evaluation"),
+    "gc_pause": ("gc",),
+    "recompilation": ("compile",),
+}
+WAITS = ("sync_points", "blocking_copy")
+RIGHT_BEHIND_NS = 50_000
+Z_975 = 1.96
+REPLAY_SD = 0.03  # of a window played without some waits
+FEW = 0.5  # of the share that pauses take, over the root of their number: how far a short run may be off
+
+
+def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, known: Known = NOTHING) -> Prediction:
+    """What leaving out the cause of finding `key` would bring: its settings are empty, for no knob does it.
+
+    `intervals`: the time that falls away, [n, 2] in ns by the run's clock; of a wait, the calls in it no longer wait.
+    Without: all pauses of that kind that the run holds, all waiting calls of the trace. The ratio is of the time of
+    the whole loop, what lies between steps included. Never raises: `refused` says why nothing is foretold. Errors
+    are looked up in `known.errors` under the finding's key.
+    """
+    try:
+        today = Today.of(facts)
+        if key in WAITS:
+            found = _without_waits(today, key, intervals)
+        else:
+            found = _without_pauses(today, intervals if intervals is not None else pauses_of(facts.run, key))
+    except Refused as why:
+        return refused({}, str(why))
+    return calibrated(found, known.errors.get(key, ()))
+
+
+def pauses_of(run: Run, key: str) -> Intervals:
+    """The pauses of the run that such a finding is about; of those within another only once."""
+    kinds = PAUSES.get(key, ())
+    found = [(p.start_ns, p.end_ns) for p in run.pauses if p.kind in kinds]
+    if not found:
+        return EMPTY
+    start, end = np.array(found, dtype=np.int64).T
+    return union(start, end)
+
+
+def _without_pauses(today: Today, pauses: Intervals) -> Prediction:
+    """Over the counted steps, each up to the begin of the next."""
+    loop = _loop(today)
+    gone, whole = measure(intersect(loop, pauses)), measure(loop)
+    count = len(intersect(loop, pauses))
+    if not count:
+        raise Refused("nothing of it falls into the steps that count")
+    share = gone / whole
+    ratio = 1 - share
+    doubt = Z_975 * FEW * share / np.sqrt(count) + Z_975 * today.sampling_sd * share
+    low, high = max(1e-3, ratio - doubt), min(1.0, ratio + doubt)
+    words = f"{gone / 1e6:.0f} ms of {whole / 1e6:,.0f} ms of training, in {count} place{'s' if count != 1 else ''}"
+    return Prediction({}, ratio, (low, max(high, ratio)), words[:1].upper() + words[1:])
+
+
+def _loop(today: Today) -> Intervals:
+    """Each counted step with the time up to the next step."""
+    steps, rows = today.run.steps, today.facts.selection.rows
+    if not len(rows):
+        raise Refused("no step was measured without the profiler")
+    following = np.minimum(rows + 1, len(steps) - 1)
+    end = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
+    return union(steps.start_ns[rows], np.maximum(end, steps.end_ns[rows]))
+
+
+def _without_waits(today: Today, key: str, intervals: Intervals | None) -> Prediction:
+    timeline = today.run.timeline
+    if timeline is None:
+        raise Refused("there is no trace that shows the waits")
+    if not today.on_gpu:
+        return _without_traced(today, timeline, intervals)
+    rows = waiting_rows(timeline, key, intervals)
+    if not len(rows):
+        raise Refused("the trace shows no call that waits for the GPU there")
+    replay = today.replay
+    assert replay is not None
+    ratio = min(1.0, float(np.median(replay.play(Changes(free_waits=rows)).step_ns)) / 1e3 / today.played_us)
+    sd = float(np.hypot(REPLAY_SD, today.sampling_sd))
+    words = f"The profiled steps played again with {len(rows)} calls that no longer wait"
+    return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)
+
+
+def _without_traced(today: Today, timeline: Timeline, intervals: Intervals | None) -> Prediction:
+    """On a CPU nothing runs beside the training thread: what falls away is gained."""
+    if intervals is None:
+        raise Refused("on a CPU no call waits for a device")
+    account = today.facts.breakdown
+    steps = account.steps if account is not None else ()
+    if not steps:
+        raise Refused("there is no profiled step")
+    shares = [measure(clip(intervals, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in steps]
+    ratio = 1 - float(np.median(shares))
+    spread = float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD
+    return Prediction(
+        {}, ratio, (max(1e-3, ratio - Z_975 * spread), min(1.0, ratio + Z_975 * spread)), "The time of it in each step"
+    )
+
+
+def waiting_rows(timeline: Timeline, key: str, intervals: Intervals | None) -> np.ndarray:
+    """Calls that may wait for the GPU and touch the intervals: for `blocking_copy` copies, else synchronizing ones."""
+    names = spans.COPYING if key == "blocking_copy" else (*spans.SYNCHRONIZING, *spans.COPYING)
+    host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+    chosen = host & spans.named(timeline, lambda n: n.startswith(names))
+    if key == "blocking_copy":
+        chosen |= _behind(timeline, chosen, host & spans.named(timeline, lambda n: n.startswith(spans.SYNCHRONIZING)))
+    rows = np.flatnonzero(chosen)
+    if intervals is None:
+        return rows
+    begun = np.searchsorted(intervals[:, 0], timeline.end_ns[rows], side="left")
+    ended = np.searchsorted(intervals[:, 1], timeline.start_ns[rows], side="right")
+    found: np.ndarray = rows[begun > ended]
+    return found
+
+
+def _behind(timeline: Timeline, copies: spans.Mask, waiting: spans.Mask) -> spans.Mask:
+    """Synchronizing calls right behind a copy on its thread: torch waits so for a copy that may not go on beside."""
+    found = np.zeros(len(timeline), dtype=bool)
+    copy, wait = np.flatnonzero(copies), np.flatnonzero(waiting)
+    copy = copy[np.argsort(timeline.end_ns[copy], kind="stable")]
+    at = np.searchsorted(timeline.end_ns[copy], timeline.start_ns[wait], side="right") - 1
+    wait, copy = wait[at >= 0], copy[at[at >= 0]]
+    near = timeline.start_ns[wait] - timeline.end_ns[copy] <= RIGHT_BEHIND_NS
+    found[wait[near & (timeline.lane_id[wait] == timeline.lane_id[copy])]] = True
+    return found
+
+
+__all__ = ["predict_removal"]

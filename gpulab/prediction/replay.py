@@ -1,0 +1,247 @@
+"""The measured window as a graph of tasks that can be played again with some of them shorter, longer or gone.
+
+Time on the host moves by a shift: what the host does not wait for keeps its own duration (Python included), and a wait
+ends when what it waits for has ended. Every task of the device begins when its stream is free, its launch has reached
+the device and, where the trace shows it, another stream has got so far (`replay_tasks`): so the unchanged window plays
+as it was measured. After Lumos (MLSys 2025) and Daydream (ATC 2020).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from gpulab.analysis import spans
+from gpulab.intervals import Intervals, clip, measure, union
+from gpulab.prediction.replay_tasks import LEAST_SYNC_NS, Tasks, Wait, waits_for_device
+from gpulab.run import DEVICE_CATEGORIES, Int64, Run, Timeline
+
+Factors = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.intp]
+
+_NO_ROWS: Rows = np.empty(0, np.intp)
+# in this order where they happen at once: what follows a wait begins at its end
+_WAIT_ENDS, _LAUNCH, _UNLAUNCHED, _STEP_BEGINS, _STEP_ENDS = range(5)
+_NEVER = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What is different when the window is played again.
+
+    `device_factor` scales the duration of each row of the timeline that is a task of the device (0: it takes no time),
+    `host` lists stretches of the host's time as [start, end) with the share of it that remains, `free_waits` are rows
+    of synchronizing calls that no longer wait, `unlaunched` rows of the device's tasks that are not launched at all.
+    """
+
+    device_factor: Factors | None = None
+    host: tuple[tuple[Intervals, float], ...] = ()
+    free_waits: Rows = field(default_factory=lambda: _NO_ROWS)
+    unlaunched: Rows = field(default_factory=lambda: _NO_ROWS)
+
+    def and_also(self, other: Changes) -> Changes:
+        """Both: factors multiply."""
+        factors = [f for f in (self.device_factor, other.device_factor) if f is not None]
+        return Changes(
+            device_factor=np.prod(factors, axis=0) if factors else None,
+            host=(*self.host, *other.host),
+            free_waits=np.union1d(self.free_waits, other.free_waits),
+            unlaunched=np.union1d(self.unlaunched, other.unlaunched),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One playing: wall time of each profiled step, and the share of it in which the device worked."""
+
+    step_ns: Int64
+    busy_fraction: float
+
+
+class Replay:
+    """The tasks of one device of a run's window. Raises ValueError where the run has no device's work in its trace.
+
+    Where the window holds more than `most_tasks`, only steps around the median one are played, after one that leads in.
+    """
+
+    def __init__(self, run: Run, device_index: int, most_tasks: int | None = None) -> None:
+        timeline = run.timeline
+        if timeline is None or not timeline.has_device_events:
+            raise ValueError("the run holds no trace of a GPU")
+        device = spans.on_device(timeline, device_index)
+        work = np.flatnonzero(device & spans.in_category(timeline, *DEVICE_CATEGORIES))
+        if not len(work):
+            raise ValueError(f"the trace holds no work of GPU {device_index}")
+        self._timeline = timeline
+        self._windows, begin_ns = _windows(run, timeline), timeline.window_ns[0]
+        if most_tasks is not None and len(work) > most_tasks:
+            self._windows, begin_ns = _fewer(self._windows, timeline.start_ns[work], most_tasks)
+            work = work[(timeline.end_ns[work] > begin_ns) & (timeline.start_ns[work] < self._windows[-1, 1])]
+        self._tasks = Tasks.of(timeline, work)
+        self._waits = waits_for_device(timeline, self._tasks, begin_ns)
+        self._happenings = _Happenings.of(timeline, self._tasks, self._waits, self._windows)
+
+    def play(self, changes: Changes | None = None) -> Played:
+        """The window again, with these changes. Shorter tasks never make its end later."""
+        changes = changes or Changes()
+        playing = _Playing(self._timeline, self._tasks, self._waits, changes)
+        happenings = self._happenings
+        step_ns = playing.through(happenings, _without(changes.host, happenings.at_ns), len(self._windows))
+        return Played(np.rint(step_ns[1] - step_ns[0]).astype(np.int64), playing.busy_fraction(step_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Happenings:
+    """What the host does, in order of time: launches, ends of waits, work launched elsewhere, steps' begins and ends.
+
+    `subject` is a row of the timeline (launches, waits), a task (`_UNLAUNCHED`) or a step's number from 0.
+    """
+
+    at_ns: Int64
+    kind: list[int]
+    subject: list[int]
+    tasks_of: dict[int, list[int]]  # by launching row
+
+    @classmethod
+    def of(cls, timeline: Timeline, tasks: Tasks, waits: dict[int, Wait], windows: Intervals) -> _Happenings:
+        tasks_of: dict[int, list[int]] = {}
+        lost: list[int] = []
+        for place, launch in enumerate(tasks.launch.tolist()):
+            if launch >= 0:
+                tasks_of.setdefault(launch, []).append(place)
+            else:
+                lost.append(place)
+        calls = np.array(sorted({*tasks_of, *waits}), np.intp)
+        waiting, unseen = np.array(list(waits), np.intp), np.array(lost, np.intp)
+        steps = np.arange(len(windows))
+        groups: tuple[tuple[int, npt.NDArray[np.intp], Int64], ...] = (
+            (_LAUNCH, calls, timeline.start_ns[calls]),
+            (_WAIT_ENDS, waiting, timeline.end_ns[waiting]),
+            (_UNLAUNCHED, unseen, timeline.start_ns[tasks.row[unseen]]),
+            (_STEP_BEGINS, steps, windows[:, 0]),
+            (_STEP_ENDS, steps, windows[:, 1]),
+        )
+        at = np.concatenate([times for _, _, times in groups])
+        kind = np.concatenate([np.full(len(times), k) for k, _, times in groups])
+        subject = np.concatenate([who for _, who, _ in groups])
+        order = np.lexsort((kind, at))
+        return cls(at[order], kind[order].tolist(), subject[order].tolist(), tasks_of)
+
+
+class _Playing:
+    """One pass over the happenings. Python lists: an element of an array costs ten times as much to read."""
+
+    def __init__(self, timeline: Timeline, tasks: Tasks, waits: dict[int, Wait], changes: Changes) -> None:
+        duration = timeline.duration_ns[tasks.row].astype(np.float64)
+        if changes.device_factor is not None:
+            duration = duration * changes.device_factor[tasks.row]
+        self._lengths: list[float] = duration.tolist()
+        self._dropped: list[bool] = np.isin(tasks.row, changes.unlaunched).tolist()
+        self._free = set(changes.free_waits.tolist())
+        self._waits = waits
+        self._before, self._other = tasks.before.tolist(), tasks.other.tolist()
+        self._launch_ns, self._gap_ns, self._other_ns = (
+            tasks.launch_ns.tolist(),
+            tasks.gap_ns.tolist(),
+            tasks.other_ns.tolist(),
+        )
+        self._starts, self._ends = [_NEVER] * len(duration), [_NEVER] * len(duration)
+
+    def through(self, happenings: _Happenings, host_ns: Factors, step_count: int) -> Factors:
+        """Begins and ends of the steps, as float64 [2, steps]. `host_ns`: of each happening, before any shift."""
+        shift = 0.0
+        opened: dict[int, float] = {}
+        bounds = np.zeros((2, step_count))
+        kinds = zip(happenings.kind, happenings.subject, host_ns.tolist(), strict=True)
+        for kind, who, unshifted in kinds:
+            now = unshifted + shift
+            if kind == _LAUNCH:
+                for place in happenings.tasks_of.get(who, ()):
+                    self._begin(place, now + self._launch_ns[place])
+                if who in self._waits:
+                    opened[who] = now
+            elif kind == _WAIT_ENDS:
+                shift += self._until(who, opened.get(who, now)) - now
+            elif kind == _UNLAUNCHED:
+                self._begin(who, now)
+            else:
+                bounds[kind - _STEP_BEGINS, who] = now
+        return bounds
+
+    def _begin(self, place: int, ready: float) -> None:
+        before, other = self._before[place], self._other[place]
+        if self._dropped[place]:  # what comes after it waits for what came before it
+            self._starts[place] = self._ends[place] = self._ends[before] if before >= 0 else _NEVER
+            return
+        if before >= 0:
+            ready = max(ready, self._ends[before] + self._gap_ns[place])
+        if other >= 0:
+            ready = max(ready, self._ends[other] + self._other_ns[place])
+        self._starts[place] = ready
+        self._ends[place] = ready + self._lengths[place]
+
+    def _until(self, row: int, opened: float) -> float:
+        """When the waiting call returns."""
+        if row in self._free:
+            return opened + LEAST_SYNC_NS
+        wait = self._waits[row]
+        return max(opened + wait.least_ns, self._ends[wait.task] + wait.after_ns)
+
+    def busy_fraction(self, bounds: Factors) -> float:
+        """Of the time from the first step's begin to the last one's end."""
+        first, last = round(bounds[0, 0]), round(bounds[1, -1])
+        ran = np.isfinite(self._ends)
+        start, end = (np.rint(np.array(times)[ran]).astype(np.int64) for times in (self._starts, self._ends))
+        busy_ns: int = measure(clip(union(start, end), first, last))
+        return float(busy_ns / max(1, last - first))
+
+
+def _without(host: Sequence[tuple[Intervals, float]], at_ns: Int64) -> Factors:
+    """These times of the host with what was removed before them taken out."""
+    points: list[tuple[int, float]] = []
+    for intervals, remains in host:
+        points += [(int(t), s * (1 - remains)) for a, b in intervals.tolist() for t, s in ((a, 1.0), (b, -1.0))]
+    asked = at_ns.astype(np.float64)
+    if not points:
+        return asked
+    points.sort()
+    times = np.array([t for t, _ in points], np.int64)
+    slopes = np.minimum(1.0, np.cumsum([s for _, s in points]))  # what two changes remove is gone once
+    gone = np.concatenate(([0.0], np.cumsum(slopes[:-1] * np.diff(times))))
+    return asked - np.interp(asked, times, gone)
+
+
+def _windows(run: Run, timeline: Timeline) -> Intervals:
+    if not run.traced_numbers:
+        return np.array([timeline.window_ns], dtype=np.int64)
+    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
+    return np.stack((run.steps.start_ns[rows], run.steps.end_ns[rows]), axis=1)
+
+
+def _fewer(windows: Intervals, task_start_ns: Int64, most_tasks: int) -> tuple[Intervals, int]:
+    """Steps around the one of median length with so many tasks together (at least it alone); where playing begins."""
+    starts = np.sort(task_start_ns)
+    edges = np.searchsorted(starts, windows)
+    counts = edges[:, 1] - edges[:, 0]
+    wall = windows[:, 1] - windows[:, 0]
+    first = last = int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])
+    while True:
+        grown = [(a, b) for a, b in ((first, last + 1), (first - 1, last)) if a >= 0 and b < len(windows)]
+        fitting = [(a, b) for a, b in grown if counts[a : b + 1].sum() <= most_tasks]
+        if not fitting:
+            break
+        first, last = fitting[0]
+    begin = windows[max(0, first - 1), 0]
+    return windows[first : last + 1], int(begin)
+
+
+def host_spans(timeline: Timeline, names: Sequence[str]) -> Intervals:
+    """The training thread's time in spans whose names begin with one of these."""
+    mine = spans.on_training_thread(timeline)
+    return spans.covered(timeline, mine & spans.named(timeline, lambda n: n.startswith(tuple(names))))
+
+
+__all__ = ["Changes", "Played", "Replay", "host_spans"]

@@ -1,0 +1,184 @@
+"""Predictions that were held against a measurement, kept so that later ones know how far they are to be trusted.
+
+One line of JSON per prediction, in a file that is only ever appended to, each time by one write: two notebooks at once
+lose and tear nothing. A full file is put aside under another name and the oldest go; a damaged line is skipped and
+counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import math
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from gpulab.errors import StoreError
+from gpulab.sources.store import default_root
+from gpulab.sources.whole_files import reason
+
+NAME = "scoreboard.jsonl"
+FULL_BYTES = 1 * 2**20  # about 2,500 records; then a new file is begun
+MOST_ASIDE = 3  # full files that are kept
+LONGEST_LINE = 16_384
+TRIES = 3
+MOST_ERRORS = 100  # of a knob: the last ones tell what holds now
+
+_ASIDE = "scoreboard-{moment}-{mark}.jsonl"
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
+    """One prediction and what was measured. Ratios are time per unit of work after over before: below 1 is faster.
+
+    `knob` is the name of what was changed ("workers", "amp + workers"), `value` its settings as a user writes them,
+    `cell` a digest of the code, `only_sign`: a range was foretold, its middle is no estimate.
+    """
+
+    when: str  # ISO 8601, UTC
+    knob: str
+    value: str
+    predicted: float
+    predicted_interval: tuple[float, float]
+    measured: float
+    measured_interval: tuple[float, float]
+    device: str
+    cell: str
+    only_sign: bool = False
+
+    @property
+    def error(self) -> float:
+        """Measured over predicted ratio: 1 is right."""
+        return self.measured / self.predicted
+
+    @property
+    def within(self) -> bool:
+        """Whether what was measured lies in the predicted interval."""
+        return self.predicted_interval[0] <= self.measured <= self.predicted_interval[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Board:
+    """All records, the oldest first. `damaged` lines could not be read; `problem`: why a file could not."""
+
+    records: tuple[Record, ...]
+    damaged: int = 0
+    problem: str = ""
+
+    def errors(self, device: str) -> dict[str, tuple[float, ...]]:
+        """Of each knob, measured over predicted on this device, the last ones; those without an estimate left out."""
+        found: dict[str, list[float]] = {}
+        for record in self.records:
+            if record.device == device and not record.only_sign:
+                found.setdefault(record.knob, []).append(record.error)
+        return {knob: tuple(errors[-MOST_ERRORS:]) for knob, errors in found.items()}
+
+
+class Scoreboard:
+    """The records in one folder: by default `$GPULAB_DIR`, else `.gpulab` under the current directory."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = default_root().parent if folder is None else Path(folder).absolute()
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Add records. Raises StoreError with the reason; ValueError for a record that could not be read again."""
+        lines = [_line(record) for record in records]
+        if not lines:
+            return
+        path = self.folder / NAME
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._put_aside(path)
+            handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
+            try:
+                for line in lines:  # one write each: the system keeps those of two processes apart
+                    if os.write(handle, line) != len(line):
+                        raise OSError("the disk is full")
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as e:
+            raise StoreError(f"The scoreboard {str(path)!r} cannot be written: {reason(e)}.") from e
+
+    def read(self) -> Board:
+        """Everything that can be read. Never raises for what is in a file or for a file that is not there."""
+        for _ in range(TRIES):  # a file that is put aside meanwhile would be missed
+            aside = self._aside()
+            lines, problem = self._lines([*aside, self.folder / NAME])
+            if self._aside() == aside:
+                break
+        found = [_record(line) for line in lines]
+        records = [record for record in found if record is not None]
+        return Board(tuple(sorted(records, key=lambda r: r.when)), len(found) - len(records), problem)
+
+    def _lines(self, paths: Iterable[Path]) -> tuple[list[bytes], str]:
+        """Of all files that are there, without empty ones; and why one cannot be read."""
+        lines: list[bytes] = []
+        problem = ""
+        for path in paths:
+            try:
+                lines += [line for line in path.read_bytes().split(b"\n") if line.strip()]
+            except FileNotFoundError:
+                continue
+            except OSError as e:
+                problem = f"The scoreboard {str(path)!r} cannot be read: {reason(e)}."
+        return lines, problem
+
+    def _put_aside(self, path: Path) -> None:
+        """Rename a full file; who still writes into it loses nothing, for its new name is read as well."""
+        try:
+            full = path.stat().st_size >= FULL_BYTES
+        except FileNotFoundError:
+            return
+        if not full:
+            return
+        moment = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
+        with contextlib.suppress(FileNotFoundError):  # another process was first
+            os.rename(path, path.with_name(_ASIDE.format(moment=moment, mark=secrets.token_hex(3))))
+        for old in self._aside()[:-MOST_ASIDE]:
+            old.unlink(missing_ok=True)
+
+    def _aside(self) -> list[Path]:
+        return sorted(self.folder.glob(_ASIDE.format(moment="*", mark="*")))
+
+
+def digest(code: str) -> str:
+    """Of a cell's text: tells records of the same cell apart from others without keeping the code."""
+    return hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()[:12]
+
+
+def now() -> str:
+    """The moment, as records have it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _line(record: Record) -> bytes:
+    """Begins with a line's end too: what an interrupted write has left before it damages only itself."""
+    written = msgspec.json.encode(record)
+    if not _sound(record) or len(written) > LONGEST_LINE:
+        raise ValueError(f"no sound record: {record!r:.200}")
+    return b"\n" + written + b"\n"
+
+
+def _record(line: bytes) -> Record | None:
+    if len(line) > LONGEST_LINE:
+        return None
+    try:
+        record = msgspec.json.decode(line, type=Record)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return record if _sound(record) else None
+
+
+def _sound(record: Record) -> bool:
+    figures = (record.predicted, *record.predicted_interval, record.measured, *record.measured_interval)
+    ordered = all(low <= high for low, high in (record.predicted_interval, record.measured_interval))
+    return ordered and all(math.isfinite(x) and x > 0 for x in figures) and bool(record.knob) and bool(record.when)
+
+
+__all__ = ["Board", "Record", "Scoreboard", "digest", "now"]
