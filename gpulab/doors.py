@@ -13,23 +13,25 @@ from types import TracebackType
 from typing import Self, overload
 
 from gpulab.analysis.facts import facts
-from gpulab.analysis.ranks import compare_ranks
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.capture.feed import Watcher
 from gpulab.capture.recorder import Capture, RunSource, StopRun
 from gpulab.comparing.runs import compare_runs
-from gpulab.diagnosis.headline import headline
-from gpulab.diagnosis.rank_headline import rank_headline
+from gpulab.diagnosing import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
+from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
 from gpulab.loading.ranks import load
 from gpulab.run import Change, Outcome, Ranks, Run, Settings
 from gpulab.sources.runs import Figures, Runs
 from gpulab.sources.store import DOCUMENT, Store, read, trace_path
 from gpulab.views import runs as runs_view
+from gpulab.views.alert_lines import alert_lines_or_none
 from gpulab.views.compared import Compared
-from gpulab.views.ranked import RankedReport
+from gpulab.views.diagnosed import Diagnosed
+from gpulab.views.ranked import RankedReport, job_opening
 from gpulab.views.report import Report
-from gpulab.views.stage import Stage
+from gpulab.views.sections import opening
+from gpulab.views.stage import Stage, in_notebook
 
 runs = Runs()
 runs.show_with(runs_view.text, runs_view.html)
@@ -49,11 +51,27 @@ def report(run: Ranks) -> RankedReport: ...
 def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
     """The report of a run or of a job's ranks: `.text()`, `.html()`, `.json()`. `unsaved`: why it is not on disk."""
     if isinstance(run, Ranks):
-        of_ranks = {rank: facts(r) for rank, r in run.runs.items()}
-        found = compare_ranks(of_ranks, run.problems)
-        return RankedReport(run, of_ranks, found, rank_headline(found))
+        thresholds, notes = thresholds_or_default()
+        of_ranks, found, diagnosis = diagnose_job(run, thresholds)
+        return RankedReport(run, of_ranks, found, replace(diagnosis, notes=notes))
     known = facts(run)
-    return Report(known, headline(known), unsaved)
+    return Report(known, diagnosis_for_report(known, learned_here(known)), unsaved)
+
+
+def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | None = None) -> Diagnosed:
+    """What holds a run back, the costliest first: `.findings`, each with its evidence, cure and predicted gain.
+
+    A run is a `Run`, the `Ranks` of a job, a name or id in the store, or the path of a trace or of a folder of traces.
+    `thresholds` are set over those of the `[thresholds]` table in gpulab.toml. Raises UsageError for thresholds that
+    are none or contradict each other, StoreError or TraceError for a run that cannot be read.
+    """
+    chosen = thresholds_of(thresholds)
+    found = open_run(run) if isinstance(run, str | Path) else run
+    if isinstance(found, Ranks):
+        of_ranks, _, diagnosis = diagnose_job(found, chosen)
+        return Diagnosed(diagnosis, job_opening(found, of_ranks))
+    known = facts(found)
+    return Diagnosed(diagnose_facts(known, chosen, learned_here(known)), opening(known))
 
 
 def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None) -> Compared:
@@ -157,6 +175,8 @@ class profile:
             return
         self._stage = Stage.open(live=self.settings.live) if self._show else None
         watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
+        if watcher is None and self.settings.live and not in_notebook():
+            watcher = alert_lines_or_none()
         capture = Capture(self.settings, self._source, self._code, watcher)
         try:
             capture.start()

@@ -1,6 +1,6 @@
 """Made-up runs with known figures, so that a test of a view or a rule needs neither torch nor a clock.
 
-Each builder returns a `Case`: the record, the facts about it, and a headline. The breakdown is computed here from the
+Each builder returns a `Case`: the record, the facts about it, and a diagnosis. The breakdown is computed here from the
 layout of the made-up steps, not by gpulab's own accounting, and `Run.check` holds for every case.
 """
 
@@ -19,7 +19,9 @@ from gpulab.analysis.memory import memory
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
 from gpulab.analysis.trace_facts import trace_facts
-from gpulab.diagnosis.headline import Headline
+from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding, Untold
+from gpulab.diagnosis.headline import Headline, headline
+from gpulab.prediction.prediction import Prediction
 from gpulab.run import (
     Category,
     Choice,
@@ -47,11 +49,37 @@ HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b[0m $x_1$ \u202egnp.exe & 'q'
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One made-up run, what is true about it, and its headline."""
+    """One made-up run, what is true about it, and what was found."""
 
     run: Run
     facts: Facts
-    headline: Headline
+    diagnosis: Diagnosis
+
+    @property
+    def headline(self) -> Headline:
+        return headline(self.diagnosis.first)
+
+
+def said(key: str, summary: str, evidence: str, level: str) -> Diagnosis:
+    """A diagnosis of one finding, with all that a finding can have where it is a bad one."""
+    bad = level == "bad"
+    found = Finding(
+        key,
+        summary,
+        (Evidence(evidence, (50 * MS, 80 * MS)), Evidence(evidence)) if bad else (Evidence(evidence),),
+        5_000.0 if bad else None,
+        "measured",
+        parts=("data_wait",),
+        settings=(("workers", "2"),) if bad else (),
+        cure=summary if bad else "",
+        lesson="03_starving_gpu" if bad else "",
+        source_line=evidence if bad else "",
+        prediction=Prediction({"workers": "2"}, 0.6, (0.5, 0.7), evidence) if bad else None,
+        after=summary if bad else "",
+        level=level,  # type: ignore[arg-type]
+    )
+    untold = (Untold("storage_bound", summary, evidence),) if bad else ()
+    return Diagnosis((found,), untold, 20_000.0, 20_000.0, notes=(summary,) if bad else ())
 
 
 @dataclass(slots=True)
@@ -204,13 +232,13 @@ def cpu_case() -> Case:
     )
     run = dataclasses.replace(run, samples=_cpu_samples(run.wall_ns, rng))
     split = breakdown(run, {"data_wait": 0.6, "compute": 0.3, "optimizer": 0.05})
-    headline = Headline(
+    found_out = said(
         "data_wait",
         "60 % of each step is spent waiting for the DataLoader: the model computes only the rest of the time.",
         "Waiting for the DataLoader: 22.8 ms of 38.0 ms per step (median of 16 unprofiled steps).",
         "bad",
     )
-    return Case(run, facts_of(run, split, _cpu_operators()), headline)
+    return Case(run, facts_of(run, split, _cpu_operators()), found_out)
 
 
 def gpu_case() -> Case:
@@ -247,13 +275,13 @@ def gpu_case() -> Case:
     split = breakdown(
         run, {**shares, "launch": 0.1, "optimizer": 0.03, "allocator": 0.006, "queued": 0.002}, busy=0.454
     )
-    headline = Headline(
+    found_out = said(
         "data_wait",
         "The GPU is idle for 55 % of each step, mostly because the next batch is not ready.",
         "3.6 ms of 12.0 ms per step: GPU idle while the loop waits for the DataLoader (median of 6 profiled steps).",
         "bad",
     )
-    return Case(run, facts_of(run, split, _gpu_operators(), _gpu_kernels()), headline)
+    return Case(run, facts_of(run, split, _gpu_operators(), _gpu_kernels()), found_out)
 
 
 def tiny_case() -> Case:
@@ -261,8 +289,8 @@ def tiny_case() -> Case:
     found = steps(np.array([55.0, 31.0]), np.array([4.0, 3.0]), phases(1, 0, 1))
     run = _run("20260801-121500-e5f6", _cpu(), found, _cpu_timeline(found), loader=_loader(workers=0))
     split = breakdown(run, {"data_wait": 0.1, "compute": 0.8, "optimizer": 0.05})
-    headline = Headline("unknown", "Two steps are too few to name a bottleneck.", "1 profiled step.", "unknown")
-    return Case(run, facts_of(run, split, _cpu_operators()[:3]), headline)
+    found_out = said("unknown", "Two steps are too few to name a bottleneck.", "1 profiled step.", "unknown")
+    return Case(run, facts_of(run, split, _cpu_operators()[:3]), found_out)
 
 
 def no_step_case() -> Case:
@@ -280,8 +308,8 @@ def no_step_case() -> Case:
         ),
         samples=_cpu_samples(run.wall_ns, np.random.default_rng(9)),
     )
-    headline = Headline("unknown", "No training step was found in this cell.", "The cell ran for 500 ms.", "unknown")
-    return Case(run, facts_of(run), headline)
+    found_out = said("unknown", "No training step was found in this cell.", "The cell ran for 500 ms.", "unknown")
+    return Case(run, facts_of(run), found_out)
 
 
 def no_trace_case() -> Case:
@@ -292,10 +320,10 @@ def no_trace_case() -> Case:
     run = dataclasses.replace(
         run, missing=(Missing("device curves", "the sampling process did not start", key="curves"),)
     )
-    headline = Headline(
+    found_out = said(
         "good", "Nothing stands out: the steps are even and the DataLoader keeps up.", "2 % data wait.", "good"
     )
-    return Case(run, facts_of(run), headline)
+    return Case(run, facts_of(run), found_out)
 
 
 def hostile_case() -> Case:
@@ -323,8 +351,8 @@ def hostile_case() -> Case:
         observer=dataclasses.replace(run.observer, window_truncated=HOSTILE),
     )
     operators = tuple(dataclasses.replace(row, name=HOSTILE + row.name) for row in case.facts.operators)
-    headline = Headline("data_wait", HOSTILE, HOSTILE, "bad")
-    return Case(run, facts_of(run, case.facts.breakdown, operators), headline)
+    found_out = said("data_wait", HOSTILE, HOSTILE, "bad")
+    return Case(run, facts_of(run, case.facts.breakdown, operators), found_out)
 
 
 def long_case(count: int = 20_000) -> Case:
@@ -338,10 +366,8 @@ def long_case(count: int = 20_000) -> Case:
     run = _run("20260801-151500-2e2f", _cpu(), found, _cpu_timeline(found), name="long", loader=_loader(workers=2))
     run = dataclasses.replace(run, samples=_cpu_samples(run.wall_ns, rng))
     split = breakdown(run, {"data_wait": 0.1, "compute": 0.8, "optimizer": 0.05})
-    headline = Headline(
-        "good", "Nothing stands out.", "Waiting for the DataLoader: 2.0 ms of 20.0 ms per step.", "good"
-    )
-    return Case(run, facts_of(run, split, _cpu_operators()), headline)
+    found_out = said("good", "Nothing stands out.", "Waiting for the DataLoader: 2.0 ms of 20.0 ms per step.", "good")
+    return Case(run, facts_of(run, split, _cpu_operators()), found_out)
 
 
 def dense_case(spans: int = 100_000) -> Case:
@@ -363,8 +389,8 @@ def dense_case(spans: int = 100_000) -> Case:
     device = Device("cuda", "NVIDIA L4", 0, "GPU-1", 24 * 2**30)
     run = _run("20260801-161500-3a3b", device, found, timeline, name="dense", loader=_loader(workers=4))
     split = breakdown(run, {"data_wait": 0.05, "compute": 0.3, "launch": 0.6}, busy=0.3)
-    headline = Headline("launch", "The GPU waits for the program to launch work.", "240 ms of 400 ms per step.", "bad")
-    return Case(run, facts_of(run, split, _gpu_operators(), _gpu_kernels()), headline)
+    found_out = said("launch", "The GPU waits for the program to launch work.", "240 ms of 400 ms per step.", "bad")
+    return Case(run, facts_of(run, split, _gpu_operators(), _gpu_kernels()), found_out)
 
 
 def cases() -> dict[str, Case]:

@@ -20,17 +20,21 @@ from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
 from gpulab.analysis.tensorboard import TensorBoardView
 from gpulab.analysis.trace_facts import TraceFacts
-from gpulab.diagnosis.headline import Headline
+from gpulab.diagnosis.finding import Diagnosis
+from gpulab.diagnosis.headline import headline
 from gpulab.run import Missing, Run
+from gpulab.views.findings import documents
+from gpulab.views.pause_sections import pauses_document
 from gpulab.views.words import flag_names
 
 SCHEMA = 1
 COSTLIEST = 20
 
 
-def document(facts: Facts, headline: Headline) -> dict[str, object]:
+def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, object]:
     """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
-    figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), "headline": dataclasses.asdict(headline)}
+    said = dataclasses.asdict(headline(diagnosis.first))
+    figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), "headline": said, **documents(diagnosis)}
     return {key: finite(value) for key, value in figures.items()}
 
 
@@ -79,6 +83,8 @@ def _own(facts: Facts) -> dict[str, object]:
         "copies": [dataclasses.asdict(row) for row in facts.trace.copies] if facts.trace else None,
         "curves": [dataclasses.asdict(c) for c in facts.curves],
         "loader": dataclasses.asdict(run.loader) if run.loader else None,
+        "loading": dataclasses.asdict(facts.loading) if facts.loading else None,
+        **pauses_document(run),
         "observer": _observer(facts),
         "missing": [_missing(m) for m in run.missing],
         "changes": [dataclasses.asdict(c) for c in run.changes],

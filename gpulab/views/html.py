@@ -102,7 +102,8 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
     """A self-contained page: no request, the picture inside, light and dark; no script but that of `timeline`."""
     sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
     picture = _picture(png, f"{sentence} {evidence}") if png else ""
-    wide = "\n".join(_page_section(section) for section in sections if section.wide)
+    lead = "\n".join(_page_section(section) for section in sections if section.lead)
+    wide = "\n".join(_page_section(section) for section in sections if section.wide and not section.lead)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
     narrow = "\n".join(_page_section(section) for section in sections if not section.wide)
     return f"""<!doctype html>
@@ -121,6 +122,7 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
 <h1>{sentence}</h1>
 <p class="evidence">{evidence}</p>
 </header>
+{lead}
 {picture}
 {wide}
 {timeline}

@@ -30,7 +30,8 @@ class Row:
 class Section:
     """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
 
-    `aside` marks what most readers skip: a page may fold it. `wide` needs the whole width of a page.
+    `aside` marks what most readers skip: a page may fold it. `wide` needs the whole width of a page. `lead` belongs to
+    the headline: a page shows it before its picture.
     """
 
     title: str
@@ -39,6 +40,7 @@ class Section:
     lines: tuple[str, ...] = ()
     aside: bool = False
     wide: bool = False
+    lead: bool = False
 
 
 PAIRS = (Column(""), Column("", "wrap"))

@@ -9,9 +9,12 @@ from pathlib import Path
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.run import Ranks
 from gpulab.views import document, figure, html, text, words
+from gpulab.views.findings import documents, finding_sections
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.sections import device, sections
 from gpulab.views.timeline_page import timeline_section
@@ -25,7 +28,12 @@ class RankedReport:
     ranks: Ranks
     facts: Mapping[int, Facts]
     comparison: RankComparison
-    headline: Headline
+    diagnosis: Diagnosis
+
+    @property
+    def headline(self) -> Headline:
+        """The first finding's sentence, its evidence and its level."""
+        return headline(self.diagnosis.first)
 
     @property
     def spotlight(self) -> int:
@@ -55,25 +63,33 @@ class RankedReport:
             "mismatch": found.mismatch,
             "communication_us": {r.rank: _communication(r) for r in found.ranks},
             "problems": [dataclasses.asdict(p) for p in self.ranks.problems],
-            "per_rank": {rank: document.document(known, headline(known)) for rank, known in self.facts.items()},
+            "per_rank": {
+                rank: document.document(known, diagnose(known, foretell=False)) for rank, known in self.facts.items()
+            },
             "headline": dataclasses.asdict(self.headline),
+            **documents(self.diagnosis),
         }
         return {key: document.finite(value) for key, value in figures.items()}
 
     def _opening(self) -> str:
-        first = next(iter(self.facts.values()))
-        of = f" of {self.ranks.world_size}" if self.ranks.world_size else ""
-        name = plain(Path(self.ranks.path).name or self.ranks.path)
-        return " · ".join([name, f"{len(self.facts)}{of} ranks", device(first.run)])
+        return job_opening(self.ranks, self.facts)
 
     def _sections(self) -> tuple[Section, ...]:
         shown = self.spotlight
         found = sections(self.facts[shown])
         return (
+            *finding_sections(self.diagnosis, below_headline=True),
             _side_by_side(self.comparison),
             *_problems(self.ranks),
             *(dataclasses.replace(s, title=f"Rank {shown}: {s.title[:1].lower()}{s.title[1:]}") for s in found),
         )
+
+
+def job_opening(ranks: Ranks, facts: Mapping[int, Facts]) -> str:
+    """Which job, how many of its ranks, on which device: one line."""
+    first = next(iter(facts.values()))
+    of = f" of {ranks.world_size}" if ranks.world_size else ""
+    return " · ".join([plain(Path(ranks.path).name or ranks.path), f"{len(facts)}{of} ranks", device(first.run)])
 
 
 def _communication(rank: RankFacts) -> dict[str, float | None]:
@@ -131,4 +147,4 @@ def _problems(ranks: Ranks) -> tuple[Section, ...]:
     return (Section("What is wrong with these traces", (Column("", "wrap"), Column("", "wrap")), rows, wide=True),)
 
 
-__all__ = ["RankedReport"]
+__all__ = ["RankedReport", "job_opening"]

@@ -11,6 +11,8 @@ from gpulab.analysis.steps import Spread
 from gpulab.run import Run, TraceOrigin
 from gpulab.views import words
 from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.loading_section import loading_sections
+from gpulab.views.pause_sections import pause_sections
 from gpulab.views.trace_sections import trace_sections
 from gpulab.views.words import NOT_MEASURABLE, plain, plural
 
@@ -48,8 +50,11 @@ def has_no_step(run: Run) -> bool:
     return run.step_source == WHOLE_CELL or len(run.steps) == 0
 
 
-def sections(facts: Facts, unsaved: str = "") -> tuple[Section, ...]:
-    """Every section of the report in reading order. `unsaved` is the reason why the run is not on disk, if so."""
+def sections(facts: Facts, unsaved: str = "", untold: Sequence[Section] = ()) -> tuple[Section, ...]:
+    """Every section of the report's figures in reading order.
+
+    `unsaved` is the reason why the run is not on disk, if so; `untold` are sections about what could not be told.
+    """
     loaded = facts.run.source == "trace"
     found = (
         _changes(facts.run),
@@ -57,8 +62,10 @@ def sections(facts: Facts, unsaved: str = "") -> tuple[Section, ...]:
         _parts(facts),
         _costliest("Costliest operators", _OPERATORS_NOTE, facts.operators),
         _costliest("Costliest kernels and copies", _KERNELS_NOTE, facts.kernels),
+        *pause_sections(facts.run),
         *trace_sections(facts),
-        *(() if loaded else (_curves(facts), _memory(facts.run), _loader(facts.run))),
+        *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
+        *untold,
         _missing(facts.run),
         None if loaded else _observer(facts),
         _choices(facts.run),

@@ -1,0 +1,48 @@
+"""What the diagnosis of a window of 600,000 events takes, rule by rule: the issue allows 1 s for all of it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from benchmarks import synthetic_trace
+
+REPEATS = 5
+EVENTS = 900_000  # in the file; two of three are spans
+
+
+def measure() -> dict[str, object]:
+    """Seconds, medians: of all rules together, of the costliest five, and of the figures that they read."""
+    from gpulab.analysis.facts import facts
+    from gpulab.diagnosis.case import Case
+    from gpulab.diagnosis.rules import RULES
+    from gpulab.diagnosis.thresholds import DEFAULT
+    from gpulab.loading.trace import load_run
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "synthetic.json"
+        synthetic_trace.write(path, EVENTS)
+        run = load_run(path)
+    figures = _median_s(lambda: facts(run))
+    case = Case(facts(run), DEFAULT)
+    by_rule = {rule.__name__: _median_s(lambda rule=rule: rule(case)) for rule in RULES}  # type: ignore[misc]
+    costliest = dict(sorted(by_rule.items(), key=lambda pair: -pair[1])[:5])
+    assert run.timeline is not None
+    return {
+        "events": len(run.timeline),
+        "rules": len(RULES),
+        "rules_s": sum(by_rule.values()),
+        "costliest_s": costliest,
+        "figures_s": figures,
+    }
+
+
+def _median_s(work: object) -> float:
+    assert callable(work)
+    times = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return sorted(times)[REPEATS // 2]

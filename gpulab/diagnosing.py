@@ -1,0 +1,57 @@
+"""Diagnoses as the doors give them: with the user's own thresholds, and with what this machine has learned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.ranks import RankComparison, compare_ranks
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import Diagnosis
+from gpulab.diagnosis.ranks import diagnose_ranks
+from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
+from gpulab.errors import UsageError
+from gpulab.prediction.known import NOTHING, Known
+from gpulab.run import Ranks
+from gpulab.sources.configuration import configured
+from gpulab.sources.scoreboard import Scoreboard
+
+
+def thresholds_of(given: Mapping[str, float] | None = None) -> Thresholds:
+    """The user's thresholds: those of the `[thresholds]` table in gpulab.toml, over them what is `given`.
+
+    Raises UsageError for a file that cannot be read, a name that is none, and figures that contradict each other.
+    """
+    return DEFAULT.changed({**configured("thresholds"), **(given or {})})
+
+
+def thresholds_or_default() -> tuple[Thresholds, tuple[str, ...]]:
+    """The same for a report, which a broken file must not lose: then the usual ones, and a sentence that says so."""
+    try:
+        return thresholds_of(), ()
+    except UsageError as e:
+        return DEFAULT, (f"Your thresholds were not used, the usual ones were: {e}",)
+
+
+def learned_here(known: Facts) -> Known:
+    """How far earlier predictions were off on the run's device."""
+    return Known(Scoreboard().read().errors(known.run.device.name))
+
+
+def diagnosis_for_report(known: Facts, learned: Known = NOTHING) -> Diagnosis:
+    """What was found about a run. Never raises for the user's own files."""
+    thresholds, notes = thresholds_or_default()
+    return replace(diagnose(known, thresholds, learned), notes=notes)
+
+
+def diagnose_job(ranks: Ranks, thresholds: Thresholds) -> tuple[dict[int, Facts], RankComparison, Diagnosis]:
+    """The figures of each rank, their comparison, and what was found about the job as a whole."""
+    of_ranks = {rank: facts(run) for rank, run in ranks.runs.items()}
+    found = compare_ranks(of_ranks, ranks.problems)
+    late = found.straggler
+    each = {} if late is None else {late: diagnose(of_ranks[late], thresholds, foretell=False)}
+    return of_ranks, found, diagnose_ranks(found, each, thresholds)
+
+
+__all__ = ["diagnose_job", "diagnosis_for_report", "learned_here", "thresholds_of", "thresholds_or_default"]

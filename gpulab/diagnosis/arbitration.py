@@ -1,0 +1,227 @@
+"""Weigh what the rules found against each other: no contradicted advice, no time counted twice, the costliest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from gpulab.analysis.breakdown import PARTS
+from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.finding import BETWEEN, Finding
+from gpulab.diagnosis.headline import percent
+from gpulab.diagnosis.names import name_of
+
+VERDICTS = ("healthy", "cannot_tell")  # what is said when nothing else is
+CAUSES_OF_STARVING = ("cpu_preprocessing", "storage_bound", "slow_collate", "cpu_oversubscribed")
+FEEDING = (*CAUSES_OF_STARVING, "data_starved")
+LARGER_BATCHES = ("small_batch", "memory_underused")
+# What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
+# that faster kernels would save is a bound from peak figures, which programs reach half of at best (definitions.md).
+_WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
+
+
+def arbitrate(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]:
+    """The findings worth telling, the first to cure first; at least one.
+
+    `found` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What the
+    evidence contradicts goes, what is below the silence goes, and what hardly matters cannot take the headline from
+    a healthy run.
+    """
+    verdicts = [f for f in found if f.key in VERDICTS]
+    causes = _without_symptoms(_uncontradicted(case, [f for f in found if f.key not in VERDICTS]))
+    ranked = _ranked(case, _feeding_first(case, causes))
+    costly = [f for f in ranked if not _is_hint(f)]
+    hints = [f for f in ranked if _is_hint(f)]
+    if not costly:
+        return (*verdicts[:1], *hints)
+    open_question = [f for f in verdicts if f.key == "cannot_tell" and _unexplained_us(case, costly) > _most_us(costly)]
+    return (*open_question, *_with_sequels(case, [*costly, *hints]))
+
+
+def total_us(case: Case, found: Sequence[Finding]) -> float | None:
+    """The typical step and what the findings claim beside it, spread over the steps."""
+    step, whole = case.step_us, case.whole_us
+    return None if step is None else max(step + sum(_claimed_between(f) for f in found), whole or 0.0)
+
+
+def _unexplained_us(case: Case, found: Sequence[Finding]) -> float:
+    """Time of the step that neither the accounting nor a finding explains."""
+    told = sum(f.recoverable_us_per_step or 0.0 for f in found if "unknown" in f.parts)
+    return case.part_us("unknown") - told
+
+
+def _most_us(found: Sequence[Finding]) -> float:
+    return max(f.recoverable_us_per_step or 0.0 for f in found)
+
+
+def _is_hint(finding: Finding) -> bool:
+    """Worth a line, but neither its time nor that it costs anything is known."""
+    return finding.recoverable_us_per_step is None and finding.confidence == "possible"
+
+
+# -- advice that the evidence contradicts ------------------------------------------------------------------------------
+
+
+def _uncontradicted(case: Case, found: list[Finding]) -> list[Finding]:
+    """Without a larger batch for a run that waits for data: it would wait for a larger one."""
+    starved_us = max((f.recoverable_us_per_step or 0.0 for f in found if f.key in FEEDING), default=0.0)
+    if not _starves(case, found):
+        return found
+    return [f for f in found if not _asks_for_a_larger_batch(f) or _outweighs(case, f, starved_us)]
+
+
+def _asks_for_a_larger_batch(finding: Finding) -> bool:
+    return finding.key in LARGER_BATCHES or "batch_size" in dict(finding.settings)
+
+
+def _outweighs(case: Case, finding: Finding, starved_us: float) -> bool:
+    """On a CPU: what a loader takes per batch, however small, becomes less with larger ones, too."""
+    return not case.on_gpu and (finding.recoverable_us_per_step or 0.0) > starved_us
+
+
+def _starves(case: Case, found: Sequence[Finding]) -> bool:
+    if any(f.key in FEEDING for f in found):
+        return True
+    idle, wait = case.idle, case.share("data_wait")
+    return idle is not None and idle >= case.thresholds.idle_notice and wait >= idle / 2
+
+
+def _feeding_first(case: Case, found: list[Finding]) -> list[Finding]:
+    """Where workers load beside the training, a step lasts as long as they take: nothing else can shorten it before."""
+    feeding = next((f.key for f in found if f.key in FEEDING), None)
+    if feeding is None or not case.worker_count:
+        return found
+    return [
+        f
+        if f.key in FEEDING or all(_base(p) == BETWEEN for p in f.parts) or not f.parts
+        # what is not part of a step (a shared GPU, a throttled one) waits for nothing
+        else replace(f, only_after=(*f.only_after, feeding))
+        for f in found
+    ]
+
+
+def _without_symptoms(found: list[Finding]) -> list[Finding]:
+    """A symptom goes where its cause is measured: its time is the cause's, and the cause names it in its sentence."""
+    causes = {f.key for f in found if f.key in CAUSES_OF_STARVING and f.recoverable_us_per_step}
+    caused = {"data_starved"} if causes else set()
+    if "cpu_oversubscribed" in causes:  # that the workers need the processor does not help: they do not get it
+        caused |= {"cpu_preprocessing", "slow_collate"}
+    return [f for f in found if f.key not in caused]
+
+
+# -- time, each part of it once ----------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Budget:
+    """What is left of each part of the step (µs), and what was claimed within a part and by whom."""
+
+    left: dict[str, float]
+    within: dict[str, float] = field(default_factory=dict)
+    takers: dict[str, list[str]] = field(default_factory=dict)
+    step_left: float = 0.0
+
+    def available(self, finding: Finding) -> float | None:
+        """Of what the finding would give back, what nobody stronger has claimed."""
+        own = finding.recoverable_us_per_step
+        if own is None or not finding.parts:
+            return own if own is None else min(own, self.step_left)
+        between = min(own, _claimed_between(finding))
+        inside = own - between
+        bases = {_base(p) for p in finding.parts if _base(p) != BETWEEN}
+        same = max((self.within.get(p, 0.0) for p in finding.parts if "/" in p and _base(p) != BETWEEN), default=0.0)
+        room = min(sum(self.left.get(b, 0.0) for b in bases), self.step_left)
+        return between + max(0.0, min(inside - same, room))
+
+    def take(self, finding: Finding) -> Finding:
+        """The finding with its available time, which is then gone."""
+        given, own = self.available(finding), finding.recoverable_us_per_step
+        others = dict.fromkeys(k for p in finding.parts for k in self.takers.get(_base(p), ()))
+        shares = tuple(others) if given is not None and own is not None and given < 0.99 * own else ()
+        inside = (given or 0.0) - min(given or 0.0, _claimed_between(finding))
+        self._spend(finding, inside)
+        return replace(finding, recoverable_us_per_step=given, shares_with=shares)
+
+    def _spend(self, finding: Finding, time_us: float) -> None:
+        """From its parts in proportion to what they hold."""
+        self.step_left -= time_us
+        bases = list(dict.fromkeys(_base(p) for p in finding.parts if _base(p) != BETWEEN))
+        held = sum(self.left.get(b, 0.0) for b in bases)
+        for base in bases:
+            self.left[base] = self.left.get(base, 0.0) * (1 - time_us / held if held else 1.0)
+        for part in finding.parts:
+            self.within[part] = self.within.get(part, 0.0) + time_us
+            if finding.recoverable_us_per_step:
+                self.takers.setdefault(_base(part), []).append(finding.key)
+
+
+def _ranked(case: Case, found: list[Finding]) -> list[Finding]:
+    """By the time that each can still give back, as far as that is sure; none before what it depends on."""
+    step, waiting, done = case.step_us or 0.0, list(found), []
+    floor = case.thresholds.silence * (total_us(case, found) or 0.0)
+    budget = _Budget({part: case.part_us(part) for part in PARTS} if case.facts.breakdown is not None else {}, {}, {})
+    budget.step_left = step
+    if case.facts.breakdown is None:  # nothing is accounted: only the step itself bounds what can be given back
+        budget.left = dict.fromkeys(PARTS, step)
+    else:
+        budget.left["data_wait"] = max(budget.left["data_wait"], _waited_us(case))
+    while waiting:
+        keys = {f.key for f in waiting}
+        ready = [f for f in waiting if not keys & (set(f.only_after) - {f.key})] or waiting
+        best = max(ready, key=lambda f: _worth(f, budget.available(f)))
+        waiting.remove(best)
+        given = budget.available(best)
+        if given is None or given >= max(floor, 1e-9):
+            done.append(budget.take(best))
+    return done
+
+
+def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
+    weight = _WORTH[finding.confidence]
+    return (-1.0 if time_us is None else time_us * weight, weight)
+
+
+def _waited_us(case: Case) -> float:
+    """On a CPU all waiting shows, and unprofiled steps may wait for a larger share than profiled ones."""
+    wait = case.facts.data_wait_us
+    return wait.median if wait is not None and not case.on_gpu else 0.0
+
+
+def _claimed_between(finding: Finding) -> float:
+    """Of its time what lies beside the typical step: all of it where no part of the step is named."""
+    own = finding.recoverable_us_per_step or 0.0
+    if not any(_base(p) == BETWEEN for p in finding.parts):
+        return 0.0
+    return min(own, finding.between_us_per_step) if len({_base(p) for p in finding.parts}) > 1 else own
+
+
+def _base(part: str) -> str:
+    return part.partition("/")[0]
+
+
+# -- what comes next ---------------------------------------------------------------------------------------------------
+
+
+def _with_sequels(case: Case, ranked: list[Finding]) -> list[Finding]:
+    """Each finding says what is next once it and all before it are cured, and the most that would bring."""
+    left = total_us(case, ranked)
+    if left is None:
+        return ranked
+    told: list[Finding] = []
+    for i, finding in enumerate(ranked):
+        cured = finding.recoverable_us_per_step
+        left -= cured or 0.0
+        following = next((f for f in ranked[i + 1 :] if f.recoverable_us_per_step), None)
+        told.append(finding if not cured else replace(finding, after=_after(case, left, following)))
+    return told
+
+
+def _after(case: Case, left_us: float, following: Finding | None) -> str:
+    if following is None:
+        return f"Nothing else is known that costs {percent(case.thresholds.silence)} of {case.unit} or more."
+    rest = left_us - (following.recoverable_us_per_step or 0.0)
+    gain = f"at most {left_us / rest:.3g}" if rest > 0.1 * left_us else "more than 10"
+    return f"Next comes {name_of(following.key)}: curing that too makes the rest {gain} times as fast."
+
+
+__all__ = ["CAUSES_OF_STARVING", "FEEDING", "LARGER_BATCHES", "VERDICTS", "arbitrate", "total_us"]

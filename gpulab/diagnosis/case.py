@@ -1,0 +1,102 @@
+"""What a rule is given, and what it may answer besides a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis.facts import Facts
+from gpulab.diagnosis.finding import Finding, Untold
+from gpulab.diagnosis.thresholds import Thresholds
+from gpulab.run import Phase
+
+FEWEST_STEPS = 6  # a warm-up, a step that counts, the profiled ones and those beside them
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The figures of one run, and from where on something is worth telling."""
+
+    facts: Facts
+    thresholds: Thresholds
+
+    @property
+    def step_us(self) -> float | None:
+        """The typical step: unprofiled where there is one, else profiled; a trace without steps stands as one."""
+        step, account = self.facts.step_us or self.facts.traced_step_us, self.facts.breakdown
+        if step is not None:
+            return step.median
+        if account is None or not account.steps:
+            return None
+        return sum(s.end_ns - s.start_ns for s in account.steps) / len(account.steps) / 1e3
+
+    @property
+    def whole_us(self) -> float | None:
+        """Time per step from the end of the warm-up to the last step, with all that lies between steps; mean.
+
+        Without what starting and stopping the profiler took. None without steps.
+        """
+        run = self.facts.run
+        first = np.flatnonzero(run.steps.phase != Phase.WARMUP)
+        if not len(first):
+            return None
+        ours = run.observer
+        own_ns = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0)
+        span_ns = int(run.steps.end_ns[-1] - run.steps.start_ns[first[0]])
+        return max((span_ns - own_ns) / (len(run.steps) - int(first[0])) / 1e3, self.step_us or 0.0)
+
+    def share(self, *parts: str) -> float:
+        """Of the typical profiled step, what these parts have together; 0 without an accounting."""
+        return self.facts.breakdown.typical_share(*parts) if self.facts.breakdown is not None else 0.0
+
+    def part_us(self, *parts: str) -> float:
+        """The same in µs of the typical step."""
+        return self.share(*parts) * (self.step_us or 0.0)
+
+    @property
+    def too_few_steps(self) -> bool:
+        """No step ran undisturbed, and those that ran are a beginning, which is not like the rest."""
+        run = self.facts.run
+        own = run.source != "trace" and len(run.steps) > 0
+        return own and self.facts.step_us is None and len(run.steps) < FEWEST_STEPS
+
+    @property
+    def unit(self) -> str:
+        """What shares are shares of, in words: "each step", or "the profiled time" where no step was found."""
+        account = self.facts.breakdown
+        return "each step" if account is None or not account.whole_window else "the profiled time"
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the accounted device is a GPU."""
+        return self.facts.run.device.kind == "cuda"
+
+    @property
+    def idle(self) -> float | None:
+        """Share of the typical profiled step in which the GPU does nothing; None on a CPU or without an accounting."""
+        return self.facts.breakdown.typical_idle_share if self.facts.breakdown is not None else None
+
+    def withheld(self, figure: str) -> str | None:
+        """Why the trace cannot carry that figure, as a sentence; None where it can, or there is no trace."""
+        reason = self.facts.integrity.reason(figure) if self.facts.integrity is not None else None
+        return None if reason is None else f"{reason[:1].upper()}{reason[1:]}"
+
+    @property
+    def worker_count(self) -> int | None:
+        """Processes that load data: as the loader says, else as its iterator's class in a trace tells; None unknown.
+
+        A trace that shows only that there are workers counts as 1.
+        """
+        if self.facts.run.loader is not None:
+            return self.facts.run.loader.num_workers
+        names = self.facts.run.timeline.names if self.facts.run.timeline is not None else ()
+        if any("_SingleProcessDataLoaderIter" in name for name in names):
+            return 0
+        return 1 if any("_MultiProcessingDataLoaderIter" in name for name in names) else None
+
+
+Rule = Callable[[Case], Finding | Untold | None]
+
+__all__ = ["FEWEST_STEPS", "Case", "Rule", "Untold"]

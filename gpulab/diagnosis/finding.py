@@ -1,0 +1,103 @@
+"""What a rule has to say about a run: the cause, the evidence, the time it would give back, and the cure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from gpulab.prediction.prediction import Prediction
+
+Confidence = Literal["measured", "likely", "possible"]
+Level = Literal["good", "notice", "bad", "unknown"]
+
+BETWEEN = "between_steps"  # a claim on time that the typical step does not hold: pauses, spread over all steps
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One figure that supports a finding, as a sentence without a full stop; `span` is where to look, by the clock."""
+
+    words: str
+    span: tuple[int, int] | None = None  # ns since the start of the run
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One cause.
+
+    `summary` is a sentence for a person who knows none of our words. `recoverable_us_per_step` is the most that its
+    cure can give back, from the accounting; None where that cannot be told. `parts` are the parts of the step
+    (`analysis.breakdown.PARTS`, or `BETWEEN`) whose time it explains: two findings that share one share its time. After
+    a slash a part may name what within it is meant: two findings that claim "compute/matrix" have cures for the
+    very same time, and only the larger counts. `settings` are the knobs that cure it (`{"workers": "2"}`), `cure` says
+    it in words, also where no knob does it. `only_after` are keys of findings without whose cure this one's cannot
+    help. `level` colours a headline. Filled by the arbitration: `after` says what comes next once this one is
+    cured, `shares_with` the keys of stronger findings that took a part of its time.
+    """
+
+    key: str
+    summary: str
+    evidence: tuple[Evidence, ...]
+    recoverable_us_per_step: float | None
+    confidence: Confidence
+    parts: tuple[str, ...] = ()
+    settings: tuple[tuple[str, str], ...] = ()
+    cure: str = ""
+    lesson: str = ""
+    source_line: str = ""
+    prediction: Prediction | None = None
+    after: str = ""
+    level: Level = "notice"
+    only_after: tuple[str, ...] = ()
+    shares_with: tuple[str, ...] = ()
+    between_us_per_step: float = 0.0  # of the recoverable time, where it claims both a part of the step and `BETWEEN`
+
+    @property
+    def knob(self) -> str | None:
+        """The cure as `--set` takes it ("workers=2"); None where no knob does it."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings) or None
+
+    @property
+    def predicted_ratio(self) -> float | None:
+        """Predicted time per sample with the knob over today's; None where nothing is foretold."""
+        return self.prediction.ratio if self.prediction is not None else None
+
+    @property
+    def predicted_interval(self) -> tuple[float, float] | None:
+        """Where that ratio should lie, with 95 %."""
+        return self.prediction.interval if self.prediction is not None else None
+
+
+@dataclass(frozen=True, slots=True)
+class Untold:
+    """A rule cannot tell, because something was not recorded. `what` it would tell, `record` what to do next time."""
+
+    key: str
+    what: str
+    record: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """All that was found, the costliest first. `untold` are rules that could not tell, and what to record for them.
+
+    `step_us` is the typical step; `total_us` is the time per step with all that the typical one does not hold (saving
+    every hundredth step). The sum of `recoverable_us_per_step` is never more than `total_us`. `notes` is what a reader
+    has to know of how it was made, each one sentence.
+    """
+
+    findings: tuple[Finding, ...]
+    untold: tuple[Untold, ...] = ()
+    step_us: float | None = None
+    total_us: float | None = None
+    whole_window: bool = False  # no step was found: "per step" is of the whole profiled time
+    notes: tuple[str, ...] = ()
+
+    @property
+    def first(self) -> Finding:
+        """The one that the headline is about: there always is one, if only `healthy` or `cannot_tell`."""
+        return self.findings[0]
+
+    def of(self, key: str) -> Finding | None:
+        """The finding of that key, or None."""
+        return next((f for f in self.findings if f.key == key), None)

@@ -1,0 +1,71 @@
+"""Join findings with what their cures should bring: a cure gives back no more than its prediction allows at best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpulab.analysis.facts import Facts
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import ms
+from gpulab.prediction.known import Known
+from gpulab.prediction.predict import predict, predict_from
+from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.removal import PAUSES, WAITS, predict_removal
+from gpulab.prediction.step import Refused, plan_of
+
+HARDLY_LESS = 0.9  # of its bound: no word about it
+
+
+def foretold(facts: Facts, found: Sequence[Finding], step_us: float | None, known: Known) -> list[Finding]:
+    """The findings with the prediction of their settings, or of leaving out what they are about."""
+    try:
+        plan = plan_of(facts)
+    except Refused:
+        plan = None
+    told: list[Finding] = []
+    for finding in found:
+        prediction: Prediction | None = None
+        if finding.settings:
+            settings = dict(finding.settings)
+            prediction = predict_from(plan, settings, known) if plan is not None else predict(facts, settings, known)
+        elif finding.key in PAUSES or finding.key in WAITS:
+            prediction = predict_removal(facts, finding.key, known=known)
+        told.append(finding if prediction is None else _bounded(replace(finding, prediction=prediction), step_us))
+    return told
+
+
+def _bounded(finding: Finding, step_us: float | None) -> Finding:
+    """With no more time to give back than the best that is predicted: what others hide is not gained.
+
+    Time that the training waits for data stays what it is: workers are but one of its cures.
+    """
+    prediction, own = finding.prediction, finding.recoverable_us_per_step
+    if "data_wait" in finding.parts:
+        return _without_useless_workers(finding)
+    if prediction is None or prediction.interval is None or not own or not step_us or not finding.settings:
+        return finding
+    best_us = max(0.0, (1 - prediction.interval[0]) * step_us)
+    if best_us >= own:
+        return finding
+    if best_us >= HARDLY_LESS * own:
+        return replace(finding, recoverable_us_per_step=best_us)
+    hidden = Evidence(
+        f"Of {ms(own)} per step at most {ms(best_us)} can be gained: the rest is hidden behind other work"
+    )
+    return replace(finding, recoverable_us_per_step=best_us, evidence=(*finding.evidence, hidden))
+
+
+def _without_useless_workers(finding: Finding) -> Finding:
+    """No workers are advised that are foretold to make it slower for certain."""
+    interval = finding.prediction.interval if finding.prediction is not None else None
+    if interval is None or interval[0] < 1 or "workers" not in dict(finding.settings):
+        return finding
+    cure = (
+        "Make a batch with less work, or make larger batches: to hand one over from another process would take longer "
+        "than to make it."
+    )
+    return replace(finding, settings=(), prediction=None, cure=cure)
+
+
+__all__ = ["foretold"]

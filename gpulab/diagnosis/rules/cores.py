@@ -1,0 +1,116 @@
+"""Rules about the processor: more processes that compute than there are cores for them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import percent
+from gpulab.diagnosis.rules.feeding import LESSON, waiting_for_cores
+
+
+def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
+    """The processes of this run keep all usable cores busy, and its loader's workers wait for one.
+
+    Where that is most of the time that a step waits for data it is the cause; else, with more workers than cores, what
+    fewer of them would give back cannot be told from a run.
+    """
+    run, cores = case.facts.run, case.facts.run.environment.usable_cores
+    workers = run.loader.num_workers if run.loader is not None else 0
+    if cores is not None and not workers:
+        return _too_many_threads(case, cores)
+    if cores is None:
+        return None
+    fewer, cause = max(1, math.floor(cores)), waiting_for_cores(case)
+    if cause is None and workers <= fewer:
+        return None
+    load = _load(case)
+    if load is None:
+        return Untold(
+            "cpu_oversubscribed",
+            f"Whether {workers} workers on {cores:g} usable processor cores hold each other up",
+            "Install psutil, which measures the load of the processor, and run the cell again",
+        )
+    if load < case.thresholds.cpu_full:
+        return None  # or another program takes the cores
+    busy = Evidence(f"{_workers(workers)} on {_cores(cores)}, which are {percent(load)} busy during the steps (mean)")
+    settings = (("workers", str(fewer)),) if workers > fewer else ()
+    cure = (
+        f"Load with no more workers than there are cores (num_workers={fewer}), each with one thread: "
+        "torch.set_num_threads(1) and cv2.setNumThreads(0) in worker_init_fn."
+    )
+    if cause is not None:
+        return replace(cause, evidence=(*cause.evidence, busy), settings=settings, cure=cure)
+    waits = _waits(case)
+    if not waits:
+        return None
+    return Finding(
+        "cpu_oversubscribed",
+        f"{_workers(workers)} share {_cores(cores)} with the training, and take time from each other.",
+        (busy, Evidence(waits)),
+        None,
+        "likely",
+        parts=("data_wait",),
+        settings=settings,
+        cure=cure,
+        lesson=LESSON,
+    )
+
+
+def _too_many_threads(case: Case, cores: float) -> Finding | None:
+    """Each operator is split among more threads than there are cores: they take turns, and wait for one another."""
+    threads = case.facts.run.environment.compute_threads
+    most = max(1, math.ceil(cores))
+    if threads is None or threads <= most or case.on_gpu or case.facts.run.source == "trace":
+        return None
+    load = _load(case)
+    told = f", which {'is' if cores == 1 else 'are'} {percent(load)} busy during the steps (mean)" if load else ""
+    return Finding(
+        "cpu_oversubscribed",
+        f"PyTorch splits each operation among {threads} threads, but this process may use only {_cores(cores)}: the "
+        "threads wait for one another.",
+        (
+            Evidence(f"{threads} compute threads on {_cores(cores)}{told}"),
+            Evidence("what that costs cannot be read off one run: try it with fewer"),
+        ),
+        None,
+        "likely",
+        parts=("compute/threads",),
+        cure=f"torch.set_num_threads({most}) before the training, or the environment variable OMP_NUM_THREADS={most}.",
+    )
+
+
+def _workers(count: int) -> str:
+    return f"{count} loader worker{'s' if count != 1 else ''}"
+
+
+def _cores(count: float) -> str:
+    return f"{count:g} usable processor core{'s' if count != 1 else ''}"
+
+
+def _load(case: Case) -> float | None:
+    """Mean load of the usable cores during the steps, 1 where all are busy; None where it was not measured."""
+    run = case.facts.run
+    curve = run.samples.get("cpu_pct")
+    if curve is None or not len(run.steps):
+        return None
+    inside = (curve.t_ns >= run.steps.start_ns[0]) & (curve.t_ns < run.steps.end_ns[-1])
+    return float(np.mean(curve.value[inside])) / 100 if inside.sum() >= 2 else None
+
+
+def _waits(case: Case) -> str:
+    """What shows that it costs: empty where nothing does."""
+    inside, wait = case.facts.loading, case.facts.data_wait_us
+    waited = inside.core_wait_fraction if inside is not None else None
+    if waited is not None:
+        enough = waited >= case.thresholds.idle_notice
+        return f"the workers wait for a free core for {percent(waited)} of the time they load" if enough else ""
+    step = case.step_us
+    share = case.share("data_wait") if case.idle is not None else (wait.median / step if wait and step else 0.0)
+    if share >= case.thresholds.data_wait_notice:
+        return f"each step still waits {percent(share)} of its time for data"
+    return ""

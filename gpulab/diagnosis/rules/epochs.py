@@ -1,0 +1,83 @@
+"""Rules about where an epoch begins: a loader that starts its workers anew each time."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
+from gpulab.diagnosis.headline import ms, percent
+from gpulab.run import Int64, StepFlag
+
+
+def worker_restart(case: Case) -> Finding | None:
+    """Workers are started again for each epoch, and the first step of it waits until they have a batch.
+
+    Counted is what those steps wait longer than others do, without the very first start, spread over all steps.
+    """
+    run, loader, step = case.facts.run, case.facts.run.loader, case.step_us
+    if loader is None or not loader.num_workers or loader.persistent_workers or not step or not len(run.steps):
+        return None
+    fresh = np.flatnonzero((run.steps.flags & StepFlag.EPOCH_START) != 0)
+    whole = (run.steps.flags & StepFlag.PARTIAL) == 0
+    again = fresh[whole[fresh]][1:] if len(fresh) and fresh[0] == 0 else fresh[whole[fresh]]
+    if not len(again):
+        return None
+    if len(fresh) > len(run.steps) / 2:
+        return _every_step(case)
+    others = np.setdiff1d(np.flatnonzero(whole), fresh)
+    usual_ns = float(np.median(run.steps.data_wait_ns[others])) if len(others) else 0.0
+    making_us = case.facts.loading.batch_us if case.facts.loading is not None else 0.0
+    longer_us = np.maximum(0.0, (run.steps.data_wait_ns[again] - usual_ns) / 1e3 - making_us)
+    cost_us = float(longer_us.sum()) / len(run.steps)
+    whole_us = max(case.whole_us or 0.0, step + cost_us)
+    if cost_us < case.thresholds.silence * whole_us:
+        return None
+    each = ms(float(np.median(longer_us)))
+    slowest = int(again[np.argmax(longer_us)])
+    return _finding(
+        f"Each new epoch begins with a wait of {each}, because the DataLoader starts its workers anew.",
+        Evidence(
+            f"{len(again)} time{'s' if len(again) > 1 else ''} in {len(run.steps):,} steps the first step of an epoch "
+            f"waited {each} longer for its batch than others do: {ms(cost_us)} per step, "
+            f"{percent(cost_us / whole_us)}",
+            _span(run.steps.start_ns, run.steps.end_ns, slowest),
+        ),
+        cost_us,
+        (f"{BETWEEN}/worker_restart",),
+    )
+
+
+def _every_step(case: Case) -> Finding | None:
+    """`next(iter(loader))`: each step makes an iterator, and with it new workers."""
+    wait, step = case.facts.data_wait_us, case.step_us
+    if wait is None or not step:
+        return None
+    cost_us = wait.median - (case.facts.loading.batch_us if case.facts.loading is not None else 0.0)
+    if cost_us < case.thresholds.silence * step:
+        return None
+    return _finding(
+        f"The DataLoader is started anew for each step: {percent(wait.median / step)} of it goes to starting workers.",
+        Evidence(f"most steps begin with a new iterator, and wait {ms(wait.median)} of {ms(step)} for its first batch"),
+        cost_us,
+        ("data_wait",),
+    )
+
+
+def _finding(summary: str, evidence: Evidence, cost_us: float, parts: tuple[str, ...]) -> Finding:
+    return Finding(
+        "worker_restart",
+        summary,
+        (evidence,),
+        cost_us,
+        "measured",
+        parts=parts,
+        settings=(("persistent_workers", "on"),),
+        cure="Keep the workers from epoch to epoch: DataLoader(…, persistent_workers=True), and make its iterator once "
+        "per epoch.",
+        lesson="03_starving_gpu",
+    )
+
+
+def _span(start_ns: Int64, end_ns: Int64, row: int) -> tuple[int, int]:
+    return int(start_ns[row]), int(end_ns[row])

@@ -1,0 +1,182 @@
+"""Rules about giving the GPU enough to do: the CPU starts work too slowly, or each piece of work is too small."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.analysis.breakdown import DEVICE_PARTS
+from gpulab.analysis.host_operators import SHORT_NS
+from gpulab.analysis.launch_gaps import not_launching_us, small_kernels_fraction, waiting_for_data
+from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import ms, percent
+from gpulab.intervals import joined
+
+_TO_SMALL = 0.5  # of kernel time in kernels that leave multiprocessors empty
+
+
+def launch_bound(case: Case) -> Finding | Untold | None:
+    """The GPU idles because the CPU prepares and starts operations more slowly than the GPU works them off."""
+    work, launches = case.facts.work, case.facts.trace.launches if case.facts.trace is not None else None
+    if work is None or not case.on_gpu or starves(case) or idle_us(case) < case.thresholds.idle_notice * _step(case):
+        return None
+    why = case.withheld("idle_causes")
+    if why is not None:
+        what = "Whether the CPU starts work too slowly for the GPU"
+        return Untold("launch_bound", what, f"{why}; record the trace again")
+    launching = _launching_us(case)
+    if launching < case.thresholds.launch_notice * _step(case):
+        return None
+    kernels = case.facts.trace.kernels if case.facts.trace is not None else None
+    short = kernels.short_count_fraction if kernels is not None else None
+    evidence = [Evidence(f"{ms(launching)} of {ms(_step(case))} pass while the CPU prepares the next operation")]
+    if launches is not None and launches.median_us is not None and launches.per_step:
+        each = "step" if case.unit == "each step" else "window"
+        evidence.append(
+            Evidence(f"{launches.per_step:,.0f} operations are started per {each}; one start takes "
+                     f"{ms(launches.median_us)} (median)")
+        )  # fmt: skip
+    if short is not None:
+        told = f"{percent(short)} of the GPU's operations last less than {case.thresholds.short_kernel_us:g} µs"
+        evidence.append(Evidence(told))
+    share = launching / _step(case)
+    return Finding(
+        "launch_bound",
+        f"The GPU has nothing to do for {percent(share)} of {case.unit}, because the CPU cannot start operations as "
+        "fast as the GPU finishes them.",
+        tuple(evidence),
+        launching,
+        "measured" if short is not None and short >= 0.5 else "likely",
+        parts=("launch", "queued"),
+        settings=(("compile", "reduce-overhead"),),
+        cure='Start fewer, larger operations: model = torch.compile(model, mode="reduce-overhead"), which also replays '
+        "them as one CUDA graph.",
+        level="bad" if share >= case.thresholds.launch_bad else "notice",
+    )
+
+
+def small_batch(case: Case) -> Finding | Untold | None:
+    """The GPU is half idle and half empty, or its operations are too small to fill it: a larger batch costs little."""
+    work, limits = case.facts.work, case.thresholds
+    if not case.on_gpu:
+        return _small_batch_on_cpu(case)
+    if work is None or starves(case) or case.withheld("idle_causes") is not None:
+        return None
+    idle = idle_us(case)
+    if idle < limits.idle_notice * _step(case):
+        return None
+    memory, small = memory_fraction(case), small_kernels_fraction(work)
+    if memory is not None and memory > limits.memory_underused:
+        return None
+    half_idle = 1 - idle / _step(case) <= limits.utilization_low
+    empty = small is not None and small >= _TO_SMALL and _launching_us(case) >= limits.launch_bad * _step(case)
+    if half_idle and memory is None and not empty:
+        what, how = "Whether a larger batch would fit into the GPU's memory", "profile_memory=True"
+        return Untold("small_batch", what, f"Run it under gpulab, or record the trace with {how}")
+    if not (half_idle and memory is not None) and not empty:
+        return None
+    evidence = [Evidence(f"The GPU works for {percent(1 - idle / _step(case))} of {case.unit}")]
+    if memory is not None:
+        evidence.append(Evidence(f"at its peak, {percent(memory)} of its memory is used"))
+    if small is not None:
+        evidence.append(
+            Evidence(f"{percent(small)} of the computing time goes to operations that fill only a part of it")
+        )
+    return Finding(
+        "small_batch",
+        f"Each batch is too small for this GPU: it works for only {percent(1 - idle / _step(case))} of {case.unit}.",
+        tuple(evidence),
+        min(idle / 2, _launching_us(case)),  # twice the batch: the idle time of one step serves two
+        "likely",
+        parts=("launch", "queued"),
+        settings=_larger(case),
+        cure="Double the batch size as long as the memory allows, and judge by time per sample; a larger batch is "
+        "another training, so adapt the learning rate.",
+        lesson="05_batch_size",
+    )
+
+
+def _small_batch_on_cpu(case: Case) -> Finding | None:
+    """Most of the step goes to calling operators that have next to nothing to compute."""
+    host, updating = case.facts.host, case.facts.optimizer
+    if host is None or host.calling_share < case.thresholds.calling_notice:
+        return None
+    if case.share("data_wait") >= host.calling_share:
+        return None
+    calling_us = host.calling_share * _step(case) - (updating.host_us if updating is not None else 0.0)
+    if calling_us < case.thresholds.calling_notice / 2 * _step(case):  # the rest is the optimizer's, which has a rule
+        return None
+    short = f"{host.short_count:,.0f} of {host.count:,.0f} operations per step last less than {SHORT_NS // 1000} µs"
+    loader = case.facts.run.loader
+    size = f", with {loader.batch_size} samples each" if loader is not None and loader.batch_size else ""
+    return Finding(
+        "small_batch",
+        f"Each batch is too small: {percent(host.calling_share)} of {case.unit} goes to starting operations that have "
+        "hardly anything to compute.",
+        (Evidence(f"{short}{size}: that is about what it takes to start one"),),
+        calling_us,
+        "likely",
+        parts=("compute", "unknown", "optimizer"),
+        settings=_larger(case),
+        cure="Double the batch size and judge by time per sample; a larger batch is another training, so adapt the "
+        "learning rate.",
+        lesson="05_batch_size",
+    )
+
+
+# -- what other rules ask too ------------------------------------------------------------------------------------------
+
+
+def starves(case: Case) -> bool:
+    """Waiting for data covers most of the idle time: then nothing that gives the GPU more work can help."""
+    wait = case.share("data_wait")
+    return wait >= case.thresholds.data_wait_notice and wait >= (case.idle or 0.0) / 2
+
+
+def idle_us(case: Case) -> float:
+    """Idle time of the typical step. The profiler makes launches slower, not kernels: no more than an unprofiled step
+    leaves beside the work that the trace measured."""
+    account, step = case.facts.breakdown, _step(case)
+    if account is None or case.idle is None:
+        return 0.0
+    if case.facts.step_us is None:
+        return case.idle * step
+    busy = float(np.median([sum(s.parts_ns[p] for p in DEVICE_PARTS) for s in account.steps])) / 1e3
+    return max(0.0, min(case.idle * step, step - busy))
+
+
+def memory_fraction(case: Case) -> float | None:
+    """The peak of what tensors took, of the GPU's memory; None where either is not known."""
+    memory, total = case.facts.run.memory, case.facts.run.device.memory_total_bytes
+    total = memory.total_bytes or total
+    return memory.peak_allocated_bytes / total if memory.peak_allocated_bytes and total else None
+
+
+def unhidden_us(case: Case, parts: tuple[str, ...]) -> float:
+    """These causes of idle time, no longer than an unprofiled step leaves room for."""
+    traced = (case.idle or 0.0) * _step(case)
+    return case.part_us(*parts) * (idle_us(case) / traced if traced else 0.0)
+
+
+def _launching_us(case: Case) -> float:
+    """Idle time that launches make: not that of long gaps, nor that in which the host waits for the GPU."""
+    work = case.facts.work
+    if work is None:
+        return 0.0
+    blocked = joined(*(b.times for b in case.facts.blocking))
+    elsewhere = joined(blocked, waiting_for_data(work))
+    own = unhidden_us(case, ("launch", "queued")) - not_launching_us(work, elsewhere)
+    left = idle_us(case) - case.part_us("data_wait") - work.per_step_us(blocked)
+    return max(0.0, min(own, left))
+
+
+def _step(case: Case) -> float:
+    return case.step_us or 0.0
+
+
+def _larger(case: Case) -> tuple[tuple[str, str], ...]:
+    loader = case.facts.run.loader
+    return (("batch_size", str(2 * loader.batch_size)),) if loader is not None and loader.batch_size else ()
+
+
+__all__ = ["idle_us", "launch_bound", "memory_fraction", "small_batch", "starves", "unhidden_us"]

@@ -1,0 +1,120 @@
+"""Rules about memory: requested from the driver in every step, nearly full, or hardly used."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.launches import LAUNCHING
+from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import ms, percent
+from gpulab.diagnosis.rules.launching import idle_us, memory_fraction, starves, unhidden_us
+from gpulab.run import Int64
+
+_GIB = 2**30
+_EMPTY = 0.5  # definitions.md: SM active below 0.5 is bad
+
+
+def allocator_thrash(case: Case) -> Finding | None:
+    """Steps ask the driver for memory again and again, which makes the GPU wait."""
+    account, work = case.facts.breakdown, case.facts.work
+    if account is None or work is None or not case.on_gpu or account.whole_window or case.withheld("idle_causes"):
+        return None
+    t = work.timeline
+    calling = spans.in_category(t, *LAUNCHING) & spans.named(t, lambda n: n.startswith(spans.ALLOCATING))
+    calls = np.flatnonzero(calling)
+    per_step = _median_count(t.start_ns[calls], work.windows)
+    lost = unhidden_us(case, ("allocator",))
+    if not per_step or lost < case.thresholds.silence * (case.step_us or 0.0):
+        return None
+    names = sorted({t.names[i] for i in np.unique(t.name_id[calls]).tolist()})
+    costliest = int(calls[np.argmax(t.duration_ns[calls])])
+    return Finding(
+        "allocator_thrash",
+        "Each step requests memory from the GPU's driver and gives it back, and the GPU waits meanwhile.",
+        (
+            Evidence(
+                f"{per_step:.0f} calls per step ({', '.join(names[:3])}); the GPU idles for {ms(lost)} in them",
+                (int(t.start_ns[costliest]), int(t.end_ns[costliest])),
+            ),
+        ),
+        lost,
+        "measured",
+        parts=("allocator",),
+        cure="Leave out torch.cuda.empty_cache() in the loop, pad batches to few different sizes, or set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; a smaller batch where memory is full.",
+    )
+
+
+def memory_pressure(case: Case) -> Finding | None:
+    """Memory is nearly full: of the GPU, or of the machine."""
+    run, full = case.facts.run, case.thresholds.memory_full
+    fraction = memory_fraction(case) if case.on_gpu else None
+    total = run.memory.total_bytes or run.device.memory_total_bytes
+    if fraction is not None and fraction >= full and total:
+        return _full("The GPU's memory", fraction, total, _GPU_CURE)
+    rss, host = run.memory.peak_rss_bytes, run.environment.memory_total_bytes
+    if rss and host and rss / host >= full:
+        return _full("The machine's memory", rss / host, host, _HOST_CURE)
+    return None
+
+
+def memory_underused(case: Case) -> Finding | None:
+    """Half of the memory is free, and the operations do not fill the GPU: a hint, never while it waits for data."""
+    fraction, filled = memory_fraction(case), _filled(case)
+    if not case.on_gpu or fraction is None or filled is None or starves(case):
+        return None
+    if fraction > case.thresholds.memory_underused or filled[0] >= _EMPTY:
+        return None
+    working = 1 - idle_us(case) / (case.step_us or 1.0)
+    if working <= case.thresholds.utilization_low:  # then `small_batch` says it
+        return None
+    return Finding(
+        "memory_underused",
+        f"Only {percent(fraction)} of the GPU's memory is used, and its operations fill only a part of it: a larger "
+        "batch may cost little time.",
+        (Evidence(f"{filled[1]}: {percent(filled[0])}"),),
+        None,
+        "possible",
+        cure="Try a larger batch and judge by time per sample.",
+        lesson="05_batch_size",
+    )
+
+
+def _full(what: str, fraction: float, total: int, cure: str) -> Finding:
+    return Finding(
+        "memory_pressure",
+        f"{what} is nearly full: at its peak {percent(fraction)} of it was used.",
+        (Evidence(f"{fraction * total / _GIB:.3g} of {total / _GIB:.3g} GiB"),),
+        None,
+        "measured",
+        cure=cure,
+    )
+
+
+_GPU_CURE = (
+    "Mixed precision, a smaller batch with gradient accumulation, or activation checkpointing "
+    "(torch.utils.checkpoint) make room."
+)
+_HOST_CURE = "Fewer loader workers, a smaller prefetch_factor, or a data set that is read piece by piece make room."
+
+
+def _filled(case: Case) -> tuple[float, str] | None:
+    """How much of the GPU works while it works at all, and by which figure: both are means over idle time too."""
+    working = max(1e-9, 1 - (case.idle or 0.0))
+    curve = next((c for c in case.facts.curves if c.name == "sm_active_fraction"), None)
+    if curve is not None:
+        return min(1.0, curve.mean / working), "multiprocessors at work while the GPU works (NVML)"
+    view = case.facts.trace.tensorboard if case.facts.trace is not None else None
+    share = view.est_sm_efficiency if view is not None else None
+    told = "multiprocessors at work while the GPU works, estimated from the trace"
+    return None if share is None else (min(1.0, share / working), told)
+
+
+def _median_count(starts: Int64, windows: Int64) -> float:
+    counts = np.searchsorted(starts, windows[:, 1]) - np.searchsorted(starts, windows[:, 0])
+    return float(np.median(counts)) if len(counts) else 0.0
+
+
+__all__ = ["allocator_thrash", "memory_pressure", "memory_underused"]

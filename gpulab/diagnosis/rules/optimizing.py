@@ -1,0 +1,123 @@
+"""Rule about the optimizer: parameters updated or gradients zeroed one by one, in many small operations."""
+
+from __future__ import annotations
+
+from gpulab.analysis.optimizer_work import OptimizerWork
+from gpulab.analysis.places import line_of
+from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import ms, percent
+from gpulab.intervals import Intervals
+
+# Bytes moved per parameter, fused over not fused. AdamW: definitions.md, 28 against 80. SGD with momentum and decay
+# reads or writes 4 bytes 11 times one operator after the other, 5 times fused; the others likewise by their formula.
+_KEPT_BYTES = {"AdamW": 28 / 80, "Adam": 28 / 72, "SGD": 20 / 44, "Adagrad": 20 / 44}
+# On a CPU the profiler makes small operators slower: only an optimizer that takes this much of unprofiled steps counts.
+_CPU_NOTICE = 0.15
+
+
+def unfused_optimizer(case: Case) -> Finding | None:
+    """The update runs operator by operator, or gradients are set to zero instead of being dropped."""
+    found = case.facts.optimizer
+    if found is None or (case.on_gpu and case.withheld("idle_causes") is not None):
+        return None
+    updating, zeroing = _on_gpu(case, found) if case.on_gpu else _on_cpu(case, found)
+    saved = updating + zeroing
+    if saved < case.thresholds.silence * (case.step_us or 0.0) or not saved:
+        return None
+    one_by_one = updating >= zeroing
+    share = saved / (case.step_us or saved)
+    times = found.step_times if one_by_one else found.zero_times
+    return Finding(
+        "unfused_optimizer",
+        _summary(found, one_by_one, share),
+        tuple(_evidence(case, found, updating, zeroing)),
+        saved,
+        "likely",
+        parts=("optimizer", "compute/optimizer", "launch/optimizer") if case.on_gpu else ("compute", "optimizer"),
+        settings=(("fused_optimizer", "True"),) if updating and found.name in _KEPT_BYTES else (),
+        cure=_cure(found, updating > 0, zeroing > 0),
+        source_line=_line(case, times),
+    )
+
+
+def _on_gpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
+    """What fusing the update and dropping the gradients would save at most: idle time, and bytes that need not move."""
+    updating = 0.0
+    if found.style in ("for-loop", "foreach"):
+        updating = found.idle_us + found.device_us * (1 - _KEPT_BYTES.get(found.name, 1.0))
+    zeroing = found.zero_idle_us + found.zero_device_us if found.zeroing else 0.0
+    return updating, zeroing
+
+
+def _on_cpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
+    """The same: the update from unprofiled steps and for what PyTorch can fuse on a CPU, zeroing from profiled ones."""
+    zeroing = found.zero_host_us if found.zeroing else 0.0
+    took, step = case.facts.optimizer_us, case.facts.step_us
+    if took is None or step is None or found.style in (None, "fused") or found.name not in _KEPT_BYTES:
+        return 0.0, zeroing
+    one_pass = found.name == "SGD" and not found.has_momentum
+    if one_pass or took.median < _CPU_NOTICE * step.median:
+        return 0.0, zeroing
+    return took.median * (1 - _KEPT_BYTES[found.name]), zeroing
+
+
+def _summary(found: OptimizerWork, one_by_one: bool, share: float) -> str:
+    if one_by_one:
+        return (
+            f"The optimizer updates the parameters in many small operations: up to {percent(share)} of each step could "
+            "be saved with one operation for all."
+        )
+    return (
+        f"The gradients are set to zero one by one, which takes up to {percent(share)} of each step; they could be "
+        "dropped instead."
+    )
+
+
+def _evidence(case: Case, found: OptimizerWork, updating: float, zeroing: float) -> list[Evidence]:
+    told = []
+    if zeroing:
+        idle = f"; the GPU idles for {ms(found.zero_idle_us)} of it" if case.on_gpu else ""
+        told.append(
+            Evidence(
+                f"{found.zeroing:.0f} calls per step set gradients to zero and take {ms(found.zero_host_us)}{idle}",
+                _first(found.zero_times),
+            )
+        )
+    if updating:
+        took = case.facts.optimizer_us
+        host = took.median if took is not None and not case.on_gpu else found.host_us
+        style = "group by group" if found.style == "foreach" else "one by one"
+        told.append(
+            Evidence(
+                f"{found.name}.step updates the parameters {style}: {found.operators:.0f} operators and {ms(host)} "
+                "per step",
+                _first(found.step_times),
+            )
+        )
+        if case.on_gpu:
+            told.append(Evidence(f"the GPU works {ms(found.device_us)} on it and idles for {ms(found.idle_us)}"))
+    return told
+
+
+def _cure(found: OptimizerWork, updating: bool, zeroing: bool) -> str:
+    parts = []
+    if zeroing:
+        parts.append("optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0")
+    if updating and found.name in _KEPT_BYTES:
+        parts.append(f"torch.optim.{found.name}(…, fused=True)")
+    elif updating:
+        parts.append(f"an optimizer that PyTorch can fuse (Adam, AdamW, SGD), or {found.name}(…, foreach=True)")
+    return f"{' and '.join(parts)}."
+
+
+def _first(times: Intervals) -> tuple[int, int] | None:
+    return (int(times[0, 0]), int(times[0, 1])) if len(times) else None
+
+
+def _line(case: Case, times: Intervals) -> str:
+    place = line_of(case.facts.run, times)
+    return "" if place is None else str(place)
+
+
+__all__ = ["unfused_optimizer"]

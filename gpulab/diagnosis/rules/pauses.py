@@ -1,0 +1,252 @@
+"""Rules about what the program does besides training: saving, logging, evaluating, compiling, collecting garbage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
+from gpulab.diagnosis.headline import ms, percent
+from gpulab.intervals import Intervals, clip, intersect, measure, subtract, union
+from gpulab.run import Pause, PauseKind, Phase, StepFlag
+
+# Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
+_ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "gc")
+_LEAST = {"gc": 3}  # times: below that chance speaks
+_LEAST_OF_OTHERS = 2
+
+
+def checkpoint_save(case: Case) -> Finding | Untold | None:
+    """The training stands still while its state is written."""
+    found = _paused(case, "checkpoint_save")
+    if found is None or found.share < case.thresholds.pause_notice:
+        return _untold(case, "checkpoint_save", "Whether saving checkpoints holds the training up")
+    return found.finding(
+        case,
+        "checkpoint_save",
+        f"Saving checkpoints takes {percent(found.share)} of the training time.",
+        f"the training stood still {found.times} while a checkpoint was written, {found.each} each",
+        "Save less often, or hand a copy of the state to a thread that writes it while the training goes on.",
+    )
+
+
+def logging_or_eval(case: Case) -> Finding | Untold | None:
+    """Logging or evaluation takes a part of the time that is worth a look; also named work that is no training."""
+    logged, evaluated = _paused(case, "logging"), _paused(case, "evaluation")
+    if logged is not None and logged.share >= case.thresholds.pause_notice:
+        return logged.finding(
+            case,
+            "logging_or_eval",
+            f"Logging takes {percent(logged.share)} of the training time.",
+            f"the program wrote or printed {logged.times}, {logged.each} each",
+            "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
+        )
+    if evaluated is not None and evaluated.share >= case.thresholds.evaluation_notice:
+        return evaluated.finding(
+            case,
+            "logging_or_eval",
+            f"Evaluation takes {percent(evaluated.share)} of the training time.",
+            f"the model was evaluated {evaluated.times}, {evaluated.each} each",
+            "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
+        )
+    return _named_work(case) or _between(case) or _untold(case, "logging_or_eval", "Whether logging takes time")
+
+
+def recompilation(case: Case) -> Finding | Untold | None:
+    """Something is compiled again and again after the warm-up, as with inputs of ever new shapes."""
+    found = _paused(case, "compile") or _compile_steps(case)
+    if found is None or found.share < case.thresholds.silence:
+        return _untold(case, "recompilation", "Whether the model is compiled again and again")
+    return found.finding(
+        case,
+        "recompilation",
+        f"The model is compiled again and again: {percent(found.share)} of the training time goes to that.",
+        f"after the warm-up something was compiled {found.times}, {found.each} each",
+        "Keep the shapes of the inputs the same (drop_last=True, padding to few lengths), or compile with "
+        "dynamic=True.",
+    )
+
+
+def gc_pause(case: Case) -> Finding | Untold | None:
+    """Python stops to look for garbage, often because millions of objects are alive."""
+    found = _paused(case, "gc")
+    if found is None or found.share < case.thresholds.silence:
+        return _untold(case, "gc_pause", "Whether Python's garbage collection holds the training up")
+    return found.finding(
+        case,
+        "gc_pause",
+        f"Python's garbage collection takes {percent(found.share)} of the training time.",
+        f"it ran {found.times}, {found.each} each",
+        "Call gc.freeze() once before the loop, or gc.disable() in it and gc.collect() once per epoch.",
+    )
+
+
+# -- how long it takes -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Paused:
+    """Pauses of one kind after the warm-up, spread over the steps (µs): in the typical step, and besides it."""
+
+    within_us: float
+    between_us: float
+    share: float  # of all time from the warm-up on
+    count: int
+    median_us: float
+    longest: tuple[int, int] | None
+    line: str = ""
+
+    @property
+    def times(self) -> str:
+        return f"{self.count:,} times"
+
+    @property
+    def each(self) -> str:
+        return f"{ms(self.median_us)} (median)"
+
+    def finding(self, case: Case, key: str, summary: str, evidence: str, cure: str) -> Finding:
+        cost_us = self.within_us + self.between_us
+        host = tuple(p for p in PARTS if not (case.on_gpu and p in DEVICE_PARTS) and p != "data_wait")
+        return Finding(
+            key,
+            summary,
+            (Evidence(f"{evidence}: {ms(cost_us)} per step", self.longest),),
+            cost_us,
+            "measured",
+            parts=(f"{BETWEEN}/{key}", *(host if self.within_us else ())),
+            cure=cure,
+            source_line=self.line,
+            level="bad" if self.share >= case.thresholds.idle_notice else "notice",
+            between_us_per_step=self.between_us,
+        )
+
+
+def _paused(case: Case, kind: PauseKind) -> _Paused | None:
+    """None where there were none, too few to tell from chance, or no steps to spread them over."""
+    run, step = case.facts.run, case.step_us
+    first = np.flatnonzero(run.steps.phase != Phase.WARMUP)
+    if not step or not len(first):
+        return None
+    since, until = int(run.steps.start_ns[first[0]]), int(run.steps.end_ns[-1])
+    pauses = [p for p in run.pauses if p.kind == kind and since <= p.start_ns < until]
+    if len(pauses) < _LEAST.get(kind, _LEAST_OF_OTHERS):
+        return _short(case, kind)
+    outer = [p for p in run.pauses if _ORDER.index(p.kind) < _ORDER.index(kind)]
+    times = clip(subtract(_covered(pauses), _covered(outer)), since, until)
+    count = len(run.steps) - int(first[0])
+    within_us = _typical_us(case, times, int(first[0]))
+    between_us = max(0.0, measure(times) / count / 1e3 - within_us)
+    hidden_by = case.idle
+    if hidden_by is not None:
+        within_us = min(within_us, hidden_by * step)
+    longest = max(pauses, key=lambda p: p.end_ns - p.start_ns)
+    return _Paused(
+        within_us,
+        between_us,
+        (within_us + between_us) / max(case.whole_us or 0.0, step + between_us),
+        len(pauses),
+        float(np.median([p.end_ns - p.start_ns for p in pauses])) / 1e3,
+        (longest.start_ns, longest.end_ns),
+        str(run.places[longest.place]) if longest.place >= 0 else "",
+    )
+
+
+def _short(case: Case, kind: PauseKind) -> _Paused | None:
+    """Pauses too short to be kept one by one: they are in the steps, and which is not known."""
+    steps, step = case.facts.run.steps, case.step_us or 0.0
+    total = next((p for p in case.facts.run.more_pauses if p.kind == kind), None)
+    if total is None or total.count < _LEAST.get(kind, _LEAST_OF_OTHERS):
+        return None
+    cost_us = total.total_ns / len(steps) / 1e3
+    if case.idle is not None:
+        cost_us = min(cost_us, case.idle * step)
+    share = cost_us / max(case.whole_us or 0.0, step)
+    return _Paused(cost_us, 0.0, share, total.count, total.total_ns / total.count / 1e3, None)
+
+
+def _covered(pauses: list[Pause]) -> Intervals:
+    start = np.array([p.start_ns for p in pauses], dtype=np.int64)
+    return union(start, np.array([p.end_ns for p in pauses], dtype=np.int64))
+
+
+def _typical_us(case: Case, times: Intervals, first: int) -> float:
+    """Median over the steps of how long one stands still; 0 where fewer than half of them do."""
+    steps = case.facts.run.steps
+    windows = np.stack((steps.start_ns[first:], steps.end_ns[first:]), axis=1)
+    inside = intersect(times, union(windows[:, 0], windows[:, 1]))
+    at = np.searchsorted(windows[:, 0], inside[:, 0], side="right") - 1
+    per_step = np.zeros(len(windows), dtype=np.int64)
+    np.add.at(per_step, at, inside[:, 1] - inside[:, 0])
+    return float(np.median(per_step)) / 1e3
+
+
+def _compile_steps(case: Case) -> _Paused | None:
+    """Steps in which something was compiled, by how much longer they take than others."""
+    steps, step = case.facts.run.steps, case.step_us
+    later = steps.phase != Phase.WARMUP
+    rows = np.flatnonzero(later & ((steps.flags & StepFlag.COMPILE) != 0))
+    if len(rows) < _LEAST_OF_OTHERS or not step:
+        return None
+    longer_us = np.maximum(0.0, steps.wall_ns[rows] / 1e3 - step)
+    cost_us = float(longer_us.sum()) / int(later.sum())
+    slowest = int(rows[np.argmax(longer_us)])
+    span = (int(steps.start_ns[slowest]), int(steps.end_ns[slowest]))
+    share = cost_us / max(case.whole_us or 0.0, step + cost_us)
+    return _Paused(0.0, cost_us, share, len(rows), float(np.median(longer_us)), span)
+
+
+# -- without pauses by name --------------------------------------------------------------------------------------------
+
+
+def _named_work(case: Case) -> Finding | None:
+    """Work that the trace names and that is no part of training, while the device idles."""
+    share = case.share("other")
+    if share < case.thresholds.idle_notice / 2:
+        return None
+    return Finding(
+        "logging_or_eval",
+        f"For {percent(share)} of {case.unit} the program does named work other than training.",
+        (Evidence(f"{ms(case.part_us('other'))} of {ms(case.step_us or 0.0)} go to that"),),
+        case.part_us("other"),
+        "likely",
+        parts=("other",),
+        cure="Do it less often, or in another thread or process.",
+    )
+
+
+def _between(case: Case) -> Finding | None:
+    """Time between the steps that no pause names, in a run long enough for it to be no start-up."""
+    run, step = case.facts.run, case.step_us
+    if run.source == "trace" or not step or len(run.steps) < 2 or run.code_wall_ns < 5e9:
+        return None
+    named = [p for p in run.pauses if run.steps.start_ns[0] <= p.start_ns < run.steps.end_ns[-1]]
+    gaps = np.stack((run.steps.end_ns[:-1], run.steps.start_ns[1:]), axis=1)
+    between_ns = measure(subtract(union(gaps[:, 0], gaps[:, 1]), _covered(named))) - _own_ns(case)
+    share = between_ns / run.code_wall_ns
+    if share < case.thresholds.outside_notice:
+        return None
+    return Finding(
+        "logging_or_eval",
+        f"{percent(share)} of the cell's time lies between training steps (evaluation, saving, logging).",
+        (Evidence(f"{ms(between_ns / 1e3)} of {ms(run.code_wall_ns / 1e3)}"),),
+        between_ns / len(run.steps) / 1e3,
+        "likely",
+        parts=(f"{BETWEEN}/logging_or_eval",),
+        cure="See what the code does between its steps: evaluate, save and log less often.",
+    )
+
+
+def _own_ns(case: Case) -> int:
+    """What starting and stopping the profiler took: that lies between steps too."""
+    ours = case.facts.run.observer
+    return max(ours.own_ns, (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0))
+
+
+def _untold(case: Case, key: str, what: str) -> Untold | None:
+    """A trace from elsewhere names no pauses; that matters where it leaves time unexplained."""
+    if case.facts.run.source != "trace" or case.share("unknown", "other") < case.thresholds.pause_notice:
+        return None
+    return Untold(key, what, "Run the training under gpulab: a trace from elsewhere does not name these pauses")

@@ -1,0 +1,92 @@
+"""Rules about where the model computes: on the CPU although a GPU is there, wholly or in part."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.launches import LAUNCHING
+from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import ms, percent
+from gpulab.intervals import Intervals, clip, measure, subtract, union
+from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
+
+# What a model spends its time in: one of these that starts nothing on the GPU computes on the CPU.
+_HEAVY = (
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution", "aten::_convolution",
+    "aten::convolution_backward", "aten::mkldnn_linear", "aten::native_batch_norm", "aten::native_layer_norm",
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::embedding_dense_backward", "aten::_softmax",
+)  # fmt: skip
+
+
+def wrong_device(case: Case) -> Finding | None:
+    """A GPU is there, and the model or a part of it computes on the CPU."""
+    chosen = next((c for c in case.facts.run.choices if c.what == "device" and c.value == "CPU"), None)
+    if chosen is not None:
+        return _unused(case, chosen.reason)
+    return _partly(case) if case.on_gpu and case.facts.breakdown is not None else None
+
+
+def _unused(case: Case, reason: str) -> Finding:
+    computing = case.part_us("compute", "optimizer")
+    return Finding(
+        "wrong_device",
+        "A GPU is there, and the training did not use it: the model computes on the CPU.",
+        (
+            Evidence(f"{reason}, though PyTorch sees a GPU"),
+            Evidence(f"{ms(computing)} of each step are computing on the CPU"),
+        ),
+        computing or None,
+        "measured",
+        parts=("compute", "optimizer"),
+        cure='Move the model and each batch to it: model.to("cuda") before the optimizer is made, and '
+        'batch.to("cuda", non_blocking=True) in the loop.',
+        level="bad",
+    )
+
+
+def _partly(case: Case) -> Finding | None:
+    timeline, account = case.facts.run.timeline, case.facts.breakdown
+    if timeline is None or account is None or case.withheld("idle_causes"):
+        return None
+    window = (account.steps[0].start_ns, account.steps[-1].end_ns)
+    on_cpu, costliest = _on_cpu(timeline)
+    time_ns = measure(clip(on_cpu, *window))
+    share = time_ns / max(1, sum(s.end_ns - s.start_ns for s in account.steps))
+    if not costliest or share < case.thresholds.idle_notice / 2:
+        return None
+    longest = max(on_cpu.tolist(), key=lambda i: i[1] - i[0])
+    return Finding(
+        "wrong_device",
+        f"A part of the model computes on the CPU: the GPU has nothing to do for {percent(share)} of {case.unit} "
+        "because of it.",
+        (
+            Evidence(
+                f"{costliest} ran on the CPU while the GPU idled, {ms(share * (case.step_us or 0))} per step",
+                (int(longest[0]), int(longest[1])),
+            ),
+        ),
+        share * (case.step_us or 0.0),
+        "measured",
+        parts=("launch", "unknown"),
+        cure='Move the whole model to the GPU with model.to("cuda"), also what is made in its forward, '
+        "and keep its inputs there.",
+        level="bad",
+    )
+
+
+def _on_cpu(timeline: Timeline) -> tuple[Intervals, str]:
+    """When the training computes on the CPU while no GPU works, and the operator that takes most of it."""
+    heavy = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
+    rows = np.flatnonzero(heavy & spans.named(timeline, lambda name: name in _HEAVY))
+    calls = np.sort(timeline.start_ns[spans.in_category(timeline, *LAUNCHING)])
+    started = np.searchsorted(calls, timeline.end_ns[rows]) - np.searchsorted(calls, timeline.start_ns[rows])
+    rows = rows[started == 0]
+    if not len(rows):
+        return np.empty((0, 2), np.int64), ""
+    loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
+    busy = spans.covered(timeline, spans.in_category(timeline, *DEVICE_CATEGORIES))
+    computing = union(timeline.start_ns[rows], timeline.end_ns[rows])
+    totals = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=len(timeline.names))
+    return subtract(subtract(computing, loading), busy), timeline.names[int(totals.argmax())]

@@ -1,0 +1,114 @@
+"""Rules about the format of numbers: matrix products in full precision on a GPU with units for shorter numbers."""
+
+from __future__ import annotations
+
+from gpulab.analysis.matrix_units import BF16_SINCE, compute_capability, narrow_ratio, tf32_ratio
+from gpulab.analysis.precision_use import PrecisionUse, precision_use
+from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import percent
+
+
+def no_mixed_precision(case: Case) -> Finding | Untold | None:
+    """Much of the computing time goes to matrix products in full precision or TF32; 16 bits would be faster."""
+    use = _use(case)
+    if isinstance(use, Untold) or use is None or use.fp32 + use.tf32 < case.thresholds.matrix_material:
+        return use if isinstance(use, Untold) else None
+    device = case.facts.run.device
+    ratio, from_tf32 = narrow_ratio(device), _narrow_over_tf32(case)
+    if ratio is None:
+        return _unknown_units(case)
+    saved = use.fp32 * (1 - 1 / ratio) + use.tf32 * (1 - 1 / from_tf32)
+    able = compute_capability(device) or (0, 0)
+    kind = "bf16" if able >= BF16_SINCE else "fp16"
+    what = "in full precision (32 bits)" if use.fp32 >= use.tf32 else "in TF32"
+    return Finding(
+        "no_mixed_precision",
+        f"{percent(use.fp32 + use.tf32)} of the computing time goes to matrix products {what}, though this GPU has "
+        "units that multiply 16-bit numbers several times as fast.",
+        (
+            *_costliest(use),
+            Evidence(f"16-bit products are up to {ratio:.0f} times as fast on a {device.name} as those of 32 bits"),
+            *_moving(use),
+        ),
+        saved * case.part_us("compute"),
+        "likely",
+        parts=("compute/matrix",),
+        settings=(("amp", kind),),
+        cure=_autocast(kind),
+    )
+
+
+def no_tf32(case: Case) -> Finding | Untold | None:
+    """Matrix products of full precision where the GPU could use TF32: one line, and no other change."""
+    use = _use(case)
+    if isinstance(use, Untold) or use is None or use.fp32 < case.thresholds.matrix_material:
+        return None  # what is not known is told once, by the rule above
+    ratio = tf32_ratio(case.facts.run.device)
+    if ratio is None or ratio <= 1:
+        return None
+    return Finding(
+        "no_tf32",
+        f"{percent(use.fp32)} of the computing time goes to matrix products in full precision; this GPU could do them "
+        "in TF32, with fewer digits and without any other change.",
+        (
+            *_costliest(use),
+            Evidence(f"TF32 products are up to {ratio:.0f} times as fast on a {case.facts.run.device.name}"),
+        ),
+        use.fp32 * (1 - 1 / ratio) * case.part_us("compute"),
+        "likely",
+        parts=("compute/matrix",),
+        settings=(("tf32", "True"),),
+        cure='torch.set_float32_matmul_precision("high") and torch.backends.cudnn.allow_tf32 = True, before the model '
+        "runs.",
+    )
+
+
+def _use(case: Case) -> PrecisionUse | Untold | None:
+    work = case.facts.work
+    if work is None or not case.on_gpu:
+        return None
+    return precision_use(work) if case.withheld("tensor_core_fraction") is None else None
+
+
+def _narrow_over_tf32(case: Case) -> float:
+    narrow, tf32 = narrow_ratio(case.facts.run.device), tf32_ratio(case.facts.run.device)
+    return max(1.0, narrow / tf32) if narrow and tf32 else 1.0
+
+
+def _unknown_units(case: Case) -> Untold | None:
+    """A GPU of which nothing is known; one that is known to have no such units is no reason for a word."""
+    device = case.facts.run.device
+    if compute_capability(device) is not None or not device.name.startswith("GPU ("):
+        return None
+    return Untold(
+        "no_mixed_precision",
+        "Whether this GPU multiplies 16-bit numbers faster",
+        "Run it under gpulab, or record the trace with a PyTorch that writes deviceProperties (1.10 or newer)",
+    )
+
+
+def _moving(use: PrecisionUse) -> tuple[Evidence, ...]:
+    """What half the bytes would bring to the rest; not told where it is next to nothing."""
+    if use.half_able < 0.01:
+        return ()
+    words = (
+        f"another {percent(use.half_able)} of the computing time only moves data: half of that, at best, comes on top"
+    )
+    return (Evidence(words),)
+
+
+def _costliest(use: PrecisionUse) -> tuple[Evidence, ...]:
+    return (Evidence(f"the costliest of them is {use.costliest}, which uses no matrix unit"),) if use.costliest else ()
+
+
+def _autocast(kind: str) -> str:
+    if kind == "bf16":
+        return 'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass and the loss.'
+    return (
+        'with torch.autocast("cuda", dtype=torch.float16): around the forward pass and the loss, and '
+        'torch.amp.GradScaler("cuda") for the backward pass.'
+    )
+
+
+__all__ = ["no_mixed_precision", "no_tf32"]

@@ -1,0 +1,92 @@
+"""Rules about how numbers lie in memory: images in an order that kernels change, sizes that units cannot take whole."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.analysis.alignment import alignment
+from gpulab.analysis.places import line_of
+from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import ms, percent
+
+_SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as long (NVIDIA shows 2 to 4 times)
+
+
+def layout(case: Case) -> Finding | None:
+    """Convolutions that want their images channel by channel last, and reorder them before and after each call."""
+    work = case.facts.work
+    if not case.on_gpu:
+        return _layout_on_cpu(case)
+    if work is None:
+        return None
+    share = work.share(work.of("layout"))
+    saved = share * case.part_us("compute")
+    if saved < case.thresholds.silence * (case.step_us or 0.0) or not saved:
+        return None
+    count = int(work.of("layout").sum()) / work.steps
+    return Finding(
+        "layout",
+        f"Images are rearranged in memory before and after convolutions: {percent(share)} of the GPU's computing time.",
+        (
+            Evidence(
+                f"{count:.0f} operations per step only change the order of the axes, {ms(work.us(work.of('layout')))}"
+            ),
+        ),
+        saved,
+        "likely",
+        parts=("compute/layout",),
+        settings=(("channels_last", "True"),),
+        cure="model = model.to(memory_format=torch.channels_last), and the same for each batch of images.",
+    )
+
+
+def _layout_on_cpu(case: Case) -> Finding | None:
+    host = case.facts.host
+    if host is None or host.rearranging_share < case.thresholds.rearranging_notice:
+        return None
+    place = line_of(case.facts.run, np.array([host.span], dtype=np.int64)) if host.span is not None else None
+    return Finding(
+        "layout",
+        f"Tensors are copied only to change the order of their axes in memory: {percent(host.rearranging_share)} of "
+        f"{case.unit}.",
+        (Evidence(f"{host.rearranging_count:.0f} such copies per step", host.span),),
+        host.rearranging_share * (case.step_us or 0.0),
+        "likely",
+        parts=("compute/layout",),
+        cure="Keep one order of axes through the model (for images: torch.channels_last), and leave out .contiguous() "
+        "where the next layer does not need it.",
+        source_line="" if place is None else str(place),
+    )
+
+
+def odd_shapes(case: Case) -> Finding | Untold | None:
+    """Matrix products whose sizes are no multiples of 8, so that the matrix units work on padded or split pieces."""
+    work = case.facts.work
+    if work is None or not case.on_gpu or case.withheld("tensor_core_fraction") is not None:
+        return None
+    found = alignment(work)
+    if found is None or found.on_units < case.thresholds.matrix_material:
+        return None
+    if found.odd < case.thresholds.silence:
+        if found.told >= found.on_units / 2:
+            return None
+        return Untold(
+            "odd_shapes",
+            "Whether the sizes of matrix products fit the GPU's matrix units",
+            "Record the trace with record_shapes=True",
+        )
+    sizes = tuple(Evidence(f"for example {example}") for example in found.examples)
+    return Finding(
+        "odd_shapes",
+        f"{percent(found.odd)} of the computing time goes to matrix products whose sizes do not fit the GPU's matrix "
+        "units (multiples of 8).",
+        (Evidence(f"{found.how}: {found.costliest}"), *sizes),
+        found.odd * _SLOWER * case.part_us("compute"),
+        "possible" if not sizes else "likely",
+        parts=("compute/matrix",),
+        cure="Pad to multiples of 8: layer widths, the number of positions; the vocabulary to a multiple of 64.",
+    )
+
+
+__all__ = ["layout", "odd_shapes"]

@@ -1,0 +1,94 @@
+"""Rules about a GPU that cannot give all it has: other programs use it, or heat and power hold its clock down."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import percent
+from gpulab.sources.nvml import THROTTLE_NAMES
+
+_OFTEN = 0.10  # ours: of the readings; a single one is a moment
+_SLOWED = 0.03  # ours: a clock this much below its own highest reading costs that share of computing
+_POWER_CAP = 0x004
+
+
+def gpu_shared(case: Case) -> Finding | Untold | None:
+    """Programs other than this one have work on the GPU: every figure holds theirs too."""
+    if not case.on_gpu:
+        return None
+    others = case.facts.run.samples.get("other_gpu_processes")
+    if others is None or not len(others.value):
+        return _unread(case, "gpu_shared", "Whether other programs used the GPU too", "other processes")
+    busy = float((others.value > 0).mean())
+    if busy < _OFTEN:
+        return None
+    most = int(others.value.max())
+    seen = np.flatnonzero(others.value > 0)
+    return Finding(
+        "gpu_shared",
+        f"{most} other program{'s' if most > 1 else ''} used this GPU during the run: times and memory are not yours "
+        "alone.",
+        (Evidence(f"seen in {percent(busy)} of the readings ({others.source})", _from_to(others.t_ns[seen])),),
+        None,
+        "measured",
+        cure="Wait until the GPU is free (nvidia-smi lists who uses it), or take another one with "
+        "CUDA_VISIBLE_DEVICES; compare no times until then.",
+    )
+
+
+def throttled(case: Case) -> Finding | Untold | None:
+    """Heat or the limit of power holds the GPU's clock down."""
+    if not case.on_gpu:
+        return None
+    reasons = case.facts.run.samples.get("throttle_reasons")
+    if reasons is None or not len(reasons.value):
+        return _unread(case, "throttled", "Whether heat or power held the GPU's clock down", "throttle")
+    bits = reasons.value.astype(np.int64)
+    often = {name: float(((bits & bit) != 0).mean()) for bit, name in THROTTLE_NAMES.items()}
+    told = {name: share for name, share in often.items() if share >= _OFTEN}
+    slower = _slower(case)
+    if not told or (set(told) == {THROTTLE_NAMES[_POWER_CAP]} and (slower is None or slower < _SLOWED)):
+        return None  # a GPU at its limit of power that keeps its clock does what it was bought for
+    held = (bits & sum(bit for bit, name in THROTTLE_NAMES.items() if name in told)) != 0
+    evidence = [Evidence(f"{name}: {percent(share)} of the readings") for name, share in told.items()]
+    if slower is not None:
+        evidence.append(Evidence(f"the clock was {percent(slower)} below its highest reading, on average"))
+    return Finding(
+        "throttled",
+        f"The GPU's clock was held down ({', '.join(told)}): it computes more slowly than it could.",
+        (Evidence(evidence[0].words, _from_to(reasons.t_ns[held])), *evidence[1:]),
+        None if slower is None else slower * case.part_us("compute"),
+        "measured",
+        parts=("compute/clock",),
+        cure="Better cooling or air flow, a higher limit of power (nvidia-smi -pl, as administrator), or another GPU; "
+        "no edit of the code changes it.",
+    )
+
+
+def _slower(case: Case) -> float | None:
+    """How far the clock was below its own highest reading while the limits held; None where it was not read."""
+    clock = case.facts.run.samples.get("sm_clock_mhz")
+    if clock is None or not len(clock.value) or clock.value.max() <= 0:
+        return None
+    reasons = case.facts.run.samples.get("throttle_reasons")
+    assert reasons is not None
+    bits = reasons.value.astype(np.int64)
+    after = np.searchsorted(reasons.t_ns, clock.t_ns, side="right") - 1
+    held = (bits[np.maximum(after, 0)] & sum(THROTTLE_NAMES)) != 0
+    return float(1 - clock.value[held].mean() / clock.value.max()) if held.any() else None
+
+
+def _unread(case: Case, key: str, what: str, label: str) -> Untold | None:
+    if case.facts.run.source == "trace":
+        return Untold(key, what, "Run the training under gpulab: a trace from elsewhere holds no readings of meters")
+    why = next((m.reason for m in case.facts.run.missing if label in m.what), None)
+    return Untold(key, what, f"Not read here: {why}") if why is not None else None
+
+
+def _from_to(times: np.ndarray) -> tuple[int, int] | None:
+    return (int(times[0]), int(times[-1])) if len(times) else None
+
+
+__all__ = ["gpu_shared", "throttled"]

@@ -1,0 +1,135 @@
+"""Rules about waiting for the GPU: results read back in the loop, and copies to it that block the program."""
+
+from __future__ import annotations
+
+from gpulab.analysis.blocking_calls import BlockingCalls
+from gpulab.analysis.launch_gaps import exposed_upload_us
+from gpulab.analysis.places import line_of
+from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.headline import ms
+from gpulab.diagnosis.rules.launching import idle_us
+from gpulab.intervals import Intervals, joined
+
+# What a person wrote, by the operator that the trace names.
+_WRITTEN = {
+    "aten::item": ".item(), float() or printing of a value",
+    "aten::_local_scalar_dense": ".item(), float() or printing of a value",
+    "aten::is_nonzero": "an if on a value that is on the GPU",
+    "aten::nonzero": "nonzero() or a mask used as an index",
+    "aten::masked_select": "masked_select() or a mask used as an index",
+    "aten::equal": "torch.equal()",
+    "aten::unique": "unique()",
+    "aten::_unique2": "unique()",
+    "aten::to": ".cpu() or .to()",
+    "aten::_to_copy": ".cpu() or .to()",
+    "aten::cpu": ".cpu()",
+    "aten::copy_": "a copy to the CPU",
+    "": "torch.cuda.synchronize() or a wait of a library",
+}
+
+
+def sync_points(case: Case) -> Finding | Untold | None:
+    """The loop asks for results of the GPU, waits until all is done, and only then starts the next work."""
+    if case.facts.work is None or not case.on_gpu:
+        return None
+    found = [b for b in case.facts.blocking if b.direction in ("read", "wait")]
+    waited = sum(b.waited_us for b in found)
+    lost = min(waited, _not_for_data_us(case))
+    if not found or not lost:
+        return None
+    why = case.withheld("idle_causes")
+    if why is not None:
+        what = "What the GPU loses where the program waits for its results"
+        return Untold("sync_points", what, f"{why}; record the trace again")
+    times = joined(*(b.times for b in found))
+    return Finding(
+        "sync_points",
+        f"The program waits for the GPU's results{_how_often(case, found)}, and then the GPU has nothing to do.",
+        (
+            Evidence(f"{_calls(found)} wait for {ms(waited)} per {_step_word(case)}", _longest(times)),
+            Evidence(f"the GPU idles for {ms(sum(b.idle_us for b in found))} of it, until new work arrives"),
+        ),
+        lost,
+        "likely",
+        parts=("sync_wait", "launch", "blocking_copy"),
+        cure="Keep results on the GPU (loss.detach()) and read them every hundredth step, or once after the loop.",
+        source_line=_line(case, times),
+    )
+
+
+def blocking_copy(case: Case) -> Finding | Untold | None:
+    """Batches are copied to the GPU from ordinary memory: the copy is slow, and the program stands still meanwhile."""
+    if case.facts.work is None or not case.on_gpu:
+        return None
+    found = next((b for b in case.facts.blocking if b.direction == "upload"), None)
+    exposed, moved, _ = exposed_upload_us(case.facts.work)
+    blocked = min(found.waited_us, _not_for_data_us(case)) if found is not None else 0.0
+    if found is None or not exposed + blocked:
+        return None
+    why = case.withheld("idle_causes")
+    if why is not None:
+        what = "What the GPU loses while batches are copied to it"
+        return Untold("blocking_copy", what, f"{why}; record the trace again")
+    size = f" of {moved / 2**20:.3g} MiB" if moved else ""
+    return Finding(
+        "blocking_copy",
+        "Batches are copied to the GPU from ordinary memory, and the program waits until each copy is done.",
+        (
+            Evidence(f"copies{size} per {_step_word(case)} take {ms(exposed)} in which the GPU computes nothing"),
+            Evidence(f"the program waits {ms(found.waited_us)} in them and starts nothing else", _longest(found.times)),
+        ),
+        exposed + blocked,
+        "likely",
+        parts=("memcpy", "blocking_copy", "sync_wait", "launch"),
+        settings=_pinned(case),
+        cure="DataLoader(…, pin_memory=True) and batch.to(device, non_blocking=True): one without the other does "
+        "nothing.",
+        source_line=_line(case, found.times),
+    )
+
+
+def _not_for_data_us(case: Case) -> float:
+    """The most that waiting for the GPU can cost: idle time for which no wait for data accounts."""
+    return max(0.0, idle_us(case) - case.part_us("data_wait"))
+
+
+def _pinned(case: Case) -> tuple[tuple[str, str], ...]:
+    loader = case.facts.run.loader
+    return () if loader is not None and loader.pin_memory else (("pin_memory", "True"),)
+
+
+def _how_often(case: Case, found: list[BlockingCalls]) -> str:
+    per_step = sum(b.per_step for b in found)
+    if case.unit != "each step":
+        return f" {per_step:,.0f} times"
+    return f" {per_step:,.0f} times in each step" if per_step >= 1.5 else " in each step" if per_step >= 0.75 else ""
+
+
+def _calls(found: list[BlockingCalls]) -> str:
+    """The two kinds of calls that are made most."""
+    counts: dict[str, float] = {}
+    for name, count in (pair for b in found for pair in b.operators):
+        words = _WRITTEN.get(name, name)
+        counts[words] = counts.get(words, 0.0) + count
+    most = sorted(counts, key=lambda words: -counts[words])[:2]
+    return " and ".join(f"{words} ({counts[words]:.3g}×)" for words in most)
+
+
+def _step_word(case: Case) -> str:
+    return "step" if case.unit == "each step" else "window"
+
+
+def _longest(times: Intervals) -> tuple[int, int] | None:
+    if not len(times):
+        return None
+    i = int((times[:, 1] - times[:, 0]).argmax())
+    return int(times[i, 0]), int(times[i, 1])
+
+
+def _line(case: Case, times: Intervals) -> str:
+    place = line_of(case.facts.run, times)
+    return "" if place is None else str(place)
+
+
+__all__ = ["blocking_copy", "sync_points"]

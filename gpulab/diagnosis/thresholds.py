@@ -1,0 +1,99 @@
+"""From where on something is worth telling: figures with their source, as data, which a user may set otherwise."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+
+from gpulab.errors import UsageError
+
+SOURCES: Mapping[str, str] = {
+    "silence": "ours: below this share of a step a cure is hardly worth an edit",
+    "data_wait_notice": "TraceML: warn at 10 % of a step",
+    "data_wait_bad": "TraceML: critical at 20 % of a step",
+    "idle_notice": "definitions: an idle GPU counts from 15 %",
+    "idle_bad": "ours: twice the notice",
+    "launch_notice": "xprof: launch-bound from 3 %, critical from 15 %",
+    "launch_bad": "xprof: launch-bound from 3 %, critical from 15 %",
+    "exposed_notice": "definitions: exposed communication counts from 5 %",
+    "exposed_bad": "ours: three times the notice",
+    "unknown_too_much": "ours: an accounting with more unknown names no cause",
+    "outside_notice": "ours: below it the time between steps is what epochs and their evaluation usually take",
+    "pause_notice": "ours: saving, logging and collecting garbage are no training; small doses are good practice",
+    "evaluation_notice": "ours: evaluation was asked for, so it counts only where it takes a fifth of the time",
+    "loading_cause": "ours: a cause of slow loading is named where it makes up half of a batch's time",
+    "cpu_full": "ours: from 90 % of the usable cores on, one more process takes time from the others",
+    "calling_notice": "ours: where starting operations takes more than computing them",
+    "rearranging_notice": "ours: on a CPU less is what attention heads and gradients take anyway",
+    "short_kernel_us": "definitions: a shorter kernel costs less than its launch (5 to 20 µs)",
+    "matrix_material": "ours: below this share of kernel time faster matrix products change little",
+    "memory_full": "definitions: memory counts as full from 90 %",
+    "memory_underused": "ICSE'24: a batch is small where peak memory stays below 50 %",
+    "utilization_low": "ICSE'24: and mean utilization below 50 %",
+    "alert_data_wait": "ours: half of each step; a run may starve a little without an alert",
+    "alert_gpu_idle": "ours: utilization (NVML) below 30 %, a live hint and no diagnosis",
+    "alert_after_s": "ours: what passes within seconds is nothing to act on",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Thresholds:
+    """Shares are fractions of a step unless they say otherwise; `SOURCES` says where each comes from."""
+
+    silence: float = 0.03
+    data_wait_notice: float = 0.10
+    data_wait_bad: float = 0.20
+    idle_notice: float = 0.15
+    idle_bad: float = 0.30
+    launch_notice: float = 0.03
+    launch_bad: float = 0.15
+    exposed_notice: float = 0.05
+    exposed_bad: float = 0.15
+    unknown_too_much: float = 0.40
+    outside_notice: float = 0.30
+    pause_notice: float = 0.05
+    evaluation_notice: float = 0.20
+    loading_cause: float = 0.50
+    cpu_full: float = 0.90
+    calling_notice: float = 0.50
+    rearranging_notice: float = 0.10
+    short_kernel_us: float = 10.0
+    matrix_material: float = 0.20
+    memory_full: float = 0.90
+    memory_underused: float = 0.50
+    utilization_low: float = 0.50
+    alert_data_wait: float = 0.50
+    alert_gpu_idle: float = 0.70
+    alert_after_s: float = 20.0
+
+    def changed(self, values: Mapping[str, object]) -> Thresholds:
+        """With these set. Raises UsageError for a name that is none, a value out of range or two that contradict."""
+        found = replace(self, **{name: _checked(name, value) for name, value in values.items()})
+        for kind in ("data_wait", "idle", "launch", "exposed"):
+            notice, bad = getattr(found, f"{kind}_notice"), getattr(found, f"{kind}_bad")
+            if notice > bad:
+                raise UsageError(
+                    f"The thresholds {kind}_notice={notice:g} and {kind}_bad={bad:g} contradict each other: "
+                    "the first must not be larger."
+                )
+        return found
+
+
+def _checked(name: str, value: object) -> float:
+    known = [f.name for f in fields(Thresholds)]
+    if name not in known:
+        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
+        raise UsageError(f"There is no threshold {name!r}. Nearest: {nearest} (of {', '.join(sorted(known))}).")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise UsageError(f"The threshold {name} is a number, not {value!r}.")
+    unit = next((unit for suffix, unit in (("_us", "µs"), ("_s", "s")) if name.endswith(suffix)), None)
+    if unit is not None and value < 0:
+        raise UsageError(f"The threshold {name} is a time in {unit}, not {value:g}.")
+    if unit is None and not 0 <= value <= 1:
+        raise UsageError(f"The threshold {name} is a share from 0 to 1, not {value:g}.")
+    return float(value)
+
+
+DEFAULT = Thresholds()

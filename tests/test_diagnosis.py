@@ -1,0 +1,291 @@
+"""From a run to its diagnosis through the doors: real traces, thresholds of the user's own, report, page and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+from pathlib import Path
+
+import made_traces
+import numpy as np
+import pytest
+import real_traces
+import synthetic
+from made_cases import case_of, finding, run_of
+
+import gpulab
+from gpulab import cli
+from gpulab.analysis.facts import facts
+from gpulab.diagnosis.diagnose import FAULT, diagnose
+from gpulab.diagnosis.finding import Diagnosis, Evidence
+from gpulab.diagnosis.headline import headline
+from gpulab.diagnosis.names import NAMES
+from gpulab.diagnosis.thresholds import DEFAULT, SOURCES, Thresholds
+from gpulab.errors import UsageError
+from gpulab.prediction.prediction import Prediction
+from gpulab.run import Ranks, Run
+from gpulab.views.diagnosed import Diagnosed
+from gpulab.views.findings import finding_sections, untold_sections
+from gpulab.views.report import Report
+
+ASKED_FOR = {
+    "key", "summary", "evidence", "recoverable_us_per_step", "confidence", "knob", "predicted_ratio",
+    "predicted_interval", "source_line", "lesson",
+}  # fmt: skip
+BATCHES = {"small_batch", "memory_underused"}
+DATA = {"data_starved", "cpu_preprocessing", "storage_bound", "slow_collate"}
+
+
+@pytest.fixture
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, with the store in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "own"))
+    (tmp_path / "own").mkdir()
+    return tmp_path
+
+
+@functools.cache
+def _diagnosed(path: Path) -> Diagnosis:
+    run = gpulab.load(path)
+    assert isinstance(run, Run)
+    return diagnose(facts(run), foretell=False)
+
+
+def trace_of(name: str) -> Diagnosis:
+    return _diagnosed(real_traces.path(name))
+
+
+# Real traces
+
+
+def test_the_starved_trace_gives_back_what_its_cure_saved() -> None:
+    found = trace_of("v100_resnet50_workers0")
+    assert found.first.key == "data_starved" and found.first.recoverable_us_per_step is not None
+    assert 50e3 <= found.first.recoverable_us_per_step <= 60e3  # four workers saved 50 ms of each step
+    assert dict(found.first.settings) == {"workers": "2"}
+    assert not BATCHES & {f.key for f in found.findings}
+
+
+def test_the_cured_trace_does_not_starve() -> None:
+    assert not (DATA & {f.key for f in trace_of("v100_resnet50_workers4").findings})
+
+
+def test_no_larger_batch_for_the_starving_h100() -> None:
+    found = trace_of("h100_owlv2_starved")
+    assert found.first.key == "data_starved"
+    assert not BATCHES & {f.key for f in found.findings}
+    assert not [f for f in found.findings if "batch_size" in dict(f.settings)]
+
+
+@pytest.mark.parametrize("name", ["v100_ddp_healthy", "mi300_resnet_healthy"])
+def test_no_data_and_no_launch_finding_for_a_busy_gpu(name: str) -> None:
+    assert not ((DATA | {"launch_bound"}) & {f.key for f in trace_of(name).findings})
+
+
+@pytest.mark.parametrize("name", real_traces.SINGLE)
+def test_every_real_trace_has_one_headline_and_no_fault(name: str) -> None:
+    found = trace_of(name)
+    assert found.total_us is not None
+    assert sum(f.recoverable_us_per_step or 0 for f in found.findings) <= found.total_us * (1 + 1e-9)
+    assert not [u for u in found.untold if FAULT in u.record]
+    assert {f.key for f in found.findings} <= set(NAMES)
+    assert sum(f.key in ("healthy", "cannot_tell") for f in found.findings) <= 1
+
+
+def test_the_ranks_of_a_job(somewhere: Path) -> None:
+    real_traces.path("v100_dlrm_8ranks/rank0")
+    found = gpulab.diagnose(real_traces.folder() / "v100_dlrm_8ranks")
+    assert found.first.key == "straggler" and "Rank 7" in found.first.summary
+    ranks = gpulab.load(real_traces.folder() / "v100_dlrm_8ranks")
+    assert isinstance(ranks, Ranks)
+    document = gpulab.report(ranks).json()
+    assert document["findings"][0]["key"] == document["headline"]["key"] == "straggler"  # type: ignore[index]
+    assert "1. WAITING FOR THE SLOWEST GPU" in gpulab.report(ranks).text()
+
+
+# The door
+
+
+def test_a_finding_carries_what_was_promised(somewhere: Path) -> None:
+    path = made_traces.write(
+        somewhere, made_traces.text([e for i in range(6) for e in made_traces.step(i, i * 1000.0)])
+    )
+    for given in (str(path), path, gpulab.load(path)):
+        found = gpulab.diagnose(given)  # type: ignore[arg-type]
+        assert isinstance(found, Diagnosed)
+        assert all(hasattr(f, name) for f in found.findings for name in ASKED_FOR)
+    assert found.first.key == found.headline.key and found.first.summary in " ".join(repr(found).split())
+    assert found.of(found.first.key) is found.first and found.of("no such key") is None
+
+
+def test_the_json_of_a_report_has_the_findings(somewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made_traces.write(
+        somewhere, made_traces.text([e for i in range(6) for e in made_traces.step(i, i * 1000.0)])
+    )
+    assert cli.main(["report", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["findings"] and all(set(f) >= ASKED_FOR for f in document["findings"])
+    assert document["findings"][0]["key"] == document["headline"]["key"]
+    assert all(set(u) == {"key", "what", "record"} for u in document["untold"])
+
+
+def test_the_json_keys_are_described() -> None:
+    told = (Path(__file__).parents[1] / "docs" / "report-json.md").read_text(encoding="utf-8")
+    made = dataclasses.replace(finding("launch_bound", 1.0), prediction=Prediction({}, 0.5, (0.4, 0.6), "so"))
+    document = Diagnosed(Diagnosis((made,))).json()["findings"][0]  # type: ignore[index]
+    assert all(f"`{key}`" in told for key in document)
+
+
+# Thresholds
+
+
+def test_every_threshold_has_its_source() -> None:
+    assert set(SOURCES) == {f.name for f in dataclasses.fields(Thresholds)}
+
+
+def starving() -> Run:
+    return run_of(wait=0.15)
+
+
+def test_thresholds_decide_what_is_told(somewhere: Path) -> None:
+    known = case_of(starving(), {"data_wait": 0.15}).facts
+    assert diagnose(known).first.key == "data_starved"
+    patient = DEFAULT.changed({"data_wait_notice": 0.2})
+    assert diagnose(known, patient).first.key != "data_starved"
+    assert gpulab.diagnose(synthetic.cpu_case().run, {"data_wait_notice": 0.9, "data_wait_bad": 0.95}).of("x") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"data_wait_notise": 0.2}, "Nearest: data_wait_notice"),
+        ({"data_wait_notice": 0.3}, "contradict each other"),
+        ({"silence": 1.5}, "a share from 0 to 1"),
+        ({"silence": float("nan")}, "is a number"),
+        ({"silence": "much"}, "is a number"),
+        ({"silence": True}, "is a number"),
+        ({"short_kernel_us": -1.0}, "a time in µs"),
+    ],
+)
+def test_thresholds_that_cannot_be_are_one_line(values: dict[str, float], words: str, somewhere: Path) -> None:
+    with pytest.raises(UsageError, match=words) as raised:
+        gpulab.diagnose(starving(), values)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("folder", [".", "own"])
+def test_the_users_file_sets_thresholds(folder: str, somewhere: Path) -> None:
+    (somewhere / folder / "gpulab.toml").write_text("[thresholds]\ndata_wait_notice = 0.4\ndata_wait_bad = 0.5\n")
+    run = starving()
+    assert gpulab.diagnose(run).of("data_starved") is None
+    lower = {"data_wait_notice": 0.1}
+    assert gpulab.diagnose(run, lower).of("data_starved") is not None
+    (somewhere / "gpulab.toml").write_text("[alerts]\nwaits = 1\n")  # the current folder's file counts alone
+    assert gpulab.diagnose(run).of("data_starved") is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[thresholds\n", "is not TOML"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"thresholds = 3\n", r"write \[thresholds\]"),
+        (b"[thresholds]\nnothing = 1\n", "There is no threshold 'nothing'"),
+        (b"[thresholds]\nidle_notice = 0.5\nidle_bad = 0.2\n", "contradict"),
+        (b"[thresholds]\nsilence = 'loud'\n", "is a number"),
+    ],
+)
+def test_a_broken_file_is_one_line_and_loses_no_report(content: bytes, words: str, somewhere: Path) -> None:
+    (somewhere / "gpulab.toml").write_bytes(content)
+    run = starving()
+    with pytest.raises(UsageError, match=words) as raised:
+        gpulab.diagnose(run)
+    assert "\n" not in str(raised.value)
+    report = gpulab.report(run)
+    assert report.headline.key == "data_starved"
+    told = " ".join(report.text().split())
+    assert "Your thresholds were not used, the usual ones were" in told
+    assert "Your thresholds were not used" in report.html() and "Your thresholds were not used" in report.fragment()
+
+
+def test_a_folder_in_place_of_the_file_is_no_file(somewhere: Path) -> None:
+    (somewhere / "gpulab.toml").mkdir()
+    assert gpulab.diagnose(starving()).of("data_starved") is not None
+
+
+# What is shown
+
+
+def full(key: str = "launch_bound", **more: object) -> Diagnosis:
+    prediction = Prediction({"compile": "default"}, 0.8, (0.7, 0.9), "Replayed without launches.", memory_ratio=1.1)
+    made = finding(
+        key, 4_000.0, "launch", settings=(("compile", "default"),), cure="Compile it.", lesson="03_starving_gpu",
+        source_line="line 3 of the cell: model(x)", prediction=prediction, after="Next comes nothing.",
+    )  # fmt: skip
+    made = dataclasses.replace(made, evidence=(Evidence("one figure"), Evidence("another", (10**9, 2 * 10**9))), **more)
+    return Diagnosis((made,), (), 20_000.0, 20_000.0)
+
+
+def test_a_section_tells_all_that_is_known_of_a_finding() -> None:
+    (section,) = finding_sections(full(), below_headline=False)
+    rows = {row.cells[0]: row.cells[1] for row in section.rows}
+    assert section.title == "1. Starting work on the GPU" and section.lead
+    assert rows["would give back"] == "at most 4.00 ms per step, 20 % of a typical step (this was measured)"
+    assert rows["predicted"].startswith("0.80 of today's time (1.25 times as fast), between 0.70 and 0.90")
+    assert "1.10 of today's memory" in rows["predicted"]
+    assert rows["your line"] == "line 3 of the cell: model(x)" and "--ab compile=default" in rows["try it"]
+    assert "(see the timeline from 1.000 s on)" in " ".join(row.cells[1] for row in section.rows)
+
+
+def test_what_stands_in_the_headline_is_not_said_again() -> None:
+    (section,) = finding_sections(full(), below_headline=True)
+    words = " ".join(cell for row in section.rows for cell in row.cells)
+    assert "one figure" not in words.lower() and "Another" in words and "launch_bound." not in words
+
+
+def test_a_range_without_a_middle_and_a_refusal_are_said_as_such() -> None:
+    sign = Prediction({}, 0.9, (0.7, 1.1), "So.", only_sign=True)
+    refused = Prediction({}, None, None, "", refused="nothing is known")
+    shown = [finding_sections(full(prediction=p), below_headline=True)[0].rows for p in (sign, refused, None)]
+    told = [next(r.cells[1] for r in rows if r.cells[0] == "predicted") for rows in shown]
+    assert told[0].startswith("between 0.70 and 1.10 of today's time") and "times as fast" not in told[0]
+    assert told[1] == "nothing is predicted: nothing is known" and told[2] == "not predicted"
+
+
+def test_at_most_five_findings_are_shown_and_the_rest_is_counted() -> None:
+    keys = [k for k in NAMES if k not in ("healthy", "cannot_tell")][:8]
+    found = Diagnosis(tuple(finding(k, 1e3) for k in keys), (), 20_000.0, 20_000.0)
+    sections = finding_sections(found, below_headline=True)
+    assert len(sections) == 6 and "3 smaller findings not shown" in sections[-1].lines[0]
+    assert len(Diagnosed(found).json()["findings"]) == 8  # type: ignore[arg-type]
+
+
+def test_a_healthy_run_is_silent(somewhere: Path) -> None:
+    found = diagnose(case_of(run_of()).facts)
+    assert finding_sections(found, below_headline=True) == () and untold_sections(found) == ()
+    assert headline(found.first).level == "good"
+
+
+def test_the_findings_follow_the_headline() -> None:
+    case = synthetic.cpu_case()
+    report = Report(case.facts, full())
+    text, page = report.text(), report.html()
+    assert text.index("1. STARTING WORK ON THE GPU") < text.index("STEP TIME")
+    assert page.index("</header>") < page.index("1. Starting work on the GPU") < page.index('class="picture"')
+    assert report.fragment().index("1. Starting work") < report.fragment().index("Step time")
+
+
+def test_hostile_words_stay_words() -> None:
+    case = synthetic.hostile_case()
+    shown = Diagnosed(case.diagnosis, "a run")
+    assert "<script>" not in shown.fragment() and "\x1b" not in shown.text() and "\u202e" not in repr(shown)
+    json.dumps(shown.json(), allow_nan=False)
+
+
+def test_what_could_not_be_told_is_grouped_by_what_to_do(somewhere: Path) -> None:
+    found = diagnose(dataclasses.replace(case_of(run_of(wait=0.5), {"data_wait": 0.5}).facts))
+    (section,) = untold_sections(found)
+    assert len(section.rows) == 1 and "batches" in section.rows[0].cells[1]
+    assert np.isfinite(found.step_us or 0)

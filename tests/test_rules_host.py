@@ -1,0 +1,341 @@
+"""The rules of the host's side on made-up runs with one planted cause each, and on ones without."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import synthetic
+from made_cases import STEP_MS, case_of, inside, loader, pauses, run_of
+
+from gpulab.analysis.loading import LoadingFacts
+from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import Diagnosis, Finding, Untold
+from gpulab.diagnosis.rules import RULES, cores, epochs, feeding, placement
+from gpulab.diagnosis.rules import pauses as pausing
+from gpulab.diagnosis.thresholds import DEFAULT
+from gpulab.run import Choice, Missing, PauseSum, Place, Samples, Series, Settings, Steps
+
+STEP_US = STEP_MS * 1e3
+
+
+def found(case: Case) -> Diagnosis:
+    result = diagnose(case.facts, case.thresholds, foretell=False)
+    assert not [u for u in result.untold if "fault" in u.record]
+    return result
+
+
+def told(answer: Finding | Untold | None) -> Finding:
+    assert isinstance(answer, Finding)
+    return answer
+
+
+# Feeding
+
+
+@pytest.mark.parametrize(("wait", "level"), [(0.05, None), (0.12, "notice"), (0.5, "bad")])
+def test_a_step_that_waits_for_data(wait: float, level: str | None) -> None:
+    answer = feeding.data_starved(case_of(run_of(wait=wait), {"data_wait": wait}))
+    if level is None:
+        assert answer is None
+        return
+    finding = told(answer)
+    assert finding.level == level and finding.confidence == "measured" and finding.parts == ("data_wait",)
+    assert finding.recoverable_us_per_step == pytest.approx(wait * STEP_US, rel=1e-3)
+    assert f"{wait * 100:.0f} %" in finding.summary and "it loads with 0 workers" in finding.evidence[0].words
+
+
+def test_on_a_gpu_only_what_its_work_does_not_hide_counts() -> None:
+    run = run_of(gpu=True, wait=0.6)
+    assert feeding.data_starved(case_of(run, {"data_wait": 0.05, "compute": 0.95})) is None
+    finding = told(feeding.data_starved(case_of(run, {"data_wait": 0.4, "compute": 0.6})))
+    assert finding.recoverable_us_per_step == pytest.approx(0.4 * STEP_US, rel=1e-3)
+    assert any("the GPU still works" in e.words for e in finding.evidence)
+
+
+def test_without_an_accounting_it_is_not_known_whether_the_gpu_waits_too() -> None:
+    case = case_of(run_of(gpu=True, wait=0.6), breakdown=None)
+    answer = feeding.data_starved(case)
+    assert isinstance(answer, Untold) and "profiler" in answer.record
+    assert found(case).first.key == "cannot_tell"
+    half_busy = tuple(c for c in synthetic.gpu_case().facts.curves if c.name == "gpu_utilization_pct")
+    likely = told(feeding.data_starved(case_of(run_of(gpu=True, wait=0.6), breakdown=None, curves=half_busy)))
+    assert likely.confidence == "likely" and (likely.recoverable_us_per_step or 0) < 0.6 * STEP_US
+
+
+@pytest.mark.parametrize(
+    ("wait", "workers", "cores", "settings"),
+    [
+        (0.2, 0, 8.0, {"workers": "2"}),  # a batch takes a quarter of a step's computing: one worker, and one more
+        (0.75, 0, 8.0, {"workers": "4"}),
+        (0.75, 0, 2.0, {"workers": "2"}),
+        (0.75, 0, None, {"workers": "4"}),
+        (0.5, 2, 2.0, {"cache": "on"}),  # no core is left
+        (0.5, 2, 16.0, {"workers": "5"}),
+    ],
+)
+def test_as_many_workers_as_the_formula_says_and_no_more_than_there_are_cores(
+    wait: float, workers: int, cores: float | None, settings: dict[str, str]
+) -> None:
+    run = run_of(wait=wait, workers=workers, cores=cores)
+    finding = told(feeding.data_starved(case_of(run, {"data_wait": wait})))
+    assert dict(finding.settings) == settings and finding.cure
+
+
+def test_an_iterable_dataset_has_no_knob() -> None:
+    run = run_of(wait=0.5)
+    run = dataclasses.replace(run, loader=loader(0, iterable=True))
+    assert told(feeding.data_starved(case_of(run, {"data_wait": 0.5}))).settings == ()
+
+
+CAUSES: dict[str, LoadingFacts] = {
+    "cpu_preprocessing": inside(read_ms=2, transform_ms=7, collate_ms=1),
+    "storage_bound": inside(read_ms=9, transform_ms=1, read_waited=0.9),
+    "slow_collate": inside(read_ms=2, transform_ms=1, collate_ms=7),
+}
+
+
+@pytest.mark.parametrize("key", CAUSES)
+def test_the_cause_inside_the_loader_makes_the_headline(key: str) -> None:
+    result = found(case_of(run_of(wait=0.5), {"data_wait": 0.5}, CAUSES[key]))
+    assert [f.key for f in result.findings] == [key]
+    assert result.first.recoverable_us_per_step == pytest.approx(0.5 * STEP_US, rel=1e-3)
+    assert "waiting for the next batch" in result.first.summary and "10 ms" in result.first.evidence[1].words
+
+
+def test_a_mixture_names_no_cause() -> None:
+    mixed = inside(read_ms=4, transform_ms=2, collate_ms=4, read_waited=0.9)
+    result = found(case_of(run_of(wait=0.5), {"data_wait": 0.5}, mixed))
+    assert [f.key for f in result.findings] == ["data_starved"]
+    assert not [u for u in result.untold if u.key in CAUSES]
+
+
+def test_a_cause_without_a_wait_is_none() -> None:
+    for loading in CAUSES.values():
+        result = found(case_of(run_of(wait=0.02), {"data_wait": 0.02}, loading))
+        assert [f.key for f in result.findings] == ["healthy"] and result.untold == ()
+
+
+def test_what_was_not_timed_inside_is_told() -> None:
+    lacking = (Missing("times inside the DataLoader", "the dataset cannot be wrapped", key="workers_inside"),)
+    result = found(case_of(run_of(wait=0.5, missing=lacking), {"data_wait": 0.5}))
+    assert result.first.key == "data_starved"
+    assert {u.key for u in result.untold} >= set(CAUSES)
+    assert {u.record for u in result.untold if u.key in CAUSES} == {"It was not timed: the dataset cannot be wrapped"}
+
+
+# Workers at the beginning of an epoch
+
+
+def test_workers_that_start_anew_for_each_epoch() -> None:
+    run = run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2)
+    finding = told(epochs.worker_restart(case_of(run)))
+    assert finding.recoverable_us_per_step == pytest.approx(2 * 100e3 / len(run.steps), rel=1e-3)  # not the first start
+    assert finding.settings == (("persistent_workers", "on"),) and "2 times in 60 steps" in finding.evidence[0].words
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: dataclasses.replace(run, loader=loader(0)),
+        lambda run: dataclasses.replace(run, loader=loader(2, persistent=True)),
+        lambda run: dataclasses.replace(run, loader=None),
+        lambda run: run_of(epoch_starts={0: 500.0}, workers=2),  # one epoch: workers are started once in any case
+        lambda run: run_of(epoch_starts={0: 100.0, 30: 5.0}, workers=2),  # 5 ms in 60 steps of 20 ms
+    ],
+)
+def test_no_restart_to_speak_of(change: Callable) -> None:
+    run = change(run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2))
+    assert epochs.worker_restart(case_of(run)) is None
+
+
+def test_a_new_iterator_for_each_step() -> None:
+    run = run_of(epoch_starts=dict.fromkeys(range(60), 80.0), workers=2)
+    finding = told(epochs.worker_restart(case_of(run, {"data_wait": 0.8})))
+    assert "for each step" in finding.summary and finding.parts == ("data_wait",)
+
+
+# Cores
+
+
+def _loaded(pct: float, run_workers: int, **more: float) -> Case:
+    run = run_of(wait=more.pop("wait", 0.5), workers=run_workers, cores=2.0)
+    t = np.arange(0, run.wall_ns, 50 * 10**6)
+    curve = Series("cpu_pct", "%", "CPU", "psutil", t, np.full(len(t), pct))
+    run = dataclasses.replace(run, samples=Samples((curve,)))
+    return case_of(run, {"data_wait": 0.5}, inside(transform_ms=10, core_wait=more.get("core_wait", 0.0)))
+
+
+def test_workers_that_wait_for_a_core_most_of_the_time_are_the_cause() -> None:
+    result = found(_loaded(99.0, 8, core_wait=0.7))
+    assert result.first.key == "cpu_oversubscribed" and len(result.findings) == 1
+    assert result.first.settings == (("workers", "2"),) and "99 %" in result.first.evidence[-1].words
+
+
+def test_more_workers_than_cores_that_wait_a_little_are_told_without_a_time() -> None:
+    result = found(_loaded(99.0, 8, core_wait=0.3))
+    assert [f.key for f in result.findings] == ["cpu_preprocessing", "cpu_oversubscribed"]
+    assert result.findings[1].recoverable_us_per_step is None
+
+
+@pytest.mark.parametrize(("pct", "workers", "core_wait"), [(60.0, 8, 0.7), (99.0, 8, 0.05), (99.0, 2, 0.3)])
+def test_no_guess_about_the_cores(pct: float, workers: int, core_wait: float) -> None:
+    assert cores.cpu_oversubscribed(_loaded(pct, workers, core_wait=core_wait)) is None
+
+
+def test_without_the_load_of_the_processor_it_is_not_told() -> None:
+    case = case_of(run_of(wait=0.5, workers=8, cores=2.0, samples=Samples()), {"data_wait": 0.5})
+    answer = cores.cpu_oversubscribed(case)
+    assert isinstance(answer, Untold) and "psutil" in answer.record
+
+
+# Where the model computes
+
+
+def test_a_gpu_that_is_there_and_was_not_used() -> None:
+    chosen = (Choice("device", "CPU", "the profiled steps made no CUDA call"),)
+    result = found(case_of(run_of(choices=chosen)))
+    assert result.first.key == "wrong_device" and result.first.level == "bad"
+    assert found(case_of(run_of())).first.key == "healthy"
+
+
+def test_a_part_of_the_model_left_on_the_cpu() -> None:
+    run = synthetic.gpu_case().run
+    assert run.timeline is not None
+    clean = placement.wrong_device(case_of(run, {"compute": 0.5, "launch": 0.5}))
+    assert clean is None
+    names = tuple("aten::addmm" if n == "aten::linear" else n for n in run.timeline.names)
+    collected = synthetic._Spans()
+    training = collected.lane("thread", 4711)
+    stream = collected.lane("stream", 7, process=0)
+    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
+    for k, row in enumerate(rows.tolist()):
+        start, end = int(run.steps.start_ns[row]), int(run.steps.end_ns[row])
+        middle = start + (end - start) // 2
+        collected.add(training, synthetic.Category.CPU_OP, "aten::addmm", start, middle)
+        collected.add(training, synthetic.Category.CUDA_RUNTIME, "cudaLaunchKernel", middle, middle + 5000, k + 1)
+        collected.add(stream, synthetic.Category.KERNEL, "gemm", middle + 6000, end, k + 1)
+    window = (int(run.steps.start_ns[rows[0]]), int(run.steps.end_ns[rows[-1]]))
+    run = dataclasses.replace(run, timeline=collected.timeline(window, training))
+    finding = told(placement.wrong_device(case_of(run, {"compute": 0.5, "launch": 0.5})))
+    assert "50 %" in finding.summary and "aten::addmm" in finding.evidence[0].words and names
+
+
+# Pauses
+
+
+def test_saving_within_steps_and_between_them() -> None:
+    run = run_of()
+    place = Place("cell", 7, "", "torch.save(model.state_dict(), path)")
+    saved = dataclasses.replace(run, pauses=pauses(run, "checkpoint_save", range(10, 60, 10), 18.0, 0), places=(place,))
+    finding = told(pausing.checkpoint_save(case_of(saved)))
+    assert finding.recoverable_us_per_step == pytest.approx(5 * 18e3 / 55)  # 55 steps after the warm-up
+    assert finding.source_line == "line 7 of the cell: torch.save(model.state_dict(), path)"
+    assert finding.evidence[0].span == (saved.pauses[0].start_ns, saved.pauses[0].end_ns)
+    assert finding.parts == ("between_steps/checkpoint_save",)
+
+
+def test_a_pause_in_every_step_is_a_part_of_the_typical_step() -> None:
+    run = run_of()
+    logged = dataclasses.replace(run, pauses=pauses(run, "logging", range(60), 6.0))
+    result = found(case_of(logged, {"compute": 0.7, "unknown": 0.3}))
+    assert result.first.key == "logging_or_eval"
+    assert result.first.recoverable_us_per_step == pytest.approx(6e3, rel=0.01)
+    assert result.total_us == pytest.approx(STEP_US, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "ms", "key"),
+    [
+        ("gc", range(5, 60), 1.0, "gc_pause"),
+        ("evaluation", range(9, 60, 10), 60.0, "logging_or_eval"),
+        ("compile", range(10, 60, 5), 15.0, "recompilation"),
+        ("checkpoint_save", range(8, 60, 8), 30.0, "checkpoint_save"),
+    ],
+)
+def test_each_kind_of_pause_has_its_finding(kind: str, rows: range, ms: float, key: str) -> None:
+    run = run_of()
+    paused = dataclasses.replace(run, pauses=pauses(run, kind, rows, ms))  # type: ignore[arg-type]
+    assert found(case_of(paused, {"compute": 0.9, "unknown": 0.1})).first.key == key
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "ms"),
+    [
+        ("gc", [10, 40], 60.0),  # twice is chance
+        ("checkpoint_save", [30], 200.0),  # once
+        ("checkpoint_save", [20, 40], 5.0),  # cheap
+        ("evaluation", [20, 40], 60.0),  # a tenth of the time
+        ("compile", [0, 1, 2], 200.0),  # within the warm-up
+    ],
+)
+def test_small_or_single_pauses_are_good_practice(kind: str, rows: list[int], ms: float) -> None:
+    run = run_of()
+    paused = dataclasses.replace(run, pauses=pauses(run, kind, rows, ms))  # type: ignore[arg-type]
+    assert found(case_of(paused)).first.key == "healthy"
+
+
+def test_garbage_collected_while_saving_is_saving() -> None:
+    run = run_of()
+    rows = range(6, 60, 6)
+    both = dataclasses.replace(run, pauses=pauses(run, "checkpoint_save", rows, 18.0) + pauses(run, "gc", rows, 18.0))
+    assert [f.key for f in found(case_of(both)).findings] == ["checkpoint_save"]
+
+
+def test_pauses_too_short_to_be_kept_one_by_one_count_too() -> None:
+    short = (PauseSum("gc", 600, 60 * 2_000_000),)
+    finding = told(pausing.gc_pause(case_of(run_of(more_pauses=short), {"compute": 0.9, "unknown": 0.1})))
+    assert finding.recoverable_us_per_step == pytest.approx(2_000.0)
+
+
+def test_steps_that_compile_again_and_again() -> None:
+    finding = told(pausing.recompilation(case_of(run_of(compiled=[20, 30, 40]))))
+    assert finding.recoverable_us_per_step == pytest.approx(3 * 200e3 / 55, rel=0.01)
+    assert pausing.recompilation(case_of(run_of(compiled=[0, 1, 30]))) is None
+
+
+def test_a_trace_from_elsewhere_does_not_name_pauses() -> None:
+    run = run_of(source="trace")
+    result = found(case_of(run, {"unknown": 0.3, "compute": 0.7}))
+    assert {"checkpoint_save", "gc_pause", "recompilation", "logging_or_eval"} <= {u.key for u in result.untold}
+    assert found(case_of(run)).untold == ()
+
+
+# Where nothing speaks
+
+
+def test_two_steps_and_no_trace_tell_nothing() -> None:
+    two = synthetic.tiny_case().run
+    none = dataclasses.replace(two, traced_numbers=(), timeline=None, settings=Settings(trace=False))
+    result = found(case_of(none, integrity=None))
+    assert result.first.key == "cannot_tell" and "Only 2 steps ran" in result.first.summary
+    empty = dataclasses.replace(none, steps=Steps.empty())
+    assert "No training step" in found(Case(synthetic.facts_of(empty), DEFAULT)).first.summary
+
+
+@pytest.mark.parametrize(
+    ("shares", "key"),
+    [
+        ({}, "healthy"),
+        ({"unknown": 0.1}, "healthy"),
+        ({"unknown": 0.5}, "cannot_tell"),
+        ({"other": 0.05, "unknown": 0.06, "memset": 0.0, "optimizer": 0.05}, "cannot_tell"),
+    ],
+)
+def test_one_verdict_where_no_cause_speaks(shares: dict[str, float], key: str) -> None:
+    result = found(case_of(run_of(), shares))
+    assert [f.key for f in result.findings] == [key]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_no_rule_fails_where_little_is_known(rule: Callable) -> None:
+    bare = dataclasses.replace(
+        run_of(), steps=Steps.empty(), loader=None, timeline=None, samples=Samples(), traced_numbers=()
+    )
+    facts = dataclasses.replace(synthetic.facts_of(bare), curves=())
+    for known in (facts, synthetic.tiny_case().facts, synthetic.no_step_case().facts, synthetic.no_trace_case().facts):
+        answer = rule(Case(known, case_of(run_of()).thresholds))
+        assert answer is None or isinstance(answer, Finding | Untold)
