@@ -11,6 +11,7 @@ from typing import Literal
 
 from gpulab.analysis.facts import Facts
 from gpulab.knobs.scene import StepInputs
+from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
 
 Verdict = Literal["faster", "slower", "no measurable difference", "not comparable"]
@@ -50,6 +51,7 @@ class Side:
     edit: str = ""  # what makes it permanent: a diff of the cell, or a snippet
     edit_is_diff: bool = False
     step_inputs: StepInputs | None = None  # what the model is given in a step, by shape; None: not known for certain
+    prediction: Prediction | None = None  # of its ratio, made before it ran; None: none was asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from gpulab import cli
 from gpulab.comparison import Comparison, Experiment, Side
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
+from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
 from gpulab.sources.store import Store
 from gpulab.views import comparison_figure
@@ -218,12 +219,14 @@ def test_the_document_is_the_documented_one() -> None:
     """Each key of the JSON stands in the page about it, and each key there in the JSON."""
     cells = re.findall(r"^\| (`[^|]+`) \|", DOCUMENTED.read_text(), re.MULTILINE)
     told = {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
-    one, many = Compared(made.a_comparison()).json(), Compared(made.a_sweep()).json()
+    foretold = made.faster(prediction=Prediction({"workers": "2"}, 0.4, (0.3, 0.5), "because"))
+    one, many = Compared(made.a_comparison(foretold)).json(), Compared(made.a_sweep()).json()
     side, loss, parts = one["a"], one["loss"], one["parts"]
     assert isinstance(side, dict) and isinstance(loss, dict) and isinstance(parts, list)
     blocks, checks = side["blocks"], one["b"]["checks"]  # type: ignore[index]
     assert isinstance(blocks, list)
     found = {*one, *many, *side, *loss, *parts[0], *blocks[0], *checks[0], *side["per_million_samples"]}
+    found |= {*one["b"]["prediction"]}  # type: ignore[index]
     assert found == told
 
 

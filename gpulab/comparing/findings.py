@@ -16,7 +16,7 @@ from gpulab.comparing.statistics import TOO_FEW, Estimate, verdict
 from gpulab.comparison import Block, Comparison, Evidence, Side, Verdict
 
 Unit = Literal["sample", "step"]
-_OTHER_STEPS = {"batch_size", "accumulate"}  # definitions.md, Honest comparison 7: they change the algorithm
+OTHER_STEPS = ("batch_size", "accumulate")  # definitions.md, Honest comparison 7: they change the algorithm
 BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
 
 
@@ -76,7 +76,8 @@ class Findings:
 
     def _other_steps(self) -> bool:
         """A step of B takes other samples than the same step of A: their losses are of different work."""
-        return self.unit == "sample" or bool(_OTHER_STEPS & (self.a.settings.keys() | self.b.settings.keys()))
+        a, b = self.a.settings, self.b.settings
+        return self.unit == "sample" or any(a.get(name) != b.get(name) for name in OTHER_STEPS)
 
 
 def with_times(side: Side) -> Side:

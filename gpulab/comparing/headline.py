@@ -104,6 +104,7 @@ def _floor_words(found: Comparison) -> str:
 
 def _evidence(found: Comparison) -> str:
     said = [f"{found.ended_early}." if found.ended_early and found.ratio is not None else "", _measured(found)]
+    said.append(_foretold(found))
     if found.verdict == "no measurable difference":
         smallest = smallest_effect(found)
         if smallest is not None:
@@ -115,6 +116,15 @@ def _evidence(found: Comparison) -> str:
     if found.loss is not None and found.loss.verdict in ("different", "outside the band"):
         said.append(f"{found.loss.words}.")
     return " ".join(filter(None, said))
+
+
+def _foretold(found: Comparison) -> str:
+    """What was predicted before it ran."""
+    made = found.b.prediction
+    if made is None or made.ratio is None or made.interval is None or made.only_sign or found.ratio is None:
+        return ""
+    middle, around = times_within(1 / made.ratio, (1 / made.interval[1], 1 / made.interval[0]))
+    return f"Predicted before it ran: {middle}× as fast ({around}×)."
 
 
 def _measured(found: Comparison) -> str:

@@ -60,9 +60,13 @@ class DecidedArm:
         """The same beside the arm's label: the only setting of an arm is not named once more."""
         return self.names[0].refused if len(self.names) == 1 else self.refused
 
-    def changes_training(self, checks: Iterable[Change]) -> str:
-        """Why it is another training, and not only another speed. `checks`: what was seen in its run."""
-        changed = self._changed(checks)
+    def changes_training(self, checks: Iterable[Change], base: Mapping[str, Plain] | None = None) -> str:
+        """Why it is another training, and not only another speed. `checks`: what was seen in its run.
+
+        `base`: settings that the side it is compared with has as well.
+        """
+        same = {name for name, value in (base or {}).items() for d in self.names if d.name == name and d.value == value}
+        changed = [d for d in self._changed(checks) if d.name not in same]
         reasons = [d.knob.changes_training for d in changed if d.knob is not None]
         names = ", ".join(f"`{d.name}`" for d in changed if d.knob is None)
         if names:

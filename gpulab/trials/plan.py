@@ -72,6 +72,7 @@ class Plan:
     """Arms beside the cell as written, and bounds. None: gpulab chooses, and says so."""
 
     arms: tuple[Arm, ...]
+    base: Arm = field(default_factory=Arm, kw_only=True)  # what they are compared with: the cell as written
     block_steps: int | None = None  # counted steps of a block
     pairs: int | None = None
     budget_s: float = DEFAULT_BUDGET_S  # for the blocks, after the traced runs

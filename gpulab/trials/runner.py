@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,11 +22,13 @@ from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Log
 from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.scene import Scene
+from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
 from gpulab.sources.machine import detect_device
 from gpulab.sources.store import Store
 from gpulab.trials import changing, schedule
-from gpulab.trials.decided import DecidedArm, changes, check_names, decide_arm, variables_set
+from gpulab.trials.decided import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
+from gpulab.trials.foretold import Foretelling, errors_here, keep
 from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.trials.seeds import seeded
 from gpulab.trials.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, short_trial
@@ -46,6 +48,7 @@ class _Arm:
     decided: DecidedArm = field(default_factory=DecidedArm)
     trial: Trial | None = None
     failure: str = ""
+    prediction: Prediction | None = None
     seed_losses: list[tuple[float, ...]] = field(default_factory=list)
 
 
@@ -54,11 +57,21 @@ class Runner:
 
     The user's state is put back before each run and at the end, where it is as it was before the experiment; names
     that the cell made stay bound to what its run as written made. What the code raises as written passes after that.
+
+    `done` are full runs of arms that were made before, from the same state: these are not made again. Where the plan
+    has a base, the one as written is among them, for it tells what the cell uses.
     """
 
-    def __init__(self, code: Code, plan: Plan, tell: Listener = lambda progress: None) -> None:
+    def __init__(
+        self,
+        code: Code,
+        plan: Plan,
+        tell: Listener = lambda progress: None,
+        done: Sequence[tuple[Arm, Trial]] = (),
+    ) -> None:
         self._code = code
         self._plan = plan
+        self._done = done
         self.tell = tell
         self._stopper = Stopper()
         self._store = Store() if plan.save else None
@@ -67,6 +80,7 @@ class Runner:
         self._used_up: list[str] = []  # iterators that the code takes from
         self._restored = ""
         self._state: State | None = None
+        self._whole = False  # all of it is copied, and can be put back
         self._made: dict[str, Any] = {}  # the names after the code ran as written
         self._arms: list[_Arm] = []
         self._blocks: list[Block] = []
@@ -74,6 +88,11 @@ class Runner:
         self._time_spent: tuple[str, ...] = ()
         self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the cell as written
         self.trials: list[Trial] = []
+
+    @property
+    def same_start(self) -> bool:
+        """Whether the whole state was put back before each run, so that losses can be compared."""
+        return self._whole
 
     def stop(self) -> None:
         """End at the next step boundary, with what there is."""
@@ -148,23 +167,77 @@ class Runner:
     # -- runs with their trace -----------------------------------------------------------------------------------
 
     def _trials(self) -> None:
-        """The cell as written, then each arm, once."""
-        first = _Arm(Setting(self._code, {}, "as written"), Arm())
+        """The cell as written, or under the plan's base, then each arm, once; none that was run before."""
+        first = self._first()
         arms = self._arms = [first]
-        self._say("as written", 0)
-        self._try(first, quiet=False)
+        self._say(first.arm.label, 0)
+        if first.trial is None:
+            self._try(first, quiet=False)
         self._made = dict(self._code.namespace)
-        if first.trial is None or self.error is not None:
+        written = self._written
+        if first.trial is None or written is None or self.error is not None:
             return
         for arm in self._plan.arms:
-            arms.append(self._made_ready(arm, first.trial.scene))
+            arms.append(self._made_ready(arm, written.scene))
+        self._foretell(first.trial.run)
         for number, ready in enumerate(arms[1:], start=1):
-            if self._stopper.asked or self.error is not None or ready.failure:
+            if self._stopper.asked or self.error is not None or ready.failure or ready.trial is not None:
                 continue
             self._say(ready.arm.label, number)
             self._restore()
             self._try(ready, quiet=True)
         self._with_other_seeds(first)
+
+    def _foretell(self, run: Run) -> None:
+        """What each arm should bring to the run that they are compared with, before any of them runs."""
+        able = [arm for arm in self._arms[1:] if not arm.failure]
+        if not able or self._stopper.asked:
+            return
+        telling = Foretelling(facts(run), errors_here(run))
+        if self._plan.interleaved:
+            telling.measure_sizes([arm.decided for arm in able], self._run_size)
+        for arm in able:
+            arm.prediction = telling.of(arm.decided, arm.arm.shown, self._plan.base.shown)
+
+    def _run_size(self, batch: Decided, size: int) -> Block | None:
+        """A short run of A with another batch size; None where it cannot be told what it takes."""
+        if self._stopper.asked or self.error is not None:
+            return None
+        a = self._arms[0]
+        self._say(f"a short run with {batch.name}={size}, to foretell others", 0)
+        settings = {**self._plan.base.settings, batch.name: size}
+        ready = self._made_ready(Arm(settings), self._written.scene) if self._written is not None else a
+        if ready.failure or a.trial is None:
+            return None
+        self._restore()
+        length = schedule.block_size([a.trial.run])
+        with variables_set(ready.setting.code, ready.setting.variables):
+            on_gpu = a.trial.run.device.kind == "cuda"
+            result = short_trial(ready.setting, length, (-1, 0, 0), self._stopper, on_gpu=on_gpu)
+        if isinstance(result, Block):
+            return result
+        if not isinstance(result, Exception):
+            self.error = result
+        else:
+            release(result)
+        return None
+
+    def _first(self) -> _Arm:
+        """What all others are compared with."""
+        base, written = self._plan.base, self._before(Arm())
+        if not base.settings:
+            return _Arm(Setting(self._code, {}, "as written"), base, trial=written)
+        assert written is not None, "a base needs the run as written"
+        return self._made_ready(base, written.scene)
+
+    def _before(self, arm: Arm) -> Trial | None:
+        """The full run of an arm that was made before."""
+        return next((trial for other, trial in self._done if other.settings == arm.settings), None)
+
+    @property
+    def _written(self) -> Trial | None:
+        """The full run of the cell as written."""
+        return self._before(Arm()) or (self._arms[0].trial if not self._plan.base.settings else None)
 
     def _with_other_seeds(self, first: _Arm) -> None:
         """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
@@ -184,7 +257,8 @@ class Runner:
     def _made_ready(self, arm: Arm, scene: Scene) -> _Arm:
         decided = decide_arm(arm, scene, self._code)
         code = self._code.replacing(decided.variables)
-        return _Arm(Setting(code, decided.knobs, arm.label, decided.variables), arm, decided, failure=decided.failure)
+        setting = Setting(code, decided.knobs, arm.label, decided.variables)
+        return _Arm(setting, arm, decided, self._before(arm), decided.failure)
 
     @property
     def _unprofiled_steps(self) -> int:
@@ -194,7 +268,7 @@ class Runner:
 
     def _profiled_steps(self, arm: _Arm) -> int:
         """Enough that some remain when those are left out that need not wait: batches were ready for them."""
-        written = self._arms[0].trial
+        written = self._written
         if written is None:
             return TRACED + UNKNOWN_AHEAD
         settings = {knob.name: value for knob, value in arm.setting.knobs.items()}
@@ -238,7 +312,7 @@ class Runner:
 
     def _changes(self, arm: _Arm, run: Run, logs: Mapping[str, Log]) -> tuple[Change, ...]:
         """Whether its settings took effect in that run."""
-        written = self._arms[0].trial
+        written = self._written
         return changes(arm.decided, written.scene, logs, run) if written is not None else ()
 
     def _named(self, arm: _Arm) -> str:
@@ -300,7 +374,7 @@ class Runner:
 
     def _experiment(self, seconds: float) -> Experiment:
         arms, blocks = self._arms, self._blocks
-        scene = arms[0].trial.scene if arms[0].trial is not None else None
+        scene = self._written.scene if self._written is not None else None
         sides = [self._side(arm, [b for b in blocks if b.arm == i], scene) for i, arm in enumerate(arms)]
         comparisons: list[Comparison] = []
         for arm, side in zip(arms[1:], sides[1:], strict=True):
@@ -309,7 +383,7 @@ class Runner:
                 side,
                 restored=self._restored + (f" Not put back: {_quoted(self._used_up)}." if self._used_up else ""),
                 same_start=self._whole,
-                changes_training=arm.decided.changes_training(side.checks),
+                changes_training=arm.decided.changes_training(side.checks, self._plan.base.settings),
                 notes=tuple(self._notes),
             )
             loads = any(knob.kind == "DataLoader option" for knob in arm.setting.knobs)
@@ -318,7 +392,9 @@ class Runner:
                 replace(found, differences=(*first, *found.differences), ended_early=self._ended_early(arm, found))
             )
         notes = (*self._notes, *self._time_spent)
-        return Experiment(tuple(sides), tuple(comparisons), seconds, self._ended, self._plan.name, notes)
+        whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._ended, self._plan.name, notes)
+        unkept = keep(whole) if self._plan.save and not self._ended else ""
+        return replace(whole, notes=(*notes, unkept)) if unkept else whole
 
     @property
     def _ended(self) -> bool:
@@ -358,6 +434,7 @@ class Runner:
             edit=edit.text if edit is not None else "",
             edit_is_diff=edit is not None and edit.is_diff,
             step_inputs=trial.scene.step_inputs if trial is not None else None,
+            prediction=arm.prediction,
         )
 
     def _say(self, what: str, done: int) -> None:

@@ -75,6 +75,20 @@ def _curve(losses: Sequence[float]) -> list[float | str | None]:
     return [None if math.isnan(x) else x if math.isfinite(x) else ("inf" if x > 0 else "-inf") for x in losses]
 
 
+def _prediction(side: Side) -> dict[str, object] | None:
+    made = side.prediction
+    if made is None:
+        return None
+    return {
+        "ratio": made.ratio,
+        "interval": list(made.interval) if made.interval else None,
+        "memory_ratio": made.memory_ratio,
+        "only_sign": made.only_sign,
+        "basis": made.basis or None,
+        "refused": made.refused or None,
+    }
+
+
 def _side(side: Side, found: Comparison, price_per_hour: float | None) -> dict[str, object]:
     run = side.facts.run if side.facts is not None else None
     return {
@@ -89,6 +103,7 @@ def _side(side: Side, found: Comparison, price_per_hour: float | None) -> dict[s
         "per_million_samples": dataclasses.asdict(spending(side, price_per_hour)),
         "checks": [dataclasses.asdict(check) for check in side.checks],
         "failure": side.failure or None,
+        "prediction": _prediction(side),
         "edit": side.edit if side.edit and worth_keeping(side) else None,
         "edit_is_diff": side.edit_is_diff,
         "blocks": [

@@ -13,6 +13,7 @@ from gpulab.comparing.findings import us, usable
 from gpulab.comparing.headline import times, times_within
 from gpulab.comparing.parts import both_us
 from gpulab.comparison import Comparison, Side
+from gpulab.prediction.prediction import Prediction
 from gpulab.run import Float64, Series
 from gpulab.views import words
 from gpulab.views.comparison_table import name, unprofiled_us
@@ -25,13 +26,14 @@ if TYPE_CHECKING:
 A_COLOUR, B_COLOUR = "#6E6E6E", "#5B2A86"
 _BAND, _FLOOR, _SEEDS = "#D9CBE8", "#EDEDED", "#C4C4C4"
 _UNPROFILED = "#000000"
+_FORETOLD = "#B35900"
 _WORKING = ("gpu_utilization_pct", "sm_active_fraction", "cpu_pct")  # curves of work, the first two that were measured
 _MEMORY = ("gpu_memory_used_bytes", "rss_bytes")
 _DASHES: tuple[Dashes, ...] = ("-", ":")
 _LABEL = 16  # characters of a line beside a bar
 _MOST_POINTS = 500
 _LEAST_SPAN = 0.04  # of the axis of ratios
-_NAMES = 0.36  # room above the points, as a share of their span
+_NAMES, _MORE_NAMES = 0.36, 0.55  # room above the points for two names or three, as a share of their span
 _OUTLIERS = (2, 98)  # percentiles of the blocks that the axis must reach
 
 
@@ -122,11 +124,20 @@ def ratios(axes: Axes, found: Comparison) -> None:
         axes.axhspan(*found.interval, color=_BAND, linewidth=0, zorder=0.5, alpha=0.8)
     axes.axhline(1, color=A_COLOUR, linewidth=1, zorder=1)
     axes.axhline(found.ratio, color=B_COLOUR, linewidth=1.6, zorder=1.5)
+    made = _foretold(found)
+    if made is not None and made.ratio is not None:
+        axes.axhline(made.ratio, color=_FORETOLD, linewidth=1.4, linestyle=":", zorder=1.4)
     axes.plot(np.arange(1, len(of_a) + 1), of_a, "x", color=A_COLOUR, markersize=4.5, zorder=2)
     axes.plot(np.arange(1, len(of_b) + 1), of_b, "o", color=B_COLOUR, markersize=4.5, zorder=3)
     _reach(axes, of_a, of_b, found)
     _count_axis(axes, max(len(of_a), len(of_b)), "pair" if interleaved else "block")
     _ratio_keys(axes, found, interleaved)
+
+
+def _foretold(found: Comparison) -> Prediction | None:
+    """The estimate that was made before; a mere range is told in words only."""
+    made = found.b.prediction
+    return made if made is not None and made.ratio is not None and not made.only_sign else None
 
 
 def _paired_points(found: Comparison) -> tuple[Float64, Float64]:
@@ -145,12 +156,15 @@ def _reach(axes: Axes, of_a: Float64, of_b: Float64, found: Comparison) -> None:
     points = np.concatenate([of_a, of_b])
     floor = found.noise_floor or 0.0
     inside = [1.0 - floor, 1.0 + floor, *(found.interval or ()), *np.percentile(points, _OUTLIERS)]
+    made = _foretold(found)
+    names = _NAMES if made is None else _MORE_NAMES
+    inside += [made.ratio] if made is not None and made.ratio is not None else []
     low, high = min(inside), max(inside)
     for point in np.sort(points):  # none stands where the names need their room
-        if point < high + _NAMES * max(high - low, _LEAST_SPAN):
+        if point < high + names * max(high - low, _LEAST_SPAN):
             high = max(high, float(point))
     span = max(high - low, _LEAST_SPAN)
-    bottom, top = low - 0.1 * span, high + _NAMES * span
+    bottom, top = low - 0.1 * span, high + names * span
     axes.set_ylim(bottom, top)
     out = int(((points < bottom) | (points > top)).sum())
     if out:
@@ -176,7 +190,12 @@ def _ratio_keys(axes: Axes, found: Comparison, interleaved: bool) -> None:
         interval = f" ({around})"
     floor = "" if found.noise_floor is None else f", noise floor {words.percent(found.noise_floor)}"
     same = "A over A" if interleaved else "A"
-    direct(axes, [(f"● B over A: {middle}{interval}", B_COLOUR), (f"× {same}{floor}", A_COLOUR)])
+    made = _foretold(found)
+    told = []
+    if made is not None and made.ratio is not None and made.interval is not None:
+        expected, range_of_it = times_within(made.ratio, made.interval)
+        told = [(f"┄ predicted {expected} ({range_of_it})", _FORETOLD)]
+    direct(axes, [(f"● B over A: {middle}{interval}", B_COLOUR), *told, (f"× {same}{floor}", A_COLOUR)])
 
 
 # losses and curves

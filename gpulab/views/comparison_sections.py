@@ -12,7 +12,7 @@ from gpulab.comparing.findings import usable
 from gpulab.comparing.parts import both_us
 from gpulab.comparing.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
 from gpulab.comparison import Comparison, PartChange, Side
-from gpulab.views import words
+from gpulab.views import comparison_prediction, words
 from gpulab.views.comparison_table import heading, name, side_by_side
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.sections import device
@@ -56,6 +56,7 @@ def sections(found: Comparison, price_per_hour: float | None = None, notes: Sequ
     made = (
         _first(found),
         side_by_side(found, price_per_hour),
+        comparison_prediction.section((found,)),
         _parts(found),
         _loss(found),
         _curves(found),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.comparing.headline import times, times_within
 from gpulab.comparison import Comparison, Experiment, Side
-from gpulab.views import words
+from gpulab.views import comparison_prediction, words
 from gpulab.views.comparison_sections import checks, how_measured, never_ran, sequential_words
 from gpulab.views.comparison_table import memory_peak_bytes, name
 from gpulab.views.layout import PAIRS, Column, Row, Section
@@ -27,6 +27,7 @@ def sections(found: Experiment) -> tuple[Section, ...]:
     made = (
         _first(found),
         _lines(found),
+        comparison_prediction.section(found.comparisons),
         _losses(found),
         checks(found.sides),
         _measured(found),

@@ -1,0 +1,133 @@
+"""What each arm of an experiment should bring, told before it runs, and kept with what was measured after."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from gpulab.analysis.facts import Facts
+from gpulab.capture.memory import gpu_peak_bytes
+from gpulab.comparison import Block, Comparison, Experiment
+from gpulab.errors import StoreError
+from gpulab.prediction.predict import Known, knobs_named, predict, refused
+from gpulab.prediction.prediction import Prediction
+from gpulab.run import Run
+from gpulab.sources import scoreboard
+from gpulab.sources.scoreboard import Record, Scoreboard
+from gpulab.trials.decided import Decided, DecidedArm
+
+BATCH = "batch_size"
+ROUNDS = 2  # runs of each size
+LEAST_STEPS = 3  # of a run that tells a size's step
+_BATCH_NAME = re.compile(r"(?:^|_)(?:batch(?:_?size)?|bs)$", re.IGNORECASE)
+
+RunSize = Callable[[Decided, int], Block | None]
+
+
+@dataclass(slots=True)
+class Foretelling:
+    """Predictions of one experiment. `errors`: as `Known.errors`, of this machine's device."""
+
+    facts: Facts
+    errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    sizes: dict[int, tuple[float, int | None]] = field(default_factory=dict)
+
+    def of(self, arm: DecidedArm, settings: Mapping[str, str], base: Mapping[str, str]) -> Prediction:
+        """What these settings bring to the run of the base. A variable that names a batch size is taken for one."""
+        wanted = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
+        strange = [d.name for d in wanted.values() if d.knob is None and not names_batch(d)]
+        if strange:
+            why = f"what another {strange[0]} changes is known to the code alone"
+            return refused(settings, why)
+        asked = {BATCH if names_batch(d) else d.name: d.shown for d in wanted.values()}
+        found = {BATCH if names_batch(d) else d.name: str(d.found) for d in wanted.values() if d.found is not None}
+        made = predict(self.facts, asked, Known(self.errors, self.sizes, found))
+        return replace(made, settings=dict(settings))
+
+    def measure_sizes(self, arms: Iterable[DecidedArm], run_size: RunSize) -> None:
+        """Short runs at two other batch sizes and the present one, where an arm has another one."""
+        wanted = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.as_found]
+        targets = [d.value for d in wanted if isinstance(d.value, int) and d.value > 0]
+        if not wanted or not targets or self.sizes:
+            return
+        first = wanted[0]
+        before = first.found
+        if isinstance(before, bool) or not isinstance(before, int) or before < 1:
+            return
+        times: dict[int, list[float]] = {}
+        for size in ROUNDS * sizes_to_run(before, targets):
+            at_start = gpu_peak_bytes(self.facts.run.device)
+            block = run_size(first, size)
+            if block is None:
+                return
+            if block.step_count < LEAST_STEPS:
+                continue
+            times.setdefault(size, []).append(block.time_ns / 1e3 / block.step_count)
+            peak = gpu_peak_bytes(self.facts.run.device)
+            reached = peak if peak > at_start else self.sizes.get(size, (0.0, None))[1]
+            self.sizes[size] = float(np.mean(times[size])), reached
+        known = self.facts.run.memory.peak_allocated_bytes
+        if before in self.sizes and known:
+            self.sizes[before] = self.sizes[before][0], known
+
+
+def names_batch(decided: Decided) -> bool:
+    """Whether it is the batch size, as a knob or as a variable of the cell."""
+    return decided.name == BATCH or (decided.knob is None and _BATCH_NAME.search(decided.name) is not None)
+
+
+def sizes_to_run(before: int, targets: Sequence[int]) -> list[int]:
+    """The present size and two others, none of them one that is to be foretold, where there is room between."""
+    furthest = max(targets, key=lambda size: abs(np.log(size / before)))
+    between = round(float(np.sqrt(before * furthest)))
+    other = max(1, before // 2) if furthest > before else round(float(np.sqrt(before * between)))
+    found = [size for size in dict.fromkeys((other, before, between)) if size not in targets]
+    return sorted(found)
+
+
+def errors_here(run: Run) -> Mapping[str, tuple[float, ...]]:
+    """How far earlier predictions were off on this device; none where the scoreboard cannot be read."""
+    return Scoreboard().read().errors(run.device.name)
+
+
+def keep(found: Experiment) -> str:
+    """Put what was foretold and measured on the scoreboard. Returns why it could not be kept; empty: it was."""
+    records = [r for r in (_record(c) for c in found.comparisons) if r is not None]
+    try:
+        Scoreboard().append(records)
+    except (StoreError, ValueError) as e:
+        return str(e)
+    return ""
+
+
+def _record(found: Comparison) -> Record | None:
+    """Only of a comparison by blocks in turn that gave a ratio, of settings that took effect."""
+    made, facts = found.b.prediction, found.a.facts
+    if made is None or made.ratio is None or made.interval is None or facts is None:
+        return None
+    if found.evidence != "interleaved" or found.ratio is None or found.interval is None:
+        return None
+    if found.verdict == "not comparable" or found.b.failure or any(c.state == "no effect" for c in found.b.checks):
+        return None
+    changed = {n: v for n, v in found.b.settings.items() if found.a.settings.get(n) != v}
+    names = {BATCH if _BATCH_NAME.search(n) else n: v for n, v in changed.items()}
+    if BATCH in names and found.unit != "sample":
+        return None
+    return Record(
+        when=scoreboard.now(),
+        knob=knobs_named(names),
+        value=", ".join(f"{n}={v}" for n, v in changed.items()),
+        predicted=made.ratio,
+        predicted_interval=made.interval,
+        measured=found.ratio,
+        measured_interval=found.interval,
+        device=facts.run.device.name,
+        cell=scoreboard.digest(facts.run.code),
+        only_sign=made.only_sign,
+    )
+
+
+__all__ = ["Foretelling", "errors_here", "keep", "names_batch", "sizes_to_run"]
