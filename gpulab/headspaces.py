@@ -1,0 +1,106 @@
+"""What a user calls to see what a perfect DataLoader would bring: `%gpulab headspace` and `gpulab.headspace`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gpulab.commands.words import Parser, split
+from gpulab.errors import UsageError
+from gpulab.labs import code_of
+from gpulab.trials.headspace import Differential
+from gpulab.trials.plan import DEFAULT_BUDGET_S, Code
+from gpulab.turning import cell_code
+from gpulab.views.headspace_report import HeadspaceReport
+from gpulab.views.stoppable import Stoppable
+
+HELP = f"""\
+%gpulab headspace [--budget SECONDS] [--steps N] [--pairs N]
+
+Runs the cell that was profiled last in short blocks, in turn: as written, with batches that are on the device already,
+and with files that must be read from the disk again. That tells what preparing the data costs and what fetching it
+costs, and how fast the cell would be with a perfect DataLoader: no work on the loading can bring more than that.
+
+  --budget SECONDS   time for the blocks (default: {DEFAULT_BUDGET_S:g})
+  --steps N          counted steps of a block
+  --pairs N          pairs of blocks (default: what fits into the budget, up to 30)
+
+Weights, optimizer, random numbers and data order are put back before each run and at the end. Stop: the button beside
+it, or the notebook's own."""
+
+HINT = "End the test at the next step; what was measured so far is shown"
+
+
+def headspace(
+    code: Callable[[], object] | str | Code | None = None,
+    *,
+    namespace: dict[str, Any] | None = None,
+    budget_s: float = DEFAULT_BUDGET_S,
+    steps: int | None = None,
+    pairs: int | None = None,
+    show: bool = True,
+) -> HeadspaceReport:
+    """How many times as fast a cell would be with a perfect DataLoader, and what its data costs each step.
+
+    `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
+    the cell that was profiled last. `steps` counted steps make a block, `pairs` of blocks are compared, within
+    `budget_s` seconds. Raises UsageError where the cell takes no data from a DataLoader; what the code raises as
+    written passes.
+    """
+    _check(budget_s, steps, pairs)
+    own = cell_code(code, namespace) if isinstance(code, str) else code_of(code)
+    test = Differential(own, budget_s=budget_s, steps=steps, pairs=pairs)
+    with Stoppable(test.stop, HINT, show=show) as progress:
+        test.tell = progress.tell
+        found = test.headspace()
+    report = HeadspaceReport(found)
+    if test.error is None or found.ceiling is not None:
+        try:
+            progress.put(report)
+        except Exception as e:
+            sys.stderr.write(f"gpulab: the result could not be shown ({type(e).__name__}: {e})\n")
+    if test.error is not None:
+        raise test.error
+    return report
+
+
+def magic(line: str) -> None:
+    """`%gpulab headspace …`. Raises UsageError in one line, and what the cell raises."""
+    words = split(line, "%gpulab headspace")
+    if any(word in ("-h", "--help") for word in words):
+        print(HELP)
+        return
+    budget_s, steps, pairs = parsed(words)
+    headspace(budget_s=budget_s, steps=steps, pairs=pairs)
+
+
+def parsed(words: Sequence[str]) -> tuple[float, int | None, int | None]:
+    """Budget in s, steps and pairs as a line asks for them. Raises UsageError naming the option."""
+    parser = Parser("%gpulab headspace", "[--budget SECONDS] [--steps N] [--pairs N]")
+    for option in ("budget", "steps", "pairs"):
+        parser.add_argument(f"--{option}")
+    given = parser.read(words)
+    budget_s = _number("budget", given.budget, float, "a number of seconds")
+    steps, pairs = (_number(n, getattr(given, n), int, "a whole number") for n in ("steps", "pairs"))
+    return (DEFAULT_BUDGET_S if budget_s is None else budget_s), steps, pairs
+
+
+def _number(option: str, given: str | None, kind: Callable[[str], Any], what: str) -> Any:
+    if given is None:
+        return None
+    try:
+        return kind(given)
+    except ValueError:
+        raise UsageError(f"--{option} takes {what}, not {given!r}.") from None
+
+
+def _check(budget_s: float, steps: int | None, pairs: int | None) -> None:
+    for option, value in (("steps", steps), ("pairs", pairs)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise UsageError(f"--{option} takes a whole number of at least 1, not {value!r}.")
+    if not budget_s > 0:
+        raise UsageError(f"--budget takes a number of seconds above 0, not {budget_s!r}.")
+
+
+__all__ = ["HELP", "headspace", "magic", "parsed"]

@@ -1,0 +1,306 @@
+"""How much faster a cell could be if its data cost nothing: the differential test, in blocks in turn.
+
+definitions.md, "Stall split in three runs" (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021,
+section 4): batches that are already on the device give the ideal step; real data, whose files the system holds in
+memory, adds what preparing them costs; files that must be read from the disk add what fetching costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from gpulab.capture import turn
+from gpulab.comparison import Block, Comparison, Experiment
+from gpulab.errors import UsageError
+from gpulab.knobs.knob import Log
+from gpulab.knobs.loader_copy import overriding
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.variables import Plain, Variables
+from gpulab.run import Device, Run
+from gpulab.sources.machine import detect_device
+from gpulab.trials import cold_files, schedule
+from gpulab.trials.kept_batches import kept_batches
+from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.trials.runner import Runner
+from gpulab.trials.trial import Setting, release, short_trial
+
+IDEAL = Arm({"batches": "kept on the device"})
+COLD = Arm({"files": "read from the disk"})
+NO_LOADER = "The cell takes no data from a DataLoader: there is no loading to take away."
+
+
+@dataclass(frozen=True, slots=True)
+class Headspace:
+    """What came out. Times are µs per step; None is not measurable, and `reasons` says why, by "ideal" or "cold".
+
+    `ceiling` is how many times as fast the cell would be with a perfect loader, `interval` its 95 % interval; neither
+    is below 1. `preparation_us` and `fetch_us` are what each stall adds to a step. `certain` holds "ideal" and "cold"
+    where the difference is beyond the noise of this machine.
+    """
+
+    run: Run  # the cell as written
+    experiment: Experiment
+    step_us: float | None  # as written, the files in memory as far as they fit
+    ideal_us: float | None
+    cold_us: float | None
+    ceiling: float | None
+    interval: tuple[float, float] | None
+    preparation_us: float | None
+    fetch_us: float | None
+    certain: frozenset[str]
+    reasons: dict[str, str]
+    notes: tuple[str, ...]
+
+    @property
+    def preparation_share(self) -> float | None:
+        """Of a step as written."""
+        return _share(self.preparation_us, self.step_us)
+
+    @property
+    def fetch_share(self) -> float | None:
+        """Of a step whose files are read from the disk."""
+        return _share(self.fetch_us, self.cold_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """The same code, each of whose runs is inside a context of its own."""
+
+    code: Code
+    made: Callable[[], AbstractContextManager[object]]
+
+    @property
+    def text(self) -> str:
+        """Its source."""
+        return self.code.text
+
+    @property
+    def source(self) -> Literal["cell", "statement", "block", "script"]:
+        """What it is."""
+        return self.code.source
+
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """The live names it reads and assigns."""
+        return self.code.namespace
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        """Those that it uses itself; None: it may use all."""
+        return self.code.names
+
+    @property
+    def roots(self) -> tuple[object, ...]:
+        """Objects besides from which its state is reached."""
+        return self.code.roots
+
+    @property
+    def variables(self) -> Variables:
+        """Those that can be set."""
+        return self.code.variables
+
+    def run(self, *, quiet: bool) -> object:
+        """Run it; its exceptions pass."""
+        with self.made():
+            return self.code.run(quiet=quiet)
+
+    def replacing(self, variables: MutableMapping[str, Plain] | Any) -> Within:
+        """The same code with these variables set."""
+        return replace(self, code=self.code.replacing(variables))
+
+    def through(self, names: MutableMapping[str, Any]) -> Within:
+        """The same code, whose own lines use its namespace through this."""
+        return replace(self, code=self.code.through(names))
+
+
+class Differential(Runner):
+    """Runs the test. `headspace` gives what came out; `stop`, from any thread, ends it at the next step boundary.
+
+    The user's state is put back before each run and at the end, as by `Runner`. `error`: what ended it early.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        *,
+        budget_s: float,
+        steps: int | None = None,
+        pairs: int | None = None,
+        device: str = "auto",
+        tell: Listener = lambda progress: None,
+    ) -> None:
+        plan = Plan(
+            (IDEAL, COLD),
+            block_steps=steps,
+            pairs=pairs,
+            budget_s=budget_s,
+            device=device,
+            trace=False,
+            save=False,
+        )
+        super().__init__(code, plan, tell)
+        self._kept_on = "cpu"
+        self._files: list[str] = []
+
+    def headspace(self) -> Headspace:
+        """Run all of it. Raises UsageError: another thread measures, or the cell takes no data from a DataLoader."""
+        with turn.taken():
+            detect_device(self._plan.device)
+            found = self._run()
+        side = found.sides[0]
+        if side.facts is None:
+            raise self.error or UsageError("The cell did not run.")
+        if self.error is None and not self._stopper.asked and not self._fed:
+            raise UsageError(NO_LOADER)
+        return _headspace(side.facts.run, found)
+
+    # -- the arms ------------------------------------------------------------------------------------------------
+
+    def _made_ready(self, arm: Arm, scene: Scene) -> Any:
+        """No run with its trace: the blocks alone tell."""
+        made = super()._made_ready(Arm(), scene)
+        ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
+        made.arm, made.setting = arm, Setting(Within(self._code, ways[arm.label]), {}, arm.label)
+        made.trial = self._written
+        return made
+
+    def _ideally(self) -> AbstractContextManager[None]:
+        return kept_batches(self._kept_on)
+
+    @contextmanager
+    def _coldly(self) -> Iterator[None]:
+        cold_files.drop(self._files)
+        yield
+
+    # -- before the blocks ---------------------------------------------------------------------------------------
+
+    @property
+    def _fed(self) -> bool:
+        written = self._written
+        return written is not None and bool(written.run.steps.batch_count.any()) and written.scene.loader is not None
+
+    def _run_blocks(self) -> None:
+        written = self._written
+        if not self._fed or written is None:
+            return
+        size = schedule.block_size([written.run], self._plan.block_steps)
+        for prepare in (self._prepare_ideal, self._prepare_cold):
+            if not self._stopper.asked and self.error is None:
+                prepare(written.run, size)
+        if not self._stopper.asked and self.error is None:
+            super()._run_blocks()
+
+    def _prepare_ideal(self, run: Run, size: schedule.Size) -> None:
+        """Where the cell cannot take batches that are on the device already, they are kept in the host's memory."""
+        arm = next(a for a in self._arms if a.arm is IDEAL)
+        places = dict.fromkeys((_torch_name(run.device), "cpu"))
+        for place in places:
+            self._kept_on = place
+            error = self._probe(arm.setting.code, size, "batches kept")
+            if error is None:
+                if place != next(iter(places)):
+                    self._note(
+                        "The cell cannot take batches that are on the GPU already: they were kept in the host's "
+                        "memory, so copying them is part of the ideal step."
+                    )
+                return
+            arm.failure = f"{type(error).__name__}: {error}"
+            release(error)
+        self._note(f"The cell cannot run on kept batches ({arm.failure}).")
+
+    def _prepare_cold(self, run: Run, size: schedule.Size) -> None:
+        """See which files the first steps read: all runs read the same ones."""
+        arm = next(a for a in self._arms if a.arm is COLD)
+        opened = cold_files.Opened()
+
+        @contextmanager
+        def looking() -> Iterator[None]:
+            nonlocal opened
+            with overriding("num_workers", 0, Log()), cold_files.watched() as opened:
+                yield
+
+        error = self._probe(Within(self._code, looking), size, "looking for files")
+        if error is not None:
+            release(error)
+        self._files = opened.data
+        arm.failure = cold_files.why_not(self._files)
+
+    def _probe(self, code: Code, size: schedule.Size, what: str) -> Exception | None:
+        """One short run that does not count; what it raised."""
+        self.tell(Progress(what, 0, 1, None))
+        self._restore()
+        result = short_trial(Setting(code, {}, what), size, (0, 0, 0), self._stopper, on_gpu=False)
+        if isinstance(result, Block):
+            return None
+        if isinstance(result, Exception):
+            return result
+        self.error = result
+        return None
+
+
+def _torch_name(device: Device) -> str:
+    return "cpu" if device.kind == "cpu" else f"cuda:{device.index or 0}"
+
+
+def _headspace(run: Run, found: Experiment) -> Headspace:
+    by_label = {c.b.label: c for c in found.comparisons}
+    ideal, cold = by_label.get(IDEAL.label), by_label.get(COLD.label)
+    side = found.sides[0]
+    step_us = side.us_per_step
+    ideal_us, cold_us = _times(step_us, ideal), _times(step_us, cold)
+    reasons = {name: _reason(c, found) for name, c in (("ideal", ideal), ("cold", cold)) if _ratio(c) is None}
+    ceiling, interval = _ceiling(ideal)
+    known = (("ideal", ideal, "faster"), ("cold", cold, "slower"))
+    return Headspace(
+        run=run,
+        experiment=found,
+        step_us=step_us,
+        ideal_us=ideal_us,
+        cold_us=cold_us,
+        ceiling=ceiling,
+        interval=interval,
+        preparation_us=_added(step_us, ideal_us),
+        fetch_us=_added(cold_us, step_us),
+        certain=frozenset(name for name, c, verdict in known if c is not None and c.verdict == verdict),
+        reasons=reasons,
+        notes=found.notes,
+    )
+
+
+def _ratio(found: Comparison | None) -> float | None:
+    """Of blocks in turn only."""
+    return found.ratio if found is not None and found.evidence == "interleaved" and found.pairs else None
+
+
+def _times(step_us: float | None, found: Comparison | None) -> float | None:
+    ratio = _ratio(found)
+    return None if step_us is None or ratio is None else step_us * ratio
+
+
+def _ceiling(ideal: Comparison | None) -> tuple[float | None, tuple[float, float] | None]:
+    ratio = _ratio(ideal)
+    if ideal is None or ratio is None:
+        return None, None
+    inside = ideal.interval
+    interval = None if inside is None else (max(1.0, 1 / inside[1]), max(1.0, 1 / inside[0]))
+    return max(1.0, 1 / ratio), interval
+
+
+def _added(more_us: float | None, less_us: float | None) -> float | None:
+    return None if more_us is None or less_us is None else max(0.0, more_us - less_us)
+
+
+def _share(part: float | None, whole: float | None) -> float | None:
+    return None if part is None or not whole else part / whole
+
+
+def _reason(found: Comparison | None, experiment: Experiment) -> str:
+    if found is not None and found.b.failure:
+        return found.b.failure
+    return "stopped before it was measured" if experiment.stopped else "no pair of blocks was measured"
+
+
+__all__ = ["Differential", "Headspace"]
