@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpulab.capture.loop import mark_step as step
-    from gpulab.doors import compare, profile, report, runs
+    from gpulab.climbing import climb, climbs
+    from gpulab.doors import compare, diagnose, profile, report, runs
+    from gpulab.foretelling import scoreboard
+    from gpulab.headspaces import headspace
     from gpulab.labs import lab
     from gpulab.loading.ranks import load
     from gpulab.run import Ranks, Run
@@ -22,28 +25,38 @@ __version__ = "0.1.0"
 __all__ = [
     "Ranks",
     "Run",
+    "climb",
+    "climbs",
     "compare",
+    "diagnose",
     "experiment",
     "experiments",
+    "headspace",
     "lab",
     "load",
     "load_ipython_extension",
     "profile",
     "report",
     "runs",
+    "scoreboard",
     "step",
     "unload_ipython_extension",
 ]
 
 _DOORS = {
+    "climb": ("gpulab.climbing", "climb"),
+    "climbs": ("gpulab.climbing", "climbs"),
     "compare": ("gpulab.doors", "compare"),
+    "diagnose": ("gpulab.doors", "diagnose"),
     "experiment": ("gpulab.turning", "experiment"),
+    "headspace": ("gpulab.headspaces", "headspace"),
     "experiments": ("gpulab.turning", "experiments"),
     "lab": ("gpulab.labs", "lab"),
     "load": ("gpulab.loading.ranks", "load"),
     "profile": ("gpulab.doors", "profile"),
     "report": ("gpulab.doors", "report"),
     "runs": ("gpulab.doors", "runs"),
+    "scoreboard": ("gpulab.foretelling", "scoreboard"),
     "step": ("gpulab.capture.loop", "mark_step"),
     "Run": ("gpulab.run", "Run"),
     "Ranks": ("gpulab.run", "Ranks"),

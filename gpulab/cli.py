@@ -147,7 +147,7 @@ def _record(options: argparse.Namespace) -> int:
         trace_steps=options.trace_steps,
         trace=not options.no_trace,
         whole=options.whole,
-        live=False,
+        live=not options.no_live,
         save=not options.no_save,
         device=options.device,
         show=False,
@@ -320,7 +320,11 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     trace.add_argument("--no-trace", action="store_true", help="do not profile: step times and curves only")
     parser.add_argument("--whole", action="store_true", help="profile from the first line, for code without steps")
     parser.add_argument("--no-save", action="store_true", help="do not keep the run on disk")
-    parser.add_argument("--no-live", action="store_true", help=argparse.SUPPRESS)  # as above a cell: a script has none
+    parser.add_argument(
+        "--no-live",
+        action="store_true",
+        help="do not say on the terminal while it runs that something is wrong for long",
+    )
     parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:1 (default auto)")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")

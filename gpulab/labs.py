@@ -380,7 +380,7 @@ def lab(
     Raises UsageError where no cell was profiled yet. See `Lab` for `thread`; `steps` counted steps make a block of a
     comparison, within `budget_s` seconds, or are those of a single run.
     """
-    return Lab(_code(code), thread=thread, steps=steps, budget_s=budget_s, save=save)
+    return Lab(code_of(code), thread=thread, steps=steps, budget_s=budget_s, save=save)
 
 
 _opened: list[Lab] = []
@@ -442,7 +442,8 @@ def _withdraw() -> None:
         close(button)
 
 
-def _code(given: Callable[[], object] | str | Code | None) -> Code:
+def code_of(given: Callable[[], object] | str | Code | None) -> Code:
+    """The code that a user means; None: the cell profiled last. Raises UsageError where there is none."""
     if given is None:
         return _code_of(_last_profiled())
     if isinstance(given, str):
@@ -498,4 +499,4 @@ def _kernel() -> object | None:
     return getattr(cells.shell(), "kernel", None)
 
 
-__all__ = ["Lab", "lab", "offer_panel", "open_panel"]
+__all__ = ["Lab", "code_of", "lab", "offer_panel", "open_panel"]

@@ -285,13 +285,23 @@ class GPUProfile(Magics):
     def gpulab(self, line: str) -> None:
         """%gpulab runs: the runs kept here. %gpulab report [RUN]: a report again. %gpulab doctor: what can be measured.
 
-        %gpulab panel: the knobs of the last profiled cell. %gpulab tensorboard: the runs in TensorBoard.
+        %gpulab climb: turn every knob that helps the last profiled cell, one by one. %gpulab panel: its knobs.
+        %gpulab headspace: what a perfect DataLoader would bring that cell. %gpulab predict [KNOB=VALUE]: what a knob
+        would bring it, before it is turned. %gpulab scoreboard: how well such predictions held here.
+        %gpulab tensorboard: the runs in TensorBoard.
         """
         command, _, rest = line.strip().partition(" ")
         try:
             command_named(command)(rest.strip())
         except GpulabError as e:
             raise LineError(str(e)) from None
+        except BaseException as error:
+            if command in ("climb", "headspace"):  # it runs the user's cell: what that raises is shown as from the cell
+                from gpulab.doors import hide_our_frames
+
+                hide_our_frames(error)
+                cells.show_as_bare(self.shell, error)
+            raise
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
@@ -411,12 +421,40 @@ def _open_panel(rest: str) -> None:
     open_panel()
 
 
+def _climb(rest: str) -> None:
+    from gpulab.climbing import magic
+
+    magic(rest)
+
+
+def _headspace(rest: str) -> None:
+    from gpulab.headspaces import magic
+
+    magic(rest)
+
+
+def _predict(rest: str) -> None:
+    from gpulab.foretelling import magic_predict
+
+    magic_predict(rest)
+
+
+def _show_scoreboard(rest: str) -> None:
+    from gpulab.foretelling import magic_scoreboard
+
+    magic_scoreboard(rest)
+
+
 _COMMANDS: dict[str, Callable[[str], None]] = {
     "runs": _show_runs,
     "doctor": _show_doctor,
     "report": _show_report,
     "tensorboard": _show_tensorboard,
     "panel": _open_panel,
+    "climb": _climb,
+    "headspace": _headspace,
+    "predict": _predict,
+    "scoreboard": _show_scoreboard,
 }
 
 

@@ -14,6 +14,7 @@ from gpulab.sources.runs import Runs
 from gpulab.trials.code import FunctionCode, TextCode
 from gpulab.trials.plan import Arm, Code, Listener, Plan
 from gpulab.trials.runner import Runner, check
+from gpulab.trials.trial import Trial
 from gpulab.views.compared import Compared
 from gpulab.views.progress import Progressing
 
@@ -45,11 +46,12 @@ def experiment(
         arms=arms_of(knobs), block_steps=steps, pairs=pairs, budget_s=budget_s, seeds=seeds, name=name, save=save
     )
     if isinstance(code, str):
-        return conduct(_cell(code, namespace), plan, show=show)
+        return conduct(cell_code(code, namespace), plan, show=show)
     return conduct(FunctionCode(code), plan, show=show)
 
 
-def _cell(text: str, namespace: dict[str, Any] | None) -> Code:
+def cell_code(text: str, namespace: dict[str, Any] | None) -> Code:
+    """The text of a cell as code: with these names, else those of the notebook. Raises UsageError."""
     shell = cells.shell()
     if namespace is not None or shell is None:
         return TextCode.parsed(text, namespace if namespace is not None else {})
@@ -94,8 +96,13 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
 
 def remember(runner: Runner) -> None:
     """Its full runs are among `gpulab.runs`."""
+    remember_trials(runner.trials)
+
+
+def remember_trials(trials: Sequence[Trial]) -> None:
+    """These runs are among `gpulab.runs`."""
     from gpulab.doors import runs
 
     known: Runs = runs
-    for trial in runner.trials:
+    for trial in trials:
         known.add(trial.run, trial.path)

@@ -10,7 +10,7 @@ import synthetic
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.integrity import Integrity, integrity
-from gpulab.diagnosis.headline import headline
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Category, Lane, Run, Timeline
 
 US = 1_000
@@ -85,8 +85,8 @@ def test_nothing_came_back() -> None:
     assert result is not None
     assert result.state == "unusable"
     assert facts(run).breakdown is None
-    assert headline(facts(run)).key == "cannot_tell"
-    assert "CUPTI" in headline(facts(run)).evidence
+    assert diagnose(facts(run)).first.key == "cannot_tell"
+    assert "CUPTI" in diagnose(facts(run)).first.evidence[0].words
 
 
 def test_kernels_before_their_launch_withhold_the_causes_but_not_the_busy_share() -> None:
@@ -99,8 +99,8 @@ def test_kernels_before_their_launch_withhold_the_causes_but_not_the_busy_share(
     assert known.breakdown is not None
     assert known.breakdown.busy_fraction == pytest.approx(0.6, abs=0.01)
     assert known.breakdown.share["unknown"] == pytest.approx(0.4, abs=0.01)
-    assert headline(known).key == "cannot_tell"
-    assert "clocks" in headline(known).evidence
+    assert diagnose(known).first.key == "cannot_tell"
+    assert "clocks" in diagnose(known).first.evidence[0].words
 
 
 def test_work_after_the_call_that_waited_for_it_is_a_shift() -> None:

@@ -130,7 +130,7 @@ def test_no_number(text: str) -> None:
 @pytest.mark.parametrize("name", ["rnus", "run", "Doctor", "reprot"])
 def test_an_unknown_command_names_the_nearest(name: str) -> None:
     with pytest.raises(
-        UsageError, match=r"runs, doctor, report, tensorboard, panel\. Did you mean (runs|doctor|report)\?"
+        UsageError, match=r"runs, doctor, report, tensorboard, panel, .*\. Did you mean (runs|doctor|report)\?"
     ):
         magics.command_named(name)
 

@@ -50,7 +50,7 @@ def test_a_key_is_kept_and_the_words_do_not_matter() -> None:
     run = replace(no_step_case().run, missing=(Missing("anything", "a reason", 5, "breakdown"),))
     back = stored(run, with_keys=True)
     assert back.missing == run.missing
-    given = Report(replace(no_step_case().facts, run=back), no_step_case().headline).json()["missing"]
+    given = Report(replace(no_step_case().facts, run=back), no_step_case().diagnosis).json()["missing"]
     assert given == [{"key": "breakdown", "what": "anything", "reason": "a reason", "since_us": 0.005}]
     assert why_no_breakdown(back) == "a reason"
     assert why_no_breakdown(replace(run, missing=(Missing("the breakdown", "no", key="other"),))) != "no"

@@ -289,7 +289,7 @@ def test_long_names_are_cut_and_short_ones_are_whole() -> None:
 def test_without_a_trace_there_is_no_timeline_and_no_script(build: object) -> None:
     case: Case = build()  # type: ignore[operator]
     assert section(case) == ""
-    page = Report(case.facts, case.headline).html()
+    page = Report(case.facts, case.diagnosis).html()
     assert "<script" not in page and "script-src" not in page
 
 
@@ -316,7 +316,7 @@ class _Tags(HTMLParser):
 
 def test_hostile_names_stay_data() -> None:
     case = synthetic.hostile_case()
-    page = Report(case.facts, case.headline).html()
+    page = Report(case.facts, case.diagnosis).html()
     tags = _Tags(page)
     assert [attrs for tag, attrs in tags.found if tag == "script"] == [
         {"type": "application/octet-stream", "class": "tl-data"}, {}
@@ -329,7 +329,7 @@ def test_hostile_names_stay_data() -> None:
 
 def test_the_policy_lets_this_script_run_and_no_other() -> None:
     case = synthetic.cpu_case()
-    page = Report(case.facts, case.headline).html()
+    page = Report(case.facts, case.diagnosis).html()
     script = _Tags(page).scripts[1]
     assert script == timeline_page.SCRIPT.read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -346,4 +346,4 @@ def test_the_script_fetches_nothing_and_writes_no_markup() -> None:
 
 def test_a_notebook_gets_no_timeline() -> None:
     case = synthetic.gpu_case()
-    assert "gpulab-timeline" not in Report(case.facts, case.headline).fragment()
+    assert "gpulab-timeline" not in Report(case.facts, case.diagnosis).fragment()

@@ -280,7 +280,8 @@ class TestColumns:
 
     def test_arguments_of_device_spans(self, tmp_path: Path) -> None:
         timeline = read(tmp_path, made.text(PLAIN)).timeline
-        assert set(timeline.extra) == {"bytes", "bandwidth_gb_s", "blocks_per_sm", "warps_per_sm", "occupancy_pct"}
+        of_device = {"bytes", "bandwidth_gb_s", "blocks_per_sm", "warps_per_sm", "occupancy_pct"}
+        assert set(timeline.extra) == {*of_device, "product_m", "product_n", "product_k"}
         kernel = timeline.category == Category.KERNEL
         copy = timeline.category == Category.GPU_MEMCPY
         assert timeline.extra["occupancy_pct"][kernel].tolist() == [6.0, 6.0]

@@ -16,7 +16,7 @@ import gpulab
 from gpulab.analysis.breakdown import PARTS
 from gpulab.analysis.facts import facts
 from gpulab.cli import main
-from gpulab.diagnosis.headline import headline
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.errors import TraceError
 from gpulab.loading import ranks as rank_loading
 from gpulab.run import Ranks, Run
@@ -327,10 +327,10 @@ def test_a_path_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
 HEADLINES = {
     "v100_resnet50_workers0": "data_starved",
     "h100_owlv2_starved": "data_starved",
-    "v100_ddp_healthy": "healthy",
+    "v100_ddp_healthy": "no_mixed_precision",  # busy for 97 % of the time, in full precision
     "b200_moe_launch_bound": "launch_bound",
     "a100_8ranks_rank3": "exposed_communication",
-    "v100_resnet50_workers4": "launch_bound",
+    "v100_resnet50_workers4": "no_mixed_precision",
     "mi300_resnet_healthy": "exposed_communication",
 }
 
@@ -338,7 +338,7 @@ HEADLINES = {
 @pytest.mark.parametrize(("name", "key"), HEADLINES.items())
 def test_headlines_of_real_traces(name: str, key: str) -> None:
     known = facts(loaded(real_traces.path(name)))
-    assert headline(known).key == key
+    assert diagnose(known).first.key == key
     assert known.breakdown is not None
     for step in known.breakdown.steps:
         assert sum(step.parts_ns.values()) == step.end_ns - step.start_ns

@@ -35,7 +35,7 @@ EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 
 
 def report(case: Case, unsaved: str = "") -> Report:
-    return Report(case.facts, case.headline, unsaved)
+    return Report(case.facts, case.diagnosis, unsaved)
 
 
 _PAGES: dict[str, str] = {}
@@ -183,7 +183,7 @@ def test_unknown_time_of_any_length_is_shown() -> None:
     assert case.facts.breakdown is not None
     share = {**dict.fromkeys(case.facts.breakdown.share, 0.0), "compute": 1 - 1e-6, "unknown": 1e-6}
     changed = dataclasses.replace(case.facts.breakdown, share=share)
-    text = Report(dataclasses.replace(case.facts, breakdown=changed), case.headline).text()
+    text = Report(dataclasses.replace(case.facts, breakdown=changed), case.diagnosis).text()
     assert re.search(r"unknown\s+▏\s+< 0\.1 %", text)
 
 
@@ -191,7 +191,7 @@ def test_why_a_change_had_no_effect_is_said_to_its_end() -> None:
     why = "its dataset was defined in this notebook, where workers started by spawn cannot find it; write it to a file"
     case = CASES["cpu"]
     run = dataclasses.replace(case.run, changes=(Change("workers", "2", "0", "DataLoader option", "no effect", why),))
-    text = Report(dataclasses.replace(case.facts, run=run), case.headline).text()
+    text = Report(dataclasses.replace(case.facts, run=run), case.diagnosis).text()
     assert f"no effect: {why}" in " ".join(text[text.index("CHANGED FOR") :].split("\n\n")[0].split()[-60:])
 
 
@@ -296,7 +296,7 @@ def test_json_has_null_for_what_is_not_measurable_and_the_figures_else() -> None
 def test_json_holds_no_number_that_json_cannot() -> None:
     case = CASES["gpu"]
     curve = dataclasses.replace(case.facts.curves[0], mean=float("nan"), maximum=float("inf"))
-    data = Report(dataclasses.replace(case.facts, curves=(curve,)), case.headline).json()
+    data = Report(dataclasses.replace(case.facts, curves=(curve,)), case.diagnosis).json()
     json.dumps(data, allow_nan=False)
     assert data["curves"][0]["mean"] is None  # type: ignore[index]
 
@@ -377,7 +377,7 @@ def test_pyplot_is_never_imported() -> None:
     program = (
         "import sys, synthetic; from gpulab.views.report import Report; c = synthetic.cpu_case();"
         "assert not {'matplotlib', 'torch', 'IPython'} & set(sys.modules);"
-        "Report(c.facts, c.headline).bundle(); assert 'matplotlib.pyplot' not in sys.modules"
+        "Report(c.facts, c.diagnosis).bundle(); assert 'matplotlib.pyplot' not in sys.modules"
     )
     path = f"import sys; sys.path[:0] = {sys.path!r};"
     subprocess.run([sys.executable, "-c", path + program], check=True)
@@ -500,7 +500,7 @@ def test_a_hundred_thousand_spans_are_drawn_with_few_rectangles(monkeypatch: pyt
 def test_a_window_without_a_step_is_shown_as_one_and_labelled_so() -> None:
     case = CASES["cpu"]
     run = dataclasses.replace(case.run, steps=Steps.empty(), traced_numbers=(), step_source="whole cell")
-    shown = Report(facts(run), case.headline)
+    shown = Report(facts(run), case.diagnosis)
     assert shown.facts.breakdown is not None and shown.facts.breakdown.whole_window
     text = shown.text()
     assert "stands as one" in text and "WHERE THE TIME GOES" in text and "no step found" in text
@@ -520,7 +520,7 @@ def test_a_window_that_holds_no_whole_step_marks_no_step_as_profiled() -> None:
 def test_gpulabs_own_facts_about_the_same_runs_can_be_shown(case: Case) -> None:
     own = facts(case.run)
     assert own.step_us == case.facts.step_us and own.selection.dropped == case.facts.selection.dropped
-    shown = Report(own, case.headline)
+    shown = Report(own, case.diagnosis)
     assert shown.text() and shown.fragment() and json.dumps(shown.json(), allow_nan=False)
     png_size(shown.png())
 

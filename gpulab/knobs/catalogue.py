@@ -228,6 +228,11 @@ def _nearest(name: str, known: Sequence[str]) -> str | None:
     return next(iter([*begun, *difflib.get_close_matches(word, known, n=1, cutoff=0.6)]), None)
 
 
+def nearest_knob(name: str) -> str | None:
+    """The knob most like a name that is none."""
+    return _nearest(name, tuple(KNOBS))
+
+
 def _name_and_text(pair: str, example: str) -> tuple[str, str]:
     match = _PAIR.fullmatch(pair)
     if match is None:
@@ -282,6 +287,7 @@ __all__ = [
     "Sweep",
     "decide",
     "grid",
+    "nearest_knob",
     "parse_settings",
     "parse_sweep",
     "parse_sweeps",

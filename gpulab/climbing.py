@@ -1,0 +1,189 @@
+"""What a user calls to climb: `%gpulab climb` and `gpulab.climb` let gpulab turn every knob that helps, one by one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gpulab.analysis.facts import Facts
+from gpulab.commands.words import Parser, split
+from gpulab.diagnosing import thresholds_of
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import Diagnosis
+from gpulab.errors import UsageError
+from gpulab.knobs.catalogue import KNOBS, nearest_knob
+from gpulab.labs import code_of
+from gpulab.prediction.known import Known
+from gpulab.prediction.predict import predict
+from gpulab.prediction.prediction import Prediction
+from gpulab.trials.climb import Climber
+from gpulab.trials.foretold import errors_here
+from gpulab.trials.ladder import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
+from gpulab.trials.plan import Code
+from gpulab.turning import cell_code, experiments, remember_trials
+from gpulab.views.climb_progress import Climbing
+from gpulab.views.climbed import Climbed
+from gpulab.views.compared import Compared
+
+HELP = f"""\
+%gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without KNOB,…] [--allow KNOB,…]
+
+Takes the cell that was profiled last as far as gpulab can: measures it, asks what it waits for, tries the knob that
+should help most against the cell as it is by then, in short blocks in turn, keeps it only where it is faster for
+certain and the loss stays the same, and again. At the end it prints the edit of the cell that keeps all of it.
+
+  --budget SECONDS   time for all of it (default: {DEFAULT_BUDGET_S:g})
+  --rungs N          at most N settings
+  --seeds N          runs with other seeds, only where a setting moves the loss: is that more than another seed does?
+                     (default: {DEFAULT_SEEDS})
+  --steps N          counted steps of a block
+  --pairs N          pairs of blocks of each comparison
+  --without KNOB,…   leave these alone
+  --allow KNOB,…     these may change the training: batch_size and accumulate are tried only so
+  --no-save          do not keep the runs on disk
+
+Weights, optimizer, random numbers and data order are put back before each run and at the end. Stop: the button beside
+it, or the notebook's own. The result is also gpulab.climbs[-1]."""
+
+climbs: list[Climbed] = []
+
+
+def climb(
+    code: Callable[[], object] | str | Code | None = None,
+    *,
+    namespace: dict[str, Any] | None = None,
+    budget_s: float = DEFAULT_BUDGET_S,
+    rungs: int | None = None,
+    seeds: int = DEFAULT_SEEDS,
+    steps: int | None = None,
+    pairs: int | None = None,
+    without: Iterable[str] = (),
+    allow: Iterable[str] = (),
+    save: bool = True,
+    show: bool = True,
+) -> Climbed:
+    """Turn every knob that helps a cell, one by one, each proven by blocks in turn; give the ladder and the edit.
+
+    `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
+    the cell that was profiled last. At most `rungs` settings are tried, within about `budget_s` seconds. `steps`
+    counted steps make a block, `pairs` of blocks a comparison. `without` are knobs to leave alone; `allow` those that
+    may change the training: batch_size and accumulate are tried only so. Raises UsageError before anything runs; what
+    the code raises as written passes.
+    """
+    bounds = Bounds(
+        budget_s=budget_s,
+        rungs=rungs,
+        seeds=seeds,
+        steps=steps,
+        pairs=pairs,
+        without=_knobs("without", without),
+        allow=_knobs("allow", allow),
+        save=save,
+    )
+    own = cell_code(code, namespace) if isinstance(code, str) else code_of(code)
+    return conduct(own, bounds, show=show)
+
+
+def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
+    """Climb within the bounds, remember and show what came of it. What ended it early is raised after that."""
+    check(bounds)
+    climber = Climber(code, bounds, _diagnosed, _foretold)
+    with Climbing(climber.stop, show=show) as climbing:
+        climber.tell, climber.told = climbing.tell, climbing.told
+        found = climber.run()
+    climbed = Climbed(found)
+    climbs.append(climbed)
+    if found.whole is not None:
+        experiments.append(Compared(found.whole))
+    remember_trials(climber.trials)
+    if climber.error is not None and not found.rungs:  # the error says it all
+        climbing.clear()
+    else:
+        try:
+            climbing.show(climbed)
+        except Exception as e:
+            sys.stderr.write(f"gpulab: the climb could not be shown ({type(e).__name__}: {e})\n")
+    if climber.error is not None:
+        raise climber.error
+    return climbed
+
+
+def magic(line: str) -> None:
+    """`%gpulab climb …`. Raises UsageError in one line, and what the cell raises."""
+    words = split(line, "%gpulab climb")
+    if any(word in ("-h", "--help") for word in words):
+        print(HELP)
+        return
+    bounds = parsed(words)
+    conduct(code_of(None), bounds)
+
+
+def parsed(words: Sequence[str], prog: str = "%gpulab climb") -> Bounds:
+    """The bounds that a line asks for. Raises UsageError naming the option."""
+    parser = Parser(prog, "[--budget SECONDS] [--rungs N] [--seeds N] [--without KNOB,…] [--allow KNOB,…]")
+    for option in ("budget", "rungs", "seeds", "steps", "pairs"):
+        parser.add_argument(f"--{option}")
+    parser.add_argument("--without", action="append", default=[])
+    parser.add_argument("--allow", action="append", default=[])
+    parser.add_argument("--no-save", action="store_true")
+    given = parser.read(words)
+    return Bounds(
+        budget_s=_number("budget", given.budget, float, DEFAULT_BUDGET_S),
+        rungs=_number("rungs", given.rungs, int, None),
+        seeds=_number("seeds", given.seeds, int, DEFAULT_SEEDS),
+        steps=_number("steps", given.steps, int, None),
+        pairs=_number("pairs", given.pairs, int, None),
+        without=_knobs("without", _split(given.without)),
+        allow=_knobs("allow", _split(given.allow)),
+        save=not given.no_save,
+    )
+
+
+def check(bounds: Bounds) -> None:
+    """Refuse bounds that cannot work. Raises UsageError naming the option, or a wrong threshold of the user's."""
+    least = {"rungs": 1, "seeds": 0, "steps": 1, "pairs": 1}
+    for option, lowest in least.items():
+        value = getattr(bounds, option)
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < lowest):
+            raise UsageError(f"--{option} takes a whole number of at least {lowest}, not {value!r}.")
+    if not bounds.budget_s > 0:
+        raise UsageError(f"--budget takes a number of seconds above 0, not {bounds.budget_s!r}.")
+    both = sorted(bounds.without & bounds.allow)
+    if both:
+        raise UsageError(f"--without and --allow contradict each other: both name {both[0]}.")
+    thresholds_of()  # the user's own may be wrong
+
+
+def _diagnosed(known: Facts) -> Diagnosis:
+    return diagnose(known, thresholds_of(), Known(errors_here(known.run)))
+
+
+def _foretold(known: Facts, settings: Mapping[str, str]) -> Prediction:
+    return predict(known, settings, Known(errors_here(known.run)))
+
+
+def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:
+    chosen = frozenset((names,) if isinstance(names, str) else names)
+    for name in sorted(chosen - KNOBS.keys()):
+        near = nearest_knob(name)
+        meant = f" Did you mean {near}?" if near else f" Knobs: {', '.join(KNOBS)}."
+        raise UsageError(f"--{option} {name}: there is no such knob.{meant}")
+    return chosen
+
+
+def _split(texts: Sequence[str]) -> list[str]:
+    return [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
+
+
+def _number(option: str, given: str | None, kind: Callable[[str], Any], default: Any) -> Any:
+    if given is None:
+        return default
+    try:
+        return kind(given)
+    except ValueError:
+        what = "a whole number" if kind is int else "a number of seconds"
+        raise UsageError(f"--{option} takes {what}, not {given!r}.") from None
+
+
+__all__ = ["HELP", "climb", "climbs", "conduct", "magic", "parsed"]

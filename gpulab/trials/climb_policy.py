@@ -1,0 +1,284 @@
+"""Which setting a climb tries next: what the diagnosis names, then other knobs against the same cause. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TypeGuard
+
+from gpulab.analysis.facts import Facts
+from gpulab.comparing.findings import OTHER_STEPS
+from gpulab.comparison import LEAST_EFFECT
+from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.errors import UsageError
+from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.knob import Knob, Value
+from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.scene import Scene
+from gpulab.knobs.variables import Plain, plain_value
+from gpulab.prediction.prediction import Prediction
+from gpulab.trials.ladder import Outcome, Passed
+from gpulab.trials.plan import Arm
+
+# Knobs that help against a cause, for where the finding names none or those it names brought nothing, likeliest first.
+ALSO: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "data_starved": ("workers", "prefetch", "cache"),
+        "cpu_preprocessing": ("workers", "cache"),
+        "storage_bound": ("workers", "prefetch", "cache"),
+        "slow_collate": ("workers",),
+        "worker_restart": ("persistent_workers",),
+        "blocking_copy": ("pin_memory",),
+        "launch_bound": ("compile", "fused_optimizer", "batch_size"),
+        "small_batch": ("batch_size",),
+        "no_mixed_precision": ("amp",),
+        "no_tf32": ("tf32",),
+        "unfused_attention": ("attention",),
+        "unfused_optimizer": ("fused_optimizer",),
+        "memory_bound_ops": ("compile", "amp"),
+        "layout": ("channels_last",),
+        "memory_underused": ("batch_size",),
+    }
+)
+_VALUES: Mapping[str, tuple[Value, ...]] = MappingProxyType(
+    {"amp": ("bf16", "fp16"), "attention": ("auto", "flash", "efficient"), "compile": ("default",)}
+)
+LARGEST_PREFETCH = 8
+OF_WORKERS = ("prefetch", "persistent_workers")  # that a loader without workers cannot have
+ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
+_AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be otherwise once another cause is cured
+
+Foretell = Callable[[Mapping[str, str]], Prediction]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A try of before: what was set on top of which settings, and what came of it."""
+
+    settings: Mapping[str, Plain]
+    base: Mapping[str, Plain]
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """Where the climb stands. `scene`: of the cell as written; `facts`: of the cell with all that is kept."""
+
+    facts: Facts
+    scene: Scene
+    kept: Mapping[str, Plain]
+    tried: Sequence[Tried] = ()
+    cores: float = 1.0  # that this process may use
+    without: frozenset[str] = frozenset()
+    allow: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A setting worth a try. `gain_us`: of a step, predicted, else the most that its finding could give back."""
+
+    settings: Mapping[str, Plain]
+    finding: Finding
+    prediction: Prediction | None
+    gain_us: float
+    back: tuple[str, ...] = ()  # kept knobs that it leaves as written
+
+    def on_top_of(self, kept: Mapping[str, Plain]) -> Arm:
+        """All settings of the try; what was kept first, in the order of the climb."""
+        old = {name: value for name, value in kept.items() if name not in self.settings}
+        return Arm({**old, **{name: value for name, value in self.settings.items() if name not in self.back}})
+
+
+@dataclass(slots=True)
+class _Sorted:
+    """Both lists while they are made."""
+
+    able: list[Candidate] = field(default_factory=list)
+    passed: list[Passed] = field(default_factory=list)
+
+    def pass_over(self, label: str, why: str) -> None:
+        if label not in (p.label for p in self.passed):
+            self.passed.append(Passed(label, why.rstrip(".")))
+
+
+def candidates(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> tuple[list[Candidate], list[Passed]]:
+    """What to try, the most promising first, and what will not be tried and why.
+
+    First what the findings themselves name, by the time that it would give back; where nothing of that is left, other
+    knobs against the same causes. `foretell` predicts a setting on top of the facts of the ground.
+    """
+    found = _Sorted()
+    keys = {finding.key for finding in diagnosis.findings}
+    findings = [f for f in diagnosis.findings if not keys & set(f.only_after)]
+    for finding in findings:
+        if finding.settings:
+            _consider(_parsed(finding, found), finding, ground, foretell, found, named=True)
+    if not found.able:
+        for finding in findings:
+            for name in ALSO.get(finding.key, ()):
+                value = next(_next_values(KNOBS[name], ground), None)
+                if value is not None:
+                    _consider({name: value}, finding, ground, foretell, found, named=False)
+    found.able.sort(key=lambda candidate: -candidate.gain_us)
+    return found.able, found.passed
+
+
+def ways_back(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> list[Candidate]:
+    """Options of the DataLoader that another, kept later, may have made needless: without them, what is it like?
+
+    A cache, for one, makes workers a burden: each batch then only travels between processes.
+    """
+    loading = [name for name in ground.kept if name in KNOBS and KNOBS[name].kind == "DataLoader option"]
+    found = []
+    for name in loading[:-1]:
+        before = KNOBS[name].found(ground.scene)
+        if name in OTHER_STEPS or before is None:
+            continue
+        back = (name, *(n for n in ground.kept if name == "workers" and n in OF_WORKERS))
+        settings: dict[str, Plain] = {n: KNOBS[n].found(ground.scene) for n in back}
+        if any(t.settings == settings and dict(t.base) == dict(ground.kept) for t in ground.tried):
+            continue
+        prediction = foretell(Arm({name: before}).shown)
+        finding = diagnosis.first
+        found.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, ground), back))
+    return found
+
+
+def _parsed(finding: Finding, found: _Sorted) -> dict[str, Plain]:
+    settings: dict[str, Plain] = {}
+    for name, text in finding.settings:
+        try:
+            settings[name] = KNOBS[name].parse(text) if name in KNOBS else plain_value(text)
+        except UsageError as e:
+            found.pass_over(f"{name}={text}", str(e))
+            return {}
+    return settings
+
+
+def _consider(
+    settings: Mapping[str, Plain],
+    finding: Finding,
+    ground: Ground,
+    foretell: Foretell,
+    found: _Sorted,
+    *,
+    named: bool,
+) -> None:
+    """Put it among those to try, or among those passed over; silently drop what is set already or was tried."""
+    new = {name: value for name, value in settings.items() if not _is_set(name, value, ground)}
+    if not new or not _worth_another_try(new, ground, named=named) or any(c.settings == new for c in found.able):
+        return
+    label = Arm(new).label
+    left_out = [name for name in new if name in ground.without]
+    if left_out:
+        return found.pass_over(label, "left out as asked (--without)")
+    why = _another_training(new, ground.allow) or _refusal(new, ground)
+    if why:
+        return found.pass_over(label, why)
+    prediction = foretell(Arm(new).shown)
+    if prediction.refused:
+        prediction = finding.prediction if named and finding.prediction is not None else prediction
+    if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
+        low, high = prediction.interval
+        return found.pass_over(label, f"predicted to bring nothing ({low:.2f} to {high:.2f} times the time)")
+    found.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, ground)))
+
+
+def _gain_us(finding: Finding, prediction: Prediction, ground: Ground) -> float:
+    if prediction.ratio is not None and not prediction.only_sign:
+        return (1 - prediction.ratio) * _step_us(ground.facts)
+    return finding.recoverable_us_per_step or 0.0
+
+
+def _step_us(facts: Facts) -> float:
+    step = facts.step_us or facts.traced_step_us
+    return step.median if step is not None else 0.0
+
+
+# -- what cannot, or need not, be tried --------------------------------------------------------------------------------
+
+
+def _now(name: str, ground: Ground) -> Plain | None:
+    """The value that the kept settings or the cell as written have."""
+    if name in ground.kept:
+        return ground.kept[name]
+    return KNOBS[name].found(ground.scene) if name in KNOBS else None
+
+
+def _is_set(name: str, value: Plain, ground: Ground) -> bool:
+    now = _now(name, ground)
+    return type(now) is type(value) and now == value
+
+
+def _worth_another_try(new: Mapping[str, Plain], ground: Ground, *, named: bool) -> bool:
+    """It was not tried yet; or it brought nothing, and other settings were kept since and a finding names it again."""
+    for tried in ground.tried:
+        if tried.settings == new and not (named and tried.outcome in _AGAIN and dict(tried.base) != dict(ground.kept)):
+            return False
+    return True
+
+
+def _another_training(new: Mapping[str, Plain], allow: frozenset[str]) -> str:
+    names = [name for name in new if name in OTHER_STEPS and name not in allow]
+    if not names:
+        return ""
+    why = "; ".join(dict.fromkeys(KNOBS[name].changes_training for name in names))
+    return ANOTHER_TRAINING.format(why=why, names=",".join(names))
+
+
+def _refusal(new: Mapping[str, Plain], ground: Ground) -> str:
+    together = {
+        n: v for n, v in {**ground.kept, **new}.items() if n in KNOBS and isinstance(v, bool | int | float | str)
+    }
+    imagined = with_settings(ground.scene, together)
+    reasons = [KNOBS[name].refuses(imagined, value) for name, value in together.items() if name in new]
+    return "; ".join(reason for reason in reasons if reason)
+
+
+# -- the next value of a knob ------------------------------------------------------------------------------------------
+
+
+def _next_values(knob: Knob, ground: Ground) -> Iterator[Value]:
+    """Values not tried yet, in order; of numbers none beyond one that was not kept: the way up ends there."""
+    now = _now(knob.name, ground)
+    tried = [t for t in ground.tried if knob.name in t.settings]
+    lost = [t.settings[knob.name] for t in tried if t.outcome != "kept"]
+    for value in _values(knob, now, ground):
+        if value == now or any(t.settings[knob.name] == value for t in tried):
+            continue
+        if _is_number(value) and any(_is_number(old) and value > old for old in lost):
+            continue
+        yield value
+
+
+def _is_number(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _values(knob: Knob, now: Plain | None, ground: Ground) -> Sequence[Value]:
+    if knob.name == "workers":
+        return _worker_counts(now if _is_number(now) else 0, ground)
+    if knob.name == "batch_size":
+        return (2 * now,) if _is_number(now) and now else ()
+    if knob.name == "prefetch":
+        doubled = 2 * now if _is_number(now) and now else 4
+        return (doubled,) if doubled <= LARGEST_PREFETCH else ()
+    return _VALUES.get(knob.name, (True,))
+
+
+def _worker_counts(now: int, ground: Ground) -> Sequence[int]:
+    """How many are needed by definitions.md, Feeding, and one more; then powers of two; up to usable cores + 1."""
+    most = max(1, math.floor(ground.cores)) + 1
+    step_us, wait = _step_us(ground.facts), ground.facts.data_wait_us
+    wished: list[int] = []
+    if wait is not None and step_us > wait.median:
+        load_us = now * step_us if now else wait.median  # of one batch, in one process
+        needed = math.ceil(load_us / (step_us - wait.median))
+        wished = [min(needed, most), min(needed + 1, most)]
+    wished += [2**k for k in range(most.bit_length()) if 2**k <= most]
+    return [count for count in dict.fromkeys(wished) if count > now]
+
+
+__all__ = ["ALSO", "Candidate", "Foretell", "Ground", "Tried", "candidates", "ways_back"]

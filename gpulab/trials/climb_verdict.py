@@ -1,0 +1,109 @@
+"""Whether a try of a climb is kept: only where it is faster for certain and the training is the same. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from gpulab.comparing.headline import WIDE
+from gpulab.comparing.statistics import TOO_FEW
+from gpulab.comparison import Comparison, LossComparison, Side
+from gpulab.trials.ladder import Outcome
+
+MEMORY_FULL = 0.90  # definitions.md, Thresholds: memory > 90 %
+KEEPING = ("same", "within the band")
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What becomes of a try, and why: a sentence without a full stop."""
+
+    outcome: Outcome
+    words: str
+
+
+def spoiled(found: Comparison, names: Collection[str]) -> Judged | None:
+    """What one full run of a try is enough to tell; None: it takes blocks. `names` are the knobs that it set."""
+    if found.b.failure:
+        return Judged("failed", found.b.failure)
+    broken = broken_loss(found.a.losses, found.b.losses)
+    if broken:
+        return Judged("loss broken", broken)
+    idle = [c for c in found.b.checks if c.name in names and c.state == "no effect"]
+    if idle and len(idle) == len(names):
+        return Judged("no effect", f"it had no effect: {idle[0].evidence}")
+    return None
+
+
+def judged(found: Comparison, loss: LossComparison | None, names: Collection[str], allow: Collection[str]) -> Judged:
+    """The verdict on one try. `names` are the knobs it set, `allow` those that may change the training."""
+    early = spoiled(found, names)
+    if early is not None:
+        return early
+    if found.verdict != "faster":
+        return _not_faster(found)
+    full = _memory_full(found.b)
+    if full:
+        return Judged("memory", full)
+    if loss is not None and loss.verdict not in (*KEEPING, "not measurable"):
+        return _moved(loss, names, allow)
+    return Judged("kept", f"faster, {_of_loss(loss)}")
+
+
+def unsure(found: Comparison) -> bool:
+    """No difference was found, but the measurements lie too far apart to exclude one worth having."""
+    if found.verdict != "no measurable difference":
+        return False
+    return found.interval is None or found.pairs < TOO_FEW or found.interval[0] < 1 - WIDE
+
+
+def broken_loss(a: Sequence[float], b: Sequence[float]) -> str:
+    """From which step on B's loss is not a number, or infinite, where A's is finite; empty where it is not.
+
+    The last step of a run may have been cut off before its loss.
+    """
+    for step, (of_a, of_b) in enumerate(zip(a[:-1], b[:-1], strict=False), start=1):
+        if math.isfinite(of_a) and not math.isfinite(of_b):
+            kind = "not a number (NaN)" if math.isnan(of_b) else "infinite"
+            return f"the loss is {kind} from step {step} on"
+    return ""
+
+
+def _not_faster(found: Comparison) -> Judged:
+    if found.verdict == "slower":
+        return Judged("slower", "it is slower")
+    if found.verdict == "not comparable" or found.ratio is None:
+        return Judged("not comparable", (found.notes[0] if found.notes else "the two cannot be compared").rstrip("."))
+    if found.interval is None or found.pairs < TOO_FEW:
+        return Judged("unsure", f"too few pairs of blocks ({found.pairs}) to tell")
+    if unsure(found):
+        return Judged("unsure", "no gain for certain, the measurements lie too far apart to tell")
+    return Judged("no gain", "no measurable difference")
+
+
+def _memory_full(side: Side) -> str:
+    memory = side.facts.run.memory if side.facts is not None else None
+    if memory is None or not memory.total_bytes:
+        return ""
+    peak = memory.peak_reserved_bytes or memory.peak_allocated_bytes or 0
+    share = peak / memory.total_bytes
+    return f"it takes {share:.0%} of the device's memory: the next larger batch would not fit" * (share > MEMORY_FULL)
+
+
+def _moved(loss: LossComparison, names: Collection[str], allow: Collection[str]) -> Judged:
+    words = loss.words[:1].lower() + loss.words[1:].rstrip(".")
+    if set(names) & set(allow):
+        return Judged("kept", f"faster; {words}: kept because --allow says so")
+    return Judged("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")
+
+
+def _of_loss(loss: LossComparison | None) -> str:
+    if loss is None or loss.verdict == "not measurable":
+        return "but whether the loss stays the same could not be measured"
+    if loss.verdict == "same":
+        return "and the loss is the same"
+    return f"and the loss moves no further than with another seed ({loss.seeds + 1} seeds)"
+
+
+__all__ = ["MEMORY_FULL", "Judged", "broken_loss", "judged", "spoiled", "unsure"]

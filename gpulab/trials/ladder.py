@@ -1,0 +1,124 @@
+"""What a climb was allowed to do, what it tried and what came of it: the record that its views lay out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpulab.comparison import Comparison, LossComparison, Side
+from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.prediction.prediction import Prediction
+
+DEFAULT_BUDGET_S = 300.0
+DEFAULT_SEEDS = 3  # for the band of the loss; run only where a setting moves the loss at all
+
+Outcome = Literal[
+    "kept",
+    "no gain",
+    "unsure",
+    "slower",
+    "no effect",
+    "loss moved",
+    "loss broken",
+    "memory",
+    "failed",
+    "not comparable",
+    "stopped",
+]
+Ending = Literal["nothing left", "budget", "rungs", "stopped", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a climb may do. `without` are knobs to leave alone, `allow` those that may change the training."""
+
+    budget_s: float = DEFAULT_BUDGET_S  # for the whole climb
+    rungs: int | None = None  # settings to try; None: as many as the time allows
+    seeds: int = DEFAULT_SEEDS
+    steps: int | None = None  # counted steps of a block; None: gpulab chooses
+    pairs: int | None = None  # pairs of blocks of each comparison; None: gpulab chooses
+    without: frozenset[str] = frozenset()
+    allow: frozenset[str] = frozenset()
+    name: str = "climb"
+    device: str = "auto"
+    save: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Passed:
+    """A setting that was not tried, and why: a sentence without a full stop."""
+
+    label: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One try: what was set on top of all that was kept before, why, and what came of it.
+
+    `back` are knobs that were kept and are tried as written again; `settings` then has their values as written.
+    `comparison` is the interleaved one of all kept settings (A) with the new ones on top (B); None where it was stopped
+    before. `loss` is the verdict that decided: against the cell as written with its band, where seeds were run.
+    `words` say why it was kept or not: a sentence without a full stop.
+    """
+
+    number: int
+    settings: Mapping[str, str]
+    finding: Finding
+    prediction: Prediction | None
+    outcome: Outcome
+    words: str
+    comparison: Comparison | None = None
+    loss: LossComparison | None = None
+    seconds: float = 0.0
+    back: tuple[str, ...] = ()
+
+    @property
+    def kept(self) -> bool:
+        """Whether it is part of the final setting."""
+        return self.outcome == "kept"
+
+    @property
+    def label(self) -> str:
+        """As in `--ab`: "workers=2"."""
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) + " again" * bool(self.back)
+
+
+@dataclass(frozen=True, slots=True)
+class Climb:
+    """The whole ladder.
+
+    `written` is the cell as written, None where that did not run. `whole` compares it with all kept settings, in turn;
+    None where nothing was kept or the climb was ended before. `left` is the diagnosis at the top of the ladder.
+    """
+
+    written: Side | None
+    rungs: tuple[Rung, ...]
+    ended: Ending
+    seconds: float
+    whole: Comparison | None = None
+    left: Diagnosis | None = None
+    passed: tuple[Passed, ...] = ()
+    bounds: Bounds = field(default_factory=Bounds)
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """All settings that were kept, in the order of the climb; a later value of a knob in place of an earlier."""
+        found: dict[str, str] = {}
+        for rung in self.rungs:
+            if rung.kept:
+                for name, value in rung.settings.items():
+                    found.pop(name, None)
+                    if name not in rung.back:
+                        found[name] = value
+        return found
+
+    @property
+    def top(self) -> Side | None:
+        """The cell with all that was kept: the last kept rung's, else as written."""
+        tops = [rung.comparison.b for rung in self.rungs if rung.kept and rung.comparison is not None]
+        return tops[-1] if tops else self.written
+
+
+__all__ = ["Bounds", "Climb", "Ending", "Outcome", "Passed", "Rung"]
