@@ -1,19 +1,27 @@
-"""`python -m benchmarks [NAME…]`: run the benchmarks, keep their results, write the table."""
+"""`python -m benchmarks [NAME…]`: run the benchmarks, keep their results, write the table.
+
+`planted --tuned` runs the planted cells that rules may be built with, `planted --aside` those kept aside.
+"""
 
 from __future__ import annotations
 
 import argparse
 
 from benchmarks import (
+    advisers,
     calibration,
+    diagnosing,
     fuzz,
     imports,
     live_window,
+    loading_clock,
     memory,
     overhead,
+    planted,
     planted_knobs,
     power,
     rank_loading,
+    replay,
     report_time,
     restoring,
     table,
@@ -28,13 +36,20 @@ BENCHMARKS = {
     "memory": memory.measure,
     "trace_reading": trace_reading.measure,
     "live_window": live_window.measure,
+    "loading_clock": loading_clock.measure,
     "rank_loading": rank_loading.measure,
+    "replay": replay.measure,
+    "diagnosing": diagnosing.measure,
     "fuzz": fuzz.measure,
     "restoring": restoring.measure,
     "calibration": calibration.measure,
     "power": power.measure,
     "planted_knobs": planted_knobs.measure,
+    "planted_tuned": planted.tuned,
+    "planted_aside": planted.aside,
+    "advisers": advisers.measure,  # after the planted ones, whose findings it shows
 }
+PLANTED = ["planted_tuned", "planted_aside"]
 
 
 def main() -> None:
@@ -42,11 +57,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks", description="Measure gpulab's own cost on an idle machine.")
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--table-only", action="store_true", help="only write the table from the kept results")
+    part = parser.add_mutually_exclusive_group()
+    part.add_argument("--tuned", action="store_true", help="of `planted` only the cells that rules may be built with")
+    part.add_argument("--aside", action="store_true", help="of `planted` only the cells kept aside")
     asked = parser.parse_args()
-    unknown = [n for n in asked.names if n not in BENCHMARKS]
+    parts = PLANTED[:1] if asked.tuned else PLANTED[1:] if asked.aside else PLANTED
+    names = [name for given in asked.names for name in (parts if given == "planted" else [given])]
+    unknown = [n for n in names if n not in BENCHMARKS]
     if unknown:
-        parser.error(f"no benchmark {unknown[0]!r}: {', '.join(BENCHMARKS)}")
-    for name in () if asked.table_only else asked.names or BENCHMARKS:
+        parser.error(f"no benchmark {unknown[0]!r}: planted, {', '.join(BENCHMARKS)}")
+    for name in () if asked.table_only else names or BENCHMARKS:
         print(f"{name} …", flush=True)
         save(name, BENCHMARKS[name]())
     table.write()

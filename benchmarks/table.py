@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import growth_plot
+from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
+from benchmarks.planted import report as planted_report
 
 PAGE = Path(__file__).parent / "README.md"
 INTRODUCTION = """\
@@ -28,12 +31,17 @@ def write() -> None:
         ("memory", _memory),
         ("trace_reading", _trace_reading),
         ("live_window", _live_window),
+        ("loading_clock", _loading_clock),
         ("rank_loading", _rank_loading),
+        ("replay", _replay),
         ("fuzz", _fuzz),
         ("restoring", _restoring),
         ("calibration", _calibration),
         ("power", _power),
         ("planted_knobs", _planted_knobs),
+        ("planted_tuned", partial(planted_report.section, title="those that the rules were built with")),
+        ("planted_aside", partial(planted_report.section, title="those kept aside")),
+        ("advisers", advisers_report.section),
     ):
         file = RESULTS / f"{name}.json"
         if file.exists():
@@ -178,6 +186,23 @@ def _live_window(kept: dict[str, Any]) -> list[str]:
     ]
 
 
+def _loading_clock(kept: dict[str, Any]) -> list[str]:
+    found, item = kept["epoch_ratio_to_bare"], kept["us_per_item"]
+    rows = [f"| {case} | {_ratio(r['clock'])} | {_ratio(r['bare_against_bare'])} |" for case, r in found.items()]
+    return [
+        "## Timing inside the DataLoader",
+        "",
+        f"Time of an epoch whose items take {1e3 * kept['item_s']:g} ms each, timed inside over not timed, while "
+        f"nothing else is done. Target: {kept['target_ratio']:g} at most.",
+        "",
+        "| | timed over not timed | not timed against itself |",
+        "|---|---|---|",
+        *rows,
+        "",
+        f"An item that goes through a transform costs {item['median']:.1f} µs of processor time.",
+    ]
+
+
 def _rank_loading(kept: dict[str, Any]) -> list[str]:
     low, high = kept["all_over_slowest"]["interval"]
     return [
@@ -189,6 +214,19 @@ def _rank_loading(kept: dict[str, Any]) -> list[str]:
         "|---|---|---|",
         f"| {kept['all_s']:.2f} s | {kept['slowest_s']:.2f} s "
         f"| {kept['all_over_slowest']['ratio']:.2f} [{low:.2f}, {high:.2f}] |",
+    ]
+
+
+def _replay(kept: dict[str, Any]) -> list[str]:
+    return [
+        "## Replay",
+        "",
+        f"A window of {kept['tasks']:,} tasks of a GPU on two streams, played again with all of them half as long. "
+        "Target: 2 s.",
+        "",
+        "| reading the tasks and playing | playing again |",
+        "|---|---|",
+        f"| {kept['read_and_play_s']:.2f} s | {kept['play_again_s']:.2f} s |",
     ]
 
 

@@ -1,0 +1,22 @@
+"""Wide layers on a table in memory; Accelerate."""
+
+import torch
+from accelerate import Accelerator
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(2)
+table = TensorDataset(torch.randn(6400, 256), torch.randint(0, 20, (6400,)))
+model = nn.Sequential(nn.Linear(256, 768), nn.ReLU(), nn.Linear(768, 768), nn.ReLU(), nn.Linear(768, 20))
+
+# %% the training cell
+accelerator = Accelerator(cpu=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, foreach=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(table, batch_size=320, shuffle=True))
+for epoch in range(6):
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = nn.functional.cross_entropy(model(x), y)
+        accelerator.backward(loss)
+        optimizer.step()
+    accelerator.print(loss.item())

@@ -1,0 +1,89 @@
+"""A case with a planted cause: a cell as a user would write it, or a trace, and what is true of it beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+CELLS = Path(__file__).parent / "cells"
+MARK = "# %% the training cell\n"  # parts what earlier cells of the notebook hold from the cell that is profiled
+
+Framework = Literal["torch", "lightning", "transformers", "accelerate"]
+
+
+@dataclass(frozen=True, slots=True)
+class Planted:
+    """A training cell, `cells/NAME.py`, and what is true of it.
+
+    `causes` are the keys of its planted causes, the costliest first; none: healthy, and every finding is a false
+    alarm. `also` are keys that are as true of it as the first cause: of two names for the same time either is right.
+    `cure` are edits (text as written, text cured) that take out the first cause, `second_cure` those that take out the
+    second besides; each text as written is in the file exactly once. `batch` and `cured_batch` are samples per
+    optimizer step. Timed are `steps` optimizer steps after `warmup` more: as many as make whole epochs where starting
+    workers anew may matter, and whole periods where something happens every few steps. `profiled` steps are run under
+    the profiler. `fresh`: each timed run begins with the notebook's first line (a compiled model is compiled anew, the
+    number of threads is set again). `tries`: knobs that a healthy cell must not gain from.
+    """
+
+    name: str
+    causes: tuple[str, ...]
+    because: str
+    cure: tuple[tuple[str, str], ...] = ()
+    second_cure: tuple[tuple[str, str], ...] = ()
+    also: tuple[str, ...] = ()
+    framework: Framework = "torch"
+    batch: int = 1
+    cured_batch: int | None = None
+    steps: int = 30
+    warmup: int = 5
+    profiled: int = 60
+    fresh: bool = False
+    gpu: bool = False
+    needs: tuple[str, ...] = ()  # modules
+    tries: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """Keys of a right headline."""
+        return (*self.causes[:1], *self.also) if self.causes else ("healthy",)
+
+    @property
+    def text(self) -> tuple[str, str]:
+        """The earlier cells, and the training cell, as written."""
+        return parted((CELLS / f"{self.name}.py").read_text(encoding="utf-8"))
+
+    def edited(self, edits: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+        """The same with these edits. Raises ValueError where one does not fit exactly once."""
+        text = (CELLS / f"{self.name}.py").read_text(encoding="utf-8")
+        for old, new in edits:
+            if text.count(old) != 1:
+                raise ValueError(f"{self.name}: {old!r} is there {text.count(old)} times")
+            text = text.replace(old, new)
+        return parted(text)
+
+
+@dataclass(frozen=True, slots=True)
+class PlantedTrace:
+    """A trace recorded elsewhere, by its path below GPULAB_TRACES, and what a diagnosis of it must and must not say.
+
+    `headline`: keys of a right one; none where only `never` counts. `found`: keys that must be among the findings.
+    `never`: keys that must not be. `never_settings`: knobs that no finding may advise. `recoverable_us`: the range of
+    the first finding's time.
+    """
+
+    name: str
+    path: str
+    because: str
+    headline: tuple[str, ...] = ()
+    found: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    never_settings: tuple[str, ...] = ()
+    recoverable_us: tuple[float, float] | None = None
+
+
+def parted(text: str) -> tuple[str, str]:
+    """At the mark, which a cell's file has once. Raises ValueError."""
+    before, cell = text.split(MARK)
+    return before, cell

@@ -1,0 +1,94 @@
+"""The results about planted causes as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+AIMS = (
+    "Aims: the headline right in at least 95 % of the cells that have a cause, no false alarm on a healthy one, median",
+    "error of the predictions at most 10 %. A third of the cells was kept aside while the rules were built.",
+)
+
+
+def section(kept: Mapping[str, Any], title: str) -> list[str]:
+    """One part, tuned or kept aside: its totals, then a line for each cell, then the traces."""
+    lines = [f"## Planted causes: {title}", "", *AIMS, "", *_totals(kept["totals"]), "", *_cells(kept["rows"])]
+    if kept.get("traces"):
+        lines += ["", "Traces recorded elsewhere:", "", *_traces(kept["traces"])]
+    return lines
+
+
+def _totals(t: Mapping[str, Any]) -> list[str]:
+    error = "–" if t["median_error"] is None else f"{t['median_error']:.0%}"
+    held, of = t["interval_holds"]
+    lines = [
+        "| cells with a cause | headline right | true cause among the first three | healthy | false alarms "
+        "| predictions | median error | interval holds |",
+        "|" + "---|" * 8,
+        f"| {t['sick']} | **{t['headline_right']}** ({_share(t['headline_right'], t['sick'])}) "
+        f"| {t['among_the_first_three']} | {t['healthy']} | **{t['false_alarms']}** | {t['predictions']} | {error} "
+        f"| {held} of {of} |",
+    ]
+    notes = []
+    if t["skipped"]:
+        notes.append(f"{t['skipped']} cells did not run: they need a GPU or a package that is not here.")
+    if t["failed"]:
+        notes.append(f"Failed: {', '.join(t['failed'])}.")
+    if t["untrue"]:
+        notes.append(f"The measurement does not bear out what was planted in: {', '.join(t['untrue'])}.")
+    return [*lines, "", *notes] if notes else lines
+
+
+def _cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = [
+        "Measured: time per sample cured over as written, and with the knobs that the finding names where it names",
+        "some; predicted: of the finding that names the cause. Rank: of the true causes among the findings.",
+        "",
+        "| cell | by | planted | headline | rank | predicted | measured, its knobs | measured, cured | error |",
+        "|" + "---|" * 9,
+    ]
+    for row in rows:
+        name = f"{row['name'].replace('_', ' ')}: {row['because']}"
+        planted = " + ".join(row["causes"]) or "healthy"
+        if row["skipped"] or row["failed"]:
+            lines.append(f"| {name} | {row['framework']} | {planted} | {row['skipped'] or 'failed'} | | | | | |")
+            continue
+        headline = row["headline"] if row["right"] else f"**{row['headline']}**"
+        ranks = ", ".join(str(rank or "–") for rank in row["ranks"].values())
+        arms = (row["measured"] or {}).get("arms", {})
+        error = "" if row["error"] is None else f"{row['error']:.0%}"
+        lines.append(
+            f"| {name} | {row['framework']} | {planted} | {headline} | {ranks} | {_predicted(row['predicted'])} "
+            f"| {_ratio(arms.get('advised'))} | {_ratio(arms.get('cured'))} | {error} |"
+        )
+    return lines
+
+
+def _traces(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = ["| trace | what is known of it | headline | |", "|---|---|---|---|"]
+    for row in rows:
+        if row["skipped"] or row["failed"]:
+            lines.append(f"| {row['name']} | {row['because']} | | {row['skipped'] or row['failed']} |")
+        else:
+            verdict = "right" if row["right"] else f"**{'; '.join(row['wrong'])}**"
+            lines.append(f"| {row['name']} | {row['because']} | {row['headline']} | {verdict} |")
+    return lines
+
+
+def _predicted(prediction: Mapping[str, Any] | None) -> str:
+    if prediction is None:
+        return ""
+    if prediction["interval"] is None:
+        return f"refused: {prediction['refused']}"
+    low, high = prediction["interval"]
+    middle = "" if prediction["ratio"] is None or prediction["only_sign"] else f"{prediction['ratio']:.2f} "
+    return f"{middle}[{low:.2f}, {high:.2f}]"
+
+
+def _ratio(arm: Mapping[str, Any] | None) -> str:
+    return "" if arm is None else "{:.2f} [{:.2f}, {:.2f}]".format(arm["ratio"], *arm["interval"])
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part / whole:.0%}" if whole else "–"

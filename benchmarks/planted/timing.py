@@ -1,0 +1,104 @@
+"""Times a cell by itself, without gpulab: wall time between two of its optimizer's steps, then ends it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import linecache
+import sys
+import warnings
+from collections.abc import Iterator
+from time import perf_counter
+from types import CodeType, ModuleType
+from typing import Any
+
+_NUMBERS = itertools.count(1)
+
+
+class Enough(BaseException):
+    """Raised in a cell's last step; no handler of a training library takes it for an error of its own."""
+
+
+class Clock:
+    """Counts the steps of the first optimizer that steps, and ends the cell after `warmup + steps` of them.
+
+    A second optimizer of the same loop (a GAN's) is not counted. `seconds` is the wall time of the last `steps`,
+    with everything between them: evaluation, saving, a new epoch's workers.
+    """
+
+    def __init__(self, warmup: int, steps: int) -> None:
+        self._warmup, self._last = warmup, warmup + steps
+        self._first: int | None = None
+        self._count = 0
+        self._began = 0.0
+        self.seconds: float | None = None
+
+    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        """After each step of any optimizer."""
+        if self._first is None:
+            self._first = id(optimizer)
+        if id(optimizer) != self._first:
+            return
+        self._count += 1
+        if self._count == self._warmup:
+            settle()
+            self._began = perf_counter()
+        elif self._count == self._last:
+            settle()
+            self.seconds = perf_counter() - self._began
+            raise Enough
+
+
+def settle() -> None:
+    """Wait for the GPU, where there is one in use."""
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def hushed() -> Iterator[None]:
+    """What a cell prints goes nowhere."""
+    quiet = io.StringIO()
+    with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def notebook(before: str, name: str) -> dict[str, Any]:
+    """The names that the earlier cells leave behind. They are a module's, as a notebook's: the compiler asks for it."""
+    module = ModuleType(f"notebook_{next(_NUMBERS)}")
+    sys.modules[module.__name__] = module
+    names = vars(module)
+    with hushed():
+        execute(before, names, f"<{name}, earlier cells>")
+    return names
+
+
+def execute(text: str, names: dict[str, Any], called: str) -> None:
+    """Run the text in these names."""
+    exec(compiled(text, called), names)
+
+
+def compiled(text: str, called: str) -> CodeType:
+    """The text's code, of which tracebacks and `inspect` find the lines."""
+    linecache.cache[called] = (len(text), None, text.splitlines(keepends=True), called)
+    return compile(text, called, "exec")
+
+
+def seconds_per_step(cell: str, names: dict[str, Any], warmup: int, steps: int, name: str) -> float:
+    """Mean wall time of a step. Raises RuntimeError where the cell ends before."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    clock = Clock(warmup, steps)
+    handle = register_optimizer_step_post_hook(clock)
+    try:
+        with hushed(), contextlib.suppress(Enough):
+            execute(cell, names, f"<{name}>")
+    finally:
+        handle.remove()
+    if clock.seconds is None:
+        raise RuntimeError(f"{name} ended before its step {warmup + steps}: give it more epochs")
+    return clock.seconds / steps
