@@ -20,7 +20,7 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.loading.trace import load_run
 from gpulab.prediction.replay import Changes, Replay, host_spans
-from gpulab.run import Category, Run
+from gpulab.run import DEVICE_CATEGORIES, Category, Run
 
 LATENCY, GAP, LEAST_SYNC = 5_000, 500, 2_000
 CALL = 1_000  # ns that the host spends in a launching call
@@ -245,3 +245,14 @@ def test_recorded_traces_of_a_cpu_are_accounted_not_played() -> None:
     assert isinstance(run, Run)
     with pytest.raises(ValueError, match="no trace of a GPU"):
         Replay(run, 0)
+
+
+def test_of_a_large_window_only_steps_around_the_median_are_played() -> None:
+    run = synthetic.gpu_case().run
+    whole = Replay(run, 0).play()
+    tasks = int(np.isin(run.timeline.category, [int(c) for c in DEVICE_CATEGORIES]).sum())  # type: ignore[union-attr]
+    few = Replay(run, 0, most_tasks=tasks // 2).play()
+    assert 1 <= len(few.step_ns) < len(whole.step_ns)
+    assert np.isin(few.step_ns, whole.step_ns).all(), "played as in the whole window"
+    assert len(Replay(run, 0, most_tasks=1).play().step_ns) == 1, "at least the median one"
+    assert Replay(run, 0, most_tasks=1).play().step_ns[0] == np.sort(whole.step_ns)[(len(whole.step_ns) - 1) // 2]

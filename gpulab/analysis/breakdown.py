@@ -148,7 +148,7 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
         steps=steps,
         median_us={p: float(np.median(totals[:, i])) / 1e3 for i, p in enumerate(PARTS)},
         share={p: float(totals[:, i].sum()) / wall for i, p in enumerate(PARTS)},
-        median_step=_median_step(numbers, windows),
+        median_step=numbers[median_window(windows)],
         busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=False),
         kernel_busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=True),
         whole_window=not run.traced_numbers,
@@ -233,9 +233,10 @@ def _busy(timeline: Timeline, device: spans.Mask, windows: Intervals, *, kernels
     return measure(clip(working, start, end)) / max(1, end - start)
 
 
-def _median_step(numbers: list[int], windows: Intervals) -> int:
+def median_window(windows: Intervals) -> int:
+    """Which of these [start, end) is the one of median length; of two in the middle the shorter."""
     wall = windows[:, 1] - windows[:, 0]
-    return numbers[int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])]
+    return int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])
 
 
-__all__ = ["PARTS", "PYTHON_GAP_NS", "Breakdown", "StepParts", "breakdown", "breakdowns", "layers"]
+__all__ = ["PARTS", "PYTHON_GAP_NS", "Breakdown", "StepParts", "breakdown", "breakdowns", "layers", "median_window"]

@@ -18,7 +18,7 @@ from gpulab.prediction.known import NOTHING, Known
 from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Refused, Today
+from gpulab.prediction.step import Z_975, Refused, Today
 from gpulab.run import Category, PauseKind, Run, Timeline
 
 PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
@@ -29,7 +29,6 @@ PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
 }
 WAITS = ("sync_points", "blocking_copy")
 RIGHT_BEHIND_NS = 50_000
-Z_975 = 1.96
 REPLAY_SD = 0.03  # of a window played without some waits
 FEW = 0.5  # of the share that pauses take, over the root of their number: how far a short run may be off
 

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.analysis import spans
+from gpulab.analysis.breakdown import median_window
 from gpulab.intervals import Intervals, clip, measure, union
 from gpulab.prediction.replay_tasks import LEAST_SYNC_NS, Tasks, Wait, waits_for_device
 from gpulab.run import DEVICE_CATEGORIES, Int64, Run, Timeline
@@ -226,8 +227,7 @@ def _fewer(windows: Intervals, task_start_ns: Int64, most_tasks: int) -> tuple[I
     starts = np.sort(task_start_ns)
     edges = np.searchsorted(starts, windows)
     counts = edges[:, 1] - edges[:, 0]
-    wall = windows[:, 1] - windows[:, 0]
-    first = last = int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])
+    first = last = median_window(windows)
     while True:
         grown = [(a, b) for a, b in ((first, last + 1), (first - 1, last)) if a >= 0 and b < len(windows)]
         fitting = [(a, b) for a, b in grown if counts[a : b + 1].sum() <= most_tasks]

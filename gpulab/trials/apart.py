@@ -12,14 +12,13 @@ import os
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from threading import get_ident
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol, cast
 
-from gpulab.knobs.variables import Plain, Variables
-from gpulab.trials.plan import Code
+from gpulab.trials.wrapped import Wrapped
 
 KEPT_CHARACTERS = 20_000  # of what the code wrote: the last
 
@@ -40,54 +39,15 @@ class Written:
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class Apart(Wrapped):
     """Code whose output goes to `written`, or nowhere when it is to be quiet. The rest of the process prints on."""
 
-    code: Code
     written: Written = field(default_factory=Written)
-
-    @property
-    def text(self) -> str:
-        """Its source."""
-        return self.code.text
-
-    @property
-    def source(self) -> Literal["cell", "statement", "block", "script"]:
-        """What it is."""
-        return self.code.source
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        """The live names it reads and assigns."""
-        return self.code.namespace
-
-    @property
-    def names(self) -> frozenset[str] | None:
-        """Those that it uses itself; None: it may use all."""
-        return self.code.names
-
-    @property
-    def roots(self) -> tuple[object, ...]:
-        """Objects besides from which its state is reached."""
-        return self.code.roots
-
-    @property
-    def variables(self) -> Variables:
-        """Those that can be set."""
-        return self.code.variables
 
     def run(self, *, quiet: bool) -> object:
         """Run it; its exceptions pass. Its own way of being quiet would silence all threads."""
         with written_apart(Written() if quiet else self.written):
             return self.code.run(quiet=False)
-
-    def replacing(self, variables: Mapping[str, Plain]) -> Apart:
-        """The same code with these variables set."""
-        return replace(self, code=self.code.replacing(variables))
-
-    def through(self, names: MutableMapping[str, Any]) -> Apart:
-        """The same code, whose own lines use its namespace through this."""
-        return replace(self, code=self.code.through(names))
 
 
 class _Stream:

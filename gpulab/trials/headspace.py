@@ -7,10 +7,10 @@ memory, adds what preparing them costs; files that must be read from the disk ad
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any
 
 from gpulab.capture import turn
 from gpulab.comparison import Block, Comparison, Experiment
@@ -18,7 +18,6 @@ from gpulab.errors import UsageError
 from gpulab.knobs.knob import Log
 from gpulab.knobs.loader_copy import overriding
 from gpulab.knobs.scene import Scene
-from gpulab.knobs.variables import Plain, Variables
 from gpulab.run import Device, Run
 from gpulab.sources.machine import detect_device
 from gpulab.trials import cold_files, schedule
@@ -26,6 +25,7 @@ from gpulab.trials.kept_batches import kept_batches
 from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.trials.runner import Runner
 from gpulab.trials.trial import Setting, release, short_trial
+from gpulab.trials.wrapped import Wrapped
 
 IDEAL = Arm({"batches": "kept on the device"})
 COLD = Arm({"files": "read from the disk"})
@@ -66,54 +66,15 @@ class Headspace:
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class Within(Wrapped):
     """The same code, each of whose runs is inside a context of its own."""
 
-    code: Code
     made: Callable[[], AbstractContextManager[object]]
-
-    @property
-    def text(self) -> str:
-        """Its source."""
-        return self.code.text
-
-    @property
-    def source(self) -> Literal["cell", "statement", "block", "script"]:
-        """What it is."""
-        return self.code.source
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        """The live names it reads and assigns."""
-        return self.code.namespace
-
-    @property
-    def names(self) -> frozenset[str] | None:
-        """Those that it uses itself; None: it may use all."""
-        return self.code.names
-
-    @property
-    def roots(self) -> tuple[object, ...]:
-        """Objects besides from which its state is reached."""
-        return self.code.roots
-
-    @property
-    def variables(self) -> Variables:
-        """Those that can be set."""
-        return self.code.variables
 
     def run(self, *, quiet: bool) -> object:
         """Run it; its exceptions pass."""
         with self.made():
             return self.code.run(quiet=quiet)
-
-    def replacing(self, variables: MutableMapping[str, Plain] | Any) -> Within:
-        """The same code with these variables set."""
-        return replace(self, code=self.code.replacing(variables))
-
-    def through(self, names: MutableMapping[str, Any]) -> Within:
-        """The same code, whose own lines use its namespace through this."""
-        return replace(self, code=self.code.through(names))
 
 
 class Differential(Runner):
