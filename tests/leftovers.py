@@ -53,6 +53,7 @@ def _in_torch() -> Iterator[str]:
 
     iterators = (dataloader._BaseDataLoaderIter, *dataloader._BaseDataLoaderIter.__subclasses__())
     classes = (dataloader.DataLoader, *iterators, optimizer.Optimizer, GradScaler, module.Module, torch.Tensor)
+    classes = (*classes, torch.no_grad, torch.inference_mode)
     loading = (pin_memory, dataloader._DatasetKind)
     for owner in (torch, torch.autograd, *classes, *loading):
         # Lightning wraps torch.compile for good when it is imported: what counts is the outermost function's home

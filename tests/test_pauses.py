@@ -6,7 +6,8 @@ import gc
 import io
 import logging
 import sys
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_session import kernel
 
+from gpulab.capture.grad_off import GradOff, Stretch
 from gpulab.capture.passes import Pass, Passes
 from gpulab.capture.pause_hooks import TARGETS, PauseHooks
 from gpulab.capture.pauses import MOST, Pauses
 from gpulab.run import Pause
 
 torch = pytest.importorskip("torch")
+
+
+NO_STEPS = np.zeros(0, dtype=np.int64)
+MS = 1_000_000
 
 
 class Marks:
@@ -135,7 +141,7 @@ def test_short_ones_and_those_beyond_the_bound_are_counted() -> None:
         pauses.add("gc", 10 * i, 10 * i + 2_000_000, None)
     for _ in range(3):
         pauses.add("logging", 0, 100, None)
-    more = {s.kind: (s.count, s.total_ns) for s in pauses.finish(trains=True)}
+    more = {s.kind: (s.count, s.total_ns) for s in pauses.finish(NO_STEPS, trains=True)}
     assert len(pauses.heard) == MOST and more == {"gc": (5, 10_000_000), "logging": (3, 300)}
 
 
@@ -147,8 +153,102 @@ def test_without_training_nothing_is_evaluation() -> None:
     pauses.answered(3, batch=True, end=False)
     pauses.asked(1, None, 4, fresh=False)
     pauses.answered(5, batch=False, end=True)
-    pauses.finish(trains=False)
+    pauses.finish(NO_STEPS, trains=False)
     assert pauses.heard == []
+
+
+def stretches(times: list[tuple[int, int]], spot: Any = ("f", 1, "")) -> GradOff:
+    """Gradients off during these times, in ms."""
+    heard = GradOff()
+    for start, end in times:
+        heard.entered(start * MS)
+        heard.entered(start * MS + 1)  # a function that switches off what is off already
+        heard.left(end * MS - 1, lambda: ("inner", 0, ""))
+        heard.left(end * MS, lambda: spot)
+    return heard
+
+
+def test_what_runs_without_gradients_in_few_steps_is_evaluation_and_in_most_it_is_training() -> None:
+    starts = np.arange(0, 1000, 10) * MS
+    each_tenth = [(t, t + 5) for t in range(100, 1000, 100)]
+    each = [(t + 1, t + 4) for t in range(0, 1000, 10)]
+    found = stretches(each_tenth).evaluations([], starts)
+    assert [(s.start_ns // MS, s.end_ns // MS) for s in found] == each_tenth and {s.spot for s in found} == {
+        ("f", 1, "")
+    }
+    assert stretches(each).evaluations([], starts) == ()
+    both = stretches(each)
+    both._found += stretches(each_tenth, ("sample", 2, ""))._found
+    assert [s.spot for s in both.evaluations([], starts)] == [("sample", 2, "")] * len(each_tenth)
+
+
+def test_what_is_short_or_trains_within_or_was_entered_before_the_run_is_no_evaluation() -> None:
+    heard = GradOff()
+    heard.left(5 * MS, lambda: None)
+    heard.entered(6 * MS)
+    heard.left(6 * MS + 999, lambda: None)
+    heard.entered(10 * MS)
+    heard.trained()
+    heard.left(20 * MS, lambda: None)
+    assert heard.evaluations([], np.arange(0, 300, 30) * MS) == ()
+    heard.entered(60 * MS)  # what stays entered, as a generator does that is left early, hides nothing later
+    heard.trained()
+    heard.entered(70 * MS)
+    heard.left(75 * MS, lambda: None)
+    assert [s.start_ns for s in heard.evaluations([], np.arange(0, 300, 30) * MS)] == [70 * MS]
+
+
+@given(st.lists(st.integers(1, 30), max_size=30), st.lists(st.integers(1, 30), max_size=30))
+def test_passes_and_stretches_tell_all_time_of_either_once(stretched: list[int], passed: list[int]) -> None:
+    heard = stretches([(a, b) for a, b in _apart(stretched)])
+    passes = [Stretch(a * MS, b * MS, ("p", i, ""), "1 batch") for i, (a, b) in enumerate(_apart(passed))]
+    found = heard.evaluations(passes, np.arange(0, 2000) * MS)
+    told = {t for s in found for t in range(s.start_ns // MS, s.end_ns // MS)}
+    wholly = {t for s in heard._found for t in range(s.start_ns // MS, s.end_ns // MS) if _inside(s, passes)}
+    assert told >= {t for p in passes for t in range(p.start_ns // MS, p.end_ns // MS)}
+    assert told >= wholly
+    assert sum((s.end_ns - s.start_ns) // MS for s in found) == len(told)
+
+
+def _apart(lengths: list[int]) -> list[tuple[int, int]]:
+    """Stretches with the numbers in turn as gap and length."""
+    at, found = 0, []
+    for gap, length in zip(lengths[::2], lengths[1::2], strict=False):
+        found.append((at + gap, at + gap + length))
+        at += gap + length
+    return found
+
+
+def _inside(stretch: Stretch, passes: list[Stretch]) -> bool:
+    """Whether no pass begins before the stretch and ends in it, or the other way round."""
+    touching = [p for p in passes if p.start_ns < stretch.end_ns and stretch.start_ns < p.end_ns]
+    return all(stretch.start_ns <= p.start_ns and p.end_ns <= stretch.end_ns for p in touching)
+
+
+def test_gradients_are_switched_as_ever_and_the_hooks_hear_the_users_line() -> None:
+    switches = (torch.no_grad, torch.inference_mode)
+    before = [dict(vars(s)) for s in switches]
+    pauses = Pauses()
+    layer = torch.nn.Linear(2, 2)
+
+    @torch.inference_mode()
+    def sample() -> Any:
+        time.sleep(0.002)
+        return layer(torch.ones(2))
+
+    with ExitStack() as undo:
+        PauseHooks(pauses, undo).install()
+        assert not sample().requires_grad and layer(torch.ones(2)).requires_grad
+        with suppress(KeyError), torch.no_grad():
+            time.sleep(0.002)
+            assert not torch.is_grad_enabled()
+            raise KeyError
+        assert torch.is_grad_enabled()
+    assert [dict(vars(s)) for s in switches] == before
+    pauses.finish(np.arange(0, 100) * MS + time.perf_counter_ns() - 100 * MS, trains=True)
+    told = [(p[3] and p[3][2], p[4]) for p in pauses.heard if p[0] == "evaluation"]
+    name = test_gradients_are_switched_as_ever_and_the_hooks_hear_the_users_line.__name__
+    assert told == [(name, "without gradients")] * 2
 
 
 def test_hooks_hear_the_outermost_save_once_and_leave_everything_as_it_was(tmp_path: Path) -> None:
@@ -213,7 +313,7 @@ def test_other_threads_are_not_heard() -> None:
         other.start()
         other.join()
         handler.handle(record)
-    more = {s.kind: s.count for s in pauses.finish(trains=True)}
+    more = {s.kind: s.count for s in pauses.finish(NO_STEPS, trains=True)}
     assert more.get("logging", 0) + sum(p[0] == "logging" for p in pauses.heard) == 1
 
 
@@ -229,6 +329,10 @@ class Slow(logging.Handler):
     def emit(self, record): time.sleep(0.003)
 log = logging.getLogger("train"); log.addHandler(Slow()); log.propagate = False
 compiled = torch.compile(model, backend="eager")
+@torch.compile(backend="eager", fullgraph=True)
+def target(x):
+    with torch.no_grad():
+        return model(x)
 """
 
 CELL = """%%gpuprofile pauses --no-live
@@ -239,10 +343,14 @@ for i, (x, y) in enumerate(loader):
         torch.save(model.state_dict(), "m.pt")
         gc.collect()
         log.error("slow")
+    assert not target(x).requires_grad
     if i % 10 == 9:
         with torch.no_grad():
             for vx, vy in valid:
                 compiled(vx)
+    if i % 10 == 7:
+        with torch.inference_mode():
+            time.sleep(0.005)
 """
 
 
@@ -262,12 +370,15 @@ def test_a_real_cell_names_the_line_of_each_pause(tmp_path: Path) -> None:
     for kind, line, _, _ in found:
         lines.setdefault(kind, set()).add(line)
     assert lines["checkpoint_save"] == {'line 6 of the cell: torch.save(model.state_dict(), "m.pt")'}
-    assert lines["evaluation"] == {"line 11 of the cell: for vx, vy in valid:"}
+    assert lines["evaluation"] == {
+        "line 12 of the cell: for vx, vy in valid:",
+        "line 15 of the cell: with torch.inference_mode():",
+    }
     assert lines["logging"] == {'line 8 of the cell: log.error("slow")'}
     assert "line 3 of the cell: loss = nn.functional.cross_entropy(compiled(x), y)" in lines["compile"]
     assert "line 7 of the cell: gc.collect()" in lines["gc"]
     assert len([f for f in found if f[0] == "checkpoint_save"]) == 4
-    assert [f[2] for f in found if f[0] == "evaluation"] == ["4 batches", "4 batches"]
+    assert [f[2] for f in found if f[0] == "evaluation"] == ["without gradients", "4 batches"] * 2
     assert all(ns >= 3_000_000 for kind, _, _, ns in found if kind == "logging")
     assert "Pauses" in tables and "gc.collect()" in tables
     assert set(document) == {"kind", "start_us", "end_us", "source_line", "detail"}

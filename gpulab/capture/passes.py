@@ -3,7 +3,7 @@
 A pass begins when a loader is asked for an iterator and ends when it has none left, or with its last answer where it is
 left early. It is evaluation where neither a backward pass nor an optimizer step came between its first request and its
 end; left early, also only where its loader never fed the training. What works on the last batch after that answer is
-not part of it, and evaluation without a DataLoader is not seen.
+not part of it: `grad_off` knows that, where gradients are switched off meanwhile.
 """
 
 from __future__ import annotations

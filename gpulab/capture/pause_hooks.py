@@ -1,4 +1,4 @@
-"""Hear of saving, logging, garbage collection and compilation for the length of one run, and put everything back.
+"""Hear of saving, logging, garbage collection, compilation and code without gradients, and put everything back.
 
 Only libraries that the user's code has imported are touched, whenever that is; `print` is not: code that passes it on
 to a worker process could not, while it is another function.
@@ -17,6 +17,7 @@ from time import perf_counter_ns
 from typing import Any
 
 from gpulab.capture.pauses import Pauses
+from gpulab.capture.source_lines import users_spot
 from gpulab.knobs.patching import replaced
 from gpulab.run import PauseKind
 
@@ -76,6 +77,9 @@ class PauseHooks:
         """Touch what is imported by now; `undo` takes everything out again."""
         gc.callbacks.append(self._collects)
         self._undo.callback(_without, gc.callbacks, self._collects)
+        for switch in vars(sys.modules["torch"])["no_grad"], vars(sys.modules["torch"])["inference_mode"]:
+            self._undo.enter_context(replaced(switch, "__enter__", self._switches_off))
+            self._undo.enter_context(replaced(switch, "__exit__", self._switches_on))
         self.look()
 
     def look(self) -> None:
@@ -111,6 +115,28 @@ class PauseHooks:
             return timed
 
         return wrap
+
+    def _switches_off(self, original: Any) -> Any:
+        hears, entered = self._pauses.hears, self._pauses.grad_off.entered
+
+        @functools.wraps(original)
+        def enter(switch: Any) -> Any:
+            if hears():
+                entered(perf_counter_ns())
+            return original(switch)
+
+        return enter
+
+    def _switches_on(self, original: Any) -> Any:
+        hears, left = self._pauses.hears, self._pauses.grad_off.left
+
+        @functools.wraps(original)
+        def exit(switch: Any, *error: Any) -> Any:
+            if hears():
+                left(perf_counter_ns(), lambda: users_spot(sys._getframe()))
+            return original(switch, *error)
+
+        return exit
 
     def _collects(self, phase: str, info: dict[str, int]) -> None:
         if not self._pauses.hears():

@@ -10,6 +10,10 @@ import os
 from threading import get_ident
 from types import FrameType
 
+import numpy as np
+from numpy.typing import NDArray
+
+from gpulab.capture.grad_off import GradOff, Stretch
 from gpulab.capture.passes import Pass, Passes
 from gpulab.capture.source_lines import Spot, users_spot
 from gpulab.run import PauseKind, PauseSum
@@ -30,6 +34,8 @@ class Pauses:
         self.heard: list[Heard] = []
         self._more: dict[PauseKind, tuple[int, int]] = {}
         self._passes = Passes()
+        self._evaluated: list[Stretch] = []
+        self.grad_off = GradOff()
         self.over = False
 
     def hears(self) -> bool:
@@ -38,13 +44,12 @@ class Pauses:
 
     def add(self, kind: PauseKind, start_ns: int, end_ns: int, frame: FrameType | None, detail: str = "") -> None:
         """Something has paused the training. `frame` is where it was asked for."""
-        long = end_ns - start_ns >= SHORTEST_NS or kind in _KEPT_ALWAYS
-        if long and len(self.heard) < MOST:
-            if os.getpid() == self._process:
-                self.heard.append((kind, start_ns, end_ns, users_spot(frame), detail))
+        if os.getpid() != self._process:
             return
-        count, total_ns = self._more.get(kind, (0, 0))
-        self._more[kind] = (count + 1, total_ns + end_ns - start_ns)
+        if end_ns - start_ns >= SHORTEST_NS or kind in _KEPT_ALWAYS:
+            self._keep(kind, start_ns, end_ns, users_spot(frame), detail)
+        else:
+            self._count(kind, end_ns - start_ns)
 
     def asked(self, loader: int, frame: FrameType | None, t_ns: int, *, fresh: bool) -> None:
         """A loader is asked for a batch, or (`fresh`) for a new iterator."""
@@ -57,25 +62,35 @@ class Pauses:
 
     def trained(self) -> None:
         """A backward pass begins, or an optimizer has stepped."""
+        self.grad_off.trained()
         self._note(self._passes.trained())
 
-    def finish(self, *, trains: bool) -> tuple[PauseSum, ...]:
-        """The run is over: hear no more. `trains`: without training, what only fetches is no evaluation but the job."""
+    def finish(self, starts_ns: NDArray[np.int64], *, trains: bool) -> tuple[PauseSum, ...]:
+        """The run is over: hear no more. `starts_ns`: of its steps, [n].
+
+        `trains`: without training, what only fetches or needs no gradients is no evaluation but the job.
+        """
         self.over = True
         self._note(self._passes.finish())
-        if not trains:
-            self.heard = [pause for pause in self.heard if pause[0] != "evaluation"]
+        for s in self.grad_off.evaluations(self._evaluated, starts_ns) if trains else ():
+            self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
         self.heard.sort(key=lambda pause: pause[1:3])
         return tuple(PauseSum(kind, count, total) for kind, (count, total) in self._more.items())
 
     def _note(self, found: tuple[Pass, ...]) -> None:
         for p in found:
-            if len(self.heard) < MOST:
-                detail = f"{p.batches:,} batch" + ("" if p.batches == 1 else "es")
-                self.heard.append(("evaluation", p.start_ns, p.last_ns, p.spot, detail))
-            else:
-                count, total_ns = self._more.get("evaluation", (0, 0))
-                self._more["evaluation"] = (count + 1, total_ns + p.last_ns - p.start_ns)
+            detail = f"{p.batches:,} batch" + ("" if p.batches == 1 else "es")
+            self._evaluated.append(Stretch(p.start_ns, p.last_ns, p.spot, detail))
+
+    def _keep(self, kind: PauseKind, start_ns: int, end_ns: int, spot: Spot | None, detail: str) -> None:
+        if len(self.heard) < MOST:
+            self.heard.append((kind, start_ns, end_ns, spot, detail))
+        else:
+            self._count(kind, end_ns - start_ns)
+
+    def _count(self, kind: PauseKind, took_ns: int) -> None:
+        count, total_ns = self._more.get(kind, (0, 0))
+        self._more[kind] = (count + 1, total_ns + took_ns)
 
 
 __all__ = ["MOST", "SHORTEST_NS", "Heard", "Pauses"]

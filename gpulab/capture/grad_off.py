@@ -1,0 +1,93 @@
+"""Which stretches of the training thread's time run without gradients: a text sampled, a test on held data.
+
+Pure: knows times only, as `pause_hooks` tells them. What is done so in most steps belongs to training (a teacher's
+pass, averaged weights), so that only the end of the run tells which stretches are evaluation.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gpulab.capture.source_lines import Spot
+
+SHORTEST_NS = 1_000_000
+MOST = 10_000
+USUAL = 0.5  # of the steps: what is done in more of them is a part of training
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """One, on the clock of the marks; `spot` is the line of the user's that it belongs to."""
+
+    start_ns: int
+    end_ns: int
+    spot: Spot | None = None
+    detail: str = "without gradients"
+
+
+class GradOff:
+    """Hears where gradients are switched off and on again, and where training goes on."""
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._start_ns = 0
+        self._found: list[Stretch] = []
+
+    def entered(self, t_ns: int) -> None:
+        """Gradients are off from here, unless they were before."""
+        if not self._depth:
+            self._start_ns = t_ns
+        self._depth += 1
+
+    def left(self, t_ns: int, spot: Callable[[], Spot | None]) -> None:
+        """They are as before. `spot` is only asked for what is kept."""
+        if not self._depth:  # entered before the run, or training went on within
+            return
+        self._depth -= 1
+        if not self._depth and t_ns - self._start_ns >= SHORTEST_NS and len(self._found) < MOST:
+            self._found.append(Stretch(self._start_ns, t_ns, spot()))
+
+    def trained(self) -> None:
+        """A backward pass or an optimizer's step: what it falls into is no evaluation."""
+        self._depth = 0
+
+    def evaluations(self, passes: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> tuple[Stretch, ...]:
+        """With these passes over a loader, the stretches that are evaluation. `starts_ns`: of the run's steps, [n].
+
+        A pass within a stretch lasts as long as that, for its last batch is worked on after the loader's last answer.
+        """
+        found = [s for line in _by_line(self._found) for s in ([] if _usual(line, starts_ns) else line)]
+        passes = sorted(passes, key=lambda p: p.start_ns)
+        starts = [p.start_ns for p in passes]
+        ends = list(accumulate((p.end_ns for p in passes), max))
+        told: list[Stretch | None] = list(passes)
+        for stretch in found:
+            touched = slice(bisect_right(ends, stretch.start_ns), bisect_left(starts, stretch.end_ns))
+            if not passes[touched]:
+                told.append(stretch)
+            elif all(stretch.start_ns <= p.start_ns and p.end_ns <= stretch.end_ns for p in passes[touched]):
+                told[touched] = [None] * len(passes[touched])
+                told.append(replace(passes[touched][0], start_ns=stretch.start_ns, end_ns=stretch.end_ns))
+        return tuple(s for s in told if s is not None)
+
+
+def _by_line(found: Sequence[Stretch]) -> Iterable[list[Stretch]]:
+    lines: dict[Spot | None, list[Stretch]] = {}
+    for stretch in found:
+        lines.setdefault(stretch.spot, []).append(stretch)
+    return lines.values()
+
+
+def _usual(found: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> bool:
+    """Whether most steps hold one, as far as they were kept."""
+    steps = np.searchsorted(starts_ns, [s.start_ns for s in found], side="right")
+    return len(np.unique(steps)) > USUAL * int(np.searchsorted(starts_ns, found[-1].end_ns, side="right"))
+
+
+__all__ = ["GradOff", "Stretch"]
