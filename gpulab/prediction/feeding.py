@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.prediction import restarts
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Making, Plan, Refused, at_least, hand_off_us, is_on
-from gpulab.run import Category, Run, StepFlag
+from gpulab.run import Category
 
 WORKERS_SD = 0.05  # of max(computing, loading): it leaves out how the two hinder each other
 CACHE_SD = 0.04
+RESTART_SD = 0.04  # of what is left: the processes' exit may go on beside the training
 SMALL_WAIT = 0.03  # share of a step: less data wait than this can hardly be gained or told
 PINNED_SPEED = (2.0, 4.0)  # page-locked over pageable copies; definitions.md, Anchors: 1.41× in a micro-benchmark
 
@@ -29,7 +32,7 @@ def workers(plan: Plan, value: str, known: Known) -> Plan:
             "how long a batch takes to make was not measured, and training hardly waits for one: "
             "more workers bring nothing, and what fewer would cost is not known"
         )
-    making = replace(plan, workers=count, remade=True)
+    making = replace(plan, workers=count, remade=True, **_restarting(plan, count))
     cores = today.run.environment.usable_cores
     bound = f", at most {cores:g} cores" if cores and count > cores else ""
     batch_ms = plan.making.batch_us / 1e3
@@ -37,6 +40,20 @@ def workers(plan: Plan, value: str, known: Known) -> Plan:
         f"made in turn by {_workers(count)}{bound} beside it" if count else "one after the other without workers"
     )
     return making.doubted(WORKERS_SD if cores else 2 * WORKERS_SD, words)
+
+
+def _restarting(plan: Plan, workers: int) -> dict[str, Any]:
+    """Of a plan without workers so far: what each epoch's start adds to a step.
+
+    Its first batch is made before anything can go on beside that; and workers that do not stay are started.
+    """
+    loader = plan.today.run.loader
+    if plan.today.workers or not workers or loader is None or not loader.length:
+        return {}
+    assert plan.making is not None
+    per_step = plan.today.batches / loader.length
+    starting_us = 0.0 if loader.persistent_workers else restarts.start_us(plan.today.run, workers) * per_step
+    return {"starting_us": starting_us, "first_us": plan.making.batch_us * per_step}
 
 
 def prefetch(plan: Plan, value: str, known: Known) -> Plan:
@@ -56,25 +73,28 @@ def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
         raise Refused("there are no workers that could stay")
     if not is_on(value):
         raise Refused("what ending the workers after each epoch would cost is not known")
-    extra_us, length = restart_us(run), run.loader.length if run.loader is not None else None
-    if extra_us is None or not length:
+    if plan.starting_us:  # of workers that another setting brings
+        return replace(plan, starting_us=0.0)
+    seen, length = restarts.seen_us(run), run.loader.length if run.loader is not None else None
+    if seen is None or not length:
         raise Refused("the run holds no second epoch, so what starting the workers costs was not seen")
-    step = plan.today.step.median
-    ratio = step / (step + extra_us / length)
-    words = f"starting the workers anew costs {extra_us / 1e3:.0f} ms, once in {length} batches"
-    return replace(plan.doubted(0.01, words).reached(ratio, 1.0), only_sign=True, pure_factor=(1 + ratio) / 2)
-
-
-def restart_us(run: Run) -> float | None:
-    """What an epoch's first step and the time before it take beyond a usual step; None without a second epoch."""
-    steps = run.steps
-    first = np.flatnonzero((steps.flags & StepFlag.EPOCH_START) != 0)
-    first = first[first > 0]
-    if not len(first):
-        return None
-    usual = float(np.median(steps.wall_ns))
-    extra = steps.end_ns[first] - steps.end_ns[first - 1] - usual
-    return max(0.0, float(np.median(extra)) / 1e3)
+    extra_us, sd_us = seen
+    steps = max(1.0, length / plan.today.batches)
+    whole_us = restarts.epoch_us(plan.today, steps) + extra_us
+    first_us = restarts.first_batch_us(plan)
+    words = f"an epoch begins {extra_us / 1e3:.0f} ms late, once in {steps:.0f} steps"
+    if first_us is None:
+        ratio = 1 - extra_us / whole_us
+        return replace(
+            plan.doubted(0.01, words).reached(2 * ratio / (1 + ratio), 2 / (1 + ratio)),
+            only_sign=True,
+            pure_factor=plan.pure_factor * (1 + ratio) / 2,
+        )
+    saved_us = max(0.0, extra_us - first_us)
+    ratio = 1 - saved_us / whole_us
+    words += f"; workers that stay still have to make its first batch ({first_us / 1e3:.0f} ms)"
+    doubted = plan.doubted(float(np.hypot(RESTART_SD, sd_us / whole_us / ratio)), words)
+    return replace(doubted, pure_factor=plan.pure_factor * ratio)
 
 
 def pin_memory(plan: Plan, value: str, known: Known) -> Plan:

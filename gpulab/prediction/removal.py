@@ -30,7 +30,8 @@ PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
 WAITS = ("sync_points", "blocking_copy")
 RIGHT_BEHIND_NS = 50_000
 REPLAY_SD = 0.03  # of a window played without some waits
-FEW = 0.5  # of the share that pauses take, over the root of their number: how far a short run may be off
+GONE_SD = 0.05  # of the time in pauses: what they cost beside it (a cache made cold, a thread that goes on)
+FEW = 0.5  # of it, over the root of their number: how far a short run may be off
 
 
 def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, known: Known = NOTHING) -> Prediction:
@@ -69,10 +70,8 @@ def _without_pauses(today: Today, pauses: Intervals) -> Prediction:
     count = len(intersect(loop, pauses))
     if not count:
         raise Refused("nothing of it falls into the steps that count")
-    share = gone / whole
-    ratio = 1 - share
-    doubt = Z_975 * FEW * share / np.sqrt(count) + Z_975 * today.sampling_sd * share
-    low, high = max(1e-3, ratio - doubt), min(1.0, ratio + doubt)
+    doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
+    ratio, low, high = (rest / (rest + max(0.0, by) * gone) for by in (1, 1 + doubt, 1 - doubt))
     words = f"{gone / 1e6:.0f} ms of {whole / 1e6:,.0f} ms of training, in {count} place{'s' if count != 1 else ''}"
     return Prediction({}, ratio, (low, max(high, ratio)), words[:1].upper() + words[1:])
 

@@ -27,6 +27,7 @@ WAITS = 1.25  # times the hand-off: a loop that waits longer than this for worke
 Z_975 = 1.96
 HIDDEN = 0.9  # busy, and of the step left without the GPU's work: then the trace does not show the wait for it
 INDEPENDENT = 10  # steps: what disturbs a machine lasts longer than one, so that more of them tell hardly more
+STARTING = (0.5, 2.0)  # times the estimate of what starting workers takes: machines differ
 MOST_TASKS = 20_000  # that are played, over and over: a tenth of a second
 LOADER = "enumerate(DataLoader)"
 
@@ -150,6 +151,8 @@ class Making:
 class Plan:
     """What settings make of today's step; each predictor adds its part, in any order.
 
+    `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
+    their first batch adds.
     `saved_us` is time of the training thread per step that falls away (CPU device), `changes` what a replay plays
     (GPU). `samples`: of a step, after over before. `sd`: of the ratio's logarithm. `reach`: factors by which the
     result may be lower and higher beside that; `only_sign` as of a Prediction.
@@ -159,6 +162,8 @@ class Plan:
     workers: int | None
     making: Making | None
     remade: bool = False  # the making, or the processes that do it, were changed
+    starting_us: float = 0.0
+    first_us: float = 0.0
     saved_us: float = 0.0
     changes: Changes = field(default_factory=Changes)
     pure_factor: float = 1.0  # on the whole result: where a formula gives it directly
@@ -184,7 +189,8 @@ class Plan:
         scale = self.pure_factor / self.samples / before
         middle = float(np.median(found)) * scale
         sd = float(np.sqrt(self.today.sampling_sd**2 + sum(s**2 for s in self.sds)))
-        low, high = (float(edge) * scale * by for edge, by in zip((min(found), max(found)), self.reach, strict=True))
+        edges = (min(found) + (STARTING[0] - 1) * self.starting_us, max(found) + (STARTING[1] - 1) * self.starting_us)
+        low, high = (float(edge) * scale * by for edge, by in zip(edges, self.reach, strict=True))
         return middle, min(low, middle) * float(np.exp(-Z_975 * sd)), max(high, middle) * float(np.exp(Z_975 * sd))
 
     @property
@@ -213,7 +219,7 @@ class Plan:
         if cores:
             taken = 0.0 if today.on_gpu else training_cores * (computed - hand_off)
             least += [(cpu_us + taken) / cores, cpu_us / min(self.workers, cores)]
-        return max(least)
+        return max(least) + self.first_us + self.starting_us
 
     def _computed_us(self, wait_us: float) -> float:
         """A step that waits that long for its data."""
