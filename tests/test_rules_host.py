@@ -10,13 +10,16 @@ import pytest
 import synthetic
 from made_cases import STEP_MS, case_of, inside, loader, pauses, run_of
 
-from gpulab.analysis.loading import LoadingFacts
+from gpulab.analysis.loading import LoadingFacts, WaitParts
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis, Finding, Untold
+from gpulab.diagnosis.foretold import foretold
 from gpulab.diagnosis.rules import RULES, cores, epochs, feeding, placement
 from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.thresholds import DEFAULT
+from gpulab.prediction.known import NOTHING
+from gpulab.prediction.prediction import Prediction
 from gpulab.run import Choice, Missing, PauseSum, Place, Samples, Series, Settings, Steps
 
 STEP_US = STEP_MS * 1e3
@@ -111,6 +114,45 @@ def test_a_mixture_names_no_cause() -> None:
     result = found(case_of(run_of(wait=0.5), {"data_wait": 0.5}, mixed))
     assert [f.key for f in result.findings] == ["data_starved"]
     assert not [u for u in result.untold if u.key in CAUSES]
+
+
+@pytest.mark.parametrize(("handed_ms", "settings"), [(12.0, {"workers": "0"}), (8.0, {})])
+def test_a_batch_that_is_made_in_time_and_comes_late_blames_no_making(
+    handed_ms: float, settings: dict[str, str]
+) -> None:
+    late = dataclasses.replace(CAUSES["slow_collate"], wait=WaitParts(0.0, 0.0, 500.0, handed_ms * 1e3, 0.0))
+    result = found(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, late))
+    assert [f.key for f in result.findings] == ["data_starved"]
+    answer = feeding.data_starved(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, late))
+    assert dict(told(answer).settings) == settings and "handing it over" in result.first.summary
+    made = dataclasses.replace(late, wait=WaitParts(0.0, 0.0, 10e3, 2e3, 0.0))
+    assert found(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, made)).first.key == "slow_collate"
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "only_sign", "kept"),
+    [
+        (0.6, (0.5, 0.7), False, True),
+        (1.0, (0.9, 1.1), False, False),
+        (1.2, (1.1, 1.3), False, False),
+        (1.2, (0.8, 1.6), False, False),
+        (0.99, (0.5, 1.5), True, True),  # nothing but a range is known
+        (None, None, False, True),
+    ],
+)
+def test_a_setting_that_is_foretold_to_bring_nothing_is_not_advised(
+    monkeypatch: pytest.MonkeyPatch,
+    ratio: float | None,
+    interval: tuple[float, float] | None,
+    only_sign: bool,
+    kept: bool,
+) -> None:
+    told_so = Prediction({"workers": "4"}, ratio, interval, "", only_sign=only_sign)
+    monkeypatch.setattr("gpulab.diagnosis.foretold.predict_from", lambda *_: told_so)
+    case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
+    [first] = foretold(case.facts, [told(feeding.data_starved(case))], STEP_US, NOTHING)
+    assert (first.settings != ()) is kept and (first.prediction is not None) is kept
+    assert ("less work" in first.cure) is not kept
 
 
 def test_a_cause_without_a_wait_is_none() -> None:

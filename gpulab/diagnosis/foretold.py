@@ -14,6 +14,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.removal import PAUSES, WAITS, predict_removal
 from gpulab.prediction.step import Refused, plan_of
 
+NOTHING_GAINED = 0.99  # of today's time
 HARDLY_LESS = 0.9  # of its bound: no word about it
 
 
@@ -42,7 +43,7 @@ def _bounded(finding: Finding, step_us: float | None) -> Finding:
     """
     prediction, own = finding.prediction, finding.recoverable_us_per_step
     if "data_wait" in finding.parts:
-        return _without_useless_workers(finding)
+        return _without_useless_setting(finding)
     if prediction is None or prediction.interval is None or not own or not step_us or not finding.settings:
         return finding
     best_us = max(0.0, (1 - prediction.interval[0]) * step_us)
@@ -56,16 +57,17 @@ def _bounded(finding: Finding, step_us: float | None) -> Finding:
     return replace(finding, recoverable_us_per_step=best_us, evidence=(*finding.evidence, hidden))
 
 
-def _without_useless_workers(finding: Finding) -> Finding:
-    """No workers are advised that are foretold to make it slower for certain."""
-    interval = finding.prediction.interval if finding.prediction is not None else None
-    if interval is None or interval[0] < 1 or "workers" not in dict(finding.settings):
+def _without_useless_setting(finding: Finding) -> Finding:
+    """No setting is advised that is foretold to bring nothing, or to make it slower for certain."""
+    prediction = finding.prediction
+    if prediction is None or prediction.ratio is None or prediction.interval is None:
         return finding
-    cure = (
-        "Make a batch with less work, or make larger batches: to hand one over from another process would take longer "
-        "than to make it."
-    )
-    return replace(finding, settings=(), prediction=None, cure=cure)
+    if prediction.interval[0] < 1 and (prediction.only_sign or prediction.ratio < NOTHING_GAINED):
+        return finding
+    cure = "Make a batch with less work, or make larger batches"
+    if "workers" in dict(finding.settings):
+        cure += ": to hand one over from another process takes as long as it saves"
+    return replace(finding, settings=(), prediction=None, cure=f"{cure}.")
 
 
 __all__ = ["foretold"]

@@ -25,8 +25,19 @@ def data_starved(case: Case) -> Finding | Untold | None:
     if wait is None:
         return None
     inside = case.facts.loading
-    more = () if inside is None else (Evidence(_making(inside)),)
-    return _finding(case, wait, "data_starved", f"{wait.sentence}.", *more)
+    if inside is None:
+        return _finding(case, wait, "data_starved", f"{wait.sentence}.")
+    handed_us, more = _handed_over_us(inside), [Evidence(_making(inside))]
+    if not handed_us:
+        return _finding(case, wait, "data_starved", f"{wait.sentence}.", *more)
+    more.append(Evidence(f"{ms(handed_us)} of a step's wait are from a batch's being made to the loop's having it"))
+    return _finding(
+        case,
+        wait,
+        "data_starved",
+        f"{wait.sentence}: it is made in time, but handing it over from a worker takes long.",
+        *more,
+    )
 
 
 def cpu_preprocessing(case: Case) -> Finding | Untold | None:
@@ -160,7 +171,17 @@ def _longest_wait(case: Case) -> tuple[int, int] | None:
 
 def _cure(case: Case, wait: _Wait) -> tuple[tuple[tuple[str, str], ...], str]:
     """As many workers as loading takes (definitions.md, feeding), as far as there are cores for them."""
-    loader, workers = case.facts.run.loader, case.worker_count
+    loader, workers, inside = case.facts.run.loader, case.worker_count, case.facts.loading
+    if inside is not None and workers and (handed_us := _handed_over_us(inside)):
+        if inside.batch_us < handed_us:
+            return (("workers", "0"),), (
+                f"Load in the training process (num_workers=0): to make a batch takes {ms(inside.batch_us)}, "
+                "less than to hand it over."
+            )
+        return (
+            (),
+            "Hand over less: smaller types (uint8 images made float on the device), fewer tensors, no Python objects.",
+        )
     if loader is not None and loader.iterable:
         return (), "Give the iterable dataset workers that share its items, or prepare them before the training."
     if workers is None or (loader is None and workers):
@@ -209,6 +230,8 @@ def _inside(case: Case, key: str) -> Finding | Untold | None:
             "What inside the DataLoader takes the time: reading, decoding, or putting batches together",
             _why_not_inside(case),
         )
+    if _handed_over_us(inside):
+        return None
     times = _times(inside)
     cores_us = times["cpu_oversubscribed"]
     if key != "cpu_oversubscribed":  # which other programs may have taken too: the loading's own causes are told apart
@@ -241,6 +264,12 @@ def _times(inside: LoadingFacts) -> dict[str, float]:
         "slow_collate": inside.collate_us * free,
         "cpu_oversubscribed": (working + inside.collate_us) * (1 - free),
     }
+
+
+def _handed_over_us(inside: LoadingFacts) -> float:
+    """Of the wait for a batch what it takes to come from a worker, where that is most of it; else 0."""
+    wait = inside.wait
+    return wait.hand_over_us if wait is not None and 2 * wait.hand_over_us > wait.total_us else 0.0
 
 
 def _making(inside: LoadingFacts) -> str:
