@@ -34,6 +34,7 @@ def write() -> None:
         ("loading_clock", _loading_clock),
         ("rank_loading", _rank_loading),
         ("replay", _replay),
+        ("diagnosing", _diagnosing),
         ("fuzz", _fuzz),
         ("restoring", _restoring),
         ("calibration", _calibration),
@@ -300,14 +301,41 @@ def _planted_knobs(kept: dict[str, Any]) -> list[str]:
         "Cells for the CPU in which it is certain what a knob does. Ratio: time per step with the knob over that of",
         "the cell as written, per sample where the batch differs, with its 95 % interval. Target: all verdicts right.",
         f"Right: **{kept['right']} of {kept['cells']}**.",
+        "Predicted: before the knob was turned, from the cell's own run, for a batch size also from short runs at",
+        f"others. {_predicted_knobs(kept['predictions'])}",
         "",
-        "| knob | the cell | must be | verdict | ratio |",
-        "|---|---|---|---|---|",
+        "| knob | the cell | must be | verdict | predicted | ratio | error |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in kept["rows"]:
         ratio = row["failure"] or "–"
         if row["ratio"] is not None and row["interval"] is not None:
             ratio = "{:.3f} [{:.3f}, {:.3f}]".format(row["ratio"], *row["interval"])
         verdict = row["verdict"] if row["verdict"] == row["truth"] else f"**{row['verdict']}**"
-        lines.append(f"| {row['knob']}={row['value']} | {row['because']} | {row['truth']} | {verdict} | {ratio} |")
+        error = "" if row["error"] is None else f"{row['error']:.0%}"
+        lines.append(
+            f"| {row['knob']}={row['value']} | {row['because']} | {row['truth']} | {verdict} "
+            f"| {planted_report.predicted(row['predicted'])} | {ratio} | {error} |"
+        )
     return lines
+
+
+def _predicted_knobs(kept: dict[str, Any]) -> str:
+    held, of = kept["interval_holds"]
+    return (
+        f"Median error of {kept['count']} predictions that name a figure: **{kept['median_error']:.0%}** (aim: 10 %); "
+        f"{held} of {of} intervals hold what was measured."
+    )
+
+
+def _diagnosing(kept: dict[str, Any]) -> list[str]:
+    costliest = ", ".join(f"{name} {seconds * 1e3:.0f} ms" for name, seconds in kept["costliest_s"].items())
+    return [
+        "## Diagnosis of a large window",
+        "",
+        f"All {kept['rules']} rules over {kept['events']:,} events, once the report has its figures. Target: ≤ 1 s.",
+        "",
+        "| the rules | with their predictions | the figures, which the report has in any case | costliest rules |",
+        "|---|---|---|---|",
+        f"| {kept['rules_s']:.2f} s | {kept['diagnosis_s']:.2f} s | {kept['figures_s']:.2f} s | {costliest} |",
+    ]

@@ -59,7 +59,7 @@ def _cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         arms = (row["measured"] or {}).get("arms", {})
         error = "" if row["error"] is None else f"{row['error']:.0%}"
         lines.append(
-            f"| {name} | {row['framework']} | {planted} | {headline} | {ranks} | {_predicted(row['predicted'])} "
+            f"| {name} | {row['framework']} | {planted} | {headline} | {ranks} | {predicted(row['predicted'])} "
             f"| {_ratio(arms.get('advised'))} | {_ratio(arms.get('cured'))} | {error} |"
         )
     return lines
@@ -76,13 +76,14 @@ def _traces(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     return lines
 
 
-def _predicted(prediction: Mapping[str, Any] | None) -> str:
+def predicted(prediction: Mapping[str, Any] | None) -> str:
+    """Its ratio and interval, where it is only a range that, else why nothing is foretold."""
     if prediction is None:
         return ""
     if prediction["interval"] is None:
         return f"refused: {prediction['refused']}"
     low, high = prediction["interval"]
-    middle = "" if prediction["ratio"] is None or prediction["only_sign"] else f"{prediction['ratio']:.2f} "
+    middle = "" if prediction["ratio"] is None or prediction.get("only_sign") else f"{prediction['ratio']:.2f} "
     return f"{middle}[{low:.2f}, {high:.2f}]"
 
 

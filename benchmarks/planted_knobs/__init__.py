@@ -7,7 +7,10 @@ persistent_workers cannot do harm to training but by being taken out.
 
 from __future__ import annotations
 
+import os
+import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,15 +24,33 @@ CELLS: tuple[Planted, ...] = (*loading_cells.CELLS, *model_cells.CELLS, *optimiz
 
 
 def measure() -> dict[str, object]:
-    """The verdict about each cell, beside the truth."""
+    """The verdict about each cell, beside the truth, and what was foretold, beside what was measured."""
     rows = in_own_process(__name__, "judged")["rows"]
-    return {"right": sum(row["verdict"] == row["truth"] for row in rows), "cells": len(rows), "rows": rows}
+    return {
+        "right": sum(row["verdict"] == row["truth"] for row in rows),
+        "cells": len(rows),
+        "predictions": _predictions(rows),
+        "rows": rows,
+    }
+
+
+def _predictions(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of those that name a figure, not only a range or a sign."""
+    errors = [row["error"] for row in rows if row["error"] is not None]
+    held = [row["holds"] for row in rows if row["holds"] is not None]
+    return {
+        "count": len(errors),
+        "median_error": statistics.median(errors) if errors else None,
+        "interval_holds": [sum(held), len(held)],
+    }
 
 
 def judged(names: list[str] | None = None, pairs: int | None = None) -> dict[str, Any]:
-    """An experiment with each cell, or with those whose knob is named."""
+    """An experiment with each cell, or with those whose knob is named. Earlier predictions have no say."""
     asked = [planted for planted in CELLS if names is None or planted.knob in names]
-    return {"rows": [_row(planted, pairs) for planted in asked]}
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["GPULAB_DIR"] = folder
+        return {"rows": [_row(planted, pairs) for planted in asked]}
 
 
 def namespace_of(planted: Planted) -> dict[str, Any]:
@@ -82,10 +103,29 @@ def _row(planted: Planted, pairs: int | None) -> dict[str, Any]:
         "pairs": found.pairs,
         "checks": [f"{check.name}={check.value}: {check.state}, {check.evidence}" for check in found.b.checks],
         "failure": found.b.failure,
+        **_foretold(found),
         "seconds": time.monotonic() - began,
     }
     _tell(row)
     return row
+
+
+def _foretold(found: Any) -> dict[str, Any]:
+    made = found.b.prediction
+    told: dict[str, Any] = {"predicted": None, "error": None, "holds": None}
+    if made is None:
+        return told
+    told["predicted"] = {
+        "ratio": None if made.ratio is None or made.only_sign else float(made.ratio),
+        "interval": None if made.interval is None else [float(edge) for edge in made.interval],
+        "refused": made.refused,
+        "basis": made.basis,
+    }
+    if found.ratio is not None and made.interval is not None:
+        told["holds"] = bool(made.interval[0] <= found.ratio <= made.interval[1])
+        if told["predicted"]["ratio"] is not None:
+            told["error"] = abs(float(made.ratio) / found.ratio - 1)
+    return told
 
 
 def _tell(row: dict[str, Any]) -> None:
@@ -93,4 +133,9 @@ def _tell(row: dict[str, Any]) -> None:
     figures = f"{ratio:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]" if ratio and interval else row["failure"] or "–"
     mark = "ok   " if row["verdict"] == row["truth"] else "WRONG"
     setting = f"{row['knob']}={row['value']}"
-    print(f"  {mark} {setting:24} {row['truth']:25} {figures}  {row['seconds']:.0f} s", file=sys.stderr, flush=True)
+    print(
+        f"  {mark} {setting:24} {row['truth']:25} {figures}  "
+        f"foretold {(row['predicted'] or {}).get('ratio')} {row['seconds']:.0f} s",
+        file=sys.stderr,
+        flush=True,
+    )
