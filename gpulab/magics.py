@@ -46,8 +46,9 @@ The cell runs as without the magic. The run is kept in .gpulab/runs and is also 
 --ab and --sweep run the cell many times, a few steps each, and put weights, optimizer, random numbers and data order
 back before each run and at the end; the comparison is also gpulab.experiments[-1]. These runs end in the middle: what
 the cell does after its loop is not done in them. Files that the cell writes are not put back.
-Knobs: batch_size, workers, prefetch, pin_memory, persistent_workers, cache, amp, tf32, attention, fused_optimizer,
-compile, channels_last, accumulate, or any variable that the cell reads or assigns as a literal at its top.
+Knobs: batch_size, workers, prefetch, pin_memory, persistent_workers, cache, compute_threads, amp, tf32,
+attention, fused_optimizer, compile, channels_last, accumulate, or any variable that the cell reads or assigns as a
+literal at its top.
 Defaults: %config GPUProfile lists them, %config GPUProfile.steps = 50 sets one."""
 
 

@@ -32,7 +32,7 @@ def none(name: str) -> bool:
 def test_the_panels_order() -> None:
     assert " ".join(KNOBS) == (
         "batch_size workers prefetch pin_memory persistent_workers cache "
-        "amp tf32 attention fused_optimizer compile channels_last accumulate"
+        "compute_threads amp tf32 attention fused_optimizer compile channels_last accumulate"
     )
     assert all(knob.name == name for name, knob in KNOBS.items())
 

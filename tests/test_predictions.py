@@ -28,7 +28,7 @@ from gpulab.loading.trace import load_run
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict
 from gpulab.prediction.removal import predict_removal
-from gpulab.run import Memory, Pause, StepFlag
+from gpulab.run import Memory, Pause, Samples, Series, StepFlag
 from gpulab.trials.foretold import sizes_to_run
 
 HAND_OFF_US = 2_000.0
@@ -207,6 +207,47 @@ def epochs_begin_late(known: Facts, *, every: int, late_ms: float) -> Facts:
         steps, start_ns=steps.start_ns + shift, end_ns=steps.end_ns + shift, flags=flags.astype(steps.flags.dtype)
     )
     return dataclasses.replace(known, run=dataclasses.replace(run, steps=moved))
+
+
+def with_threads(known: Facts, threads: int | None, load_pct: float = 100.0) -> Facts:
+    """The same computing with so many threads, and a processor that was so busy meanwhile."""
+    t = np.arange(0, known.run.wall_ns, 10**7)
+    curve = Series("cpu_pct", "%", "CPU", "psutil", t, np.full(len(t), load_pct))
+    environment = dataclasses.replace(known.run.environment, compute_threads=threads)
+    run = dataclasses.replace(known.run, environment=environment, samples=Samples((curve,)))
+    return dataclasses.replace(known, run=run)
+
+
+def test_threads_and_workers_that_crowd_the_cores_widen_the_interval() -> None:
+    known = timed(fed(40, 0.5, cores=2), batch_ms=20, read_ms=20)
+    crowded, single = (predict(with_threads(known, n, 75), {"workers": "2"}) for n in (2, 1))
+    assert crowded.ratio is not None and single.ratio is not None
+    assert crowded.interval is not None and single.interval is not None
+    assert crowded.ratio > single.ratio
+    assert crowded.interval[1] / crowded.interval[0] > 1.2 * single.interval[1] / single.interval[0]
+    waiting = timed(known, batch_ms=20, read_ms=20, waited=1.0)
+    alone, beside = (predict(with_threads(waiting, n, 50), {"workers": "2"}) for n in (1, 2))
+    assert alone.ratio == beside.ratio  # workers that wait take no core
+
+
+def test_fewer_threads_compute_as_long_at_best_and_at_worst_as_they_are_fewer() -> None:
+    known = with_threads(
+        timed(fed(40, 0.5, cores=4), batch_ms=20, read_ms=20), 4, load_pct=62.5
+    )  # 4 cores while computing
+    alone = predict(known, {"compute_threads": "2"})
+    assert alone.ratio == pytest.approx((20 + (20 + 40) / 2) / 40, rel=0.01)
+    assert alone.interval is not None and alone.interval[0] < 1.0 and alone.interval[1] > 1.5
+    together = predict(known, {"compute_threads": "2", "workers": "2"})
+    assert together.ratio == pytest.approx((2 + (20 + 40) / 2) / 40, rel=0.01)
+    assert together == predict(known, {"workers": "2", "compute_threads": "2"}) or together.ratio is not None
+
+
+@pytest.mark.parametrize(
+    ("threads", "value", "why"),
+    [(2, "4", "more threads"), (None, "1", "not known"), (8, "2", "outnumber the cores"), (2, "0", "no value")],
+)
+def test_threads_that_nothing_is_foretold_of(threads: int | None, value: str, why: str) -> None:
+    assert why in predict(with_threads(fed(40, 0.5, cores=4), threads), {"compute_threads": value}).refused
 
 
 def test_back_to_no_workers() -> None:

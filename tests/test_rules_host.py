@@ -88,6 +88,31 @@ def test_as_many_workers_as_the_formula_says_and_no_more_than_there_are_cores(
     assert dict(finding.settings) == settings and finding.cure
 
 
+@pytest.mark.parametrize(
+    ("wait", "cores", "threads", "inside_it", "left"),
+    [
+        (0.75, 2.0, 2, inside(transform_ms=10), "1"),
+        (0.75, 8.0, 8, inside(transform_ms=10), "4"),
+        (0.75, 8.0, 4, inside(transform_ms=10), None),  # there is room for both
+        (0.75, 2.0, 1, inside(transform_ms=10), None),
+        (0.3, 2.0, 2, inside(transform_ms=10), None),  # computing is most of the work
+        (0.75, 8.0, 8, inside(read_ms=9, transform_ms=1, read_waited=0.9), None),  # items that wait need no core
+        (0.75, 8.0, None, inside(transform_ms=10), None),
+        (0.75, 8.0, 8, None, None),
+    ],
+)
+def test_where_loading_is_most_of_the_work_it_is_left_the_cores(
+    wait: float, cores: float, threads: int | None, inside_it: LoadingFacts | None, left: str | None
+) -> None:
+    run = run_of(wait=wait, cores=cores)
+    if inside_it is not None:
+        inside_it = dataclasses.replace(inside_it, batch_us=wait / (1 - wait) * (1 - wait) * STEP_US)
+    run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, compute_threads=threads))
+    finding = told(feeding.data_starved(case_of(run, {"data_wait": wait}, inside_it)))
+    assert dict(finding.settings).get("compute_threads") == left
+    assert (f"set_num_threads({left})" in finding.cure) is (left is not None)
+
+
 def test_an_iterable_dataset_has_no_knob() -> None:
     run = run_of(wait=0.5)
     run = dataclasses.replace(run, loader=loader(0, iterable=True))

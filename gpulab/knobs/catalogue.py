@@ -18,6 +18,7 @@ from gpulab.errors import UsageError
 from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.attention import ATTENTION
 from gpulab.knobs.compiling import COMPILE
+from gpulab.knobs.compute_threads import COMPUTE_THREADS
 from gpulab.knobs.dataset_cache import CACHE
 from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.knobs.knob import Kind, Knob, Value
@@ -34,6 +35,7 @@ _LIST: tuple[Knob, ...] = (
     PIN_MEMORY,
     PERSISTENT_WORKERS,
     CACHE,
+    COMPUTE_THREADS,
     AMP,
     TF32,
     ATTENTION,
@@ -49,6 +51,8 @@ ALSO_CALLED: dict[str, str] = {
     "batch": "batch_size",
     "num_workers": "workers",
     "prefetch_factor": "prefetch",
+    "threads": "compute_threads",
+    "num_threads": "compute_threads",
     "precision": "amp",
     "autocast": "amp",
     "bf16": "amp",

@@ -99,6 +99,7 @@ class Observed:
             operators=frozenset(counts),
             tf32=self.tf32 if _has_tf32(run.device) else None,
             attention=attention_backend(counts),
+            compute_threads=run.environment.compute_threads,
             grad_scaler=self.grad_scaler,
             step_inputs=self.inputs.of_a_step,
         )

@@ -64,6 +64,7 @@ class Scene:
         None  # back end that the trace shows: "math", "efficient", "flash", "cudnn"; None: no attention
     )
     grad_scaler: bool = False  # the cell scales its own gradients
+    compute_threads: int | None = None  # of an operator on the CPU, at the end of the run
     step_inputs: StepInputs | None = None  # None: not seen, or not the same in all steps that were watched
 
     @property

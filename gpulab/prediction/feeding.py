@@ -97,6 +97,24 @@ def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
     return replace(doubted, pure_factor=plan.pure_factor * ratio)
 
 
+def compute_threads(plan: Plan, value: str, known: Known) -> Plan:
+    """Fewer threads of each operator on a CPU: it takes as long as before at best, at worst as they become fewer."""
+    count, today = at_least(1, value), plan.today
+    before, cores = today.run.environment.compute_threads, today.run.environment.usable_cores
+    if today.on_gpu:
+        raise Refused("the GPU computes: how many threads the CPU's operators have hardly matters")
+    if before is None or today.run.source == "trace":
+        raise Refused("how many threads compute is not known")
+    if count == before:
+        return plan.doubted(0.0, "it has as many compute threads already")
+    if count > before:
+        raise Refused("how much faster more threads compute cannot be told from a run with fewer")
+    if cores and before > cores:
+        raise Refused("what threads cost that outnumber the cores cannot be told from one run")
+    words = f"computing takes as long with {count} thread{'s' if count > 1 else ''} at best, at worst as they are fewer"
+    return replace(plan, threads=count).doubted(0.02, words)
+
+
 def pin_memory(plan: Plan, value: str, known: Known) -> Plan:
     """Page-locked batches are copied faster; that the copy no longer blocks needs an edit."""
     today = plan.today

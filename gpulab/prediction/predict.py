@@ -21,6 +21,7 @@ PREDICTORS: dict[str, Predictor] = {
     "prefetch": feeding.prefetch,
     "pin_memory": feeding.pin_memory,
     "persistent_workers": feeding.persistent_workers,
+    "compute_threads": feeding.compute_threads,
     "amp": precision.amp,
     "tf32": precision.tf32,
     "attention": kernels.attention,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import product
 
 import numpy as np
 
@@ -27,6 +26,10 @@ WAITS = 1.25  # times the hand-off: a loop that waits longer than this for worke
 Z_975 = 1.96
 HIDDEN = 0.9  # busy, and of the step left without the GPU's work: then the trace does not show the wait for it
 INDEPENDENT = 10  # steps: what disturbs a machine lasts longer than one, so that more of them tell hardly more
+# A CPU's operator is as slow as its slowest thread, and one that has to share its core holds up the others: measured on
+# two cores, two threads beside two workers that decode images, a step took 1.0 to 1.5 times what its work would take.
+CROWDED = (1.0, 1.5)
+CROWDED_FROM = 0.5  # of the making waited for something else: then the workers leave the cores free
 STARTING = (0.5, 2.0)  # times the estimate of what starting workers takes: machines differ
 MOST_TASKS = 20_000  # that are played, over and over: a tenth of a second
 LOADER = "enumerate(DataLoader)"
@@ -153,9 +156,10 @@ class Plan:
 
     `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
     their first batch adds.
-    `saved_us` is time of the training thread per step that falls away (CPU device), `changes` what a replay plays
-    (GPU). `samples`: of a step, after over before. `sd`: of the ratio's logarithm. `reach`: factors by which the
-    result may be lower and higher beside that; `only_sign` as of a Prediction.
+    `threads`: as many as compute from now on, on a CPU; None: as before. `saved_us` is time of the training thread per
+    step that falls away (CPU device), `changes` what a replay plays (GPU). `samples`: of a step, after over before.
+    `sd`: of the ratio's logarithm. `reach`: factors by which the result may be lower and higher beside that;
+    `only_sign` as of a Prediction.
     """
 
     today: Today
@@ -164,6 +168,7 @@ class Plan:
     remade: bool = False  # the making, or the processes that do it, were changed
     starting_us: float = 0.0
     first_us: float = 0.0
+    threads: int | None = None
     saved_us: float = 0.0
     changes: Changes = field(default_factory=Changes)
     pure_factor: float = 1.0  # on the whole result: where a formula gives it directly
@@ -184,7 +189,7 @@ class Plan:
 
     def ratio(self) -> tuple[float, float, float]:
         """Time per sample after over before: likely, lowest, highest."""
-        found = [self._step_us(*assumed) for assumed in _assumptions(self)]
+        found = [self._step_us(assumed) for assumed in _assumptions(self)]
         before = self.today.played_us if self._plays else self.today.step.median
         scale = self.pure_factor / self.samples / before
         middle = float(np.median(found)) * scale
@@ -202,30 +207,30 @@ class Plan:
         c = self.changes
         return bool(c.device_factor is not None or c.host or len(c.free_waits) or len(c.unlaunched))
 
-    def _step_us(self, waited_fraction: float, training_cores: float) -> float:
+    def _step_us(self, assumed: Assumed) -> float:
         today = self.today
         if not self.remade:
-            return self._computed_us(today.wait_us)
+            return self._computed_us(today.wait_us, assumed.slower)
         making = self.making
         assert making is not None
         batch_us = making.batch_us * today.batches
         if not self.workers:
-            return self._computed_us(batch_us)
+            return self._computed_us(batch_us, assumed.slower)
         hand_off = hand_off_us(today) * today.batches
-        computed = self._computed_us(hand_off)
-        cpu_us = batch_us * (1 - waited_fraction)
+        computed = self._computed_us(hand_off, assumed.slower)
+        cpu_us = batch_us * (1 - assumed.waited_fraction)
         cores = today.run.environment.usable_cores
         least = [computed, batch_us / self.workers]
         if cores:
-            taken = 0.0 if today.on_gpu else training_cores * (computed - hand_off)
+            taken = 0.0 if today.on_gpu else assumed.training_cores * (computed - hand_off)
             least += [(cpu_us + taken) / cores, cpu_us / min(self.workers, cores)]
         return max(least) + self.first_us + self.starting_us
 
-    def _computed_us(self, wait_us: float) -> float:
-        """A step that waits that long for its data."""
+    def _computed_us(self, wait_us: float, slower: float) -> float:
+        """A step that waits that long for its data, and computes so many times as long on a CPU."""
         today = self.today
         if not self._plays:
-            return max(1e-3, today.compute_us - self.saved_us + wait_us)
+            return max(1e-3, slower * (today.compute_us - self.saved_us) + wait_us)
         assert today.replay is not None and today.run.timeline is not None
         fed, more_us = Changes(), 0.0
         if self.remade:
@@ -275,14 +280,41 @@ def _making(today: Today) -> Making | None:
     return None
 
 
-def _assumptions(plan: Plan) -> Iterator[tuple[float, float]]:
-    """What is not known, as the values it may have: the share of making that waits, the cores that training takes."""
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What is not known, as one of the values that it may have: the share of making that waits, the cores that the
+    training takes, and how many times as long as today it computes.
+    """
+
+    waited_fraction: float
+    training_cores: float
+    slower: float = 1.0
+
+
+def _assumptions(plan: Plan) -> Iterator[Assumed]:
     making = plan.making
     known = making.waited_fraction if making is not None else None
     waited = (0.0, 1.0) if known is None else (known,)
-    if not plan.remade or plan.today.on_gpu or not plan.workers:
-        return iter([(waited[0], 1.0)])
-    return iter([(w, training_cores(plan.today, w)) for (w,) in product(waited)])
+    if plan.today.on_gpu:
+        return iter([Assumed(waited[0], 1.0)])
+    if not plan.workers or not plan.remade:
+        return iter([Assumed(waited[0], 1.0, slower) for _, slower in _computing(plan, waited[0])])
+    return iter([Assumed(w, taken, slower) for w in waited for taken, slower in _computing(plan, w)])
+
+
+def _computing(plan: Plan, waited_fraction: float) -> Iterator[tuple[float, float]]:
+    """The cores that computing takes, and how many times as long it takes as today."""
+    today = plan.today
+    taken, cores = training_cores(today, waited_fraction), today.run.environment.usable_cores
+    before = today.run.environment.compute_threads
+    if plan.threads is not None and before is not None and plan.threads < before:
+        fewer = min(taken, plan.threads)
+        return iter([(fewer, 1.0), (fewer, max(1.0, taken / plan.threads))])
+    threads = before or 1
+    crowded = plan.remade and plan.workers and cores and threads > 1 and threads + plan.workers > cores
+    if crowded and waited_fraction < CROWDED_FROM:
+        return iter([(taken, by) for by in CROWDED])
+    return iter([(taken, 1.0)])
 
 
 def training_cores(today: Today, waited_fraction: float) -> float:

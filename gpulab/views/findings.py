@@ -75,7 +75,11 @@ def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, told: bool)
     if finding.cure:
         rows.append(Row(("cure", plain(finding.cure))))
     if finding.knob:
-        rows.append(Row(("try it", f"on your cell, without an edit: %%gpuprofile --ab {plain(finding.knob)}")))
+        rows.append(
+            Row(
+                ("try it", f"on your cell, without an edit: %%gpuprofile --ab {plain(finding.knob).replace(', ', ',')}")
+            )
+        )
         rows.append(Row(("predicted", _predicted(finding.prediction))))
     if finding.lesson:
         rows.append(Row(("learn more", f"notebooks/{plain(finding.lesson)}.ipynb")))

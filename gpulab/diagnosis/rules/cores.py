@@ -80,6 +80,7 @@ def _too_many_threads(case: Case, cores: float) -> Finding | None:
         None,
         "likely",
         parts=("compute/threads",),
+        settings=(("compute_threads", str(most)),),
         cure=f"torch.set_num_threads({most}) before the training, or the environment variable OMP_NUM_THREADS={most}.",
     )
 

@@ -189,15 +189,29 @@ def _cure(case: Case, wait: _Wait) -> tuple[tuple[tuple[str, str], ...], str]:
     room = _room_for_workers(case)
     wanted = min(_workers_needed(case, wait, workers), room)
     if wanted > workers:
-        return (("workers", str(wanted)),), (
+        threads = _threads_beside(case, wait, wanted)
+        leave = f" Leave them the cores: torch.set_num_threads({threads})." if threads else ""
+        return (("workers", str(wanted)), *([("compute_threads", str(threads))] if threads else [])), (
             f"Load with {wanted} worker process{'es' if wanted > 1 else ''} beside the training: "
-            f"DataLoader(…, num_workers={wanted}, persistent_workers=True)."
+            f"DataLoader(…, num_workers={wanted}, persistent_workers=True).{leave}"
         )
     cause = "there is no further processor core for another worker" if room <= workers else "more would not help"
     return (("cache", "on"),), (
         f"It loads with {workers} worker{'s' if workers != 1 else ''} already and {cause}: make each item cheaper to "
         "load, or prepare the items once and keep them (decoded files, or in memory as the dataset cache does)."
     )
+
+
+def _threads_beside(case: Case, wait: _Wait, workers: int) -> int | None:
+    """Compute threads on a CPU that leave the workers their cores, where loading is most of the work; None: as is."""
+    run, inside = case.facts.run, case.facts.loading
+    cores, threads = run.environment.usable_cores, run.environment.compute_threads
+    if case.on_gpu or cores is None or threads is None or threads <= 1 or threads + workers <= cores:
+        return None
+    if inside is None or _times(inside)["storage_bound"] >= inside.batch_us / 2:
+        return None
+    beside = max(1, math.floor(cores) - workers)
+    return beside if wait.waited_us >= wait.step_us / 2 and beside < threads else None
 
 
 def _workers_needed(case: Case, wait: _Wait, workers: int) -> int:
