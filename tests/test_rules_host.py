@@ -253,6 +253,21 @@ def test_no_guess_about_the_cores(pct: float, workers: int, core_wait: float) ->
     assert cores.cpu_oversubscribed(_loaded(pct, workers, core_wait=core_wait)) is None
 
 
+def test_threads_and_workers_that_share_the_cores() -> None:
+    def case(threads: int, pct: float = 97.0, core_wait: float = 0.4, making_ms: float = 15.0) -> Case:
+        made = _loaded(pct, 2, wait=0.05, core_wait=core_wait)
+        environment = dataclasses.replace(made.facts.run.environment, compute_threads=threads)
+        inside_it = dataclasses.replace(made.facts.loading, batch_us=making_ms * 1e3)  # type: ignore[type-var]
+        run = dataclasses.replace(made.facts.run, environment=environment)
+        return case_of(run, {"data_wait": 0.05}, inside_it)
+
+    finding = told(cores.cpu_oversubscribed(case(2)))
+    assert finding.settings == (("compute_threads", "1"),) and finding.recoverable_us_per_step is None
+    assert "2 compute threads and 2 loader workers share 2 usable processor cores" in finding.summary
+    for silent in (case(1), case(2, pct=70.0), case(2, core_wait=0.05), case(2, making_ms=3.0)):
+        assert cores.cpu_oversubscribed(silent) is None
+
+
 def test_without_the_load_of_the_processor_it_is_not_told() -> None:
     case = case_of(run_of(wait=0.5, workers=8, cores=2.0, samples=Samples()), {"data_wait": 0.5})
     answer = cores.cpu_oversubscribed(case)

@@ -111,6 +111,8 @@ def compute_threads(plan: Plan, value: str, known: Known) -> Plan:
         raise Refused("how much faster more threads compute cannot be told from a run with fewer")
     if cores and before > cores:
         raise Refused("what threads cost that outnumber the cores cannot be told from one run")
+    if today.workers and cores and before + today.workers > cores:
+        raise Refused("what threads and workers that share the cores take from each other cannot be told from one run")
     words = f"computing takes as long with {count} thread{'s' if count > 1 else ''} at best, at worst as they are fewer"
     return replace(plan, threads=count).doubted(0.02, words)
 

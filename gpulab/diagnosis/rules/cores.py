@@ -27,7 +27,7 @@ def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
         return None
     fewer, cause = max(1, math.floor(cores)), waiting_for_cores(case)
     if cause is None and workers <= fewer:
-        return None
+        return _threads_beside_workers(case, workers, cores)
     load = _load(case)
     if load is None:
         return Untold(
@@ -57,6 +57,35 @@ def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
         parts=("data_wait",),
         settings=settings,
         cure=cure,
+        lesson=LESSON,
+    )
+
+
+def _threads_beside_workers(case: Case, workers: int, cores: float) -> Finding | None:
+    """On a CPU an operator's threads share the cores with workers that are at work, and wait for their slowest."""
+    threads, inside, step_us = case.facts.run.environment.compute_threads, case.facts.loading, case.step_us
+    if case.on_gpu or threads is None or threads <= 1 or threads + workers <= cores or inside is None or not step_us:
+        return None
+    load, waited = _load(case), inside.core_wait_fraction or 0.0
+    working = inside.batch_us * (1 - max(inside.read_waited_fraction or 0.0, inside.transform_waited_fraction or 0.0))
+    if load is None or load < case.thresholds.cpu_full or waited < case.thresholds.idle_notice:
+        return None
+    if working < case.thresholds.idle_bad * step_us:
+        return None
+    left = max(1, math.floor(cores) - workers)
+    return Finding(
+        "cpu_oversubscribed",
+        f"{threads} compute threads and {_workers(workers)} share {_cores(cores)}, and take time from each other.",
+        (
+            Evidence(f"the cores are {percent(load)} busy during the steps (mean)"),
+            Evidence(f"the workers wait for a free core for {percent(waited)} of the time they load"),
+            Evidence("what that costs cannot be read off one run: try it with fewer"),
+        ),
+        None,
+        "likely",
+        parts=("compute/threads",),
+        settings=(("compute_threads", str(left)),) if left < threads else (),
+        cure=f"torch.set_num_threads({left}) before the training: an operator waits for the slowest of its threads.",
         lesson=LESSON,
     )
 
