@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -187,6 +189,26 @@ def test_an_interrupt_ends_it_and_everything_is_put_back(names: dict[str, Any]) 
     interrupted_at("block 4", names)
     assert gpulab.experiments[-1].found.stopped and len(gpulab.experiments[-1].found.sides) == 2
     assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
+
+
+def test_an_interrupt_that_the_cell_swallows_ends_the_comparison_all_the_same(
+    names: dict[str, Any], tmp_path: Path
+) -> None:
+    before, runs = signal.getsignal(signal.SIGINT), tmp_path / "runs"  # a file: lists are put back for each run
+
+    def swallows_the_fifth() -> None:
+        with runs.open("a") as file:
+            file.write("x")
+        if runs.stat().st_size == 5:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    names["swallows_the_fifth"] = swallows_the_fifth
+    swallowing = "swallows_the_fifth()\n" + CELL
+    with pytest.raises(KeyboardInterrupt):
+        quick(swallowing, {"fused_optimizer": "on"}, names, pairs=30)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert gpulab.experiments[-1].found.stopped and runs.stat().st_size <= 6
 
 
 def test_a_cell_that_uses_up_an_iterator_is_told(names: dict[str, Any]) -> None:

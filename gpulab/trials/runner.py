@@ -29,6 +29,7 @@ from gpulab.sources.store import Store
 from gpulab.trials import changing, schedule
 from gpulab.trials.decided import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
 from gpulab.trials.foretold import Foretelling, errors_here, keep
+from gpulab.trials.interrupts import interrupts_heard
 from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.trials.seeds import seeded
 from gpulab.trials.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, short_trial
@@ -100,10 +101,12 @@ class Runner:
 
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
-        with turn.taken():
+        with turn.taken(), interrupts_heard(self.stop) as heard:
             check_names(self._plan.arms, self._code)
             detect_device(self._plan.device)
-            return self._run()
+            found = self._run()
+        self.error = self.error or heard.error
+        return found
 
     def _run(self) -> Experiment:
         self._began = time.monotonic()
