@@ -11,12 +11,13 @@ from gpulab.analysis import spans
 from gpulab.prediction import restarts
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Making, Plan, Refused, at_least, hand_off_us, is_on
+from gpulab.prediction.step import STARTING, Making, Plan, Refused, at_least, hand_off_us, is_on
 from gpulab.run import Category
 
 WORKERS_SD = 0.05  # of max(computing, loading): it leaves out how the two hinder each other
 CACHE_SD = 0.04
 RESTART_SD = 0.04  # of what is left: the processes' exit may go on beside the training
+SHORT_EPOCH = 32  # steps: the short runs of a comparison hold the start of one
 SMALL_WAIT = 0.03  # share of a step: less data wait than this can hardly be gained or told
 PINNED_SPEED = (2.0, 4.0)  # page-locked over pageable copies; definitions.md, Anchors: 1.41× in a micro-benchmark
 
@@ -45,7 +46,8 @@ def workers(plan: Plan, value: str, known: Known) -> Plan:
 def _restarting(plan: Plan, workers: int) -> dict[str, Any]:
     """Of a plan without workers so far: what each epoch's start adds to a step.
 
-    Its first batch is made before anything can go on beside that; and workers that do not stay are started.
+    Its first batch is made before anything can go on beside that; and workers that do not stay are started. In long
+    epochs a typical step, which is what comparisons measure, knows nothing of it: there it is only a doubt.
     """
     loader = plan.today.run.loader
     if plan.today.workers or not workers or loader is None or not loader.length:
@@ -53,7 +55,10 @@ def _restarting(plan: Plan, workers: int) -> dict[str, Any]:
     assert plan.making is not None
     per_step = plan.today.batches / loader.length
     starting_us = 0.0 if loader.persistent_workers else restarts.start_us(plan.today.run, workers) * per_step
-    return {"starting_us": starting_us, "first_us": plan.making.batch_us * per_step}
+    first_us = plan.making.batch_us * per_step
+    if loader.length < SHORT_EPOCH * plan.today.batches:
+        return {"starting_us": starting_us, "first_us": first_us}
+    return {"at_most_us": STARTING[1] * starting_us + first_us}
 
 
 def prefetch(plan: Plan, value: str, known: Known) -> Plan:
@@ -73,8 +78,8 @@ def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
         raise Refused("there are no workers that could stay")
     if not is_on(value):
         raise Refused("what ending the workers after each epoch would cost is not known")
-    if plan.starting_us:  # of workers that another setting brings
-        return replace(plan, starting_us=0.0)
+    if plan.starting_us or plan.at_most_us:  # of workers that another setting brings
+        return replace(plan, starting_us=0.0, at_most_us=0.0)
     seen, length = restarts.seen_us(run), run.loader.length if run.loader is not None else None
     if seen is None or not length:
         raise Refused("the run holds no second epoch, so what starting the workers costs was not seen")

@@ -33,6 +33,11 @@ PREDICTORS: dict[str, Predictor] = {
 }
 
 
+HOST_ONLY = frozenset(  # settings that leave the GPU's memory as it is
+    ("cache", "workers", "prefetch", "pin_memory", "persistent_workers", "compute_threads", "tf32")
+)
+
+
 def predict(facts: Facts, settings: Mapping[str, str], known: Known = NOTHING) -> Prediction:
     """What these settings would bring to that run. Never raises: `refused` says why nothing is foretold.
 
@@ -76,8 +81,10 @@ def knobs_named(settings: Mapping[str, str]) -> str:
 
 def _of(plan: Plan, settings: Mapping[str, str]) -> Prediction:
     middle, low, high = plan.ratio()
-    basis = "; ".join(dict.fromkeys(plan.basis))
-    found = Prediction(dict(settings), middle, (low, high), basis, plan.memory_ratio, plan.only_sign)
+    basis, memory = "; ".join(dict.fromkeys(plan.basis)), plan.memory_ratio
+    if memory is None and plan.today.on_gpu and HOST_ONLY.issuperset(settings):
+        memory = 1.0
+    found = Prediction(dict(settings), middle, (low, high), basis, memory, plan.only_sign)
     return replace(found, basis=basis[:1].upper() + basis[1:])
 
 

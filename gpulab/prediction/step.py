@@ -155,7 +155,7 @@ class Plan:
     """What settings make of today's step; each predictor adds its part, in any order.
 
     `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
-    their first batch adds.
+    their first batch adds, `at_most_us` what either may add to some steps and not to a typical one.
     `threads`: as many as compute from now on, on a CPU; None: as before. `saved_us` is time of the training thread per
     step that falls away (CPU device), `changes` what a replay plays (GPU). `samples`: of a step, after over before.
     `sd`: of the ratio's logarithm. `reach`: factors by which the result may be lower and higher beside that;
@@ -168,6 +168,7 @@ class Plan:
     remade: bool = False  # the making, or the processes that do it, were changed
     starting_us: float = 0.0
     first_us: float = 0.0
+    at_most_us: float = 0.0
     threads: int | None = None
     saved_us: float = 0.0
     changes: Changes = field(default_factory=Changes)
@@ -194,7 +195,10 @@ class Plan:
         scale = self.pure_factor / self.samples / before
         middle = float(np.median(found)) * scale
         sd = float(np.sqrt(self.today.sampling_sd**2 + sum(s**2 for s in self.sds)))
-        edges = (min(found) + (STARTING[0] - 1) * self.starting_us, max(found) + (STARTING[1] - 1) * self.starting_us)
+        edges = (
+            min(found) + (STARTING[0] - 1) * self.starting_us,
+            max(found) + (STARTING[1] - 1) * self.starting_us + self.at_most_us,
+        )
         low, high = (float(edge) * scale * by for edge, by in zip(edges, self.reach, strict=True))
         return middle, min(low, middle) * float(np.exp(-Z_975 * sd)), max(high, middle) * float(np.exp(Z_975 * sd))
 
