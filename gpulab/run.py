@@ -340,6 +340,7 @@ class Loader:
     persistent_workers: bool
     length: int | None  # batches per epoch
     iterable: bool
+    own_collate: bool | None = None  # a collate_fn that is not torch's puts batches together; None: not known
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,31 +7,57 @@ from typing import Any
 
 import hypothesis
 import made_comparisons as made
+import made_loops
+import made_timelines
 import numpy as np
 import pytest
 import real_traces
 import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
+from made_timelines import MAIN, STREAM, Span
 
 import gpulab
+from gpulab.analysis import matrix_units
 from gpulab.analysis.device_peaks import peaks_of
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.loading import LoadingFacts
 from gpulab.analysis.steps import Spread
+from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import Finding, Untold
+from gpulab.diagnosis.foretold import foretold
+from gpulab.diagnosis.rules import precision, transfers
+from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.foretelling import foretell
 from gpulab.intervals import union
 from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.described import loader_record
 from gpulab.knobs.values import written
 from gpulab.loading.trace import load_run
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict
 from gpulab.prediction.removal import predict_removal
-from gpulab.run import Memory, Pause, Samples, Series, StepFlag
+from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
 from gpulab.trials.foretold import sizes_to_run
+from gpulab.views.predicted import Predicted
 
 HAND_OFF_US = 2_000.0
+LOADED = LoadingFacts(
+    batches=30,
+    items_per_batch=32.0,
+    batch_us=0.0,
+    read_us=0.0,
+    transform_us=0.0,
+    collate_us=0.0,
+    hand_over_us=None,
+    pin_us=None,
+    copy_us=None,
+    read_waited_fraction=None,
+    transform_waited_fraction=None,
+    workers=(),
+)
 
 
 def fed(
@@ -45,26 +71,19 @@ def fed(
         environment=dataclasses.replace(known.run.environment, usable_cores=cores, platform="Linux-6", python="3.12.1"),
         samples=dataclasses.replace(known.run.samples, series=()),
         memory=Memory(peak_rss_bytes=2_000_000_000),
-        loader=dataclasses.replace(known.run.loader, length=length),
+        loader=dataclasses.replace(known.run.loader, length=length, own_collate=False),
     )
     return dataclasses.replace(known, run=run)
 
 
 def timed(known: Facts, *, batch_ms: float, read_ms: float, waited: float = 0.0, workers: int = 0) -> Facts:
     """The same with its batches timed where they are made: what is not reading is collating."""
-    inside = LoadingFacts(
-        batches=30,
-        items_per_batch=32.0,
+    inside = dataclasses.replace(
+        LOADED,
         batch_us=batch_ms * 1e3,
         read_us=read_ms * 1e3,
-        transform_us=0.0,
         collate_us=(batch_ms - read_ms) * 1e3,
-        hand_over_us=None,
-        pin_us=None,
-        copy_us=None,
         read_waited_fraction=waited,
-        transform_waited_fraction=None,
-        workers=(),
     )
     return dataclasses.replace(known, loading=inside)
 
@@ -118,6 +137,20 @@ def test_what_the_evidence_does_not_carry_is_refused(settings: dict[str, str], w
 
 def test_a_run_without_steps_is_refused() -> None:
     assert "no complete step" in predict(synthetic.no_step_case().facts, {"workers": "2"}).refused
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": "4"}, {"compile": "default"}, {"workers": "8", "accumulate": "2"}])
+def test_that_memory_is_not_foretold_is_said(settings: dict[str, str]) -> None:
+    known = synthetic.gpu_case().facts
+    found = predict(known, settings)
+    assert found.ratio is not None, found.refused
+    assert found.memory_ratio is None and "memory is not foretold" in found.memory_basis
+    shown = repr(Predicted("mine", (found,)))
+    assert "memory is not foretold" in " ".join(shown.split())
+    alone = predict(known, {"workers": "8"})
+    assert alone.memory_ratio == 1 and "nothing in the GPU's memory changes" in alone.memory_basis
+    assert "memory changes" in repr(Predicted("mine", (alone,))) and "today's peak" not in repr(Predicted("", (alone,)))
+    assert not predict(fed(), {"workers": "2"}).memory_basis
 
 
 # feeding
@@ -278,6 +311,61 @@ def test_a_cache_without_timing_is_a_range() -> None:
     assert found.interval[0] <= 0.5 and found.interval[1] >= 1.0
 
 
+def with_collate(known: Facts, own: bool | None) -> Facts:
+    assert known.run.loader is not None
+    loader = dataclasses.replace(known.run.loader, own_collate=own)
+    return dataclasses.replace(known, run=dataclasses.replace(known.run, loader=loader))
+
+
+@pytest.mark.parametrize("own", [True, None])
+def test_a_cache_copies_each_item_for_a_collate_fn_of_the_users_own(own: bool | None) -> None:
+    known = timed(fed(1.2, 0.4), batch_ms=0.3, read_ms=0.2)  # items that are in memory already
+    copied = (0.72 + 0.1 + 32 * 0.184) / 1.2  # as long as it was measured to take for two small tensors
+    found = predict(with_collate(known, own), {"cache": "on"})
+    assert found.only_sign and found.interval is not None and "copy of each item" in found.basis
+    assert found.interval[0] < 1 < copied < found.interval[1]
+    beside = predict(with_collate(known, own), {"cache": "on", "workers": "2"})
+    assert beside.interval is not None and copied / 2 < beside.interval[1] < found.interval[1]
+    slow_items = predict(with_collate(timed(fed(40, 0.9), batch_ms=36, read_ms=36), own), {"cache": "on"})
+    assert slow_items.interval is not None and slow_items.interval[1] < 0.5
+    for hidden in (fed(40, 0.01), fed(40, 0.5)):
+        untimed = predict(with_collate(hidden, own), {"cache": "on"}).interval
+        assert untimed is not None and untimed[1] >= 1 + 32 * 0.4 / 40
+
+
+def test_items_that_nobody_counted_are_not_foretold_to_be_copied() -> None:
+    known = with_collate(fed(40, 0.5), None)
+    assert known.run.loader is not None
+    loader = dataclasses.replace(known.run.loader, batch_size=None)
+    uncounted = dataclasses.replace(known, run=dataclasses.replace(known.run, loader=loader))
+    assert "how many items" in predict(uncounted, {"cache": "on"}).refused
+
+
+def test_whose_collate_fn_it_is_comes_from_the_loader() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    own = data.DataLoader([1, 2], collate_fn=list)
+    assert [loader_record(x).own_collate for x in (own, data.DataLoader([1, 2]))] == [True, False]
+
+
+def test_on_a_gpu_too_what_is_not_known_of_the_items_widens_the_interval() -> None:
+    known = synthetic.gpu_case().facts
+    environment = dataclasses.replace(known.run.environment, usable_cores=4.0)
+    known = dataclasses.replace(known, run=dataclasses.replace(known.run, environment=environment))
+    waiting, busy, unknown = (
+        predict(timed_or_not, {"workers": "16"}).interval
+        for timed_or_not in (
+            timed(known, batch_ms=48, read_ms=48, waited=1.0),
+            timed(known, batch_ms=48, read_ms=48, waited=0.0),
+            dataclasses.replace(
+                known, loading=dataclasses.replace(LOADED, read_waited_fraction=None, batch_us=48e3, read_us=48e3)
+            ),
+        )
+    )
+    assert waiting is not None and busy is not None and unknown is not None
+    assert busy[1] > 1.1 * waiting[1]
+    assert unknown == (pytest.approx(waiting[0]), pytest.approx(busy[1]))
+
+
 def test_settings_in_any_order() -> None:
     known = timed(fed(40, 0.5, cores=4), batch_ms=20, read_ms=17)
     sizes = Known(sizes={32: (40e3, None), 64: (70e3, None)})
@@ -311,7 +399,15 @@ def test_a_larger_batch_from_short_runs() -> None:
     short = Known(sizes={16: (30e3, 1_000), 32: (40e3, 1_500), 45: (48e3, None)})
     found = predict(known, {"batch_size": "64"}, short)
     assert found.ratio == pytest.approx((20 + 0.625 * 64) / 40 / 2, rel=0.02)
-    assert found.memory_ratio == pytest.approx(2_500 / 1_500, rel=1e-3)
+    on_gpu = synthetic.gpu_case().facts
+    settings, as_written = {"batch_size": "512"}, {"batch_size": "256"}
+    short = Known(sizes={128: (9e3, 800), 256: (12e3, 1_500), 300: (13e3, None)}, found=as_written)
+    told = predict(on_gpu, settings, short)
+    assert told.memory_ratio == pytest.approx(2_900 / 1_500, rel=1e-3) and "peaks of short runs" in told.memory_basis
+    assert "1.93× today's peak of the GPU's memory" in " ".join(repr(Predicted("mine", (told,))).split())
+    beside = predict(on_gpu, {**settings, "accumulate": "2"}, short)
+    assert beside.ratio is not None
+    assert beside.memory_ratio is None
 
 
 def test_a_batch_from_one_run_is_a_range_that_knows_starving() -> None:
@@ -374,6 +470,43 @@ def test_a_plain_optimizer_has_little_to_save(trained: dict[str, Facts]) -> None
     assert ratio_of(trained["SGD"], fused_optimizer=True) > ratio_of(trained["AdamW"], fused_optimizer=True)
 
 
+# compiling, another layout
+
+
+def of_operators(shares: dict[str, float], step_ms: float = 40.0) -> Facts:
+    """On a CPU: each profiled step holds operators of these names, one after the other, for that share of it."""
+    known = fed(step_ms, 0.0)
+    collected = synthetic._Spans()
+    training = collected.lane("thread", 4711)
+    steps = known.run.steps
+    rows = np.flatnonzero(np.isin(steps.number, known.run.traced_numbers))
+    for start, wall in zip(steps.start_ns[rows].tolist(), steps.wall_ns[rows].tolist(), strict=True):
+        for name, share in shares.items():
+            collected.add(training, Category.CPU_OP, name, start, start + share * wall)
+            start += share * wall
+    window = int(steps.start_ns[rows[0]]), int(steps.end_ns[rows[-1]])
+    run = dataclasses.replace(known.run, timeline=collected.timeline(window, training))
+    return dataclasses.replace(known, run=run, optimizer_us=None)
+
+
+def test_compiling_on_a_cpu_is_a_range_that_holds_what_was_measured() -> None:
+    cheap, products = of_operators({"aten::mul": 0.9}, 11.0), of_operators({"aten::addmm": 0.9})
+    for known, measured in ((cheap, 0.205), (products, 0.954)):
+        found = predict(known, {"compile": "default"})
+        assert found.only_sign and found.interval is not None
+        assert found.interval[0] < measured < found.interval[1]
+    nothing_to_gain = predict(products, {"compile": "default"}).interval
+    assert nothing_to_gain is not None and nothing_to_gain[0] > 0.75
+    assert "checks" in predict(of_operators({"aten::mul": 0.3}, 1.5), {"compile": "default"}).refused  # measured 1.545
+
+
+def test_another_layout_on_a_cpu_is_foretold_only_where_little_hangs_on_it() -> None:
+    found = predict(of_operators({"aten::conv2d": 0.02, "aten::addmm": 0.9}), {"channels_last": "on"})
+    assert found.only_sign and found.interval is not None and found.interval[0] < 1.001 < found.interval[1] < 1.25
+    pooled = predict(of_operators({"aten::conv2d": 0.3, "aten::max_pool2d": 0.6}), {"channels_last": "on"})
+    assert "faster or slower" in pooled.refused  # measured 0.298, and 1.525 with other sizes
+
+
 # leaving something out
 
 
@@ -406,6 +539,94 @@ def test_waits_left_out_of_a_real_trace() -> None:
     known = facts(load_run(real_traces.path("v100_resnet50_workers4")))
     found = predict_removal(known, "blocking_copy")
     assert found.ratio is not None and 0.85 < found.ratio < 0.97  # 9 ms of 118 to 127
+
+
+def told_of(known: Facts, key: str) -> Finding:
+    """The finding of that key, with its prediction."""
+    found = diagnose(known).of(key)
+    assert found is not None and found.prediction is not None
+    return found
+
+
+def with_pauses(known: Facts, *pauses: Pause) -> Facts:
+    return dataclasses.replace(known, run=dataclasses.replace(known.run, pauses=pauses))
+
+
+def in_steps(known: Facts, kind: PauseKind, from_ms: float, to_ms: float) -> tuple[Pause, ...]:
+    """One at that time in every second step that counts."""
+    start = known.run.steps.start_ns[known.selection.rows[::2]].tolist()
+    return tuple(Pause(kind, s + int(from_ms * 1e6), s + int(to_ms * 1e6)) for s in start)
+
+
+def test_leaving_out_logging_does_not_leave_out_evaluation() -> None:
+    known = fed(40, 0.2)
+    logging, evaluation = in_steps(known, "logging", 1, 9), in_steps(known, "evaluation", 12, 34)
+    alone, beside = with_pauses(known, *logging), with_pauses(known, *logging, *evaluation)
+    finding = told_of(beside, "logging_or_eval")
+    assert "Logging" in finding.summary
+    assert finding.prediction == told_of(alone, "logging_or_eval").prediction
+    assert finding.predicted_ratio == pytest.approx(1 - 8 / 80, abs=0.005)
+
+
+def test_a_pause_within_another_is_not_gained_by_leaving_out_the_inner_one() -> None:
+    known = fed(40, 0.2)
+    nested = with_pauses(known, *in_steps(known, "checkpoint_save", 10, 20), *in_steps(known, "gc", 4, 18))
+    assert told_of(nested, "gc_pause").predicted_ratio == pytest.approx(1 - 6 / 80, abs=0.005)
+    assert told_of(nested, "checkpoint_save").predicted_ratio == pytest.approx(1 - 10 / 80, abs=0.005)
+
+
+def test_a_finding_that_does_not_know_when_foretells_nothing() -> None:
+    known = fed(40, 0.2)
+    shorter = PauseSum("logging", 400, 400 * 10**6)
+    saved = with_pauses(known, *in_steps(known, "evaluation", 1, 2))
+    told = told_of(
+        dataclasses.replace(saved, run=dataclasses.replace(saved.run, more_pauses=(shorter,))), "logging_or_eval"
+    )
+    assert told.prediction is not None and "not recorded" in told.prediction.refused
+
+
+def test_steps_that_were_compiled_count_where_compiling_is_left_out() -> None:
+    known = fed(40, 0.2)
+    steps = known.run.steps
+    flags = np.where(steps.phase == Phase.WARMUP, steps.flags, steps.flags | StepFlag.COMPILE)
+    run = dataclasses.replace(known.run, steps=dataclasses.replace(steps, flags=flags.astype(steps.flags.dtype)))
+    rows = np.flatnonzero((steps.phase != Phase.WARMUP) & (flags & StepFlag.PROFILER_EDGE == 0))
+    pauses = tuple(Pause("compile", start, start + 30_000_000) for start in steps.start_ns[rows].tolist())
+    every = facts(dataclasses.replace(run, pauses=pauses))
+    assert not len(every.selection.rows)
+    assert told_of(every, "recompilation").predicted_ratio == pytest.approx(1 / 4, abs=0.02)
+
+
+def reading_and_uploading() -> Facts:
+    """A step of 12 ms: a batch is copied from ordinary memory (4 ms), one kernel (4 ms), its result is read."""
+    ms = 1_000_000
+    spans = [
+        Span("aten::to", Category.CPU_OP, MAIN, 0, 4 * ms + 20_000),
+        Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 10_000, 4 * ms, 1),
+        Span("Memcpy HtoD (Pageable -> Device)", Category.GPU_MEMCPY, STREAM, 20_000, 4 * ms - 12_000, 1),
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 4 * ms + 30_000, 10_000, 2),
+        Span("k", Category.KERNEL, STREAM, 4 * ms + 45_000, 4 * ms, 2),
+        Span("aten::item", Category.CPU_OP, MAIN, 4 * ms + 50_000, 4 * ms + 50_000),
+        Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 4 * ms + 55_000, 30_000, 3),
+        Span("Memcpy DtoH (Device -> Pageable)", Category.GPU_MEMCPY, STREAM, 8 * ms + 50_000, 10_000, 3),
+        Span("cudaStreamSynchronize", Category.CUDA_RUNTIME, MAIN, 4 * ms + 90_000, 4 * ms - 20_000),
+    ]
+    timeline = dataclasses.replace(made_timelines.timeline(spans), window_ns=(0, 12 * ms))
+    device = dataclasses.replace(synthetic.gpu_case().run.device, index=0)
+    run = dataclasses.replace(synthetic.no_step_case().run, device=device, timeline=timeline, wall_ns=12 * ms)
+    return dataclasses.replace(facts(run), traced_step_us=Spread(12_000, 12_000, 12_000, 1))
+
+
+@pytest.mark.parametrize(("key", "calls"), [("sync_points", 2), ("blocking_copy", 1)])
+def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int) -> None:
+    known = reading_and_uploading()
+    assert {b.direction for b in known.blocking} == {"read", "upload"}
+    rule = transfers.sync_points if key == "sync_points" else transfers.blocking_copy
+    finding = rule(Case(known, DEFAULT))
+    assert isinstance(finding, Finding)
+    (told,) = foretold(known, [dataclasses.replace(finding, settings=())], 12_000.0, Known())
+    assert told.prediction is not None and f"with {calls} call" in told.prediction.basis
+    assert f"with {calls} call" in predict_removal(known, key).basis
 
 
 # real GPUs
@@ -453,6 +674,30 @@ def test_peaks_by_the_names_of_drivers(name: str, fp16: float) -> None:
 @pytest.mark.parametrize("name", ["NVIDIA GeForce GTX 1080", "NVIDIA GB200", "AMD EPYC", "T400", ""])
 def test_an_unknown_gpu_has_no_peaks(name: str) -> None:
     assert peaks_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "units", "word"),
+    [
+        ("NVIDIA A40", "8.6", True, "amp=bf16"),
+        ("NVIDIA TITAN RTX", "7.5", True, "amp=fp16"),
+        ("AMD Instinct MI250X", "9.0", None, "if it does"),
+        ("NVIDIA GeForce GTX 1660", "7.5", False, ""),
+        ("Tesla P100-PCIE-16GB", "6.0", False, ""),
+    ],
+)
+def test_no_other_gpu_stands_in_for_one_whose_peaks_are_not_known(
+    name: str, capability: str, units: bool | None, word: str
+) -> None:
+    case = made_loops.loop(lambda machine: machine.operator("aten::mm", "ampere_sgemm_128x64_nn", gpu_us=900)).case()
+    device = dataclasses.replace(case.facts.run.device, name=name, details={"compute_capability": capability})
+    assert matrix_units.narrow_ratio(device) is None and matrix_units.tf32_ratio(device) is None
+    assert matrix_units.has_units(device) is units
+    run = dataclasses.replace(case.facts.run, device=device)
+    unknown = Case(dataclasses.replace(case.facts, run=run), DEFAULT)
+    answer = precision.no_mixed_precision(unknown)
+    assert answer is None if units is False else isinstance(answer, Untold) and word in f"{answer.what} {answer.record}"
+    assert precision.no_tf32(unknown) is None
 
 
 # the door

@@ -239,6 +239,17 @@ def test_the_board_in_figures() -> None:
     assert "2.0× (1.67–2.5×)" in view.text(board)
 
 
+def test_each_device_has_its_own_line() -> None:
+    gpu = "NVIDIA H100 80GB HBM3"
+    here = [a_record(predicted=0.5, measured=0.5)] * 2
+    both = view.text(Board((*here, a_record(device=gpu, measured=1.0))))
+    of_knobs = both.split("\n\n")[0].splitlines()
+    assert of_knobs[0].split()[-1] == "device"
+    assert [line.split()[:3] for line in of_knobs[1:]] == [["workers", "2", "0"], ["workers", "1", "100"]]
+    assert of_knobs[1].endswith("CPU") and of_knobs[2].endswith(gpu)
+    assert "device" not in view.text(Board(tuple(here))).splitlines()[0]
+
+
 def test_nothing_of_a_record_reaches_html_unescaped() -> None:
     hostile = a_record(knob=synthetic.HOSTILE, value=synthetic.HOSTILE, device=synthetic.HOSTILE)
     assert "<script" not in view.html(Board((hostile,)))

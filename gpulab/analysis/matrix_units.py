@@ -1,4 +1,4 @@
-"""How much faster a GPU multiplies matrices in fewer bits, at best: from its data sheet, else from its generation."""
+"""How much faster a GPU multiplies matrices in fewer bits, at best: by its data sheet, or it is not known."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import re
 from gpulab.analysis.device_peaks import peaks_of
 from gpulab.run import Device
 
-# The largest ratio to float32 within each generation (compute capability), from the makers' data sheets.
-_MOST_16_BIT = {"7.0": 8.0, "7.2": 8.0, "7.5": 8.0, "8.0": 16.0, "8.6": 4.0, "8.9": 4.0, "9.0": 14.8, "10.0": 28.1}
-_MOST_TF32 = {"8.0": 8.0, "8.6": 2.0, "8.9": 2.0, "9.0": 7.4, "10.0": 14.1}
 # Cards of compute capability 7.5 that have no matrix units: NVIDIA's GTX 16 series and its workstation relatives.
 _WITHOUT_UNITS = re.compile(r"GTX 16|\bMX\d{3}|\bT[456]00\b|\bT1[02]00\b|\bT1000\b|\bT2000\b")
 _OTHER_MAKERS = re.compile(r"AMD|Radeon|Instinct|Intel", re.IGNORECASE)
+UNITS_SINCE = (7, 0)
 BF16_SINCE = (8, 0)
 
 
@@ -24,25 +22,29 @@ def compute_capability(device: Device) -> tuple[int, int] | None:
     return int(found[1]), int(found[2])
 
 
+def has_units(device: Device) -> bool | None:
+    """Whether it has units that multiply matrices of 16-bit numbers; None: not known."""
+    if peaks_of(device.name) is not None:
+        return True
+    if _WITHOUT_UNITS.search(device.name):
+        return False
+    generation = compute_capability(device)
+    return None if generation is None else generation >= UNITS_SINCE
+
+
 def narrow_ratio(device: Device) -> float | None:
-    """16-bit products against those of float32; None without the units, or where neither table knows the GPU."""
+    """16-bit products against those of float32; None for a GPU that the table does not hold.
+
+    No other GPU stands in for it (definitions.md, Hardware table): within a generation the ratios differ too.
+    """
     known = peaks_of(device.name)
-    if known is not None:
-        return known.fp16_tflops / known.fp32_tflops
-    return None if _WITHOUT_UNITS.search(device.name) else _MOST_16_BIT.get(_generation(device))
+    return None if known is None else known.fp16_tflops / known.fp32_tflops
 
 
 def tf32_ratio(device: Device) -> float | None:
-    """TF32 products against those of float32, likewise."""
+    """TF32 products against those of float32, likewise; None also without the units."""
     known = peaks_of(device.name)
-    if known is not None:
-        return known.tf32_tflops / known.fp32_tflops if known.tf32_tflops is not None else None
-    return _MOST_TF32.get(_generation(device))
+    return None if known is None or known.tf32_tflops is None else known.tf32_tflops / known.fp32_tflops
 
 
-def _generation(device: Device) -> str:
-    found = compute_capability(device)
-    return "" if found is None else f"{found[0]}.{found[1]}"
-
-
-__all__ = ["BF16_SINCE", "compute_capability", "narrow_ratio", "tf32_ratio"]
+__all__ = ["BF16_SINCE", "compute_capability", "has_units", "narrow_ratio", "tf32_ratio"]

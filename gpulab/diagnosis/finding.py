@@ -32,7 +32,8 @@ class Finding:
     very same time, and only the larger counts. `settings` are the knobs that cure it (`{"workers": "2"}`), `cure` says
     it in words, also where no knob does it. `only_after` are keys of findings without whose cure this one's cannot
     help. `level` colours a headline. Filled by the arbitration: `after` says what comes next once this one is
-    cured, `shares_with` the keys of stronger findings that took a part of its time.
+    cured, `shares_with` the keys of stronger findings that took a part of its time. `gone` is when the time falls away
+    that its cure removes, where no setting but an edit is the cure: [start, end) in ns by the run's clock.
     """
 
     key: str
@@ -51,6 +52,7 @@ class Finding:
     only_after: tuple[str, ...] = ()
     shares_with: tuple[str, ...] = ()
     between_us_per_step: float = 0.0  # of the recoverable time, where it claims both a part of the step and `BETWEEN`
+    gone: tuple[tuple[int, int], ...] = ()
 
     @property
     def knob(self) -> str | None:

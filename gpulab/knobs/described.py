@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def loader_record(loader: DataLoader[Any]) -> Loader:
     """How a DataLoader was built."""
-    from torch.utils.data import IterableDataset
+    from torch.utils.data import IterableDataset, default_collate
 
     iterable = isinstance(loader.dataset, IterableDataset)
     return Loader(
@@ -33,6 +33,7 @@ def loader_record(loader: DataLoader[Any]) -> Loader:
         persistent_workers=bool(loader.persistent_workers),
         length=None if iterable else length_of(loader),
         iterable=iterable,
+        own_collate=loader.collate_fn is not default_collate,
     )
 
 

@@ -81,11 +81,21 @@ def knobs_named(settings: Mapping[str, str]) -> str:
 
 def _of(plan: Plan, settings: Mapping[str, str]) -> Prediction:
     middle, low, high = plan.ratio()
-    basis, memory = "; ".join(dict.fromkeys(plan.basis)), plan.memory_ratio
-    if memory is None and plan.today.on_gpu and HOST_ONLY.issuperset(settings):
-        memory = 1.0
-    found = Prediction(dict(settings), middle, (low, high), basis, memory, plan.only_sign)
+    basis = "; ".join(dict.fromkeys(plan.basis))
+    memory, its_basis = _memory(plan, settings)
+    found = Prediction(dict(settings), middle, (low, high), basis, memory, plan.only_sign, memory_basis=its_basis)
     return replace(found, basis=basis[:1].upper() + basis[1:])
+
+
+def _memory(plan: Plan, settings: Mapping[str, str]) -> tuple[float | None, str]:
+    """What becomes of the peak of the GPU's memory, and from what that is known."""
+    if not plan.today.on_gpu:
+        return None, ""
+    if HOST_ONLY.issuperset(settings):
+        return 1.0, "nothing in the GPU's memory changes"
+    if plan.memory_ratio is None or not HOST_ONLY.issuperset(set(settings) - {"batch_size"}):
+        return None, "what it does to the GPU's memory is not foretold"
+    return plan.memory_ratio, "the GPU's memory by a line through the peaks of short runs"
 
 
 __all__ = ["NOTHING", "PREDICTORS", "Known", "knobs_named", "predict", "predict_from", "refused"]

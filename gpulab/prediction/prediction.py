@@ -11,8 +11,9 @@ class Prediction:
 
     `ratio` is the predicted time per sample (per step where the samples stay the same) over today's, `interval` the
     range it should lie in with 95 %; both None where `refused` says why nothing is foretold. `only_sign`: the range
-    is all that the evidence carries, its middle is no estimate. `memory_ratio` likewise of the device's peak.
-    `basis` is one sentence: from which figures and which formula.
+    is all that the evidence carries, its middle is no estimate. `memory_ratio` likewise of the peak of the GPU's
+    memory, without a range; None: not foretold. `memory_basis` says from what it is or that there is none; empty where
+    no GPU computes. `basis` is one sentence: from which figures and which formula.
     """
 
     settings: dict[str, str]
@@ -22,3 +23,4 @@ class Prediction:
     memory_ratio: float | None = None
     only_sign: bool = False
     refused: str = ""
+    memory_basis: str = ""

@@ -11,15 +11,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.analysis.blocking_calls import Direction
 from gpulab.analysis.facts import Facts
-from gpulab.intervals import EMPTY, Intervals, clip, intersect, measure, union
+from gpulab.intervals import EMPTY, Intervals, clip, intersect, joined, measure, union
 from gpulab.prediction.calibration import calibrated
 from gpulab.prediction.known import NOTHING, Known
 from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975, Refused, Today
-from gpulab.run import Category, PauseKind, Run, Timeline
+from gpulab.run import Category, PauseKind, Phase, Run, StepFlag, Timeline
 
 PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
     "checkpoint_save": ("checkpoint_save",),
@@ -27,8 +28,8 @@ PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
     "gc_pause": ("gc",),
     "recompilation": ("compile",),
 }
-WAITS = ("sync_points", "blocking_copy")
-RIGHT_BEHIND_NS = 50_000
+COMPILING = ("recompilation",)
+WAITS: Mapping[str, tuple[Direction, ...]] = {"sync_points": ("read", "wait"), "blocking_copy": ("upload",)}
 REPLAY_SD = 0.03  # of a window played without some waits
 GONE_SD = 0.05  # of the time in pauses: what they cost beside it (a cache made cold, a thread that goes on)
 FEW = 0.5  # of it, over the root of their number: how far a short run may be off
@@ -38,16 +39,19 @@ def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, 
     """What leaving out the cause of finding `key` would bring: its settings are empty, for no knob does it.
 
     `intervals`: the time that falls away, [n, 2] in ns by the run's clock; of a wait, the calls in it no longer wait.
-    Without: all pauses of that kind that the run holds, all waiting calls of the trace. The ratio is of the time of
-    the whole loop, what lies between steps included. Never raises: `refused` says why nothing is foretold. Errors
-    are looked up in `known.errors` under the finding's key.
+    Without (None): all pauses of that kind that the run holds, all waiting calls of that direction. The ratio is of the
+    time of the whole loop, what lies between steps included. Never raises: `refused` says why nothing is foretold.
+    Errors are looked up in `known.errors` under the finding's key.
     """
     try:
+        if intervals is not None and not len(intervals):
+            raise Refused("when exactly it happens was not recorded")
         today = Today.of(facts)
         if key in WAITS:
             found = _without_waits(today, key, intervals)
         else:
-            found = _without_pauses(today, intervals if intervals is not None else pauses_of(facts.run, key))
+            gone = intervals if intervals is not None else pauses_of(facts.run, key)
+            found = _without_pauses(_loop(today, key), gone)
     except Refused as why:
         return refused({}, str(why))
     return calibrated(found, known.errors.get(key, ()))
@@ -63,9 +67,8 @@ def pauses_of(run: Run, key: str) -> Intervals:
     return union(start, end)
 
 
-def _without_pauses(today: Today, pauses: Intervals) -> Prediction:
-    """Over the counted steps, each up to the begin of the next."""
-    loop = _loop(today)
+def _without_pauses(loop: Intervals, pauses: Intervals) -> Prediction:
+    """Over the steps that count, each up to the begin of the next."""
     gone, whole = measure(intersect(loop, pauses)), measure(loop)
     count = len(intersect(loop, pauses))
     if not count:
@@ -76,9 +79,16 @@ def _without_pauses(today: Today, pauses: Intervals) -> Prediction:
     return Prediction({}, ratio, (low, max(high, ratio)), words[:1].upper() + words[1:])
 
 
-def _loop(today: Today) -> Intervals:
-    """Each counted step with the time up to the next step."""
+def _loop(today: Today, key: str) -> Intervals:
+    """Each counted step with the time up to the next step.
+
+    Steps in which something was compiled do not count for a typical step; what compiling takes lies in just those: so
+    for it all steps after the warm-up that were not disturbed otherwise count.
+    """
     steps, rows = today.run.steps, today.facts.selection.rows
+    if key in COMPILING:
+        disturbed = (steps.flags & (StepFlag.PARTIAL | StepFlag.PROFILER_EDGE)) != 0
+        rows = np.flatnonzero((steps.phase != Phase.WARMUP) & ~disturbed)
     if not len(rows):
         raise Refused("no step was measured without the profiler")
     following = np.minimum(rows + 1, len(steps) - 1)
@@ -92,7 +102,9 @@ def _without_waits(today: Today, key: str, intervals: Intervals | None) -> Predi
         raise Refused("there is no trace that shows the waits")
     if not today.on_gpu:
         return _without_traced(today, timeline, intervals)
-    rows = waiting_rows(timeline, key, intervals)
+    if intervals is None:
+        intervals = joined(*(b.times for b in today.facts.blocking if b.direction in WAITS[key]))
+    rows = waiting_rows(timeline, intervals)
     if not len(rows):
         raise Refused("the trace shows no call that waits for the GPU there")
     replay = today.replay
@@ -119,31 +131,14 @@ def _without_traced(today: Today, timeline: Timeline, intervals: Intervals | Non
     )
 
 
-def waiting_rows(timeline: Timeline, key: str, intervals: Intervals | None) -> np.ndarray:
-    """Calls that may wait for the GPU and touch the intervals: for `blocking_copy` copies, else synchronizing ones."""
-    names = spans.COPYING if key == "blocking_copy" else (*spans.SYNCHRONIZING, *spans.COPYING)
+def waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
+    """Copying and synchronizing calls of the training threads that touch the intervals."""
     host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
-    chosen = host & spans.named(timeline, lambda n: n.startswith(names))
-    if key == "blocking_copy":
-        chosen |= _behind(timeline, chosen, host & spans.named(timeline, lambda n: n.startswith(spans.SYNCHRONIZING)))
-    rows = np.flatnonzero(chosen)
-    if intervals is None:
-        return rows
+    waiting = spans.named(timeline, lambda n: n.startswith((*spans.SYNCHRONIZING, *spans.COPYING)))
+    rows = np.flatnonzero(host & waiting & spans.on_training_threads(timeline))
     begun = np.searchsorted(intervals[:, 0], timeline.end_ns[rows], side="left")
     ended = np.searchsorted(intervals[:, 1], timeline.start_ns[rows], side="right")
     found: np.ndarray = rows[begun > ended]
-    return found
-
-
-def _behind(timeline: Timeline, copies: spans.Mask, waiting: spans.Mask) -> spans.Mask:
-    """Synchronizing calls right behind a copy on its thread: torch waits so for a copy that may not go on beside."""
-    found = np.zeros(len(timeline), dtype=bool)
-    copy, wait = np.flatnonzero(copies), np.flatnonzero(waiting)
-    copy = copy[np.argsort(timeline.end_ns[copy], kind="stable")]
-    at = np.searchsorted(timeline.end_ns[copy], timeline.start_ns[wait], side="right") - 1
-    wait, copy = wait[at >= 0], copy[at[at >= 0]]
-    near = timeline.start_ns[wait] - timeline.end_ns[copy] <= RIGHT_BEHIND_NS
-    found[wait[near & (timeline.lane_id[wait] == timeline.lane_id[copy])]] = True
     return found
 
 

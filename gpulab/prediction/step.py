@@ -144,10 +144,14 @@ class Today:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """One batch in the process that makes it. `waited_fraction`: of it no CPU is used; None: not known."""
+    """One batch in the process that makes it. `waited_fraction`: of it no CPU is used; None: not known.
+
+    `more_us` is what may come on top, at least and at most: where it is not known better.
+    """
 
     batch_us: float
     waited_fraction: float | None = None
+    more_us: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -217,7 +221,7 @@ class Plan:
             return self._computed_us(today.wait_us, assumed.slower)
         making = self.making
         assert making is not None
-        batch_us = making.batch_us * today.batches
+        batch_us = (making.batch_us + assumed.more_us) * today.batches
         if not self.workers:
             return self._computed_us(batch_us, assumed.slower)
         hand_off = hand_off_us(today) * today.batches
@@ -287,23 +291,31 @@ def _making(today: Today) -> Making | None:
 @dataclass(frozen=True, slots=True)
 class Assumed:
     """What is not known, as one of the values that it may have: the share of making that waits, the cores that the
-    training takes, and how many times as long as today it computes.
+    training takes, how many times as long as today it computes, and what making a batch takes on top.
     """
 
     waited_fraction: float
     training_cores: float
     slower: float = 1.0
+    more_us: float = 0.0
 
 
 def _assumptions(plan: Plan) -> Iterator[Assumed]:
     making = plan.making
     known = making.waited_fraction if making is not None else None
     waited = (0.0, 1.0) if known is None else (known,)
+    more = sorted(set(making.more_us)) if making is not None and plan.remade else [0.0]
+    alone = not plan.workers or not plan.remade
+    if alone:
+        waited = waited[:1]
     if plan.today.on_gpu:
-        return iter([Assumed(waited[0], 1.0)])
-    if not plan.workers or not plan.remade:
-        return iter([Assumed(waited[0], 1.0, slower) for _, slower in _computing(plan, waited[0])])
-    return iter([Assumed(w, taken, slower) for w in waited for taken, slower in _computing(plan, w)])
+        return iter([Assumed(w, 1.0, more_us=m) for w in waited for m in more])
+    return iter(
+        Assumed(w, 1.0 if alone else taken, slower, m)
+        for w in waited
+        for taken, slower in _computing(plan, w)
+        for m in more
+    )
 
 
 def _computing(plan: Plan, waited_fraction: float) -> Iterator[tuple[float, float]]:

@@ -83,6 +83,7 @@ def _prediction(side: Side) -> dict[str, object] | None:
         "ratio": made.ratio,
         "interval": list(made.interval) if made.interval else None,
         "memory_ratio": made.memory_ratio,
+        "memory_basis": made.memory_basis or None,
         "only_sign": made.only_sign,
         "basis": made.basis or None,
         "refused": made.refused or None,

@@ -33,8 +33,10 @@ def predicted_words(made: Prediction) -> str:
 
 
 def memory_words(made: Prediction) -> str:
-    """ "and 1.4× the memory", or nothing."""
-    return "" if made.memory_ratio is None else f"; {times(made.memory_ratio)}× the memory"
+    """ "; 1.4× today's peak of the GPU's memory", or nothing where it stays what it is or is not foretold."""
+    if made.memory_ratio is None or made.memory_ratio == 1:
+        return ""
+    return f"; {times(made.memory_ratio)}× today's peak of the GPU's memory"
 
 
 def section(found: Sequence[Comparison]) -> Section | None:
@@ -51,6 +53,9 @@ def section(found: Sequence[Comparison]) -> Section | None:
     for c, made in told:
         if made.basis:
             lines.append(f"{plain(made.basis)}." if one else f"{name(c.b)}: {plain(made.basis)}.")
+        if made.memory_basis:
+            memory = plain(made.memory_basis)
+            lines.append(f"{memory[:1].upper()}{memory[1:]}." if one else f"{name(c.b)}: {memory}.")
     return Section("Predicted and measured", columns, rows, tuple(dict.fromkeys(lines)), wide=True)
 
 

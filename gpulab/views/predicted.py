@@ -61,8 +61,8 @@ def _said(made: Prediction) -> str:
 
 
 def _because(made: Prediction) -> str:
-    why = plain(made.refused or made.basis)
-    return f"{why[:1].upper()}{why[1:]}." if why else ""
+    told = (made.refused or made.basis, made.memory_basis)
+    return " ".join(f"{why[:1].upper()}{why[1:]}." for why in map(plain, told) if why)
 
 
 def _how(predictions: Sequence[Prediction]) -> str:

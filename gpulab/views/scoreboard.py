@@ -1,4 +1,4 @@
-"""How well predictions held on this machine: per knob, and the last ones one by one."""
+"""How well predictions held on this machine: per knob and device, and the last ones one by one."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ EMPTY = (
     "No prediction has been held against a measurement yet. Compare a setting, for example with "
     "%%gpuprofile --ab workers=2: what was predicted and what was measured is then kept here."
 )
+_DEVICE = "device"
 _KNOBS = ("knob", "predictions", "median error", "inside the predicted range")
-_LAST = ("when", "setting", "predicted", "measured", "off by", "device")
+_LAST = ("when", "setting", "predicted", "measured", "off by", _DEVICE)
 _NUMBERS = frozenset({"predictions", "median error", "off by"})
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
@@ -60,12 +61,17 @@ def html(board: Board) -> str:
 
 
 def _tables(board: Board) -> tuple[Table, Table]:
-    by_knob: dict[str, list[Record]] = {}
+    groups: dict[tuple[str, str], list[Record]] = {}
     for record in board.records:
-        by_knob.setdefault(record.knob, []).append(record)
-    knobs = [_knob(knob, records) for knob, records in sorted(by_knob.items())]
+        groups.setdefault((record.knob, record.device), []).append(record)
+    several = len({device for _, device in groups}) > 1  # a prediction's interval knows the errors of its own only
+    titles = (*_KNOBS, _DEVICE) if several else _KNOBS
+    knobs = [
+        (*_knob(knob, records), *([cut(plain(device), WIDEST)] if several else []))
+        for (knob, device), records in sorted(groups.items())
+    ]
     last = [_one(record) for record in reversed(board.records[-SHOWN:])]
-    return (_KNOBS, knobs), (_LAST, last)
+    return (titles, knobs), (_LAST, last)
 
 
 def _knob(knob: str, records: Sequence[Record]) -> tuple[str, ...]:
