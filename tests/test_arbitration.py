@@ -7,9 +7,10 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_cases import STEP_MS, case_of, finding, run_of
+from made_cases import STEP_MS, case_of, finding, inside, run_of
 
 from gpulab.analysis.breakdown import PARTS
+from gpulab.analysis.loading import WaitParts
 from gpulab.diagnosis.arbitration import arbitrate, total_us
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
@@ -127,6 +128,14 @@ def test_nothing_helps_before_the_loading_where_it_runs_beside_the_training(work
     faster = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix")
     result = arbitrate(case, [faster, starved, HEALTHY])
     assert result[0].key == first and len(result) == 2
+
+
+def test_a_batch_that_only_comes_late_holds_up_no_other_cure() -> None:
+    late = dataclasses.replace(inside(collate_ms=1), wait=WaitParts(0.0, 0.0, 0.0, 4e3, 0.0))
+    case = case_of(run_of(gpu=True, workers=2), {"data_wait": 0.2, "compute": 0.8}, late)
+    starved = finding("data_starved", 0.2 * STEP_US, "data_wait")
+    faster = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix")
+    assert [f.key for f in arbitrate(case, [faster, starved, HEALTHY])] == ["no_mixed_precision", "data_starved"]
 
 
 def test_a_cause_takes_the_place_of_its_symptom() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import loaded_traces
 import numpy as np
@@ -17,7 +18,6 @@ from real_traces import path
 from gpulab.analysis.chains import pointwise_chains
 from gpulab.analysis.facts import facts
 from gpulab.analysis.kernel_classes import class_of, number_format
-from gpulab.analysis.ranks import compare_ranks
 from gpulab.diagnosis.case import Case, Rule
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Untold
@@ -34,7 +34,7 @@ from gpulab.diagnosis.rules import (
 )
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.loading.trace import load_run
-from gpulab.run import Loader, Memory, Missing, Samples, Series
+from gpulab.run import Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
 
 MINE: tuple[Rule, ...] = (
     launching.launch_bound,
@@ -204,6 +204,7 @@ def test_batches_from_ordinary_memory(pinned: bool) -> None:
     if isinstance(answer, Finding):
         assert answer.settings == (("pin_memory", "True"),) and (answer.recoverable_us_per_step or 0) >= 800
         assert "MiB" in answer.evidence[0].words
+        assert "does nothing" not in answer.cure  # pinned memory alone makes the copy faster
 
 
 # -- number formats ----------------------------------------------------------------------------------------------------
@@ -232,6 +233,27 @@ def test_what_sixteen_bits_give_back_at_most_is_the_ratio_of_the_peaks() -> None
     case = loop(many(50, "aten::mm", SGEMM, gpu_us=100)).case("V100")
     finding = told(precision.no_mixed_precision(case))
     assert finding.recoverable_us_per_step == pytest.approx(50 * 100 * (1 - 15.7 / 125), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("full", "tf32", "told_of", "never"),
+    [
+        (1, 40, ["in TF32", "2 times as fast as those in TF32"], ["16 times", "no matrix unit"]),
+        (40, 1, ["16 times as fast as those of 32 bits", "which uses no matrix unit"], ["TF32"]),
+        (30, 20, ["16 times as fast as those of 32 bits and 2 times as fast as those in TF32"], ["multiplies in TF32"]),
+    ],
+)
+def test_the_gain_that_is_told_is_over_the_format_that_is_used(
+    full: int, tf32: int, told_of: list[str], never: list[str]
+) -> None:
+    def step(machine: Machine) -> None:
+        many(full, "aten::mm", "ampere_sgemm_128x64_nn", gpu_us=200)(machine)
+        many(tf32, "aten::mm", TF32, gpu_us=100)(machine)
+
+    finding = told(precision.no_mixed_precision(loop(step).case("A100")))
+    words = "; ".join([finding.summary, *(e.words for e in finding.evidence)])
+    assert all(part in words for part in told_of) and not any(part in words for part in never)
+    assert ("cutlass::Kernel" in words) is (tf32 > full) and ("ampere_sgemm" in words) is (full > tf32)
 
 
 def test_few_matrix_products_are_not_worth_it() -> None:
@@ -504,6 +526,63 @@ def test_memory_that_is_nearly_full(peak: float, said: bool) -> None:
     assert isinstance(answer, Finding) == said
 
 
+def full(step: Callable[[Machine], None], peak: float | None = 0.95, outcome: str = "", count: int = 6) -> Case:
+    held = Memory(total_bytes=32 << 30)
+    if peak is not None:
+        held = dataclasses.replace(held, peak_allocated_bytes=int(peak * (32 << 30)))
+    return loop(step, count).case(memory=held, outcome_detail=outcome)
+
+
+def thrashing(machine: Machine) -> None:
+    many(20, "aten::mm", HMMA, 100)(machine)
+    machine.call("cudaDeviceSynchronize", 1, waits=True)
+    machine.call("cudaFree", 300)
+    machine.call("cudaMalloc", 300)
+
+
+def test_memory_that_is_filled_on_purpose_is_a_hint() -> None:
+    case = full(many(50, "aten::mm", HMMA, 200))
+    finding = told(memory.memory_pressure(case))
+    assert finding.confidence == "possible" and finding.cure.startswith("Nothing, as long as it fits")
+    assert diagnose(case.facts, foretell=False).first.key == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("step", "outcome", "shown"),
+    [
+        (thrashing, "", "memory from the driver"),
+        (
+            many(50, "aten::mm", HMMA, 200),
+            "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB",
+            "ended with",
+        ),
+    ],
+)
+def test_memory_that_was_too_little_is_none(step: Callable[[Machine], None], outcome: str, shown: str) -> None:
+    finding = told(memory.memory_pressure(full(step, outcome=outcome)))
+    assert finding.confidence == "measured" and shown in finding.evidence[1].words
+    assert "smaller batch" in finding.cure and "Nothing" not in finding.cure
+
+
+@pytest.mark.parametrize(("step", "said"), [(thrashing, True), (many(50, "aten::mm", HMMA, 200), False)])
+def test_without_figures_of_memory_its_shortage_is_told_where_something_shows_it(
+    step: Callable[[Machine], None], said: bool
+) -> None:
+    answer = memory.memory_pressure(full(step, peak=None))
+    assert isinstance(answer, Untold) is said and (answer is None) is not said
+    if isinstance(answer, Untold):
+        assert "profile_memory=True" in answer.record
+
+
+@pytest.mark.parametrize(("blocks", "said"), [(0.2, True), (2.0, False)])
+def test_without_figures_of_memory_a_larger_batch_is_told_only_where_there_is_room(blocks: float, said: bool) -> None:
+    def step(machine: Machine) -> None:
+        for _ in range(20):
+            machine.operator("aten::mm", HMMA, 100, 20, blocks_per_sm=blocks)
+
+    assert isinstance(memory.memory_underused(loop(step).case()), Untold) is said
+
+
 def test_memory_that_is_hardly_used_is_a_hint() -> None:
     held = Memory(peak_allocated_bytes=1 << 30, total_bytes=32 << 30)
 
@@ -513,6 +592,37 @@ def test_memory_that_is_hardly_used_is_a_hint() -> None:
 
     finding = told(memory.memory_underused(loop(step).case(memory=held)))
     assert finding.recoverable_us_per_step is None and finding.confidence == "possible"
+
+
+# -- GPUs that have nothing to do --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("gpus", "origin", "kernel", "waits_us", "said"),
+    [
+        (1, {}, HMMA, 0, False),
+        (4, {}, HMMA, 0, True),
+        (4, {}, HMMA, 20_000, False),  # more of them would wait, too
+        (4, {"rank": 0, "world_size": 4, "backend": "nccl"}, HMMA, 0, False),
+        (4, {}, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", 0, False),
+    ],
+)
+def test_further_gpus_that_nobody_used_are_a_hint(
+    gpus: int, origin: dict[str, Any], kernel: str, waits_us: float, said: bool
+) -> None:
+    def step(machine: Machine) -> None:
+        machine.load(waits_us)
+        many(50, "aten::mm", HMMA, 200)(machine)
+        machine.operator("aten::mm", kernel, 10)
+
+    found = loop(step).facts()
+    assert found.run.origin is not None
+    seen = tuple(DeviceProperties(i, "Tesla V100-SXM2-32GB") for i in range(gpus))
+    run = dataclasses.replace(found.run, origin=dataclasses.replace(found.run.origin, device_properties=seen, **origin))
+    result = diagnose(facts(run), foretell=False)
+    assert result.first.key == ("data_starved" if waits_us else "healthy")
+    hint = result.of("wrong_device")
+    assert (hint is not None and hint.confidence == "possible" and "3 further GPUs" in hint.summary) is said
 
 
 # -- a GPU that cannot give all it has ---------------------------------------------------------------------------------
@@ -549,6 +659,7 @@ def test_a_clock_that_is_held_down(bits: list[float], clock: list[float], said: 
     assert isinstance(answer, Finding) == said
     if isinstance(answer, Finding):
         assert answer.recoverable_us_per_step == pytest.approx(0.2 * case.part_us("compute"))
+        assert answer.confidence == "likely"  # not all that computes goes by the clock
 
 
 def test_meters_that_were_not_read() -> None:
@@ -584,9 +695,9 @@ def test_a_run_without_a_trace() -> None:
     assert [rule.__name__ for rule in MINE if isinstance(rule(case), Finding)] == []
 
 
-def test_clocks_that_are_apart_withhold_what_depends_on_them() -> None:
+def clocks_apart(step: Callable[[Machine], None]) -> Case:
     """Kernels before their launch: what the host did while the GPU idled cannot be told."""
-    found = loop(reading(True)).facts()
+    found = loop(step).facts()
     timeline = found.run.timeline
     assert timeline is not None
     shifted = np.where(timeline.lane_id == 2, timeline.start_ns - 60_000, timeline.start_ns)
@@ -599,7 +710,37 @@ def test_clocks_that_are_apart_withhold_what_depends_on_them() -> None:
     )
     case = Case(facts(dataclasses.replace(found.run, timeline=moved)), DEFAULT)
     assert case.withheld("idle_causes") is not None
-    assert isinstance(transfers.sync_points(case), Untold)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("step", "rule"),
+    [
+        (reading(True), transfers.sync_points),
+        (thrashing, memory.allocator_thrash),
+        (updating("for-loop", zeroing=False), optimizing.unfused_optimizer),
+        (updating("fused", zeroing=True), optimizing.unfused_optimizer),
+    ],
+)
+def test_clocks_that_are_apart_withhold_what_depends_on_them(step: Callable[[Machine], None], rule: Rule) -> None:
+    answer = rule(clocks_apart(step))
+    assert isinstance(answer, Untold) and "record the trace again" in answer.record
+
+
+def test_what_is_withheld_is_told_only_where_it_matters() -> None:
+    case = clocks_apart(updating("fused", zeroing=False))
+    assert optimizing.unfused_optimizer(case) is None and memory.allocator_thrash(case) is None
+
+
+def test_a_trace_whose_kernels_are_broken_tells_nothing_of_their_numbers() -> None:
+    found = loop(many(50, "aten::mm", SGEMM, gpu_us=100)).facts()
+    assert found.run.origin is not None
+    origin = dataclasses.replace(found.run.origin, damage=(Damage("truncated tail", 1),))
+    case = Case(facts(dataclasses.replace(found.run, origin=origin)), DEFAULT)
+    assert case.withheld("kernels") is not None
+    answer = precision.no_mixed_precision(case)
+    assert isinstance(answer, Untold) and "record the trace again" in answer.record
+    assert precision.no_tf32(case) is None  # it is told once
 
 
 # -- real traces -------------------------------------------------------------------------------------------------------
@@ -644,22 +785,3 @@ def test_every_claim_of_a_real_trace_fits_into_its_step() -> None:
             answer = rule(case)
             if isinstance(answer, Finding) and answer.recoverable_us_per_step is not None:
                 assert 0 <= answer.recoverable_us_per_step <= (case.step_us or 0.0), (name, answer.key)
-
-
-def test_the_ranks_of_a_real_job() -> None:
-    found = compare_ranks({i: facts(load_run(path(f"v100_dlrm_8ranks/rank{i}"))) for i in range(8)})
-    told_of = ranks.rank_findings(found)
-    assert [f.key for f in told_of] == ["straggler"]  # moving the data is 1 % of the step: all else is the wait
-    assert "Rank 7 arrives last" in told_of[0].summary
-    assert told_of[0].recoverable_us_per_step == pytest.approx(6_034, rel=0.01)
-
-
-def test_ranks_that_keep_in_step_but_hide_nothing() -> None:
-    found = compare_ranks({i: facts(load_run(path(f"v100_dlrm_8ranks/rank{i}"))) for i in range(2)})
-    even = dataclasses.replace(found, straggler=None)
-    (finding,) = ranks.rank_findings(even)
-    exposed = float(np.median([r.exposed_us for r in found.ranks]))
-    assert finding.key == "exposed_communication" and finding.recoverable_us_per_step == pytest.approx(exposed)
-    quiet = tuple(dataclasses.replace(r, exposed_us=0.01 * r.step_us) for r in found.ranks)
-    assert ranks.rank_findings(dataclasses.replace(even, ranks=quiet)) == ()
-    assert ranks.rank_findings(compare_ranks({})) == ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.prediction.known import NOTHING
 from gpulab.prediction.prediction import Prediction
-from gpulab.run import Choice, Missing, PauseSum, Place, Samples, Series, Settings, Steps
+from gpulab.run import Choice, Missing, PauseSum, Place, Run, Samples, Series, Settings, StackSamples, Steps
 
 STEP_US = STEP_MS * 1e3
 
@@ -134,6 +134,87 @@ def test_the_cause_inside_the_loader_makes_the_headline(key: str) -> None:
     assert "waiting for the next batch" in result.first.summary and "10 ms" in result.first.evidence[1].words
 
 
+@pytest.mark.parametrize(
+    ("workers", "cores", "settings"),
+    [(0, 8.0, {"workers": "2"}), (2, 2.0, {}), (0, None, {"workers": "2"})],
+)
+def test_putting_together_has_its_own_cure_and_no_cache_helps_it(
+    workers: int | None, cores: float | None, settings: dict[str, str]
+) -> None:
+    run = run_of(wait=0.5, workers=workers, cores=cores)
+    finding = told(feeding.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
+    assert dict(finding.settings) == settings and "torch.stack" in finding.cure
+    assert "cache" not in finding.cure and "each item cheaper" not in finding.cure
+    assert ("num_workers=2" in finding.cure) is bool(settings)
+
+
+@pytest.mark.parametrize(
+    ("own", "words"), [(True, "in collate_fn;"), (None, "in collate_fn;"), (False, "__getitem__ return")]
+)
+def test_who_puts_together_decides_the_cure(own: bool | None, words: str) -> None:
+    run = dataclasses.replace(run_of(wait=0.5), loader=dataclasses.replace(loader(0), own_collate=own))
+    finding = told(feeding.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
+    assert words in finding.cure
+
+
+def test_an_iterable_dataset_that_puts_together_slowly() -> None:
+    run = dataclasses.replace(run_of(wait=0.5), loader=loader(0, iterable=True))
+    finding = told(feeding.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
+    assert finding.settings == () and "torch.stack" in finding.cure
+
+
+# The line that loads
+
+LOADING = (
+    Place("cell", 3, "Photos.__getitem__", "image = image.rotate(3)"),
+    Place("cell", 4, "Photos.__getitem__", "image = image.resize((48, 48))"),
+    Place("cell", 9, "", "for x, y in loader:"),
+    Place("cell", 12, "", "loss.backward()"),
+)
+
+
+def _looked_at(run: Run, found: Sequence[int]) -> Run:
+    """A look each millisecond of the profiled steps: within the wait, their first half, these places in turn."""
+    collected = synthetic._Spans()
+    training = collected.lane("thread", 4711)
+    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
+    looks: list[tuple[int, int]] = []
+    for row in rows.tolist():
+        start, end = int(run.steps.start_ns[row]), int(run.steps.end_ns[row])
+        middle = start + (end - start) // 2
+        name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        collected.add(training, synthetic.Category.USER_ANNOTATION, name, start, middle)
+        times = range(start + synthetic.MS, end, synthetic.MS)
+        looks += [(t, found[i % len(found)] if t < middle else 3) for i, t in enumerate(times)]
+    window = (int(run.steps.start_ns[rows[0]]), int(run.steps.end_ns[rows[-1]]))
+    t, place = np.array(looks, np.int64).T
+    stack = StackSamples(t, place.astype(np.int32), window[0])
+    return dataclasses.replace(run, timeline=collected.timeline(window, training), stack=stack, places=LOADING)
+
+
+@pytest.mark.parametrize(
+    ("found", "line"),
+    [
+        ([0], LOADING[0]),
+        ([0, 0, 1], LOADING[0]),
+        ([0, 1, 0, 1, 1, 2, 2], LOADING[1]),  # four, three and two of nine: its function takes most of it
+        ([0, 2, 2], LOADING[2]),
+        ([-1], None),
+        ([0, -1, -1], None),
+    ],
+)
+@pytest.mark.parametrize("key", [*CAUSES, "data_starved"])
+def test_the_line_that_loads_is_named(key: str, found: list[int], line: Place | None) -> None:
+    run = _looked_at(run_of(wait=0.5), found)
+    case = case_of(run, {"data_wait": 0.5}, CAUSES.get(key))
+    assert told(getattr(feeding, key)(case)).source_line == ("" if line is None else str(line))
+
+
+def test_where_workers_load_the_training_thread_shows_no_line() -> None:
+    run = _looked_at(run_of(wait=0.5, workers=2), [0])
+    assert told(feeding.data_starved(case_of(run, {"data_wait": 0.5}))).source_line == ""
+
+
 def test_a_mixture_names_no_cause() -> None:
     mixed = inside(read_ms=4, transform_ms=2, collate_ms=4, read_waited=0.9)
     result = found(case_of(run_of(wait=0.5), {"data_wait": 0.5}, mixed))
@@ -177,7 +258,30 @@ def test_a_setting_that_is_foretold_to_bring_nothing_is_not_advised(
     case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
     [first] = foretold(case.facts, [told(feeding.data_starved(case))], STEP_US, NOTHING)
     assert (first.settings != ()) is kept and (first.prediction is not None) is kept
-    assert ("less work" in first.cure) is not kept
+    assert ("less work" in first.cure) is not kept and "larger batch" not in first.cure
+
+
+def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
+    run = run_of(epoch_starts={0: 900.0, 20: 900.0, 40: 900.0}, workers=2)
+    case = case_of(run)
+    [own] = [told(epochs.worker_restart(case))]
+    [bound] = foretold(case.facts, [own], STEP_US, NOTHING)
+    assert own.recoverable_us_per_step == bound.recoverable_us_per_step == pytest.approx(30e3, rel=1e-3)
+    assert bound.prediction is not None and not any("hidden" in e.words for e in bound.evidence)
+
+
+def test_a_setting_that_brings_nothing_leaves_another_findings_cure() -> None:
+    case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
+    told_so = Prediction({"workers": "4"}, 1.0, (0.9, 1.1), "")
+    other = dataclasses.replace(told(feeding.data_starved(case)), key="cpu_oversubscribed", cure="One thread each.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gpulab.diagnosis.foretold.predict_from", lambda *_: told_so)
+        [left] = foretold(case.facts, [other], STEP_US, NOTHING)
+        assert left.cure == "One thread each." and left.settings == ()
+        slow = case_of(run_of(wait=0.5), {"data_wait": 0.5}, CAUSES["slow_collate"])
+        collating = told(feeding.slow_collate(slow))
+        [left] = foretold(slow.facts, [collating], STEP_US, NOTHING)
+    assert "Or load with 2 worker" in collating.cure and "torch.stack" in left.cure and "worker" not in left.cure
 
 
 def test_a_cause_without_a_wait_is_none() -> None:
@@ -217,6 +321,19 @@ def test_workers_that_start_anew_for_each_epoch() -> None:
 def test_no_restart_to_speak_of(change: Callable) -> None:
     run = change(run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2))
     assert epochs.worker_restart(case_of(run)) is None
+
+
+def _unrecorded(run: Run) -> Run:
+    """Fed by something that is no DataLoader of torch's, and without a trace that names one."""
+    return dataclasses.replace(run, loader=None, timeline=None)
+
+
+def test_epochs_that_begin_slowly_without_a_record_of_the_loader() -> None:
+    slow = _unrecorded(run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2))
+    answer = epochs.worker_restart(case_of(slow))
+    assert isinstance(answer, Untold) and "100 ms" in answer.what and "torch.utils.data.DataLoader" in answer.record
+    for quiet in (run_of(epoch_starts={0: 500.0}), run_of(epoch_starts={0: 100.0, 20: 0.0, 40: 0.0})):
+        assert epochs.worker_restart(case_of(_unrecorded(quiet))) is None
 
 
 def test_a_new_iterator_for_each_step() -> None:
@@ -274,6 +391,13 @@ def test_without_the_load_of_the_processor_it_is_not_told() -> None:
     assert isinstance(answer, Untold) and "psutil" in answer.record
 
 
+@pytest.mark.parametrize(("workers", "wait", "said"), [(2, 0.5, True), (2, 0.02, False), (0, 0.5, False)])
+def test_where_the_cores_are_not_known_it_is_told_if_it_matters(workers: int, wait: float, said: bool) -> None:
+    case = case_of(run_of(wait=wait, workers=workers, cores=None), {"data_wait": wait})
+    answer = cores.cpu_oversubscribed(case)
+    assert (isinstance(answer, Untold) and "cores" in answer.record) is said and not isinstance(answer, Finding)
+
+
 # Where the model computes
 
 
@@ -281,6 +405,7 @@ def test_a_gpu_that_is_there_and_was_not_used() -> None:
     chosen = (Choice("device", "CPU", "the profiled steps made no CUDA call"),)
     result = found(case_of(run_of(choices=chosen)))
     assert result.first.key == "wrong_device" and result.first.level == "bad"
+    assert result.first.confidence == "likely"  # what the GPU takes instead is not known
     assert found(case_of(run_of())).first.key == "healthy"
 
 
@@ -327,6 +452,31 @@ def test_a_pause_in_every_step_is_a_part_of_the_typical_step() -> None:
     assert result.first.key == "logging_or_eval"
     assert result.first.recoverable_us_per_step == pytest.approx(6e3, rel=0.01)
     assert result.total_us == pytest.approx(STEP_US, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("details", "what"),
+    [
+        (("torch.save: model.pt",), "checkpoint"),
+        (("numpy.save: losses.npy",), "file"),
+        (("numpy.save: losses.npy", "safetensors.torch.save_file: a.safetensors"), "checkpoint"),
+        (("numpy.savez: a.npz", "numpy.save: b.npy"), "file"),
+    ],
+)
+def test_a_file_of_numpys_is_called_no_checkpoint(details: tuple[str, ...], what: str) -> None:
+    run = run_of()
+    saves = pauses(run, "checkpoint_save", range(8, 60, 8), 30.0)
+    named = tuple(dataclasses.replace(p, detail=details[i % len(details)]) for i, p in enumerate(saves))
+    finding = told(pausing.checkpoint_save(case_of(dataclasses.replace(run, pauses=named))))
+    assert finding.summary.startswith(f"Saving {what}s takes")
+    assert f"a {what} was written" in finding.evidence[0].words
+
+
+def test_what_is_not_heard_is_not_blamed() -> None:
+    run = run_of()
+    logged = dataclasses.replace(run, pauses=pauses(run, "logging", range(60), 6.0))
+    finding = told(pausing.logging_or_eval(case_of(logged, {"compute": 0.7, "unknown": 0.3})))
+    assert "print" not in finding.evidence[0].words and "logged" in finding.evidence[0].words
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import numpy as np
 
 from gpulab.analysis.device_work import DeviceWork
 from gpulab.analysis.kernel_classes import number_format
+from gpulab.analysis.spans import Mask
 from gpulab.analysis.tensor_cores import names_tell
 
 
@@ -16,7 +17,7 @@ class PrecisionUse:
     """Shares of the time of all kernels but communication, by the format of matrix kernels; `half_able` is the share
     of kernels that only move data, which halves where the data does: not the optimizer's, which stays as it is.
 
-    `costliest` names the float32 kernel with the most time, up to its arguments.
+    `costliest` names the float32 kernel with the most time, up to its arguments, `costliest_tf32` the one in TF32.
     """
 
     fp32: float
@@ -24,6 +25,7 @@ class PrecisionUse:
     narrow: float
     half_able: float
     costliest: str
+    costliest_tf32: str = ""
 
 
 def precision_use(work: DeviceWork) -> PrecisionUse | None:
@@ -36,15 +38,23 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
     for i in np.unique(name[matrix]).tolist():
         formats[i] = ("", "fp32", "tf32", "narrow").index(number_format(work.timeline.names[i]))
     format_of_row = np.where(matrix, formats[name], 0)
-    fp32 = format_of_row == 1
-    time = np.bincount(name[fp32], weights=work.timeline.duration_ns[work.rows[fp32]]) if fp32.any() else np.zeros(1)
     return PrecisionUse(
-        fp32=work.share(fp32),
+        fp32=work.share(format_of_row == 1),
         tf32=work.share(format_of_row == 2),
         narrow=work.share(format_of_row == 3),
         half_able=work.share(work.of("pointwise", "normalization", "copy", "layout") & ~work.of_optimizer),
-        costliest=short_name(work.timeline.names[int(time.argmax())]) if fp32.any() else "",
+        costliest=_costliest(work, format_of_row == 1),
+        costliest_tf32=_costliest(work, format_of_row == 2),
     )
+
+
+def _costliest(work: DeviceWork, chosen: Mask) -> str:
+    """The kernel that takes most time of these; empty where there is none."""
+    if not chosen.any():
+        return ""
+    rows = work.rows[chosen]
+    time = np.bincount(work.timeline.name_id[rows], weights=work.timeline.duration_ns[rows])
+    return short_name(work.timeline.names[int(time.argmax())])
 
 
 def short_name(kernel: str) -> str:

@@ -36,7 +36,8 @@ def _methods(kind: PauseKind, module: str, owner: str, *names: str) -> tuple[Tar
     return tuple(Target(kind, module, owner, name) for name in names)
 
 
-# Nested ones count once, by the outermost. Lightning and transformers: their own saving around torch.save.
+# Nested ones count once, by the outermost. Lightning and transformers: their own saving around torch.save. What NumPy
+# saves need not be a checkpoint: `detail` says who saved, and a rule calls it a file where nobody else did.
 TARGETS: tuple[Target, ...] = (
     *_methods("checkpoint_save", "torch", "", "save"),
     *_methods("checkpoint_save", "torch.serialization", "", "save"),

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from gpulab.analysis.facts import Facts
-from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms
+from gpulab.diagnosis.rules.feeding_cures import OR_WORKERS
 from gpulab.prediction.known import Known
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import Prediction
@@ -15,6 +18,7 @@ from gpulab.prediction.removal import PAUSES, WAITS, predict_removal
 from gpulab.prediction.step import Refused, plan_of
 
 NOTHING_GAINED = 0.99  # of today's time
+FEEDING_CAUSES = ("data_starved", "cpu_preprocessing", "storage_bound", "slow_collate")  # whose cure names a setting
 HARDLY_LESS = 0.9  # of its bound: no word about it
 
 
@@ -31,7 +35,8 @@ def foretold(facts: Facts, found: Sequence[Finding], step_us: float | None, know
             settings = dict(finding.settings)
             prediction = predict_from(plan, settings, known) if plan is not None else predict(facts, settings, known)
         elif finding.key in PAUSES or finding.key in WAITS:
-            prediction = predict_removal(facts, finding.key, known=known)
+            gone = np.array(finding.gone, dtype=np.int64).reshape(-1, 2)
+            prediction = predict_removal(facts, finding.key, gone, known)
         told.append(finding if prediction is None else _bounded(replace(finding, prediction=prediction), step_us))
     return told
 
@@ -44,6 +49,8 @@ def _bounded(finding: Finding, step_us: float | None) -> Finding:
     prediction, own = finding.prediction, finding.recoverable_us_per_step
     if "data_wait" in finding.parts:
         return _without_useless_setting(finding)
+    if any(part.startswith(BETWEEN) for part in finding.parts):  # measured, and no part of the step that is predicted
+        return finding
     if prediction is None or prediction.interval is None or not own or not step_us or not finding.settings:
         return finding
     best_us = max(0.0, (1 - prediction.interval[0]) * step_us)
@@ -64,10 +71,11 @@ def _without_useless_setting(finding: Finding) -> Finding:
         return finding
     if prediction.interval[0] < 1 and (prediction.only_sign or prediction.ratio < NOTHING_GAINED):
         return finding
-    cure = "Make a batch with less work, or make larger batches"
-    if "workers" in dict(finding.settings):
-        cure += ": to hand one over from another process takes as long as it saves"
-    return replace(finding, settings=(), prediction=None, cure=f"{cure}.")
+    cure = finding.cure.partition(OR_WORKERS)[0]
+    if finding.key in FEEDING_CAUSES and cure == finding.cure:
+        name, value = finding.settings[0]
+        cure = f"Make each item, and the batch of them, with less work: {name}={value} is predicted to bring nothing."
+    return replace(finding, settings=(), prediction=None, cure=cure)
 
 
 __all__ = ["foretold"]

@@ -81,6 +81,8 @@ def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, told: bool)
             )
         )
         rows.append(Row(("predicted", _predicted(finding.prediction))))
+    elif finding.prediction is not None and finding.prediction.interval is not None:
+        rows.append(Row(("without it", f"predicted: {_predicted(finding.prediction)}")))
     if finding.lesson:
         rows.append(Row(("learn more", f"notebooks/{plain(finding.lesson)}.ipynb")))
     if finding.after:
@@ -126,8 +128,10 @@ def _predicted(prediction: Prediction | None) -> str:
         told = between
     else:
         told = f"{prediction.ratio:.2f} of today's time ({_times(prediction.ratio)}), {between}"
-    if prediction.memory_ratio is not None:
-        told += f"; {prediction.memory_ratio:.2f} of today's memory"
+    if prediction.memory_ratio is not None and prediction.memory_ratio != 1:
+        told += f"; {prediction.memory_ratio:.2f} of today's peak of the GPU's memory"
+    elif prediction.memory_basis:
+        told += f"; {plain(prediction.memory_basis)}"
     basis = plain(prediction.basis).rstrip(".")
     return f"{told}. {basis}." if basis else f"{told}."
 

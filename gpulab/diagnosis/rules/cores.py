@@ -24,7 +24,7 @@ def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
     if cores is not None and not workers:
         return _too_many_threads(case, cores)
     if cores is None:
-        return None
+        return _without_cores(case, workers)
     fewer, cause = max(1, math.floor(cores)), waiting_for_cores(case)
     if cause is None and workers <= fewer:
         return _threads_beside_workers(case, workers, cores)
@@ -58,6 +58,17 @@ def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
         settings=settings,
         cure=cure,
         lesson=LESSON,
+    )
+
+
+def _without_cores(case: Case, workers: int) -> Untold | None:
+    """How many cores there are is asked only where workers are slower than the training."""
+    if not workers or not _waits(case):
+        return None
+    return Untold(
+        "cpu_oversubscribed",
+        f"Whether {_workers(workers)} have too few processor cores, and hold each other up",
+        "Run it where the system tells how many cores this process may use (os.cpu_count() is unknown here)",
     )
 
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
 from gpulab.run import Int64, StepFlag
 
 
-def worker_restart(case: Case) -> Finding | None:
+def worker_restart(case: Case) -> Finding | Untold | None:
     """Workers are started again for each epoch, and the first step of it waits until they have a batch.
 
     Counted is what those steps wait longer than others do, without the very first start, spread over all steps.
     """
     run, loader, step = case.facts.run, case.facts.run.loader, case.step_us
-    if loader is None or not loader.num_workers or loader.persistent_workers or not step or not len(run.steps):
+    if not step or not len(run.steps) or case.worker_count == 0 or (loader is not None and loader.persistent_workers):
         return None
     fresh = np.flatnonzero((run.steps.flags & StepFlag.EPOCH_START) != 0)
     whole = (run.steps.flags & StepFlag.PARTIAL) == 0
@@ -24,7 +24,7 @@ def worker_restart(case: Case) -> Finding | None:
     if not len(again):
         return None
     if len(fresh) > len(run.steps) / 2:
-        return _every_step(case)
+        return _every_step(case) if loader is not None else None
     others = np.setdiff1d(np.flatnonzero(whole), fresh)
     usual_ns = float(np.median(run.steps.data_wait_ns[others])) if len(others) else 0.0
     making_us = case.facts.loading.batch_us if case.facts.loading is not None else 0.0
@@ -34,6 +34,12 @@ def worker_restart(case: Case) -> Finding | None:
     if cost_us < case.thresholds.silence * whole_us:
         return None
     each = ms(float(np.median(longer_us)))
+    if loader is None:
+        return Untold(
+            "worker_restart",
+            f"Why each epoch begins with a wait of {each}: workers of a DataLoader may be started anew each time",
+            "Load with torch.utils.data.DataLoader, whose options gpulab records",
+        )
     slowest = int(again[np.argmax(longer_us)])
     return _finding(
         f"Each new epoch begins with a wait of {each}, because the DataLoader starts its workers anew.",

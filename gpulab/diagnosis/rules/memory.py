@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.launches import LAUNCHING
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.launching import idle_us, memory_fraction, starves, unhidden_us
@@ -16,17 +18,24 @@ _GIB = 2**30
 _EMPTY = 0.5  # definitions.md: SM active below 0.5 is bad
 
 
-def allocator_thrash(case: Case) -> Finding | None:
+def allocator_thrash(case: Case) -> Finding | Untold | None:
     """Steps ask the driver for memory again and again, which makes the GPU wait."""
     account, work = case.facts.breakdown, case.facts.work
-    if account is None or work is None or not case.on_gpu or account.whole_window or case.withheld("idle_causes"):
+    if account is None or work is None or not case.on_gpu or account.whole_window:
         return None
     t = work.timeline
     calling = spans.in_category(t, *LAUNCHING) & spans.named(t, lambda n: n.startswith(spans.ALLOCATING))
     calls = np.flatnonzero(calling)
     per_step = _median_count(t.start_ns[calls], work.windows)
+    least = case.thresholds.silence * (case.step_us or 0.0)
+    if not per_step:
+        return None
+    why = case.withheld("idle_causes")
+    if why is not None:
+        what = "Whether the GPU waits while each step requests memory from its driver"
+        return Untold("allocator_thrash", what, f"{why}; record the trace again") if idle_us(case) >= least else None
     lost = unhidden_us(case, ("allocator",))
-    if not per_step or lost < case.thresholds.silence * (case.step_us or 0.0):
+    if lost < least:
         return None
     names = sorted({t.names[i] for i in np.unique(t.name_id[calls]).tolist()})
     costliest = int(calls[np.argmax(t.duration_ns[calls])])
@@ -47,28 +56,34 @@ def allocator_thrash(case: Case) -> Finding | None:
     )
 
 
-def memory_pressure(case: Case) -> Finding | None:
-    """Memory is nearly full: of the GPU, or of the machine."""
+def memory_pressure(case: Case) -> Finding | Untold | None:
+    """Memory is nearly full, of the GPU or of the machine: a hint, unless something shows that it was too little."""
     run, full = case.facts.run, case.thresholds.memory_full
     fraction = memory_fraction(case) if case.on_gpu else None
     total = run.memory.total_bytes or run.device.memory_total_bytes
+    short = _too_little(case)
     if fraction is not None and fraction >= full and total:
-        return _full("The GPU's memory", fraction, total, _GPU_CURE)
+        return _full("The GPU's memory", fraction, total, short, _GPU_CURE)
     rss, host = run.memory.peak_rss_bytes, run.environment.memory_total_bytes
     if rss and host and rss / host >= full:
-        return _full("The machine's memory", rss / host, host, _HOST_CURE)
+        return _full("The machine's memory", rss / host, host, _ran_out(case), _HOST_CURE)
+    if short and case.on_gpu and fraction is None:
+        return Untold("memory_pressure", "Whether the GPU's memory is full", _RECORD_MEMORY)
     return None
 
 
-def memory_underused(case: Case) -> Finding | None:
+def memory_underused(case: Case) -> Finding | Untold | None:
     """Half of the memory is free, and the operations do not fill the GPU: a hint, never while it waits for data."""
     fraction, filled = memory_fraction(case), _filled(case)
-    if not case.on_gpu or fraction is None or filled is None or starves(case):
-        return None
-    if fraction > case.thresholds.memory_underused or filled[0] >= _EMPTY:
+    if not case.on_gpu or filled is None or filled[0] >= _EMPTY or starves(case):
         return None
     working = 1 - idle_us(case) / (case.step_us or 1.0)
     if working <= case.thresholds.utilization_low:  # then `small_batch` says it
+        return None
+    if fraction is None:
+        what = "Whether a larger batch would fit into the GPU's memory: its operations fill only a part of the GPU"
+        return Untold("memory_underused", what, _RECORD_MEMORY)
+    if fraction > case.thresholds.memory_underused:
         return None
     return Finding(
         "memory_underused",
@@ -82,21 +97,39 @@ def memory_underused(case: Case) -> Finding | None:
     )
 
 
-def _full(what: str, fraction: float, total: int, cure: str) -> Finding:
+def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Finding:
+    """`short`: what shows that it was too little. Memory that is filled on purpose is put to good use."""
+    used = Evidence(f"{fraction * total / _GIB:.3g} of {total / _GIB:.3g} GiB")
     return Finding(
         "memory_pressure",
         f"{what} is nearly full: at its peak {percent(fraction)} of it was used.",
-        (Evidence(f"{fraction * total / _GIB:.3g} of {total / _GIB:.3g} GiB"),),
+        (used, Evidence(short)) if short else (used,),
         None,
-        "measured",
-        cure=cure,
+        "measured" if short else "possible",
+        cure=cure if short else f"Nothing, as long as it fits. {cure}",
     )
+
+
+def _too_little(case: Case) -> str:
+    """What shows that the GPU's memory was too little, as a sentence without a full stop; empty where nothing does."""
+    ran_out = _ran_out(case)
+    if ran_out or not isinstance(allocator_thrash(case), Finding):
+        return ran_out
+    return "each step requests memory from the driver anew, as when none is left to be used again"
+
+
+def _ran_out(case: Case) -> str:
+    run = case.facts.run
+    return f"the run ended with {run.outcome_detail[:200]}" if _OUT_OF_MEMORY.search(run.outcome_detail) else ""
 
 
 _GPU_CURE = (
     "Mixed precision, a smaller batch with gradient accumulation, or activation checkpointing "
     "(torch.utils.checkpoint) make room."
 )
+_RECORD_MEMORY = "Run it under gpulab, or record the trace with profile_memory=True"
+# As torch, the C library and Python say it.
+_OUT_OF_MEMORY = re.compile(r"out of memory|allocate memory|not enough memory|OutOfMemoryError|MemoryError", re.I)
 _HOST_CURE = "Fewer loader workers, a smaller prefetch_factor, or a data set that is read piece by piece make room."
 
 

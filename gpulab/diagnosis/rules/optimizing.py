@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.analysis.places import line_of
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
+from gpulab.diagnosis.rules.launching import idle_us
 from gpulab.intervals import Intervals
 
 # Bytes moved per parameter, fused over not fused. AdamW: definitions.md, 28 against 80. SGD with momentum and decay
@@ -16,11 +17,14 @@ _KEPT_BYTES = {"AdamW": 28 / 80, "Adam": 28 / 72, "SGD": 20 / 44, "Adagrad": 20 
 _CPU_NOTICE = 0.15
 
 
-def unfused_optimizer(case: Case) -> Finding | None:
+def unfused_optimizer(case: Case) -> Finding | Untold | None:
     """The update runs operator by operator, or gradients are set to zero instead of being dropped."""
     found = case.facts.optimizer
-    if found is None or (case.on_gpu and case.withheld("idle_causes") is not None):
+    if found is None:
         return None
+    why = case.withheld("idle_causes") if case.on_gpu else None
+    if why is not None:
+        return _withheld(case, found, why)
     updating, zeroing = _on_gpu(case, found) if case.on_gpu else _on_cpu(case, found)
     saved = updating + zeroing
     if saved < case.thresholds.silence * (case.step_us or 0.0) or not saved:
@@ -39,6 +43,16 @@ def unfused_optimizer(case: Case) -> Finding | None:
         cure=_cure(found, updating > 0, zeroing > 0),
         source_line=_line(case, times),
     )
+
+
+def _withheld(case: Case, found: OptimizerWork, why: str) -> Untold | None:
+    """Without the GPU's idle time; told where that could hide enough of the program's time in the optimizer."""
+    host_us = found.zero_host_us if found.zeroing else 0.0
+    host_us += found.host_us if found.style in ("for-loop", "foreach") else 0.0
+    if min(host_us, idle_us(case)) < case.thresholds.silence * (case.step_us or 0.0) or not host_us:
+        return None
+    what = "What the GPU loses while the optimizer works in many small operations"
+    return Untold("unfused_optimizer", what, f"{why}; record the trace again")
 
 
 def _on_gpu(case: Case, found: OptimizerWork) -> tuple[float, float]:

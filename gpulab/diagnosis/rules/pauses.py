@@ -10,7 +10,7 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
-from gpulab.intervals import Intervals, clip, intersect, measure, subtract, union
+from gpulab.intervals import EMPTY, Intervals, clip, intersect, measure, subtract, union
 from gpulab.run import Pause, PauseKind, Phase, StepFlag
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
@@ -24,13 +24,20 @@ def checkpoint_save(case: Case) -> Finding | Untold | None:
     found = _paused(case, "checkpoint_save")
     if found is None or found.share < case.thresholds.pause_notice:
         return _untold(case, "checkpoint_save", "Whether saving checkpoints holds the training up")
+    what, copied = ("checkpoint", "the state") if _saves_checkpoints(case) else ("file", "what is saved")
     return found.finding(
         case,
         "checkpoint_save",
-        f"Saving checkpoints takes {percent(found.share)} of the training time.",
-        f"the training stood still {found.times} while a checkpoint was written, {found.each} each",
-        "Save less often, or hand a copy of the state to a thread that writes it while the training goes on.",
+        f"Saving {what}s takes {percent(found.share)} of the training time.",
+        f"the training stood still {found.times} while a {what} was written, {found.each} each",
+        f"Save less often, or hand a copy of {copied} to a thread that writes it while the training goes on.",
     )
+
+
+def _saves_checkpoints(case: Case) -> bool:
+    """Whether anything but NumPy saved: its files hold predictions or metrics as often as weights."""
+    saves = [p for p in case.facts.run.pauses if p.kind == "checkpoint_save"]
+    return any(not p.detail.startswith("numpy.") for p in saves)
 
 
 def logging_or_eval(case: Case) -> Finding | Untold | None:
@@ -41,7 +48,8 @@ def logging_or_eval(case: Case) -> Finding | Untold | None:
             case,
             "logging_or_eval",
             f"Logging takes {percent(logged.share)} of the training time.",
-            f"the program wrote or printed {logged.times}, {logged.each} each",
+            f"something was logged {logged.times} (to a logger, TensorBoard, wandb, MLflow or a figure's file), "
+            f"{logged.each} each",
             "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
         )
     if evaluated is not None and evaluated.share >= case.thresholds.evaluation_notice:
@@ -97,6 +105,7 @@ class _Paused:
     count: int
     median_us: float
     longest: tuple[int, int] | None
+    times_ns: Intervals  # when, without other kinds that count before it
     line: str = ""
 
     @property
@@ -121,6 +130,7 @@ class _Paused:
             source_line=self.line,
             level="bad" if self.share >= case.thresholds.idle_notice else "notice",
             between_us_per_step=self.between_us,
+            gone=_pairs(self.times_ns),
         )
 
 
@@ -150,6 +160,7 @@ def _paused(case: Case, kind: PauseKind) -> _Paused | None:
         len(pauses),
         float(np.median([p.end_ns - p.start_ns for p in pauses])) / 1e3,
         (longest.start_ns, longest.end_ns),
+        times,
         str(run.places[longest.place]) if longest.place >= 0 else "",
     )
 
@@ -164,12 +175,16 @@ def _short(case: Case, kind: PauseKind) -> _Paused | None:
     if case.idle is not None:
         cost_us = min(cost_us, case.idle * step)
     share = cost_us / max(case.whole_us or 0.0, step)
-    return _Paused(cost_us, 0.0, share, total.count, total.total_ns / total.count / 1e3, None)
+    return _Paused(cost_us, 0.0, share, total.count, total.total_ns / total.count / 1e3, None, EMPTY)
 
 
 def _covered(pauses: list[Pause]) -> Intervals:
     start = np.array([p.start_ns for p in pauses], dtype=np.int64)
     return union(start, np.array([p.end_ns for p in pauses], dtype=np.int64))
+
+
+def _pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
+    return tuple((start, end) for start, end in times.tolist())
 
 
 def _typical_us(case: Case, times: Intervals, first: int) -> float:
@@ -195,7 +210,9 @@ def _compile_steps(case: Case) -> _Paused | None:
     slowest = int(rows[np.argmax(longer_us)])
     span = (int(steps.start_ns[slowest]), int(steps.end_ns[slowest]))
     share = cost_us / max(case.whole_us or 0.0, step + cost_us)
-    return _Paused(0.0, cost_us, share, len(rows), float(np.median(longer_us)), span)
+    end = steps.end_ns[rows]
+    longer = union(end - (longer_us * 1e3).astype(np.int64), end)
+    return _Paused(0.0, cost_us, share, len(rows), float(np.median(longer_us)), span, longer)
 
 
 # -- without pauses by name --------------------------------------------------------------------------------------------
@@ -224,7 +241,8 @@ def _between(case: Case) -> Finding | None:
         return None
     named = [p for p in run.pauses if run.steps.start_ns[0] <= p.start_ns < run.steps.end_ns[-1]]
     gaps = np.stack((run.steps.end_ns[:-1], run.steps.start_ns[1:]), axis=1)
-    between_ns = measure(subtract(union(gaps[:, 0], gaps[:, 1]), _covered(named))) - _own_ns(case)
+    unnamed = subtract(union(gaps[:, 0], gaps[:, 1]), _covered(named))
+    between_ns = measure(unnamed) - _own_ns(case)
     share = between_ns / run.code_wall_ns
     if share < case.thresholds.outside_notice:
         return None
@@ -236,6 +254,7 @@ def _between(case: Case) -> Finding | None:
         "likely",
         parts=(f"{BETWEEN}/logging_or_eval",),
         cure="See what the code does between its steps: evaluate, save and log less often.",
+        gone=_pairs(unnamed),
     )
 
 

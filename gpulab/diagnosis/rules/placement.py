@@ -21,11 +21,13 @@ _HEAVY = (
 
 
 def wrong_device(case: Case) -> Finding | None:
-    """A GPU is there, and the model or a part of it computes on the CPU."""
+    """A GPU is there, and the model or a part of it computes on the CPU; as a hint: further GPUs have nothing to do."""
     chosen = next((c for c in case.facts.run.choices if c.what == "device" and c.value == "CPU"), None)
     if chosen is not None:
         return _unused(case, chosen.reason)
-    return _partly(case) if case.on_gpu and case.facts.breakdown is not None else None
+    if not case.on_gpu or case.facts.breakdown is None:
+        return None
+    return _partly(case) or _one_of_several(case)
 
 
 def _unused(case: Case, reason: str) -> Finding:
@@ -35,10 +37,10 @@ def _unused(case: Case, reason: str) -> Finding:
         "A GPU is there, and the training did not use it: the model computes on the CPU.",
         (
             Evidence(f"{reason}, though PyTorch sees a GPU"),
-            Evidence(f"{ms(computing)} of each step are computing on the CPU"),
+            Evidence(f"{ms(computing)} of each step are computing on the CPU, which a GPU does in less time"),
         ),
         computing or None,
-        "measured",
+        "likely",  # what the GPU takes for it is not known
         parts=("compute", "optimizer"),
         cure='Move the model and each batch to it: model.to("cuda") before the optimizer is made, and '
         'batch.to("cuda", non_blocking=True) in the loop.',
@@ -74,6 +76,36 @@ def _partly(case: Case) -> Finding | None:
         "and keep its inputs there.",
         level="bad",
     )
+
+
+def _one_of_several(case: Case) -> Finding | None:
+    """Of the GPUs that a trace lists one worked, and nothing tells of other processes of this job on the others.
+
+    Only where that one is kept busy: what keeps it waiting would keep more of them waiting.
+    """
+    timeline, origin = case.facts.run.timeline, case.facts.run.origin
+    if timeline is None or origin is None or len(spans.devices(timeline)) != 1:
+        return None
+    if case.idle is None or case.idle >= case.thresholds.idle_notice:
+        return None
+    further = len({d.id for d in origin.device_properties}) - 1
+    shared = origin.rank is not None or origin.backend is not None or (origin.world_size or 1) > 1
+    if further < 1 or shared or any(_of_a_job(name) for name in timeline.names):
+        return None
+    others = f"{further} further GPU{'s' if further > 1 else ''}"
+    return Finding(
+        "wrong_device",
+        f"One GPU did all the work, though PyTorch could see {others}.",
+        (Evidence(f"the trace lists {further + 1} GPUs, and only one of them ran anything"),),
+        None,
+        "possible",
+        cure="Where they are yours to use: torch.nn.parallel.DistributedDataParallel with one process for each GPU, "
+        "started by torchrun.",
+    )
+
+
+def _of_a_job(name: str) -> bool:
+    return spans.is_communication(name) or name.startswith(("nccl:", "gloo:", "DistributedDataParallel"))
 
 
 def _on_cpu(timeline: Timeline) -> tuple[Intervals, str]:

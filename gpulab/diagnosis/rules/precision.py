@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.matrix_units import BF16_SINCE, compute_capability, narrow_ratio, tf32_ratio
+from gpulab.analysis.matrix_units import BF16_SINCE, compute_capability, has_units, narrow_ratio, tf32_ratio
 from gpulab.analysis.precision_use import PrecisionUse, precision_use
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import percent
+
+_MATERIAL = 0.1  # ours: of the time of all products; below it their gain is not told on its own
 
 
 def no_mixed_precision(case: Case) -> Finding | Untold | None:
@@ -21,16 +23,13 @@ def no_mixed_precision(case: Case) -> Finding | Untold | None:
     saved = use.fp32 * (1 - 1 / ratio) + use.tf32 * (1 - 1 / from_tf32)
     able = compute_capability(device) or (0, 0)
     kind = "bf16" if able >= BF16_SINCE else "fp16"
-    what = "in full precision (32 bits)" if use.fp32 >= use.tf32 else "in TF32"
+    full = use.fp32 >= use.tf32
+    what, faster = ("in full precision (32 bits)", "several times") if full else ("in TF32", "up to twice")
     return Finding(
         "no_mixed_precision",
         f"{percent(use.fp32 + use.tf32)} of the computing time goes to matrix products {what}, though this GPU has "
-        "units that multiply 16-bit numbers several times as fast.",
-        (
-            *_costliest(use),
-            Evidence(f"16-bit products are up to {ratio:.0f} times as fast on a {device.name} as those of 32 bits"),
-            *_moving(use),
-        ),
+        f"units that multiply 16-bit numbers {faster} as fast.",
+        (*(_costliest(use) if full else _costliest_tf32(use)), _faster(case, use, ratio, from_tf32), *_moving(use)),
         saved * case.part_us("compute"),
         "likely",
         parts=("compute/matrix",),
@@ -66,9 +65,13 @@ def no_tf32(case: Case) -> Finding | Untold | None:
 
 def _use(case: Case) -> PrecisionUse | Untold | None:
     work = case.facts.work
-    if work is None or not case.on_gpu:
+    if not case.on_gpu:
         return None
-    return precision_use(work) if case.withheld("tensor_core_fraction") is None else None
+    why = case.withheld("kernels") or case.withheld("tensor_core_fraction")
+    if why is not None and has_units(case.facts.run.device):
+        what = "Whether the GPU multiplies matrices in longer numbers than it has to"
+        return Untold("no_mixed_precision", what, f"{why}; record the trace again")
+    return precision_use(work) if work is not None and why is None else None
 
 
 def _narrow_over_tf32(case: Case) -> float:
@@ -77,10 +80,18 @@ def _narrow_over_tf32(case: Case) -> float:
 
 
 def _unknown_units(case: Case) -> Untold | None:
-    """A GPU of which nothing is known; one that is known to have no such units is no reason for a word."""
+    """A GPU whose peaks are not known; one that is known to have no such units is no reason for a word."""
     device = case.facts.run.device
-    if compute_capability(device) is not None or not device.name.startswith("GPU ("):
+    units = has_units(device)
+    if units is False:
         return None
+    if not device.name.startswith("GPU ("):
+        kind = "bf16" if (compute_capability(device) or (0, 0)) >= BF16_SINCE else "fp16"
+        return Untold(
+            "no_mixed_precision",
+            f"How much faster a {device.name} multiplies 16-bit numbers{'' if units else ', if it does'}",
+            f"Its peaks are not known here; compare it: %%gpuprofile --ab amp={kind}",
+        )
     return Untold(
         "no_mixed_precision",
         "Whether this GPU multiplies 16-bit numbers faster",
@@ -100,6 +111,18 @@ def _moving(use: PrecisionUse) -> tuple[Evidence, ...]:
 
 def _costliest(use: PrecisionUse) -> tuple[Evidence, ...]:
     return (Evidence(f"the costliest of them is {use.costliest}, which uses no matrix unit"),) if use.costliest else ()
+
+
+def _costliest_tf32(use: PrecisionUse) -> tuple[Evidence, ...]:
+    return (Evidence(f"the costliest of them is {use.costliest_tf32}, which multiplies in TF32"),)
+
+
+def _faster(case: Case, use: PrecisionUse, ratio: float, from_tf32: float) -> Evidence:
+    """By the peaks, against each format that has a share worth a word in the products."""
+    formats = (("of 32 bits", use.fp32, ratio), ("in TF32", use.tf32, from_tf32))
+    material = _MATERIAL * (use.fp32 + use.tf32)
+    told = [f"{times:.0f} times as fast as those {what}" for what, share, times in formats if share >= material]
+    return Evidence(f"on a {case.facts.run.device.name} 16-bit products are up to {' and '.join(told)}")
 
 
 def _autocast(kind: str) -> str:

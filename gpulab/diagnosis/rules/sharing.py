@@ -60,7 +60,7 @@ def throttled(case: Case) -> Finding | Untold | None:
         f"The GPU's clock was held down ({', '.join(told)}): it computes more slowly than it could.",
         (Evidence(evidence[0].words, _from_to(reasons.t_ns[held])), *evidence[1:]),
         None if slower is None else slower * case.part_us("compute"),
-        "measured",
+        "measured" if slower is None else "likely",  # not all kernels go by the clock: some wait for memory
         parts=("compute/clock",),
         cure="Better cooling or air flow, a higher limit of power (nvidia-smi -pl, as administrator), or another GPU; "
         "no edit of the code changes it.",

@@ -55,6 +55,7 @@ def sync_points(case: Case) -> Finding | Untold | None:
         parts=("sync_wait", "launch", "blocking_copy"),
         cure="Keep results on the GPU (loss.detach()) and read them every hundredth step, or once after the loop.",
         source_line=_line(case, times),
+        gone=_pairs(times),
     )
 
 
@@ -83,9 +84,10 @@ def blocking_copy(case: Case) -> Finding | Untold | None:
         "likely",
         parts=("memcpy", "blocking_copy", "sync_wait", "launch"),
         settings=_pinned(case),
-        cure="DataLoader(…, pin_memory=True) and batch.to(device, non_blocking=True): one without the other does "
-        "nothing.",
+        cure="DataLoader(…, pin_memory=True) makes the copy faster, and batch.to(device, non_blocking=True) lets the "
+        "program go on meanwhile, though only from such pinned memory.",
         source_line=_line(case, found.times),
+        gone=_pairs(found.times),
     )
 
 
@@ -125,6 +127,10 @@ def _longest(times: Intervals) -> tuple[int, int] | None:
         return None
     i = int((times[:, 1] - times[:, 0]).argmax())
     return int(times[i, 0]), int(times[i, 1])
+
+
+def _pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
+    return tuple((start, end) for start, end in times.tolist())
 
 
 def _line(case: Case, times: Intervals) -> str:

@@ -1,0 +1,110 @@
+"""What to do about a step that waits for data: as many workers as there is room for, else less work per batch."""
+
+from __future__ import annotations
+
+import math
+
+from gpulab.analysis.loading import LoadingFacts
+from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.headline import ms
+from gpulab.diagnosis.rules.feeding_times import mostly_waits
+from gpulab.run import Loader
+
+Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
+
+OR_WORKERS = " Or load with "  # what comes after it is about workers alone
+_WORKERS = "Load with "
+_UNKNOWN_MACHINE = 8  # workers proposed at most where the usable cores are not known
+_COLLATED = (
+    "Put the batch together in few operations: torch.stack, or pad_sequence once per batch, instead of item by item "
+    "and number by number in collate_fn; what concerns one item alone belongs into __getitem__."
+)
+_STACKED = (
+    "Let __getitem__ return few and large tensors or NumPy arrays, and no lists of numbers: PyTorch joins each part of "
+    "an item by itself. Or give collate_fn a function that makes the batch with torch.stack."
+)
+
+
+def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> Cure:
+    """The knobs and the words for the finding of that key; the typical step and its wait in µs.
+
+    No knob keeps a batch from being put together anew, so `slow_collate` is never told to keep its items.
+    """
+    loader, workers, inside = case.facts.run.loader, case.worker_count, case.facts.loading
+    collating = _collating(loader) if key == "slow_collate" else ""
+    if inside is not None and workers and inside.handed_over_us:
+        return _hand_over_less(inside)
+    if loader is not None and loader.iterable:
+        shared = "Give the iterable dataset workers that share its items, or prepare them before the training."
+        return (), collating or shared
+    if workers is None or (loader is None and workers):
+        more = "Load with more workers (num_workers), or make each item cheaper to load."
+        return (), collating or more
+    room = _room_for_workers(case)
+    wanted = min(_workers_needed(case, workers, step_us, waited_us), room)
+    if wanted > workers:
+        settings, words = _more_workers(case, wanted, step_us, waited_us)
+        return settings, f"{collating}{OR_WORKERS}{words.removeprefix(_WORKERS)}" if collating else words
+    if collating:
+        return (), collating
+    cause = "there is no further processor core for another worker" if room <= workers else "more would not help"
+    return (("cache", "on"),), (
+        f"It loads with {workers} worker{'s' if workers != 1 else ''} already and {cause}: make each item cheaper to "
+        "load, or prepare the items once and keep them (decoded files, or in memory as the dataset cache does)."
+    )
+
+
+def _collating(loader: Loader | None) -> str:
+    return _STACKED if loader is not None and loader.own_collate is False else _COLLATED
+
+
+def _hand_over_less(inside: LoadingFacts) -> Cure:
+    if inside.batch_us < inside.handed_over_us:
+        return (("workers", "0"),), (
+            f"Load in the training process (num_workers=0): to make a batch takes {ms(inside.batch_us)}, "
+            "less than to hand it over."
+        )
+    return (
+        (),
+        "Hand over less: smaller types (uint8 images made float on the device), fewer tensors, no Python objects.",
+    )
+
+
+def _more_workers(case: Case, wanted: int, step_us: float, waited_us: float) -> Cure:
+    threads = _threads_beside(case, wanted, step_us, waited_us)
+    leave = f" Leave them the cores: torch.set_num_threads({threads})." if threads else ""
+    return (("workers", str(wanted)), *([("compute_threads", str(threads))] if threads else [])), (
+        f"{_WORKERS}{wanted} worker process{'es' if wanted > 1 else ''} beside the training: "
+        f"DataLoader(…, num_workers={wanted}, persistent_workers=True).{leave}"
+    )
+
+
+def _threads_beside(case: Case, workers: int, step_us: float, waited_us: float) -> int | None:
+    """Compute threads on a CPU that leave the workers their cores, where loading is most of the work; None: as is."""
+    run, inside = case.facts.run, case.facts.loading
+    cores, threads = run.environment.usable_cores, run.environment.compute_threads
+    if case.on_gpu or cores is None or threads is None or threads <= 1 or threads + workers <= cores:
+        return None
+    if inside is None or mostly_waits(inside):
+        return None
+    beside = max(1, math.floor(cores) - workers)
+    return beside if waited_us >= step_us / 2 and beside < threads else None
+
+
+def _workers_needed(case: Case, workers: int, step_us: float, waited_us: float) -> int:
+    """⌈time to make a batch / time to compute one⌉, and one more for an uneven one (definitions.md, feeding)."""
+    computing = max(step_us - waited_us, 0.01 * step_us)
+    inside = case.facts.loading
+    making = inside.batch_us if inside is not None else waited_us if not workers else workers * step_us
+    return math.ceil(making / computing) + 1
+
+
+def _room_for_workers(case: Case) -> int:
+    """Usable cores: more processes than that take time from each other, unless they wait for something else."""
+    cores, inside = case.facts.run.environment.usable_cores, case.facts.loading
+    if cores is None or (inside is not None and mostly_waits(inside)):
+        return max(_UNKNOWN_MACHINE, int(cores or 0))
+    return max(1, math.floor(cores))
+
+
+__all__ = ["OR_WORKERS", "cure_of_waiting"]

@@ -1,0 +1,46 @@
+"""Which line of the user's code a batch takes longest in, where the training process itself makes it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.analysis import spans
+from gpulab.analysis.places import LEAST_SHARE, LineShare, line_of, lines_of
+from gpulab.diagnosis.case import Case
+from gpulab.intervals import EMPTY, Intervals, intersect, union
+
+
+def line_of_loading(case: Case) -> str:
+    """The line that takes half of the wait of the profiled steps, else the costliest one of the function that does.
+
+    Empty where none surely does, or where workers load: then the training thread only waits for them.
+    """
+    if case.worker_count != 0:
+        return ""
+    run, waits = case.facts.run, _waits(case)
+    place = line_of(run, waits)
+    if place is not None:
+        return str(place)
+    found = [line for line in lines_of(run, waits) if line.looks > 0 and line.place.function]
+    for first in found:
+        whole = [line for line in found if _function(line) == _function(first)]
+        if len(whole) > 1 and sum(line.share for line in whole) >= LEAST_SHARE:
+            return str(first.place)
+    return ""
+
+
+def _function(line: LineShare) -> tuple[str, str]:
+    return line.place.file, line.place.function
+
+
+def _waits(case: Case) -> Intervals:
+    """When the training thread is in the DataLoader, within the profiled steps."""
+    timeline, account = case.facts.run.timeline, case.facts.breakdown
+    if timeline is None or account is None or not account.steps:
+        return EMPTY
+    inside = spans.on_training_thread(timeline) & spans.named(timeline, spans.is_loader)
+    steps = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    return intersect(spans.covered(timeline, inside), union(steps[:, 0], steps[:, 1]))
+
+
+__all__ = ["line_of_loading"]

@@ -1,0 +1,48 @@
+"""What the time to make a batch goes to, cause by cause: which of them is cured depends on it."""
+
+from __future__ import annotations
+
+from gpulab.analysis.loading import LoadingFacts
+from gpulab.diagnosis.headline import ms
+
+
+def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
+    """µs per batch by cause. Waiting for a core is part of what computes; other waiting is not ready for one."""
+    waited = inside.read_us * (inside.read_waited_fraction or 0.0)
+    waited += inside.transform_us * (inside.transform_waited_fraction or 0.0)
+    working, free = inside.read_us + inside.transform_us - waited, 1 - (inside.core_wait_fraction or 0.0)
+    return {
+        "cpu_preprocessing": working * free,
+        "storage_bound": waited,
+        "slow_collate": inside.collate_us * free,
+        "cpu_oversubscribed": (working + inside.collate_us) * (1 - free),
+    }
+
+
+def mostly_waits(inside: LoadingFacts) -> bool:
+    """At least half of the time to make a batch is waiting for a disk, a network or a lock: it needs no core."""
+    return times_by_cause(inside)["storage_bound"] >= inside.batch_us / 2
+
+
+def making(inside: LoadingFacts) -> str:
+    """How long a batch takes to make and what that goes to, in words."""
+    return f"making one batch takes {ms(inside.batch_us)} (median of {inside.batches}), of it {_split(inside)}"
+
+
+def _split(inside: LoadingFacts) -> str:
+    parts = {
+        "reading": inside.read_us,
+        "transforming": inside.transform_us,
+        "putting together": inside.collate_us,
+        "page-locking": inside.pin_us or 0.0,
+    }
+    told = ", ".join(f"{name} {ms(us)}" for name, us in parts.items() if us >= 0.01 * inside.batch_us)
+    waits = {"for a disk, a network or a lock": "storage_bound", "for a free processor core": "cpu_oversubscribed"}
+    times = times_by_cause(inside)
+    for what, key in waits.items():
+        if times[key] >= 0.05 * inside.batch_us:
+            told += f"; {ms(times[key])} is waiting {what}"
+    return told
+
+
+__all__ = ["making", "mostly_waits", "times_by_cause"]
