@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.ranks import RankComparison, compare_ranks
@@ -45,13 +45,25 @@ def diagnosis_for_report(known: Facts, learned: Known = NOTHING) -> Diagnosis:
     return replace(diagnose(known, thresholds, learned), notes=notes)
 
 
-def diagnose_job(ranks: Ranks, thresholds: Thresholds) -> tuple[dict[int, Facts], RankComparison, Diagnosis]:
-    """The figures of each rank, their comparison, and what was found about the job as a whole."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """The figures of each rank, their comparison, what was found about each by itself, and about the job as a whole.
+
+    Nothing is predicted of a rank: what one of them saves the others may wait for all the same.
+    """
+
+    facts: Mapping[int, Facts]
+    comparison: RankComparison
+    each: Mapping[int, Diagnosis]
+    diagnosis: Diagnosis
+
+
+def diagnose_job(ranks: Ranks, thresholds: Thresholds) -> Job:
+    """All of it."""
     of_ranks = {rank: facts(run) for rank, run in ranks.runs.items()}
     found = compare_ranks(of_ranks, ranks.problems)
-    late = found.straggler
-    each = {} if late is None else {late: diagnose(of_ranks[late], thresholds, foretell=False)}
-    return of_ranks, found, diagnose_ranks(found, each, thresholds)
+    each = {rank: diagnose(known, thresholds, foretell=False) for rank, known in of_ranks.items()}
+    return Job(of_ranks, found, each, diagnose_ranks(found, each, thresholds))
 
 
-__all__ = ["diagnose_job", "diagnosis_for_report", "learned_here", "thresholds_of", "thresholds_or_default"]
+__all__ = ["Job", "diagnose_job", "diagnosis_for_report", "learned_here", "thresholds_of", "thresholds_or_default"]

@@ -52,8 +52,8 @@ def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
     """The report of a run or of a job's ranks: `.text()`, `.html()`, `.json()`. `unsaved`: why it is not on disk."""
     if isinstance(run, Ranks):
         thresholds, notes = thresholds_or_default()
-        of_ranks, found, diagnosis = diagnose_job(run, thresholds)
-        return RankedReport(run, of_ranks, found, replace(diagnosis, notes=notes))
+        job = diagnose_job(run, thresholds)
+        return RankedReport(run, job.facts, job.comparison, job.each, replace(job.diagnosis, notes=notes))
     known = facts(run)
     return Report(known, diagnosis_for_report(known, learned_here(known)), unsaved)
 
@@ -68,8 +68,8 @@ def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | No
     chosen = thresholds_of(thresholds)
     found = open_run(run) if isinstance(run, str | Path) else run
     if isinstance(found, Ranks):
-        of_ranks, _, diagnosis = diagnose_job(found, chosen)
-        return Diagnosed(diagnosis, job_opening(found, of_ranks))
+        job = diagnose_job(found, chosen)
+        return Diagnosed(job.diagnosis, job_opening(found, job.facts))
     known = facts(found)
     return Diagnosed(diagnose_facts(known, chosen, learned_here(known)), opening(known))
 

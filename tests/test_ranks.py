@@ -9,11 +9,18 @@ import pytest
 import synthetic
 from hypothesis import given
 from hypothesis import strategies as st
+from real_traces import path
 
 from gpulab.analysis import ranks
 from gpulab.analysis.facts import facts
 from gpulab.analysis.ranks import RankComparison
-from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
+from gpulab.diagnosing import diagnose_job
+from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
+from gpulab.diagnosis.ranks import diagnose_ranks
+from gpulab.diagnosis.thresholds import DEFAULT
+from gpulab.loading.trace import load_run
+from gpulab.run import Category, Device, Lane, Ranks, Run, Steps, Timeline
+from gpulab.views.ranked import RankedReport
 
 US = 1_000
 GPU = Device("cuda", "NVIDIA V100", 0)
@@ -113,3 +120,65 @@ def test_waiting_and_transfer_are_the_kernels_time(durations: list[list[int]]) -
         assert rank.waiting_us + rank.transfer_us == pytest.approx(sum(spent))
         assert rank.transfer_us == pytest.approx(sum(min(d[i] for d in durations) for i in range(4)))
         assert rank.exposed_us == pytest.approx(rank.communication_us)
+
+
+# -- what is found about the job -------------------------------------------------------------------------------------
+
+
+def said(key: str, us: float | None, summary: str = "Something is slow.") -> Diagnosis:
+    found = Finding(key, summary, (Evidence("so it is"),), us, "measured", parts=("launch",), only_after=("x",))
+    return Diagnosis((found,))
+
+
+def job(count: int, exposed_fraction: float = 0.0) -> RankComparison:
+    """Ranks in step, whose communication is hidden but for that share of the step."""
+    exposed = int(1_000 * exposed_fraction)
+    kernels: list[Kernel] = [("gemm", 7, 0, 1_000 - exposed), (ALL_REDUCE, 20, 900 - exposed, 100 + exposed)]
+    return compare_ranks(dict.fromkeys(range(count), rank_run(kernels)))
+
+
+def test_what_most_ranks_have_in_common_is_found_about_the_job() -> None:
+    each = {0: said("launch_bound", 300.0), 1: said("launch_bound", 100.0), 2: said("launch_bound", 200.0)}
+    found = diagnose_ranks(job(4), {**each, 3: said("healthy", None)})
+    assert [f.key for f in found.findings] == ["launch_bound"]
+    assert found.first.summary == "On 3 of the 4 ranks: something is slow."
+    assert found.first.recoverable_us_per_step == 200.0 and found.first.only_after == ()
+    assert "rank 2" in found.first.evidence[0].words
+    assert "On all ranks" in diagnose_ranks(job(3), each).first.summary
+
+
+def test_ranks_with_troubles_of_their_own_keep_in_step_and_that_is_said() -> None:
+    each = {0: said("launch_bound", 300.0), 1: said("data_starved", 100.0), 2: said("healthy", None)}
+    found = diagnose_ranks(job(3), each)
+    assert found.first.key == "healthy"
+    assert [e.words for e in found.first.evidence[1:]] == [
+        "Rank 0 by itself: Something is slow",
+        "Rank 1 by itself: Something is slow",
+    ]
+
+
+@pytest.mark.parametrize(("us", "first"), [(300.0, "launch_bound"), (100.0, "exposed_communication")])
+def test_the_costliest_of_a_job_comes_first_and_says_what_is_next(us: float, first: str) -> None:
+    found = diagnose_ranks(job(2, 0.2), {0: said("launch_bound", us), 1: said("launch_bound", us)})
+    assert found.first.key == first and len(found.findings) == 2
+    assert found.first.after.startswith("Next comes ") and found.findings[1].after == ""
+
+
+def test_a_real_job_with_a_late_rank() -> None:
+    found = ranks.compare_ranks({i: facts(load_run(path(f"v100_dlrm_8ranks/rank{i}"))) for i in range(8)})
+    [straggler] = diagnose_ranks(found).findings  # moving the data is 1 % of the step: all else is the wait
+    assert straggler.key == "straggler" and "Rank 7 arrives last" in straggler.summary
+    assert straggler.recoverable_us_per_step == pytest.approx(6_034, rel=0.01)
+    even = dataclasses.replace(found, straggler=None)
+    [exposed] = diagnose_ranks(even).findings
+    assert exposed.key == "exposed_communication"
+    quiet = tuple(dataclasses.replace(r, exposed_us=0.01 * r.step_us) for r in found.ranks)
+    assert diagnose_ranks(dataclasses.replace(even, ranks=quiet)).first.key == "healthy"
+
+
+def test_the_thresholds_of_a_job_are_those_of_its_ranks() -> None:
+    runs = {rank: synthetic.gpu_case().run for rank in range(2)}
+    given = Ranks("somewhere", runs, None)
+    usual, silent = (diagnose_job(given, t) for t in (DEFAULT, DEFAULT.changed({"silence": 1.0})))
+    assert usual.each[0].findings != silent.each[0].findings
+    assert RankedReport(given, silent.facts, silent.comparison, silent.each, silent.diagnosis).json()["per_rank"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.arbitration import VERDICTS
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
+from gpulab.diagnosis.names import name_of
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 
 _OF_THE_JOB = ("straggler", "exposed_communication", *VERDICTS)
@@ -18,7 +21,8 @@ _OF_THE_JOB = ("straggler", "exposed_communication", *VERDICTS)
 def diagnose_ranks(
     found: RankComparison, each: Mapping[int, Diagnosis] | None = None, thresholds: Thresholds = DEFAULT
 ) -> Diagnosis:
-    """The slowest rank where the others wait for it, then exposed communication; else that all is well.
+    """The slowest rank where the others wait for it, exposed communication, what most ranks have in common; the
+    costliest first, else that all is well.
 
     `each` holds what was found about each rank by itself: it says why the slowest one is late. Times are medians over
     the ranks, per step.
@@ -29,8 +33,9 @@ def diagnose_ranks(
     step_us = float(np.median([r.step_us for r in found.ranks]))
     straggler = _straggler(found, found.straggler, each or {}) if found.straggler is not None else None
     exposed = _exposed(found, thresholds, straggler.recoverable_us_per_step or 0.0 if straggler else 0.0)
-    causes = tuple(f for f in (straggler, exposed) if f is not None)
-    return Diagnosis(causes or (_in_step(found),), (), step_us, step_us)
+    told = [f for f in (straggler, exposed, _common(found, each or {})) if f is not None]
+    causes = _with_sequels(sorted(told, key=lambda f: -(f.recoverable_us_per_step or 0.0)))
+    return Diagnosis(causes or (_in_step(found, each or {}),), (), step_us, step_us)
 
 
 def _incomparable(found: RankComparison) -> Finding | None:
@@ -114,12 +119,44 @@ def _exposed(found: RankComparison, thresholds: Thresholds, waited_us: float) ->
     )
 
 
-def _in_step(found: RankComparison) -> Finding:
+def _common(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
+    """What comes first on most ranks, each looked at by itself; told by the one in the middle of them."""
+    first = {rank: d.first for rank, d in each.items() if d.first.key not in _OF_THE_JOB}
+    keys = Counter(f.key for f in first.values() if f.recoverable_us_per_step)
+    if not keys or 2 * keys.most_common(1)[0][1] <= len(found.ranks):
+        return None
+    key, count = keys.most_common(1)[0]
+    ranked = sorted((f.recoverable_us_per_step or 0.0, rank) for rank, f in first.items() if f.key == key)
+    time_us, rank = ranked[len(ranked) // 2]
+    who = "On all ranks" if count == len(found.ranks) else f"On {count} of the {len(found.ranks)} ranks"
+    own = first[rank]
+    return replace(
+        own,
+        summary=f"{who}: {own.summary[:1].lower()}{own.summary[1:]}",
+        evidence=(Evidence(f"the figures are those of rank {rank}, in the middle of them"), *own.evidence),
+        recoverable_us_per_step=time_us,
+        only_after=(),
+        shares_with=(),
+        after="",
+    )
+
+
+def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
+    """Each says what comes next; how much that would bring then is not known of a job."""
+    following = [f"Next comes {name_of(f.key)}." for f in causes[1:]]
+    return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
+
+
+def _in_step(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding:
     exposed = float(np.median([r.exposed_us / r.step_us for r in found.ranks]))
+    alone = {rank: d.first for rank, d in each.items() if d.first.key not in _OF_THE_JOB}
     return Finding(
         "healthy",
         "The ranks keep in step, and communication is hidden behind compute.",
-        (Evidence(f"Exposed communication: {percent(exposed)} of each step, median over {len(found.ranks)} ranks"),),
+        (
+            Evidence(f"Exposed communication: {percent(exposed)} of each step, median over {len(found.ranks)} ranks"),
+            *(Evidence(f"Rank {rank} by itself: {f.summary.rstrip('.')}") for rank, f in sorted(alone.items())[:3]),
+        ),
         None,
         "measured",
         level="good",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
-from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.run import Ranks
@@ -23,11 +22,12 @@ from gpulab.views.words import NOT_MEASURABLE, plain, plural
 
 @dataclass(frozen=True, slots=True)
 class RankedReport:
-    """What a job's traces say: every view is a pure function of the ranks' facts and their comparison."""
+    """What a job's traces say: every view is a pure function of the ranks' facts and what was found of them."""
 
     ranks: Ranks
     facts: Mapping[int, Facts]
     comparison: RankComparison
+    each: Mapping[int, Diagnosis]
     diagnosis: Diagnosis
 
     @property
@@ -63,9 +63,7 @@ class RankedReport:
             "mismatch": found.mismatch,
             "communication_us": {r.rank: _communication(r) for r in found.ranks},
             "problems": [dataclasses.asdict(p) for p in self.ranks.problems],
-            "per_rank": {
-                rank: document.document(known, diagnose(known, foretell=False)) for rank, known in self.facts.items()
-            },
+            "per_rank": {rank: document.document(known, self.each[rank]) for rank, known in self.facts.items()},
             "headline": dataclasses.asdict(self.headline),
             **documents(self.diagnosis),
         }
