@@ -13,11 +13,11 @@ SOURCES: Mapping[str, str] = {
     "silence": "ours: below this share of a step a cure is hardly worth an edit",
     "data_wait_notice": "TraceML: warn at 10 % of a step",
     "data_wait_bad": "TraceML: critical at 20 % of a step",
-    "idle_notice": "definitions: an idle GPU counts from 15 %",
+    "idle_notice": "ours: below 15 % a busy pipeline has its usual gaps between kernels",
     "idle_bad": "ours: twice the notice",
     "launch_notice": "xprof: launch-bound from 3 %, critical from 15 %",
     "launch_bad": "xprof: launch-bound from 3 %, critical from 15 %",
-    "exposed_notice": "definitions: exposed communication counts from 5 %",
+    "exposed_notice": "ours: a step hides its communication where less than 5 % of it shows",
     "exposed_bad": "ours: three times the notice",
     "unknown_too_much": "ours: an accounting with more unknown names no cause",
     "outside_notice": "ours: below it the time between steps is what epochs and their evaluation usually take",
@@ -27,15 +27,21 @@ SOURCES: Mapping[str, str] = {
     "cpu_full": "ours: from 90 % of the usable cores on, one more process takes time from the others",
     "calling_notice": "ours: where starting operations takes more than computing them",
     "rearranging_notice": "ours: on a CPU less is what attention heads and gradients take anyway",
-    "short_kernel_us": "definitions: a shorter kernel costs less than its launch (5 to 20 µs)",
+    "short_kernel_us": "ours: a kernel shorter than that costs less than its launch, which takes 5 to 20 µs",
     "matrix_material": "ours: below this share of kernel time faster matrix products change little",
-    "memory_full": "definitions: memory counts as full from 90 %",
-    "memory_underused": "ICSE'24: a batch is small where peak memory stays below 50 %",
-    "utilization_low": "ICSE'24: and mean utilization below 50 %",
+    "memory_full": "ours: above 90 % the allocator begins to give back and ask again",
+    "memory_underused": "Gao et al., ICSE 2024: a batch is small where peak memory stays below 50 %",
+    "utilization_low": "Gao et al., ICSE 2024: and mean utilization below 50 %",
     "alert_data_wait": "ours: half of each step; a run may starve a little without an alert",
     "alert_gpu_idle": "ours: utilization (NVML) below 30 %, a live hint and no diagnosis",
     "alert_after_s": "ours: what passes within seconds is nothing to act on",
 }
+
+
+IN_ORDER = (  # the first of two must not be larger
+    *((f"{kind}_notice", f"{kind}_bad") for kind in ("data_wait", "idle", "launch", "exposed")),
+    ("memory_underused", "memory_full"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +77,11 @@ class Thresholds:
     def changed(self, values: Mapping[str, object]) -> Thresholds:
         """With these set. Raises UsageError for a name that is none, a value out of range or two that contradict."""
         found = replace(self, **{name: _checked(name, value) for name, value in values.items()})
-        for kind in ("data_wait", "idle", "launch", "exposed"):
-            notice, bad = getattr(found, f"{kind}_notice"), getattr(found, f"{kind}_bad")
-            if notice > bad:
+        for low, high in IN_ORDER:
+            less, more = getattr(found, low), getattr(found, high)
+            if less > more:
                 raise UsageError(
-                    f"The thresholds {kind}_notice={notice:g} and {kind}_bad={bad:g} contradict each other: "
+                    f"The thresholds {low}={less:g} and {high}={more:g} contradict each other: "
                     "the first must not be larger."
                 )
         return found
