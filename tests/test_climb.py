@@ -147,6 +147,13 @@ def test_a_cause_hidden_behind_another_waits() -> None:
     assert able(found, ground(allow=frozenset({"batch_size"}))) == [{"workers": 2}]
 
 
+def test_what_had_to_wait_is_tried_once_nothing_is_left_against_the_first() -> None:
+    behind = replace(finding("unfused_optimizer", 90.0, fused_optimizer="on"), only_after=("data_starved",))
+    found = [finding("data_starved", 500.0, workers="2"), behind]
+    spent = ("workers", "prefetch", "cache")
+    assert able(found, ground(without=frozenset(spent))) == [{"fused_optimizer": True}]
+
+
 def test_the_way_back_is_tried_only_for_an_option_that_a_later_one_may_replace() -> None:
     on = ground({"workers": 2, "prefetch": 4, "fused_optimizer": True})
     back = ways_back(HEALTHY, on, nothing_foretold)

@@ -139,6 +139,27 @@ def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
 # -- kept batches ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("fits", [("cpu",), ()])
+def test_batches_that_do_not_fit_on_the_device_are_kept_in_the_hosts_memory(
+    fits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulab.trials.headspace._torch_name", lambda device: "elsewhere")
+    test = Differential(
+        TextCode.parsed(CELL, names(DataLoader(Planted(64), batch_size=4))), budget_s=20, steps=3, pairs=2
+    )
+    probe = test._probe
+
+    def probed(code: Any, size: Any, what: str) -> Exception | None:
+        if what == "batches kept" and test._kept_on not in fits:
+            return RuntimeError("out of memory there")
+        return probe(code, size, what)
+
+    monkeypatch.setattr(test, "_probe", probed)
+    found = test.headspace()
+    assert (found.ideal_us is not None) is bool(fits), found.reasons
+    assert ("out of memory there" in str(found.reasons.get("ideal"))) is not bool(fits)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_kept_batches_are_real_ones_in_the_same_number(workers: int) -> None:
     loader = DataLoader(Planted(30), batch_size=4, num_workers=workers)

@@ -107,20 +107,23 @@ def candidates(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> tupl
     """What to try, the most promising first, and what will not be tried and why.
 
     First what the findings themselves name, by the time that it would give back; where nothing of that is left, other
-    knobs against the same causes. `foretell` predicts a setting on top of the facts of the ground.
+    knobs against the same causes; then findings that had to wait for another, against which nothing is left.
+    `foretell` predicts a setting on top of the facts of the ground.
     """
     found = _Sorted()
     keys = {finding.key for finding in diagnosis.findings}
-    findings = [f for f in diagnosis.findings if not keys & set(f.only_after)]
-    for finding in findings:
-        if finding.settings:
-            _consider(_parsed(finding, found), finding, ground, foretell, found, named=True)
-    if not found.able:
+    first = [f for f in diagnosis.findings if not keys & set(f.only_after)]
+    for findings in (first, [f for f in diagnosis.findings if f not in first]):
         for finding in findings:
+            if finding.settings:
+                _consider(_parsed(finding, found), finding, ground, foretell, found, named=True)
+        for finding in () if found.able else findings:
             for name in ALSO.get(finding.key, ()):
                 value = next(_next_values(KNOBS[name], ground), None)
                 if value is not None:
                     _consider({name: value}, finding, ground, foretell, found, named=False)
+        if found.able:
+            break
     found.able.sort(key=lambda candidate: -candidate.gain_us)
     return found.able, found.passed
 

@@ -162,6 +162,7 @@ class Differential(Runner):
             self._kept_on = place
             error = self._probe(arm.setting.code, size, "batches kept")
             if error is None:
+                arm.failure = ""
                 if place != next(iter(places)):
                     self._note(
                         "The cell cannot take batches that are on the GPU already: they were kept in the host's "

@@ -15,7 +15,7 @@ from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.sections import device
 from gpulab.views.words import plain, plural
 
-UNKNOWN = ("cannot_tell", "no_steps")
+UNKNOWN = ("cannot_tell",)
 NOTHING = ("healthy", *UNKNOWN)  # findings that name no cause
 _ENDINGS = {
     "nothing left": "Nothing else that gpulab can turn is left to try",
