@@ -10,7 +10,7 @@ from benchmarks.planted.curing import AGAIN
 from benchmarks.planted.planted import Planted, PlantedTrace
 
 HEALTHY = "healthy"
-NO_FINDING = ("healthy", "no_steps")  # say that there is nothing to report
+NO_FINDING = ("healthy",)  # says that there is nothing to report
 WORTH_A_CURE = 0.90  # a planted cause is one only if its cure saves a tenth of the time
 STILL_HEALTHY = 0.95  # and a healthy cell has no knob that saves more than a twentieth
 
@@ -32,6 +32,7 @@ def judged(planted: Planted, told: Mapping[str, Any]) -> dict[str, Any]:
     false = [k for k in keys if k not in NO_FINDING] if not planted.causes else []
     return {
         "right": told["headline"] in planted.accepted and not false,
+        "exact": told["headline"] == (planted.causes[0] if planted.causes else "healthy"),
         "ranks": ranks,
         "false_alarms": false,
     }
@@ -111,6 +112,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "failed": [r["name"] for r in rows if r["failed"]],
         "sick": len(sick),
         "headline_right": sum(r["right"] for r in sick),
+        "headline_exact": sum(r["exact"] for r in sick),
         "among_the_first_three": sum((r["ranks"][r["causes"][0]] or 99) <= 3 for r in sick),
         "healthy": len(healthy),
         "false_alarms": sum(bool(r["false_alarms"]) for r in healthy),

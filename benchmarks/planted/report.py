@@ -23,10 +23,10 @@ def _totals(t: Mapping[str, Any]) -> list[str]:
     error = "–" if t["median_error"] is None else f"{t['median_error']:.0%}"
     held, of = t["interval_holds"]
     lines = [
-        "| cells with a cause | headline right | true cause among the first three | healthy | false alarms "
-        "| predictions | median error | interval holds |",
-        "|" + "---|" * 8,
-        f"| {t['sick']} | **{t['headline_right']}** ({_share(t['headline_right'], t['sick'])}) "
+        "| cells with a cause | headline right | by its planted name | true cause among the first three | healthy "
+        "| false alarms | predictions | median error | interval holds |",
+        "|" + "---|" * 9,
+        f"| {t['sick']} | **{t['headline_right']}** ({_share(t['headline_right'], t['sick'])}) | {t['headline_exact']} "
         f"| {t['among_the_first_three']} | {t['healthy']} | **{t['false_alarms']}** | {t['predictions']} | {error} "
         f"| {held} of {of} |",
     ]
