@@ -164,14 +164,12 @@ def test_workers_against_the_formula(step_ms: float, wait: float, workers: int, 
     step, making = known.step_us.median, known.data_wait_us.median
     computing = step - making
     known = timed(known, batch_ms=making / 1e3, read_ms=making / 1e3, waited=waited)
-    cpu = making * (1 - waited)
-    expected = max(
-        computing + HAND_OFF_US,
-        making / workers,
-        cpu / min(workers, cores),
-        (cpu + computing) / cores,
-    )
-    assert ratio_of(known, workers=workers) == pytest.approx(expected / step, rel=1e-3)
+    expected = []
+    for slower in (1.0, 1.25):  # beside others the work of making takes as long as alone, or a quarter longer
+        cpu = slower * making * (1 - waited) + HAND_OFF_US  # to hand a batch over is work, too
+        least = (computing + HAND_OFF_US, (making * waited + cpu) / workers, cpu / min(workers, cores))
+        expected.append(max(*least, (cpu + computing) / cores))
+    assert ratio_of(known, workers=workers) == pytest.approx(np.mean(expected) / step, rel=1e-3)
 
 
 def test_more_workers_never_make_it_slower() -> None:

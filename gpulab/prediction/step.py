@@ -30,6 +30,9 @@ INDEPENDENT = 10  # steps: what disturbs a machine lasts longer than one, so tha
 # two cores, two threads beside two workers that decode images, a step took 1.0 to 1.5 times what its work would take.
 CROWDED = (1.0, 1.5)
 CROWDED_FROM = 0.5  # of the making waited for something else: then the workers leave the cores free
+# Two processes at once, each with a core of its own, measured: arithmetic takes as long as alone, passes over large
+# arrays take 1.2 to 1.7 times as long, decoding images 1.1 times.
+SHARED = (1.0, 1.25)
 STARTING = (0.5, 2.0)  # times the estimate of what starting workers takes: machines differ
 MOST_TASKS = 20_000  # that are played, over and over: a tenth of a second
 LOADER = "enumerate(DataLoader)"
@@ -226,9 +229,9 @@ class Plan:
             return self._computed_us(batch_us, assumed.slower)
         hand_off = hand_off_us(today) * today.batches
         computed = self._computed_us(hand_off, assumed.slower)
-        cpu_us = batch_us * (1 - assumed.waited_fraction)
+        cpu_us = assumed.shared * batch_us * (1 - assumed.waited_fraction) + hand_off
         cores = today.run.environment.usable_cores
-        least = [computed, batch_us / self.workers]
+        least = [computed, (batch_us * assumed.waited_fraction + cpu_us) / self.workers]
         if cores:
             taken = 0.0 if today.on_gpu else assumed.training_cores * (computed - hand_off)
             least += [(cpu_us + taken) / cores, cpu_us / min(self.workers, cores)]
@@ -291,13 +294,15 @@ def _making(today: Today) -> Making | None:
 @dataclass(frozen=True, slots=True)
 class Assumed:
     """What is not known, as one of the values that it may have: the share of making that waits, the cores that the
-    training takes, how many times as long as today it computes, and what making a batch takes on top.
+    training takes, how many times as long as today it computes, what making a batch takes on top, and how many times
+    as long the making's work takes beside other processes.
     """
 
     waited_fraction: float
     training_cores: float
     slower: float = 1.0
     more_us: float = 0.0
+    shared: float = 1.0
 
 
 def _assumptions(plan: Plan) -> Iterator[Assumed]:
@@ -308,13 +313,15 @@ def _assumptions(plan: Plan) -> Iterator[Assumed]:
     alone = not plan.workers or not plan.remade
     if alone:
         waited = waited[:1]
+    shared = (1.0,) if alone or plan.today.workers else SHARED
     if plan.today.on_gpu:
-        return iter([Assumed(w, 1.0, more_us=m) for w in waited for m in more])
+        return iter([Assumed(w, 1.0, more_us=m, shared=s) for w in waited for m in more for s in shared])
     return iter(
-        Assumed(w, 1.0 if alone else taken, slower, m)
+        Assumed(w, 1.0 if alone else taken, slower, m, s)
         for w in waited
         for taken, slower in _computing(plan, w)
         for m in more
+        for s in shared
     )
 
 
