@@ -17,6 +17,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.names import NAMES, name_of
 from gpulab.diagnosis.thresholds import DEFAULT
+from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 
 STEP_US = STEP_MS * 1e3
@@ -128,6 +129,17 @@ def test_nothing_helps_before_the_loading_where_it_runs_beside_the_training(work
     faster = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix")
     result = arbitrate(case, [faster, starved, HEALTHY])
     assert result[0].key == first and len(result) == 2
+
+
+def test_of_two_alike_the_one_whose_prediction_is_a_figure_comes_first() -> None:
+    case = case_of(run_of(), {"compute": 1.0})
+    ranged = Prediction({"batch_size": "64"}, 0.8, (0.5, 1.2), "", only_sign=True)
+    figure = Prediction({"fused_optimizer": "on"}, 0.7, (0.6, 0.8), "")
+    wide = finding("small_batch", 8_800.0, "compute", confidence="likely", prediction=ranged)
+    sure = finding("unfused_optimizer", 7_800.0, "compute", confidence="likely", prediction=figure)
+    assert arbitrate(case, [wide, sure, HEALTHY])[0].key == "unfused_optimizer"
+    much = dataclasses.replace(wide, recoverable_us_per_step=12_000.0)
+    assert arbitrate(case, [much, sure, HEALTHY])[0].key == "small_batch"
 
 
 def test_a_batch_that_only_comes_late_holds_up_no_other_cure() -> None:
