@@ -6,7 +6,7 @@ All functions are exact (integers) and O(n log n).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,12 @@ def union(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> Intervals
     first = np.flatnonzero(opens)
     last = np.concatenate((first[1:] - 1, [len(start) - 1]))
     return np.stack((start[first], end[last]), axis=1)
+
+
+def union_of(pairs: Iterable[tuple[int, int]]) -> Intervals:
+    """The same of pairs (start, end), in any order and number."""
+    start, end = np.array(list(pairs), dtype=np.int64).reshape(-1, 2).T
+    return union(start, end)
 
 
 def joined(*sets: Intervals) -> Intervals:

@@ -37,6 +37,12 @@ def test_union_covers_the_same_points(raw: list[tuple[int, int]]) -> None:
     assert iv.measure(a) == len(points(raw))
 
 
+@given(pairs)
+def test_union_of_pairs_is_that_of_their_columns(raw: list[tuple[int, int]]) -> None:
+    a = iv.union_of((s, s + d) for s, d in raw)
+    assert a.shape[1] == 2 and covered(a) == points(raw)
+
+
 @given(pairs, pairs)
 def test_intersect_and_subtract(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
     a, b = made(left), made(right)

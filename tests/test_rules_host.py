@@ -273,7 +273,7 @@ def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
 def test_a_setting_that_brings_nothing_leaves_another_findings_cure() -> None:
     case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
     told_so = Prediction({"workers": "4"}, 1.0, (0.9, 1.1), "")
-    other = dataclasses.replace(told(feeding.data_starved(case)), key="cpu_oversubscribed", cure="One thread each.")
+    other = dataclasses.replace(told(feeding.data_starved(case)), cure="One thread each.", otherwise="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpulab.diagnosis.foretold.predict_from", lambda *_: told_so)
         [left] = foretold(case.facts, [other], STEP_US, NOTHING)

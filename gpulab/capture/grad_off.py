@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from gpulab.capture.source_lines import Spot
 
-SHORTEST_NS = 1_000_000
+SHORTEST_NS = 1_000_000  # of a pause that is kept by itself
 MOST = 10_000
 USUAL = 0.5  # of the steps: what is done in more of them is a part of training
 
@@ -90,4 +90,4 @@ def _usual(found: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> bool:
     return len(np.unique(steps)) > USUAL * int(np.searchsorted(starts_ns, found[-1].end_ns, side="right"))
 
 
-__all__ = ["GradOff", "Stretch"]
+__all__ = ["MOST", "SHORTEST_NS", "GradOff", "Stretch"]

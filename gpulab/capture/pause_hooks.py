@@ -78,7 +78,8 @@ class PauseHooks:
         """Touch what is imported by now; `undo` takes everything out again."""
         gc.callbacks.append(self._collects)
         self._undo.callback(_without, gc.callbacks, self._collects)
-        for switch in vars(sys.modules["torch"])["no_grad"], vars(sys.modules["torch"])["inference_mode"]:
+        torch: Any = sys.modules["torch"]
+        for switch in (torch.no_grad, torch.inference_mode):
             self._undo.enter_context(replaced(switch, "__enter__", self._switches_off))
             self._undo.enter_context(replaced(switch, "__exit__", self._switches_on))
         self.look()

@@ -13,13 +13,11 @@ from types import FrameType
 import numpy as np
 from numpy.typing import NDArray
 
-from gpulab.capture.grad_off import GradOff, Stretch
+from gpulab.capture.grad_off import MOST, SHORTEST_NS, GradOff, Stretch
 from gpulab.capture.passes import Pass, Passes
 from gpulab.capture.source_lines import Spot, users_spot
 from gpulab.run import PauseKind, PauseSum
 
-SHORTEST_NS = 1_000_000
-MOST = 10_000
 _KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")  # few, and each is somebody's wish
 
 Heard = tuple[PauseKind, int, int, Spot | None, str]  # kind, start and end (`time.perf_counter_ns`), line, detail

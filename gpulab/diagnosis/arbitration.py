@@ -17,8 +17,8 @@ FEEDING = (*CAUSES_OF_STARVING, "data_starved")
 LARGER_BATCHES = ("small_batch", "memory_underused")
 # What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
 # that faster kernels would save is a bound from peak figures, which programs reach half of at best (definitions.md).
-_RANGE_ONLY = 0.8  # where even a prediction of the cure tells no figure: of two alike the one that is known comes first
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
+_RANGE_ONLY = 0.8  # where even a prediction of the cure tells no figure: of two alike the one that is known comes first
 
 
 def arbitrate(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -30,7 +30,8 @@ class Finding:
     (`analysis.breakdown.PARTS`, or `BETWEEN`) whose time it explains: two findings that share one share its time. After
     a slash a part may name what within it is meant: two findings that claim "compute/matrix" have cures for the
     very same time, and only the larger counts. `settings` are the knobs that cure it (`{"workers": "2"}`), `cure` says
-    it in words, also where no knob does it. `only_after` are keys of findings without whose cure this one's cannot
+    it in words, also where no knob does it, `otherwise` what to do where the settings are predicted to bring nothing;
+    empty: the same. `only_after` are keys of findings without whose cure this one's cannot
     help. `level` colours a headline. Filled by the arbitration: `after` says what comes next once this one is
     cured, `shares_with` the keys of stronger findings that took a part of its time. `gone` is when the time falls away
     that its cure removes, where no setting but an edit is the cure: [start, end) in ns by the run's clock.
@@ -44,6 +45,7 @@ class Finding:
     parts: tuple[str, ...] = ()
     settings: tuple[tuple[str, str], ...] = ()
     cure: str = ""
+    otherwise: str = ""
     lesson: str = ""
     source_line: str = ""
     prediction: Prediction | None = None

@@ -10,7 +10,6 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms
-from gpulab.diagnosis.rules.feeding_cures import OR_WORKERS
 from gpulab.prediction.known import Known
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import Prediction
@@ -18,7 +17,6 @@ from gpulab.prediction.removal import PAUSES, WAITS, predict_removal
 from gpulab.prediction.step import Refused, plan_of
 
 NOTHING_GAINED = 0.99  # of today's time
-FEEDING_CAUSES = ("data_starved", "cpu_preprocessing", "storage_bound", "slow_collate")  # whose cure names a setting
 HARDLY_LESS = 0.9  # of its bound: no word about it
 
 
@@ -71,11 +69,7 @@ def _without_useless_setting(finding: Finding) -> Finding:
         return finding
     if prediction.interval[0] < 1 and (prediction.only_sign or prediction.ratio < NOTHING_GAINED):
         return finding
-    cure = finding.cure.partition(OR_WORKERS)[0]
-    if finding.key in FEEDING_CAUSES and cure == finding.cure:
-        name, value = finding.settings[0]
-        cure = f"Make each item, and the batch of them, with less work: {name}={value} is predicted to bring nothing."
-    return replace(finding, settings=(), prediction=None, cure=cure)
+    return replace(finding, settings=(), prediction=None, cure=finding.otherwise or finding.cure)
 
 
 __all__ = ["foretold"]

@@ -13,7 +13,7 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.blocking_calls import Direction
 from gpulab.analysis.facts import Facts
-from gpulab.intervals import EMPTY, Intervals, clip, intersect, joined, measure, union
+from gpulab.intervals import Intervals, clip, intersect, joined, measure, union, union_of
 from gpulab.prediction.calibration import calibrated
 from gpulab.prediction.known import NOTHING, Known
 from gpulab.prediction.predict import refused
@@ -60,11 +60,7 @@ def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, 
 def pauses_of(run: Run, key: str) -> Intervals:
     """The pauses of the run that such a finding is about; of those within another only once."""
     kinds = PAUSES.get(key, ())
-    found = [(p.start_ns, p.end_ns) for p in run.pauses if p.kind in kinds]
-    if not found:
-        return EMPTY
-    start, end = np.array(found, dtype=np.int64).T
-    return union(start, end)
+    return union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind in kinds)
 
 
 def _without_pauses(loop: Intervals, pauses: Intervals) -> Prediction:

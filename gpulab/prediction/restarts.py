@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.intervals import clip, measure, union
+from gpulab.intervals import clip, measure, union_of
 from gpulab.prediction.step import Plan, Today, hand_off_us
 from gpulab.run import Run, StepFlag
 
@@ -38,7 +38,7 @@ def seen_us(run: Run) -> tuple[float, float] | None:
     first = first[first > 0]
     if not len(first):
         return None
-    paused = union(*np.array([(p.start_ns, p.end_ns) for p in run.pauses], dtype=np.int64).reshape(-1, 2).T)
+    paused = union_of((p.start_ns, p.end_ns) for p in run.pauses)
     begin, end = steps.end_ns[first - 1], steps.end_ns[first]
     took = [e - b - measure(clip(paused, b, e)) for b, e in zip(begin.tolist(), end.tolist(), strict=True)]
     extra_us = np.maximum(0.0, (np.array(took) - float(np.median(steps.wall_ns))) / 1e3)

@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 
-import numpy as np
-
-from gpulab.intervals import measure, union
+from gpulab.intervals import measure, union_of
 from gpulab.run import Pause, PauseKind, Run
 from gpulab.views import words
 from gpulab.views.layout import Column, Row, Section
@@ -72,7 +70,7 @@ def _row(run: Run, kind: PauseKind) -> Row | None:
 
 def total_ns(pauses: list[Pause]) -> int:
     """The time that these cover; two that overlap count once."""
-    return measure(union(*np.array([(p.start_ns, p.end_ns) for p in pauses], dtype=np.int64).reshape(-1, 2).T))
+    return measure(union_of((p.start_ns, p.end_ns) for p in pauses))
 
 
 def _place(run: Run, pause: Pause) -> str:

@@ -44,7 +44,7 @@ def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
         "torch.set_num_threads(1) and cv2.setNumThreads(0) in worker_init_fn."
     )
     if cause is not None:
-        return replace(cause, evidence=(*cause.evidence, busy), settings=settings, cure=cure)
+        return replace(cause, evidence=(*cause.evidence, busy), settings=settings, cure=cure, otherwise="")
     waits = _waits(case)
     if not waits:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
-from gpulab.diagnosis.rules.feeding_cures import cure_of_waiting
+from gpulab.diagnosis.rules.feeding_cures import cure_of_waiting, cure_without_knob
 from gpulab.diagnosis.rules.feeding_lines import line_of_loading
 from gpulab.diagnosis.rules.feeding_times import making, times_by_cause
 
@@ -140,6 +140,7 @@ def _finding(case: Case, wait: _Wait, key: str, summary: str, *more: Evidence) -
         parts=("data_wait",),
         settings=settings,
         cure=cure,
+        otherwise=cure_without_knob(case, key),
         lesson=LESSON,
         source_line=line_of_loading(case),
         level="bad" if wait.bad else "notice",

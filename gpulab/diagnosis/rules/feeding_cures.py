@@ -12,8 +12,6 @@ from gpulab.run import Loader
 
 Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
 
-OR_WORKERS = " Or load with "  # what comes after it is about workers alone
-_WORKERS = "Load with "
 _UNKNOWN_MACHINE = 8  # workers proposed at most where the usable cores are not known
 _COLLATED = (
     "Put the batch together in few operations: torch.stack, or pad_sequence once per batch, instead of item by item "
@@ -44,7 +42,7 @@ def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> C
     wanted = min(_workers_needed(case, workers, step_us, waited_us), room)
     if wanted > workers:
         settings, words = _more_workers(case, wanted, step_us, waited_us)
-        return settings, f"{collating}{OR_WORKERS}{words.removeprefix(_WORKERS)}" if collating else words
+        return settings, f"{collating} Or l{words[1:]}" if collating else words
     if collating:
         return (), collating
     cause = "there is no further processor core for another worker" if room <= workers else "more would not help"
@@ -52,6 +50,13 @@ def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> C
         f"It loads with {workers} worker{'s' if workers != 1 else ''} already and {cause}: make each item cheaper to "
         "load, or prepare the items once and keep them (decoded files, or in memory as the dataset cache does)."
     )
+
+
+def cure_without_knob(case: Case, key: str) -> str:
+    """Where what `cure_of_waiting` sets is predicted to bring nothing."""
+    if key == "slow_collate":
+        return _collating(case.facts.run.loader)
+    return "Make each item, and the batch of them, with less work: no DataLoader setting is predicted to help."
 
 
 def _collating(loader: Loader | None) -> str:
@@ -74,7 +79,7 @@ def _more_workers(case: Case, wanted: int, step_us: float, waited_us: float) -> 
     threads = _threads_beside(case, wanted, step_us, waited_us)
     leave = f" Leave them the cores: torch.set_num_threads({threads})." if threads else ""
     return (("workers", str(wanted)), *([("compute_threads", str(threads))] if threads else [])), (
-        f"{_WORKERS}{wanted} worker process{'es' if wanted > 1 else ''} beside the training: "
+        f"Load with {wanted} worker process{'es' if wanted > 1 else ''} beside the training: "
         f"DataLoader(…, num_workers={wanted}, persistent_workers=True).{leave}"
     )
 
@@ -107,4 +112,4 @@ def _room_for_workers(case: Case) -> int:
     return max(1, math.floor(cores))
 
 
-__all__ = ["OR_WORKERS", "cure_of_waiting"]
+__all__ = ["cure_of_waiting", "cure_without_knob"]

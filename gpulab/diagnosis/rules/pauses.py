@@ -10,7 +10,7 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
-from gpulab.intervals import EMPTY, Intervals, clip, intersect, measure, subtract, union
+from gpulab.intervals import EMPTY, Intervals, clip, intersect, measure, subtract, union, union_of
 from gpulab.run import Pause, PauseKind, Phase, StepFlag
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
@@ -179,8 +179,7 @@ def _short(case: Case, kind: PauseKind) -> _Paused | None:
 
 
 def _covered(pauses: list[Pause]) -> Intervals:
-    start = np.array([p.start_ns for p in pauses], dtype=np.int64)
-    return union(start, np.array([p.end_ns for p in pauses], dtype=np.int64))
+    return union_of((p.start_ns, p.end_ns) for p in pauses)
 
 
 def _pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
