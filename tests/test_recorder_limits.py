@@ -77,16 +77,17 @@ def test_the_trace_of_pure_tensor_code_is_bounded(options: dict[str, Any], compi
 
 
 def test_the_profilers_own_time_is_not_the_cells() -> None:
+    around = time.perf_counter_ns()
     with gpulab.profile("tensors", show=False, save=False, whole=True) as p:
         began = time.perf_counter_ns()
         multiply(profiler_ended)
-        wall = time.perf_counter_ns() - began
+        inside = time.perf_counter_ns() - began
+    around = time.perf_counter_ns() - around
     run, observer = p.run, p.run.observer
     assert observer.profiler_start_ns and observer.profiler_stop_ns
-    assert run.code_wall_ns <= wall - observer.profiler_stop_ns + 20_000_000
-    assert run.wall_ns - run.code_wall_ns >= observer.profiler_start_ns + observer.profiler_stop_ns
-    assert run.timeline is not None
-    assert run.code_wall_ns >= 0.8 * (run.timeline.window_ns[1] - run.timeline.window_ns[0])
+    profiler_ns = observer.profiler_start_ns + observer.profiler_stop_ns
+    assert inside - profiler_ns <= run.code_wall_ns <= around - profiler_ns
+    assert run.wall_ns - run.code_wall_ns >= profiler_ns
 
 
 def whole_row(run: Run) -> tuple[str, ...]:

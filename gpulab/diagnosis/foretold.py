@@ -14,7 +14,8 @@ from gpulab.prediction.known import Known
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.removal import PAUSES, WAITS, predict_removal
-from gpulab.prediction.step import Refused, plan_of
+from gpulab.prediction.step import plan_of
+from gpulab.prediction.today import Refused
 
 NOTHING_GAINED = 0.99  # of today's time
 HARDLY_LESS = 0.9  # of its bound: no word about it

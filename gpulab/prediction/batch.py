@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.prediction.known import Known
-from gpulab.prediction.step import HAND_OFF_US, WAITS, Plan, Refused, at_least
+from gpulab.prediction.step import Plan
+from gpulab.prediction.today import HAND_OFF_US, WAITS, Refused, at_least
 
 FIT_SD = 0.03
 BEYOND_SD = 0.03  # more for each doubling past the largest batch that was run

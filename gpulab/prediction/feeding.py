@@ -11,7 +11,8 @@ from gpulab.analysis import spans
 from gpulab.prediction import restarts
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import STARTING, Making, Plan, Refused, at_least, hand_off_us, is_on
+from gpulab.prediction.step import STARTING, Plan
+from gpulab.prediction.today import Making, Refused, at_least, hand_off_us, is_on
 from gpulab.run import Category
 
 WORKERS_SD = 0.05  # of max(computing, loading): it leaves out how the two hinder each other

@@ -11,7 +11,8 @@ from gpulab.analysis import spans
 from gpulab.intervals import covers
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Plan, Refused, Today, is_on, training_spans_us
+from gpulab.prediction.step import Plan
+from gpulab.prediction.today import Refused, Today, is_on, training_spans_us
 from gpulab.run import Timeline
 
 SLOWER = 1.07  # definitions.md, Anchors: compiling made an 8B model 0.94× as fast

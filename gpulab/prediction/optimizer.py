@@ -17,7 +17,8 @@ from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.intervals import covers
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Plan, Refused, Today, at_least, is_on
+from gpulab.prediction.step import Plan
+from gpulab.prediction.today import Refused, Today, at_least, is_on
 from gpulab.run import Category, Int64
 
 MUL_BYTES = 8

@@ -15,7 +15,8 @@ from gpulab.analysis.device_peaks import Peaks, peaks_of
 from gpulab.analysis.kernel_classes import number_format
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Plan, Refused, is_on
+from gpulab.prediction.step import Plan
+from gpulab.prediction.today import Refused, is_on
 from gpulab.run import Float64
 
 MOVED = 0.5  # of the bytes remain

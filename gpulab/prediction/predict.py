@@ -10,7 +10,8 @@ from gpulab.prediction import batch, feeding, kernels, optimizer, precision
 from gpulab.prediction.calibration import calibrated
 from gpulab.prediction.known import NOTHING, Known
 from gpulab.prediction.prediction import Prediction
-from gpulab.prediction.step import Plan, Refused, plan_of
+from gpulab.prediction.step import Plan, plan_of
+from gpulab.prediction.today import Refused
 
 Predictor = Callable[[Plan, str, Known], Plan]
 

@@ -19,7 +19,8 @@ from gpulab.prediction.known import NOTHING, Known
 from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Z_975, Refused, Today
+from gpulab.prediction.step import Z_975
+from gpulab.prediction.today import Refused, Today
 from gpulab.run import Category, PauseKind, Phase, Run, StepFlag, Timeline
 
 PAUSES: Mapping[str, tuple[PauseKind, ...]] = {

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.intervals import clip, measure, union_of
-from gpulab.prediction.step import Plan, Today, hand_off_us
+from gpulab.prediction.step import Plan
+from gpulab.prediction.today import Today, hand_off_us
 from gpulab.run import Run, StepFlag
 
 # Starting and ending workers, measured with an empty dataset on two cores: 67 ms for one, 95 for two, 154 for four, and

@@ -12,14 +12,12 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpulab.capture import turn
 from gpulab.comparison import Block, Comparison, Experiment
 from gpulab.errors import UsageError
 from gpulab.knobs.knob import Log
 from gpulab.knobs.loader_copy import overriding
 from gpulab.knobs.scene import Scene
 from gpulab.run import Device, Run
-from gpulab.sources.machine import detect_device
 from gpulab.trials import cold_files, schedule
 from gpulab.trials.kept_batches import kept_batches
 from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
@@ -108,15 +106,16 @@ class Differential(Runner):
 
     def headspace(self) -> Headspace:
         """Run all of it. Raises UsageError: another thread measures, or the cell takes no data from a DataLoader."""
-        with turn.taken():
-            detect_device(self._plan.device)
-            found = self._run()
+        found = self.run()
         side = found.sides[0]
         if side.facts is None:
             raise self.error or UsageError("The cell did not run.")
         if self.error is None and not self._stopper.asked and not self._fed:
             raise UsageError(NO_LOADER)
         return _headspace(side.facts.run, found)
+
+    def _check(self) -> None:
+        """Its arms are no knobs."""
 
     # -- the arms ------------------------------------------------------------------------------------------------
 

@@ -1,7 +1,8 @@
-"""An interrupt (Ctrl-C, the notebook's stop button) that is heard although something else has swallowed it.
+"""An interrupt (Ctrl-C, the notebook's stop button) is raised in the user's code only, and heard wherever it comes.
 
-It arrives wherever the user's code happens to be. Where that is a `__del__`, or a DataLoader whose workers it has
-killed, no KeyboardInterrupt comes out, and a loop of many runs would go on with the next one.
+Raised in the middle of our own work it would leave that half done: a patch in torch, a state half put back. And where
+the user's code swallows it (in a `__del__`, in a DataLoader whose workers it has killed) a loop of many runs would go
+on with the next one.
 """
 
 from __future__ import annotations
@@ -9,37 +10,65 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 
+PATIENCE_S = 3.0  # who interrupts again after this long is not to be kept waiting
+
 
 @dataclass(slots=True)
 class Heard:
-    """`error` is what the interrupt raised; None: there was none."""
+    """`error` is what the interrupt raised, or would have raised in the user's code; None: there was none."""
 
     error: BaseException | None = None
 
 
+@dataclass(slots=True)
+class _Now:
+    """Of the main thread, to which interrupts come: whether the user's code is running there, and the last one."""
+
+    in_code: bool = False
+    last_s: float | None = None
+
+    def raises(self) -> bool:
+        """Whether an interrupt that comes now is raised."""
+        now_s, last_s = time.monotonic(), self.last_s
+        self.last_s = now_s
+        return self.in_code or (last_s is not None and now_s - last_s > PATIENCE_S)
+
+
+_now = _Now()
+
+
 @contextmanager
 def interrupts_heard(stop: Callable[[], None]) -> Iterator[Heard]:
-    """Inside, an interrupt calls `stop` and is then handled as before. It comes to the main thread only."""
+    """Inside, an interrupt calls `stop`; within `users_code` it is then handled as before. In the main thread only."""
     heard, own = Heard(), os.getpid()
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
         yield heard
         return
+    nested = getattr(before, "hears_for_gpulab", False)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if os.getpid() == own:  # worker processes inherit it
-            stop()
-        try:
+        if os.getpid() != own:  # worker processes inherit it
             before(number, frame)
+            return
+        stop()
+        try:
+            if nested or _now.raises():
+                before(number, frame)
         except BaseException as e:
             heard.error = e
             raise
+        heard.error = heard.error or KeyboardInterrupt()
 
+    handle.hears_for_gpulab = True  # type: ignore[attr-defined]
+    if not nested:
+        _now.in_code, _now.last_s = False, None
     signal.signal(signal.SIGINT, handle)
     try:
         yield heard
@@ -48,4 +77,17 @@ def interrupts_heard(stop: Callable[[], None]) -> Iterator[Heard]:
             signal.signal(signal.SIGINT, before)
 
 
-__all__ = ["Heard", "interrupts_heard"]
+@contextmanager
+def users_code() -> Iterator[None]:
+    """The user's code runs inside: an interrupt may be raised."""
+    ours = threading.current_thread() is threading.main_thread()
+    try:
+        if ours:
+            _now.in_code = True
+        yield
+    finally:
+        if ours:
+            _now.in_code = False
+
+
+__all__ = ["Heard", "interrupts_heard", "users_code"]

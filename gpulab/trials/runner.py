@@ -102,11 +102,15 @@ class Runner:
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
         with turn.taken(), interrupts_heard(self.stop) as heard:
-            check_names(self._plan.arms, self._code)
+            self._check()
             detect_device(self._plan.device)
             found = self._run()
         self.error = self.error or heard.error
         return found
+
+    def _check(self) -> None:
+        """Raises UsageError for a plan that cannot work."""
+        check_names(self._plan.arms, self._code)
 
     def _run(self) -> Experiment:
         self._began = time.monotonic()

@@ -24,6 +24,7 @@ from gpulab.knobs.scene import Scene
 from gpulab.knobs.variables import Plain
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.sources.store import Store
+from gpulab.trials.interrupts import users_code
 from gpulab.trials.plan import Code
 from gpulab.trials.schedule import Size, counted_rows
 
@@ -137,7 +138,9 @@ def full_trial(
             stack.enter_context(losses.heard())
             lines, reads = stack.enter_context(watching(setting.code.namespace, setting.variables))
             logs.update(reads)
-            (setting.code.through(lines) if reads else setting.code).run(quiet=quiet)
+            code = setting.code.through(lines) if reads else setting.code
+            with users_code():
+                code.run(quiet=quiet)
     except StopRun as e:
         outcome = "stopped"
         if e.capture is not capture:
@@ -167,7 +170,8 @@ def short_trial(
             with ExitStack() as stack:
                 _apply(setting, stack)
                 stack.enter_context(losses.heard())
-                setting.code.run(quiet=True)
+                with users_code():
+                    setting.code.run(quiet=True)
     except BaseException as e:
         return e
     finally:

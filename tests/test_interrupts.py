@@ -1,0 +1,127 @@
+"""An interrupt at the worst moment: it ends what runs, and leaves nothing half done."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpulab
+from gpulab.capture import hooks
+from gpulab.trials import interrupts
+from gpulab.trials.interrupts import interrupts_heard, users_code
+
+CELL = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(96, 8)), batch_size=4)
+for (x,) in loader:
+    loss = model(x).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture(autouse=True)
+def interrupts_come() -> Iterator[None]:
+    """Whatever started the tests may ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def test_outside_the_users_code_it_stops_and_raises_nothing() -> None:
+    stops: list[int] = []
+    with interrupts_heard(lambda: stops.append(1)) as heard:
+        interrupt()
+        assert stops == [1] and isinstance(heard.error, KeyboardInterrupt)
+
+
+def test_in_the_users_code_it_is_raised() -> None:
+    stops: list[int] = []
+    with interrupts_heard(lambda: stops.append(1)) as heard:
+        with pytest.raises(KeyboardInterrupt), users_code():
+            interrupt()
+        assert stops == [1] and isinstance(heard.error, KeyboardInterrupt)
+        interrupt()  # the user's code is over
+
+
+def test_who_waits_too_long_for_the_end_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interrupts, "PATIENCE_S", -1.0)
+    with interrupts_heard(lambda: None):
+        interrupt()
+        with pytest.raises(KeyboardInterrupt):
+            interrupt()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_one_inside_another(inside: bool) -> None:
+    stops: list[str] = []
+    with interrupts_heard(lambda: stops.append("outer")) as outer:
+        with interrupts_heard(lambda: stops.append("inner")) as inner:
+            if inside:
+                with pytest.raises(KeyboardInterrupt), users_code():
+                    interrupt()
+            else:
+                interrupt()
+        assert stops == ["inner", "outer"]
+        assert isinstance(outer.error, KeyboardInterrupt) and isinstance(inner.error, KeyboardInterrupt)
+
+
+def _while_installing(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = hooks._optimizer_hooks
+
+    def interrupted(*args: Any) -> Any:
+        interrupt()
+        return original(*args)
+
+    monkeypatch.setattr(hooks, "_optimizer_hooks", interrupted)
+
+
+def _while_taking_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    original: Callable[..., Any] = hooks.install
+
+    def install(listener: Any, undo: ExitStack) -> Any:
+        made = original(listener, undo)
+        undo.callback(interrupt)
+        return made
+
+    monkeypatch.setattr(hooks, "install", install)
+
+
+@pytest.mark.parametrize("moment", [_while_installing, _while_taking_out])
+@pytest.mark.parametrize("call", ["experiment", "headspace"])
+def test_in_the_middle_of_our_own_work_nothing_is_left_half_done(
+    moment: Callable[[pytest.MonkeyPatch], None], call: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is left of ours is seen by the fixture that looks after every test."""
+    runs = tmp_path / "runs"  # a file: variables are put back for each run
+
+    def run() -> None:
+        with runs.open("a") as file:
+            file.write("x")
+        if runs.stat().st_size == 3:  # a block: the full runs are over
+            moment(monkeypatch)
+        exec(CELL, {"__name__": "__main__"})
+
+    def asked() -> None:
+        if call == "headspace":
+            gpulab.headspace(run, steps=4, pairs=3, show=False)
+        else:
+            gpulab.experiment(run, {"fused_optimizer": "on"}, steps=4, pairs=3, save=False, show=False)
+
+    with pytest.raises(KeyboardInterrupt):
+        asked()
+    monkeypatch.undo()
+    assert 3 <= runs.stat().st_size <= 5
