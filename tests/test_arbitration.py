@@ -55,6 +55,25 @@ def times(result: tuple[Finding, ...]) -> dict[str, float | None]:
     return {f.key: f.recoverable_us_per_step for f in result}
 
 
+@pytest.mark.parametrize(
+    ("small_us", "own", "settings", "first"),
+    [
+        (9_000.0, False, (), "small_batch"),
+        (2_000.0, False, (), "slow_collate"),
+        (9_000.0, True, (), "slow_collate"),
+        (9_000.0, False, (("workers", "2"),), "slow_collate"),
+    ],
+)
+def test_what_torchs_collate_takes_for_few_items_is_the_small_batchs(
+    small_us: float, own: bool, settings: tuple[tuple[str, str], ...], first: str
+) -> None:
+    run = run_of(wait=0.25)
+    case = case_of(dataclasses.replace(run, loader=dataclasses.replace(run.loader, own_collate=own)))  # type: ignore[type-var]
+    small = finding("small_batch", small_us, "compute", confidence="likely", settings=(("batch_size", "64"),))
+    collate = finding("slow_collate", 5_000.0, "data_wait", confidence="measured", settings=settings)
+    assert arbitrate(case, [small, collate, HEALTHY])[0].key == first
+
+
 @given(shares, found())
 def test_no_time_is_counted_twice(split: dict[str, float], answers: list[Finding]) -> None:
     case = case_of(GPU, split)

@@ -97,6 +97,23 @@ def test_every_batch_is_timed_where_it_is_made(workers: int, method: str | None)
     assert type(dataset.transform) is Burn
 
 
+def three_threads(worker: int) -> None:
+    torch.set_num_threads(3)
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize(("init", "threads"), [(None, 1), (three_threads, 3)])
+def test_how_many_threads_a_worker_computes_with(method: str, init: Callable[[int], None] | None, threads: int) -> None:
+    loader = DataLoader(Planted(24), batch_size=4, num_workers=2, multiprocessing_context=method, worker_init_fn=init)
+    run, _ = trained(loader)
+    assert run.loader is not None and run.loader.worker_threads == threads
+
+
+def test_without_workers_there_are_no_threads_of_theirs() -> None:
+    run, _ = trained(DataLoader(Planted(24), batch_size=4))
+    assert run.loader is not None and run.loader.worker_threads is None
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     ("part", "waits", "make"),

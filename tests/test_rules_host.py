@@ -385,6 +385,33 @@ def test_threads_and_workers_that_share_the_cores() -> None:
         assert cores.cpu_oversubscribed(silent) is None
 
 
+@pytest.mark.parametrize(
+    ("each", "workers", "pct", "core_wait", "wait", "told_us"),
+    [
+        (4, 2, 97.0, 0.0, 0.5, 0.5 * STEP_US),
+        (4, 2, 50.0, 0.5, 0.5, 0.5 * STEP_US),  # another program takes cores as well
+        (4, 2, 97.0, 0.0, 0.02, None),  # the training does not wait, and is slowed down all the same
+        (4, 2, 50.0, 0.05, 0.5, "silent"),
+        (1, 2, 97.0, 0.0, 0.5, "silent"),
+        (2, 1, 97.0, 0.0, 0.5, "silent"),
+        (None, 2, 97.0, 0.0, 0.5, "silent"),
+    ],
+)
+def test_workers_of_several_threads_each(
+    each: int | None, workers: int, pct: float, core_wait: float, wait: float, told_us: float | str | None
+) -> None:
+    made = _loaded(pct, workers, core_wait=core_wait, wait=wait)
+    has = dataclasses.replace(made.facts.run.loader, worker_threads=each)  # type: ignore[type-var]
+    case = case_of(dataclasses.replace(made.facts.run, loader=has), {"data_wait": wait}, made.facts.loading)
+    if told_us == "silent":
+        assert cores.cpu_oversubscribed(case) is None
+        return
+    finding = told(cores.cpu_oversubscribed(case))
+    assert "2 loader workers split each operation among 4 threads" in finding.summary and not finding.settings
+    assert finding.recoverable_us_per_step == (None if told_us is None else pytest.approx(told_us, rel=1e-3))
+    assert found(case).first.key == "cpu_oversubscribed"
+
+
 def test_without_the_load_of_the_processor_it_is_not_told() -> None:
     case = case_of(run_of(wait=0.5, workers=8, cores=2.0, samples=Samples()), {"data_wait": 0.5})
     answer = cores.cpu_oversubscribed(case)
@@ -554,7 +581,9 @@ def test_two_steps_and_no_trace_tell_nothing() -> None:
         ({}, "healthy"),
         ({"unknown": 0.1}, "healthy"),
         ({"unknown": 0.5}, "cannot_tell"),
-        ({"other": 0.05, "unknown": 0.06, "memset": 0.0, "optimizer": 0.05}, "cannot_tell"),
+        ({"other": 0.05, "unknown": 0.06, "memset": 0.0, "optimizer": 0.05}, "healthy"),
+        ({"other": 0.07, "unknown": 0.14, "memset": 0.0, "optimizer": 0.12}, "cannot_tell"),
+        ({"unknown": 0.16}, "cannot_tell"),
     ],
 )
 def test_one_verdict_where_no_cause_speaks(shares: dict[str, float], key: str) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, clip, closed, measure, paint, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Run, StepFlag, Timeline
 
@@ -168,10 +169,9 @@ def _windows(run: Run, timeline: Timeline) -> tuple[list[int], Intervals, list[i
 def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     """On the CPU device: compute is the operators of the training thread and of autograd outside the DataLoader."""
     trainer, mine = spans.on_training_threads(timeline), spans.on_training_thread(timeline)
-    annotation = spans.in_category(timeline, Category.USER_ANNOTATION)
     yield "data_wait", spans.covered(timeline, mine & spans.named(timeline, spans.is_loader))
     yield "compute", spans.covered(timeline, trainer & spans.in_category(timeline, Category.CPU_OP))
-    yield "optimizer", spans.covered(timeline, trainer & annotation & spans.named(timeline, spans.is_optimizer))
+    yield "optimizer", update_times(timeline)
     yield "other", _other(timeline)
 
 
@@ -203,7 +203,7 @@ def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, 
     yield "blocking_copy", calls(spans.COPYING)
     yield "allocator", calls(spans.ALLOCATING)
     yield "queued", union(timeline.end_ns[launch], timeline.start_ns[started])
-    yield "optimizer", spans.covered(timeline, trainer & spans.named(timeline, spans.is_optimizer))
+    yield "optimizer", update_times(timeline)
     host = spans.covered(timeline, trainer & spans.in_category(timeline, *spans.HOST_CATEGORIES))
     yield "launch", closed(host, PYTHON_GAP_NS)
     yield "other", _other(timeline)

@@ -10,6 +10,7 @@ from gpulab.analysis import spans
 from gpulab.analysis.device_work import DeviceWork
 from gpulab.analysis.kernel_classes import CLASSES, POINTWISE_OPERATORS
 from gpulab.analysis.launches import CallTree
+from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
 
@@ -155,9 +156,8 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
     leaf[tree.parent[tree.parent >= 0]] = False
     rows = tree.rows[leaf & ~_moves_nothing(timeline, tree.rows)]
     rows = rows[covers(windows, timeline.start_ns[rows])]
-    marks = spans.in_category(timeline, Category.USER_ANNOTATION) & spans.named(timeline, spans.is_optimizer)
     chained = spans.named(timeline, lambda n: POINTWISE_OPERATORS.match(n) is not None)[rows]
-    chained &= ~covers(spans.covered(timeline, marks), timeline.start_ns[rows])
+    chained &= ~covers(update_times(timeline), timeline.start_ns[rows])
     chained &= timeline.duration_ns[rows] >= WORTH_FUSING_NS
     return _chains(timeline, rows, chained, measure(windows), max(1, len(windows)))
 

@@ -11,6 +11,7 @@ from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.kernel_classes import CLASSES, class_of
 from gpulab.analysis.launches import CallTree, launch_of
+from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, covers, paint, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline, UInt8
 
@@ -36,9 +37,8 @@ class DeviceWork:
     def of_optimizer(self) -> spans.Mask:
         """Which rows were started inside an optimizer's step or zero_grad."""
         t, found = self.timeline, np.zeros(len(self.rows), dtype=bool)
-        marks = spans.in_category(t, Category.USER_ANNOTATION, Category.CPU_OP) & spans.named(t, spans.is_optimizer)
         known = self.call >= 0
-        found[known] = covers(spans.covered(t, marks), t.start_ns[self.call[known]])
+        found[known] = covers(update_times(t), t.start_ns[self.call[known]])
         return found
 
     @property

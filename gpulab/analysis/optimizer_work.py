@@ -12,6 +12,7 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.updates import step_times, zero_times
 from gpulab.intervals import EMPTY, Intervals, covers, intersect, paint
 from gpulab.run import Category, Int64, Timeline
 
@@ -49,8 +50,7 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
     """The optimizer's work in the accounted steps; None where no step shows an optimizer's mark."""
     windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
     marks = spans.on_training_threads(timeline) & spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP)
-    stepping = _after_closure(timeline, _times(timeline, marks, "Optimizer.step#"))
-    zeroing = _times(timeline, marks, "Optimizer.zero_grad#")
+    stepping, zeroing = step_times(timeline), zero_times(timeline)
     if not len(stepping) and not len(zeroing):
         return None
     operators = np.flatnonzero(
@@ -75,23 +75,6 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
         step_times=stepping,
         zero_times=zeroing,
     )
-
-
-def _times(timeline: Timeline, marks: spans.Mask, prefix: str) -> Intervals:
-    return spans.covered(timeline, marks & spans.named(timeline, lambda n: n.startswith(prefix)))
-
-
-def _after_closure(timeline: Timeline, stepping: Intervals) -> Intervals:
-    """Without the forward and backward passes that run inside: Lightning and LBFGS hand them in as a closure."""
-    nodes = spans.named(timeline, spans.is_autograd_node) & spans.on_training_threads(timeline)
-    start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
-    if not len(stepping) or not len(start):
-        return stepping
-    order = np.argsort(start, kind="stable")
-    latest = np.maximum.accumulate(end[order])
-    last = np.searchsorted(start[order], stepping[:, 1], side="left") - 1
-    begun = np.where(last >= 0, np.minimum(latest[np.maximum(last, 0)], stepping[:, 1]), stepping[:, 0])
-    return np.stack((np.maximum(stepping[:, 0], begun), stepping[:, 1]), axis=1)
 
 
 def _counted(timeline: Timeline, operators: Int64, times: Intervals) -> Counter[str]:

@@ -46,6 +46,7 @@ class LoadingClock:
         self._pinning = threading.local()
         self._loader: int | None = None
         self._fault: Exception | None = None
+        self.worker_threads: int | None = None  # once finished: the most that an operator in a worker is split among
 
     def fed(self, loader: int) -> None:
         """The loader of that number is asked for a batch now."""
@@ -84,6 +85,7 @@ class LoadingClock:
         for feed in mine:
             feed.close()
             timed.add(feed.timed)
+        self.worker_threads = max((feed.threads for feed in mine if feed.threads is not None), default=None)
         batches = timed.batches(self._origin_ns, perf_counter_ns())
         self._feeds.clear()
         choices = () if not timed.left_out else (_newest_kept(timed.left_out),)

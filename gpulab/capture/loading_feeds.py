@@ -81,6 +81,7 @@ class Feed(Protocol):
 
     timed: Timed
     loader: int | None
+    threads: int | None  # the most that an operator in a worker is split among; None: it has no workers, or not known
 
     def stop(self) -> None:
         """Time no more."""
@@ -98,6 +99,7 @@ class Here:
     def __init__(self) -> None:
         self.timed = Timed()
         self.loader: int | None = None
+        self.threads: int | None = None
         self.undo: Callable[[], None] = lambda: None
         self._on = True
         self._row: Row | None = None
@@ -139,6 +141,7 @@ class FromWorkers:
     def __init__(self, memory: Memory) -> None:
         self.timed = Timed()
         self.loader: int | None = None
+        self.threads: int | None = None
         self._memory: Memory | None = memory
         self._workers = memory.size.workers
         self._iterator: Callable[[], Any] = lambda: None
@@ -217,6 +220,7 @@ class FromWorkers:
     def _collect(self) -> None:
         assert self._memory is not None
         generation, rows = self._memory.generation, self._memory.size.rows
+        self.threads = self._memory.threads or None
         for worker in range(self._workers):
             written = self._memory.written(worker)
             first = max(self._read[worker], written - rows)

@@ -17,9 +17,9 @@ WORD = 8  # bytes
 ROW = struct.Struct("12q")
 ROW_WORDS = 12
 
-_HEAD = 2  # words: whether to time, the generation
+_HEAD = 3  # words: whether to time, the generation, the most threads of a worker
 _WORKER_HEAD = 1  # words: rows written so far
-_ON, _GENERATION = 0, 1
+_ON, _GENERATION, _THREADS = 0, 1, 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,15 @@ class Memory:
     @generation.setter
     def generation(self, number: int) -> None:
         self._words[_GENERATION] = number
+
+    @property
+    def threads(self) -> int:
+        """The most that an operator in a worker is split among; 0: no worker has said it."""
+        return self._words[_THREADS]
+
+    def has_threads(self, count: int) -> None:
+        """By any worker, of itself."""
+        self._words[_THREADS] = max(count, self._words[_THREADS])
 
     def written(self, worker: int) -> int:
         """Rows that this worker has written so far, those that newer ones have replaced too."""

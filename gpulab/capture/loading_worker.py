@@ -61,6 +61,7 @@ class _Written:
 
 def _time_this_worker(memory: Memory, worker: int) -> None:
     """torch makes the worker's fetcher after this, and again whenever the loader is iterated anew."""
+    from torch import get_num_threads
     from torch.utils.data import _DatasetKind, get_worker_info
     from torch.utils.data._utils import worker as loop
 
@@ -71,6 +72,7 @@ def _time_this_worker(memory: Memory, worker: int) -> None:
         fetcher = original(kind, dataset, *rest, **named)  # type: ignore[no-untyped-call]
         if info is not None and dataset is info.dataset:  # else a loader that the dataset itself has made
             with suppress(Exception):
+                memory.has_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it
                 time_fetcher(fetcher, dataset, _Written(memory, worker))
         return fetcher
 

@@ -27,7 +27,7 @@ from gpulab.capture.source_lines import Naming, lines_above
 from gpulab.capture.window import Window
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
-from gpulab.run import Choice, Missing, Observer, Outcome, Run, Samples, Settings, Timeline
+from gpulab.run import Choice, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Timeline
 from gpulab.sources.configuration import configured
 from gpulab.sources.kineto import launches
 from gpulab.sources.machine import detect_device, environment
@@ -138,7 +138,7 @@ class Capture:
             outcome_detail=detail,
             step_source=self._loop.tracker.source if len(steps) else "whole cell",
             code=self.code,
-            loader=self._loop.loaders.record if fed or not len(steps) else None,
+            loader=self._loader() if fed or not len(steps) else None,
             memory=peaks,
             observer=Observer(
                 hooks_ns=self._loop.hooks_ns,
@@ -159,6 +159,10 @@ class Capture:
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
         )
         return run, recording.write if recording is not None and timeline is not None else None
+
+    def _loader(self) -> Loader | None:
+        record = self._loop.loaders.record
+        return replace(record, worker_threads=self._clock.worker_threads) if record is not None else None
 
     # -- what the user or a view may ask -------------------------------------------------------------------------
 

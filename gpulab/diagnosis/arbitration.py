@@ -29,7 +29,7 @@ def arbitrate(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]:
     a healthy run.
     """
     verdicts = [f for f in found if f.key in VERDICTS]
-    causes = _without_symptoms(_uncontradicted(case, [f for f in found if f.key not in VERDICTS]))
+    causes = _without_symptoms(case, _uncontradicted(case, [f for f in found if f.key not in VERDICTS]))
     ranked = _ranked(case, _feeding_first(case, causes))
     costly = [f for f in ranked if not _is_hint(f)]
     hints = [f for f in ranked if _is_hint(f)]
@@ -104,13 +104,27 @@ def _feeding_first(case: Case, found: list[Finding]) -> list[Finding]:
     ]
 
 
-def _without_symptoms(found: list[Finding]) -> list[Finding]:
+def _without_symptoms(case: Case, found: list[Finding]) -> list[Finding]:
     """A symptom goes where its cause is measured: its time is the cause's, and the cause names it in its sentence."""
     causes = {f.key for f in found if f.key in CAUSES_OF_STARVING and f.recoverable_us_per_step}
     caused = {"data_starved"} if causes else set()
     if "cpu_oversubscribed" in causes:  # that the workers need the processor does not help: they do not get it
         caused |= {"cpu_preprocessing", "slow_collate"}
+    if _takes_it_for_the_batch(case, found):
+        caused.add("slow_collate")
     return [f for f in found if f.key not in caused]
+
+
+def _takes_it_for_the_batch(case: Case, found: list[Finding]) -> bool:
+    """Torch's own collate of few items: what it takes is for each batch, not for its items, as all that is too small.
+
+    No setting helps it, and a larger batch gives back more.
+    """
+    by_key, loader = {f.key: f for f in found}, case.facts.run.loader
+    collate, small = by_key.get("slow_collate"), by_key.get("small_batch")
+    if collate is None or small is None or collate.settings or loader is None or loader.own_collate is not False:
+        return False
+    return _outweighs(case, small, collate.recoverable_us_per_step or 0.0)
 
 
 # -- time, each part of it once ----------------------------------------------------------------------------------------

@@ -52,7 +52,7 @@ def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, 
             found = _without_waits(today, key, intervals)
         else:
             gone = intervals if intervals is not None else pauses_of(facts.run, key)
-            found = _without_pauses(_loop(today, key), gone)
+            found = _without_pauses(_loop(today, key), gone) or _without_traced(today, gone)
     except Refused as why:
         return refused({}, str(why))
     return calibrated(found, known.errors.get(key, ()))
@@ -64,12 +64,12 @@ def pauses_of(run: Run, key: str) -> Intervals:
     return union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind in kinds)
 
 
-def _without_pauses(loop: Intervals, pauses: Intervals) -> Prediction:
-    """Over the steps that count, each up to the begin of the next."""
+def _without_pauses(loop: Intervals, pauses: Intervals) -> Prediction | None:
+    """Over the steps that count, each up to the begin of the next; None where no pause falls into them."""
     gone, whole = measure(intersect(loop, pauses)), measure(loop)
     count = len(intersect(loop, pauses))
     if not count:
-        raise Refused("nothing of it falls into the steps that count")
+        return None
     doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
     ratio, low, high = (rest / (rest + max(0.0, by) * gone) for by in (1, 1 + doubt, 1 - doubt))
     words = f"{gone / 1e6:.0f} ms of {whole / 1e6:,.0f} ms of training, in {count} place{'s' if count != 1 else ''}"
@@ -98,7 +98,7 @@ def _without_waits(today: Today, key: str, intervals: Intervals | None) -> Predi
     if timeline is None:
         raise Refused("there is no trace that shows the waits")
     if not today.on_gpu:
-        return _without_traced(today, timeline, intervals)
+        return _without_traced(today, intervals)
     if intervals is None:
         intervals = joined(*(b.times for b in today.facts.blocking if b.direction in WAITS[key]))
     rows = waiting_rows(timeline, intervals)
@@ -112,14 +112,16 @@ def _without_waits(today: Today, key: str, intervals: Intervals | None) -> Predi
     return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)
 
 
-def _without_traced(today: Today, timeline: Timeline, intervals: Intervals | None) -> Prediction:
-    """On a CPU nothing runs beside the training thread: what falls away is gained."""
+def _without_traced(today: Today, intervals: Intervals | None) -> Prediction:
+    """On a CPU nothing runs beside the training thread: what falls away in the profiled steps is gained in all."""
     if intervals is None:
         raise Refused("on a CPU no call waits for a device")
     account = today.facts.breakdown
     steps = account.steps if account is not None else ()
     if not steps:
         raise Refused("there is no profiled step")
+    if today.on_gpu or not len(intersect(intervals, union_of((s.start_ns, s.end_ns) for s in steps))):
+        raise Refused("nothing of it falls into the steps that count")
     shares = [measure(clip(intervals, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in steps]
     ratio = 1 - float(np.median(shares))
     spread = float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD

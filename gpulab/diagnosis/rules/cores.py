@@ -10,7 +10,7 @@ import numpy as np
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import percent
-from gpulab.diagnosis.rules.feeding import LESSON, waiting_for_cores
+from gpulab.diagnosis.rules.feeding import LESSON, starving_for, waiting_for_cores
 
 
 def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
@@ -25,6 +25,9 @@ def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
         return _too_many_threads(case, cores)
     if cores is None:
         return _without_cores(case, workers)
+    crowded = _threads_of_workers(case, workers, cores)
+    if crowded is not None:
+        return crowded
     fewer, cause = max(1, math.floor(cores)), waiting_for_cores(case)
     if cause is None and workers <= fewer:
         return _threads_beside_workers(case, workers, cores)
@@ -98,6 +101,37 @@ def _threads_beside_workers(case: Case, workers: int, cores: float) -> Finding |
         settings=(("compute_threads", str(left)),) if left < threads else (),
         cure=f"torch.set_num_threads({left}) before the training: an operator waits for the slowest of its threads.",
         lesson=LESSON,
+    )
+
+
+def _threads_of_workers(case: Case, workers: int, cores: float) -> Finding | None:
+    """Each worker splits its operators among several threads: more of them than there are cores, and one would do."""
+    loader, load = case.facts.run.loader, _load(case)
+    each, inside = loader.worker_threads if loader is not None else None, case.facts.loading
+    if each is None or each <= 1 or each * workers <= cores:
+        return None
+    waited = (inside.core_wait_fraction if inside is not None else None) or 0.0
+    if (load is None or load < case.thresholds.cpu_full) and waited < case.thresholds.idle_notice:
+        return None
+    why = f"{_workers(workers)} split each operation among {each} threads, and {each * workers} threads share"
+    found = starving_for(case, "cpu_oversubscribed", f"{why} {_cores(cores)}") or Finding(
+        "cpu_oversubscribed",
+        f"{why} {_cores(cores)} with the training: they take time from each other.",
+        (Evidence("what that costs cannot be read off one run: try it with one thread each"),),
+        None,
+        "likely",
+        parts=("data_wait",),
+        lesson=LESSON,
+    )
+    busy = () if load is None else (Evidence(f"the cores are {percent(load)} busy during the steps (mean)"),)
+    waits = Evidence(f"the workers wait for a free core for {percent(waited)} of the time they load")
+    return replace(
+        found,
+        evidence=(*found.evidence, *busy, *([waits] if waited else [])),
+        settings=(),
+        otherwise="",
+        cure="Leave each worker its one thread, as PyTorch does: no torch.set_num_threads above 1 in worker_init_fn or "
+        "in the dataset.",
     )
 
 

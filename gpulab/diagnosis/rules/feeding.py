@@ -61,6 +61,15 @@ def waiting_for_cores(case: Case) -> Finding | None:
     return found if isinstance(found, Finding) else None
 
 
+def starving_for(case: Case, key: str, why: str) -> Finding | None:
+    """The step waits for data, and a cause is known that is none of the loading's parts; asked by `cores`."""
+    wait, inside = _waiting(case), case.facts.loading
+    if not isinstance(wait, _Wait):
+        return None
+    more = () if inside is None else (Evidence(making(inside)),)
+    return _finding(case, wait, key, f"{wait.sentence}: {why}.", *more)
+
+
 # -- the wait ----------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ def healthy(case: Case) -> Finding | None:
         "healthy",
         f"The {_device(case)} computes for {percent(_working(case))} of {case.unit}: nothing outside it holds training "
         "back much.",
-        (Evidence(_basis(case, account)),),
+        (Evidence(_basis(case, account)), *_rest(case)),
         None,
         "measured",
         level="good",
@@ -127,7 +127,7 @@ def _not_accounted(case: Case) -> Finding | None:
 
 def _many_small_causes(case: Case) -> Finding | None:
     account, working = case.facts.breakdown, _working(case)
-    if account is None or working >= 1 - case.thresholds.idle_notice:
+    if account is None or working >= 1 - case.thresholds.idle_notice or _spread_thin(case):
         return None
     return _unknown(
         f"The {_device(case)} computes for {percent(working)} of {case.unit}; no single cause explains the rest.",
@@ -148,6 +148,29 @@ _REASONS: tuple[Callable[[Case], Finding | None], ...] = (
 
 def _unknown(summary: str, evidence: str, level: Level = "unknown", parts: tuple[str, ...] = ()) -> Finding:
     return Finding("cannot_tell", summary, (Evidence(evidence),), None, "measured", parts=parts, level=level)
+
+
+def _spread_thin(case: Case) -> bool:
+    """On a CPU: what is not computing is explained, and no cause of it is worth telling."""
+    if case.on_gpu or case.share("unknown") >= case.thresholds.idle_notice:
+        return False
+    return _working(case) >= 1 - case.thresholds.idle_bad and _feeding(case) < case.thresholds.data_wait_notice
+
+
+def _feeding(case: Case) -> float:
+    """Of the typical step, waiting for data."""
+    wait, step = case.facts.data_wait_us, case.step_us
+    return wait.median / step if wait is not None and step else case.share("data_wait")
+
+
+def _rest(case: Case) -> tuple[Evidence, ...]:
+    """Where the rest goes, if it is more than the usual gaps."""
+    if _working(case) >= 1 - case.thresholds.idle_notice:
+        return ()
+    unknown = percent(case.share("unknown"))
+    return (
+        Evidence(f"of the rest, {percent(_feeding(case))} is waiting for data, {unknown} Python between operations"),
+    )
 
 
 def _device(case: Case) -> str:

@@ -10,6 +10,7 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
+from gpulab.diagnosis.rules.afterwards import following_update
 from gpulab.intervals import EMPTY, Intervals, clip, intersect, measure, subtract, union, union_of
 from gpulab.run import Pause, PauseKind, Phase, StepFlag
 
@@ -60,7 +61,8 @@ def logging_or_eval(case: Case) -> Finding | Untold | None:
             f"the model was evaluated {evaluated.times}, {evaluated.each} each",
             "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
         )
-    return _named_work(case) or _between(case) or _untold(case, "logging_or_eval", "Whether logging takes time")
+    untold = _untold(case, "logging_or_eval", "Whether logging takes time")
+    return following_update(case) or _named_work(case) or _between(case) or untold
 
 
 def recompilation(case: Case) -> Finding | Untold | None:
