@@ -7,9 +7,9 @@ from benchmarks.planted.planted import Planted
 COMPUTING = (
     Planted(
         "deep_and_narrow", ("unfused_optimizer",),
-        "164 small tensors, for each of which AdamW calls a dozen operations",
+        "164 small tensors, for each of which AdamW calls a dozen operations; twice the batch brings as much",
         (("foreach=False", "fused=True"),),
-        batch=64, steps=50,
+        also=("small_batch",), batch=64, steps=50,
     ),
     Planted(
         "lightning_many_heads", ("unfused_optimizer",),
@@ -19,9 +19,9 @@ COMPUTING = (
     ),
     Planted(
         "trainer_deep_and_narrow", ("unfused_optimizer",),
-        "292 small tensors, for each of which AdamW calls a dozen operations",
+        "292 small tensors, for each of which AdamW calls a dozen operations; twice the batch brings as much",
         (('optim="adamw_torch"', 'optim="adamw_torch_fused"'),),
-        framework="transformers", batch=16, steps=20,
+        also=("small_batch",), framework="transformers", batch=16, steps=20,
     ),
     Planted(
         "two_samples_at_a_time", ("small_batch",),
