@@ -341,6 +341,7 @@ class Loader:
     length: int | None  # batches per epoch
     iterable: bool
     own_collate: bool | None = None  # a collate_fn that is not torch's puts batches together; None: not known
+    batch_tensors: int | None = None  # in a batch, each of which is handed over by itself; None: not known
     worker_threads: int | None = None  # that an operator in a worker is split among; torch sets 1; None: not known
 
 
@@ -422,6 +423,9 @@ class StackSamples:
     t_ns: Int64
     place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
     began_ns: int = 0
+    after_update: UInt8 = field(
+        default_factory=lambda: np.empty(0, np.uint8)
+    )  # 1: below the last update; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

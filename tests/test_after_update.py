@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 
@@ -16,8 +17,12 @@ import gpulab
 from gpulab.analysis.after_update import after_update
 from gpulab.analysis.facts import facts
 from gpulab.analysis.updates import step_times, update_times, zero_times
+from gpulab.capture import update_line
+from gpulab.capture.source_lines import Stack
+from gpulab.capture.update_line import UpdateLine
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.run import Category, Run
+from gpulab.sources.store import Store
 
 STEP, ZERO = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"
 MARK = Category.USER_ANNOTATION
@@ -65,9 +70,8 @@ def test_what_comes_before_the_backward_pass_may_be_training() -> None:
     run = profiled(rest, nothing)
     known = facts(run)
     assert known.breakdown is not None and known.optimizer is not None
-    tails = after_update(run, known.breakdown, known.optimizer)
     assert not any("after it has updated" in words for words in logging(gpulab.diagnose(run)))
-    assert (tails[:, 1] - tails[:, 0]).sum() < 0.5 * sum(s.end_ns - s.start_ns for s in known.breakdown.steps)
+    assert after_update(run, known.breakdown, known.optimizer).share() < 0.5
 
 
 def test_a_backward_pass_after_the_update_is_training() -> None:
@@ -80,8 +84,79 @@ def test_a_backward_pass_after_the_update_is_training() -> None:
     run = profiled(nothing, second)
     known = facts(run)
     assert known.breakdown is not None and known.optimizer is not None
-    assert not len(after_update(run, known.breakdown, known.optimizer))
+    assert not len(after_update(run, known.breakdown, known.optimizer).times)
     assert not logging(gpulab.diagnose(run))
+
+
+def without_loader(before: Callable[[], object], after: Callable[[], object]) -> Run:
+    """A loop that makes its batches itself, whose update is called in a function of its own."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def update(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    with gpulab.profile(show=False, save=False, device="cpu") as p:
+        for _ in range(40):
+            before()
+            x = torch.randn(8, 8)
+            update(x)
+            after()
+    return p.run
+
+
+def test_without_a_loader_the_lines_below_the_update_tell() -> None:
+    run = without_loader(nothing, rest)
+    first = gpulab.diagnose(run).first
+    assert first.key == "logging_or_eval" and "DataLoader with workers" in first.cure
+    assert "time.sleep(0.02)" in first.source_line
+    assert run.stack is not None and len(run.stack.after_update) == len(run.stack.t_ns)
+    store = Store()
+    store.save(run)
+    again = store.load(run.id).stack
+    assert again is not None and again.after_update.tolist() == run.stack.after_update.tolist()
+
+
+def test_without_a_loader_the_lines_above_the_update_may_make_the_batch() -> None:
+    assert not any("after it has updated" in words for words in logging(gpulab.diagnose(without_loader(rest, nothing))))
+
+
+def test_without_looks_nothing_is_told_of_a_loop_without_a_loader() -> None:
+    run = without_loader(nothing, rest)
+    assert run.stack is not None
+    older = dataclasses.replace(run.stack, after_update=np.empty(0, np.uint8))
+    assert not any("after it has" in w for w in logging(gpulab.diagnose(dataclasses.replace(run, stack=older))))
+
+
+def frames_of(*lines: int) -> Stack:
+    """A stack, the innermost first: one function at each of these lines."""
+    return tuple(("file.py", line, f"f{depth}") for depth, line in enumerate(lines))[::-1]
+
+
+@pytest.mark.parametrize(
+    ("stack", "passed"),
+    [
+        ((10, 5), False),  # the update itself
+        ((10, 4), False),
+        ((10, 6), True),  # below it in the same function
+        ((11,), True),  # the function has returned
+        ((11, 1), True),  # in another call below
+        ((9, 7), False),
+        ((10,), False),
+        ((), False),
+    ],
+)
+def test_a_stack_is_compared_from_outside_inwards(
+    stack: tuple[int, ...], passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = UpdateLine()
+    assert not line.passed(frames_of(99))
+    for known in ((10, 3), (10, 5), (10, 2)):  # the last of several counts
+        monkeypatch.setattr(update_line, "users_stack", lambda frame, known=known: frames_of(*known))
+        line.met(None)
+    assert line.passed(frames_of(*stack)) is passed
 
 
 def test_an_update_begins_where_the_passes_of_its_closure_end() -> None:
@@ -124,7 +199,8 @@ def test_what_a_closure_computes_is_not_the_optimizers(closure: bool) -> None:
                     passes(x)
                     optimizer.step()
     known = facts(p.run)
-    assert known.breakdown is not None
+    assert known.breakdown is not None and known.optimizer_us is not None and known.step_us is not None
+    assert known.optimizer_us.median < 0.5 * known.step_us.median
     parts = np.array([[s.parts_ns["compute"], s.parts_ns["optimizer"]] for s in known.breakdown.steps])
     assert (parts[:, 1] < parts[:, 0]).all()
     keys = [f.key for f in gpulab.diagnose(p.run).findings]

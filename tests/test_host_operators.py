@@ -48,6 +48,18 @@ def test_short_operators_and_python_are_calling() -> None:
     assert waited is not None and waited.calling_share == pytest.approx(1 - 790 / 1000)
 
 
+@pytest.mark.parametrize(("gap_us", "is_calling"), [(900, True), (1100, False)])
+@pytest.mark.parametrize("at", ["between", "start", "end"])
+def test_what_takes_long_between_operators_is_no_call(gap_us: int, is_calling: bool, at: str) -> None:
+    first = gap_us if at == "start" else 0
+    second = first + 100 + (gap_us if at == "between" else 0)
+    end = second + 100 + (gap_us if at == "end" else 0)
+    spans = [op("aten::mm", first, first + 100), op("aten::mm", second, second + 100)]
+    found = host_operators(timeline(spans), accounted(end))
+    assert found is not None
+    assert found.calling_share == pytest.approx(gap_us / end if is_calling else 0.0, abs=1e-5)
+
+
 def test_only_copies_that_rearrange_count() -> None:
     spans = [
         op("aten::contiguous", 0, 300), op("aten::clone", 10, 290), op("aten::copy_", 50, 250),

@@ -2,37 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.optimizer_work import OptimizerWork
-from gpulab.intervals import EMPTY, Intervals, covers, joined, subtract, union_of
-from gpulab.run import Run
+from gpulab.intervals import EMPTY, Intervals, covers, intersect, joined, paint, subtract, union, union_of
+from gpulab.run import Run, StackSamples
 
 
-def after_update(run: Run, account: Breakdown, optimizer: OptimizerWork) -> Intervals:
-    """Within the profiled steps, from the end of each one's last update to its own: [n, 2] in ns.
+@dataclass(frozen=True, slots=True)
+class Afterwards:
+    """`times` within the profiled `windows`, both [n, 2] in ns; `looked`: told by looks, which are right on average."""
 
-    Without fetching batches, zeroing gradients and pauses that are known by name. None of it where a backward pass
-    follows the update: then that is training, too.
+    windows: Intervals
+    times: Intervals
+    looked: bool = False
+
+    def share(self, within: Intervals | None = None) -> float:
+        """Of a step: the median over the steps, of looks the mean. `within`: only what of it lies there."""
+        if not len(self.windows):
+            return 0.0
+        times = self.times if within is None else intersect(self.times, within)
+        wall = np.maximum(1, self.windows[:, 1] - self.windows[:, 0])
+        taken = paint(self.windows, [times])[:, 0]
+        return float(taken.sum() / wall.sum()) if self.looked else float(np.median(taken / wall))
+
+
+def after_update(run: Run, account: Breakdown, optimizer: OptimizerWork) -> Afterwards:
+    """From the end of each step's last update to its own end; without a DataLoader, whose fetch would end it, what lies
+    at lines below that of the update.
+
+    Without fetching batches, updating, zeroing gradients and pauses that are known by name. None of it where a backward
+    pass follows the update: then that is training, too.
     """
+    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64).reshape(-1, 2)
     timeline = run.timeline
-    if timeline is None or account.whole_window or not len(optimizer.step_times):
-        return EMPTY
-    ends = optimizer.step_times[:, 1]
-    tails = []
-    for step in account.steps:
-        last = int(np.searchsorted(ends, step.end_ns, side="right")) - 1
-        if last >= 0 and ends[last] > step.start_ns:
-            tails.append((int(ends[last]), step.end_ns))
-    rest = union_of(tails)
+    if timeline is None or account.whole_window or not len(optimizer.step_times) or not len(windows):
+        return Afterwards(windows, EMPTY)
+    fed = bool(run.steps.batch_count.any())
+    rest = _tails(windows, optimizer) if fed or run.stack is None else _below(run.stack, windows)
     nodes = timeline.start_ns[spans.named(timeline, spans.is_autograd_node) & spans.on_training_threads(timeline)]
-    if covers(rest, nodes).any():
-        return EMPTY
+    if fed and covers(rest, nodes).any():
+        return Afterwards(windows, EMPTY)
     loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
     named = union_of((p.start_ns, p.end_ns) for p in run.pauses)
-    return subtract(rest, joined(loading, optimizer.zero_times, named))
+    other = joined(loading, optimizer.step_times, optimizer.zero_times, named)
+    return Afterwards(windows, subtract(rest, other), looked=not fed)
 
 
-__all__ = ["after_update"]
+def _tails(windows: Intervals, optimizer: OptimizerWork) -> Intervals:
+    ends = optimizer.step_times[:, 1]
+    last = np.searchsorted(ends, windows[:, 1], side="right") - 1
+    begin = ends[np.maximum(last, 0)]
+    found = (last >= 0) & (begin > windows[:, 0])
+    return union(begin[found], windows[found, 1])
+
+
+def _below(stack: StackSamples, windows: Intervals) -> Intervals:
+    """Each look stands for the time since the one before."""
+    if len(stack.after_update) != len(stack.t_ns):
+        return EMPTY
+    since = np.concatenate(([min(stack.began_ns, int(stack.t_ns[0]))], stack.t_ns[:-1]))
+    rows = stack.after_update == 1
+    return intersect(union(since[rows], stack.t_ns[rows]), union(windows[:, 0], windows[:, 1]))
+
+
+__all__ = ["Afterwards", "after_update"]

@@ -17,16 +17,33 @@ from gpulab.run import Category, Int64, Timeline
 CHAIN = 2  # from this many on a chain could be one kernel
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
 _SOFTMAX = ("aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data", "aten::exp")  # or by hand
-_FREE = (
-    "view",
-    "as_strided",
-    "empty",
-    "empty_like",
-    "empty_strided",
-    "detach",
-    "resolve_conj",
-    "resolve_neg",
-    "_unsafe_view",
+# Names of memory, and what only asks others to move something (a `to` that copies calls `copy_`).
+_FREE = frozenset(
+    {
+        "view",
+        "as_strided",
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "detach",
+        "resolve_conj",
+        "resolve_neg",
+        "_unsafe_view",
+        "reshape",
+        "expand",
+        "expand_as",
+        "t",
+        "transpose",
+        "permute",
+        "squeeze",
+        "unsqueeze",
+        "select",
+        "slice",
+        "alias",
+        "lift_fresh",
+        "to",
+        "_to_copy",
+    }
 )
 _SCALAR = ("aten::copy_", "aten::fill_")  # so short, they move a single number: 0.5 * x wraps the 0.5
 _SCALAR_NS = 20_000
@@ -50,10 +67,16 @@ class PointwiseChains:
 
 
 def pointwise_chains(work: DeviceWork) -> PointwiseChains | None:
-    """Runs of pointwise kernels with no other work between them on their stream, but for those of an optimizer."""
+    """Runs of pointwise kernels with no other work between them on their stream.
+
+    Those of an optimizer are left out, and those inside attention, which go where it becomes one operation.
+    """
     t = work.timeline
     order = np.lexsort((t.start_ns[work.rows], t.lane_id[work.rows]))
     chained = (work.kind == CLASSES.index("pointwise")) & ~work.of_optimizer
+    ends = _around_softmax(t, work.tree, work.windows)
+    if ends is not None:
+        chained &= ~_launched_between(work, t.lane_id[ends[0]], t.end_ns[ends[0]], t.start_ns[ends[1]])
     total_us = work.us(work.kernel & ~work.of("communication")) * work.steps
     return _chains(t, work.rows[order], chained[order], total_us * 1e3, work.steps)
 
@@ -148,18 +171,33 @@ def attention_on_cpu(timeline: Timeline, windows: Intervals) -> AttentionChains 
 def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains | None:
     """Pointwise operators of the training threads that follow one another; shares of the steps' wall time.
 
-    Those of an optimizer are left out, and those so short that starting them is what they cost.
+    Those of an optimizer and those inside attention are left out, and those so short that starting them is their cost.
     """
     mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
     tree = CallTree.of(timeline, np.flatnonzero(mine))
-    leaf = np.ones(len(tree.rows), dtype=bool)
-    leaf[tree.parent[tree.parent >= 0]] = False
-    rows = tree.rows[leaf & ~_moves_nothing(timeline, tree.rows)]
+    rows = tree.rows[_working(timeline, tree)]
     rows = rows[covers(windows, timeline.start_ns[rows])]
     chained = spans.named(timeline, lambda n: POINTWISE_OPERATORS.match(n) is not None)[rows]
     chained &= ~covers(update_times(timeline), timeline.start_ns[rows])
     chained &= timeline.duration_ns[rows] >= WORTH_FUSING_NS
+    ends = _around_softmax(timeline, tree, windows)
+    if ends is not None:
+        between = union(timeline.end_ns[ends[0]], timeline.start_ns[ends[1]])
+        chained &= ~covers(between, timeline.start_ns[rows])
     return _chains(timeline, rows, chained, measure(windows), max(1, len(windows)))
+
+
+def _working(timeline: Timeline, tree: CallTree) -> spans.Mask:
+    """Which operators do their work themselves: all that they call moves nothing, as a number's tensor."""
+    moving = ~_moves_nothing(timeline, tree.rows)
+    calls = np.zeros(len(tree.rows), dtype=bool)  # one that moves something, however deep
+    at = tree.parent[moving]
+    while len(at := np.unique(at[at >= 0])):
+        at = at[~calls[at]]
+        calls[at] = True
+        at = tree.parent[at]
+    found: spans.Mask = moving & ~calls
+    return found
 
 
 def _moves_nothing(timeline: Timeline, rows: Int64) -> spans.Mask:

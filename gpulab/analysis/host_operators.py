@@ -9,12 +9,13 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.launches import CallTree
-from gpulab.intervals import Intervals, covers, measure
+from gpulab.intervals import Intervals, closed, covers, joined, measure, subtract, union
 from gpulab.run import Category, Int64, Timeline
 
 # Ours: to call an operator costs 3 to 10 µs on a CPU, autograd's node and the profiler included: half or more of a
 # shorter one is its call.
 SHORT_NS = 20_000
+LONGEST_GAP_NS = 1_000_000  # ours: Python needs 10 to 100 µs from one operator to the next; more is work of its own
 _REARRANGING = ("aten::contiguous", "aten::clone")
 _CONVERTING = ("aten::_to_copy", "aten::to")
 
@@ -22,7 +23,8 @@ _CONVERTING = ("aten::_to_copy", "aten::to")
 @dataclass(frozen=True, slots=True)
 class HostOperators:
     """Of the profiled steps. `calling_share`: of their time what no operator of `SHORT_NS` or more of its own computes,
-    without waiting for data; `count` of operators per step, `short_count` of them the short ones.
+    without waiting for data and gaps of more than `LONGEST_GAP_NS`, in which the program does something else; `count`
+    of operators per step, `short_count` of them the short ones.
 
     `rearranging_share`: of their time copies that give a tensor another order in memory and nothing else,
     `rearranging_count` per step; `span` of the longest.
@@ -53,7 +55,7 @@ def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | No
     moved = inside & _rearranges(timeline, tree)
     moved_rows, steps = tree.rows[moved], len(windows)
     longest = moved_rows[int(np.argmax(timeline.duration_ns[moved_rows]))] if len(moved_rows) else None
-    waiting = sum(s.parts_ns["data_wait"] for s in account.steps)
+    waiting = sum(s.parts_ns["data_wait"] for s in account.steps) + _elsewhere_ns(timeline, windows)
     return HostOperators(
         count=float(inside.sum()) / steps,
         short_count=float((inside & ~long).sum()) / steps,
@@ -69,6 +71,18 @@ def _share(timeline: Timeline, rows: Int64, wall_ns: int) -> float:
     mask[rows] = True
     covered: Intervals = spans.covered(timeline, mask)
     return measure(covered) / wall_ns
+
+
+def _elsewhere_ns(timeline: Timeline, windows: Intervals) -> int:
+    """Time in gaps too long to be the way from one operator to the next."""
+    host = spans.in_category(timeline, *spans.HOST_CATEGORIES) & spans.on_training_threads(timeline)
+    known = host | spans.named(timeline, spans.is_loader)
+    edges = union(windows.ravel(), windows.ravel() + 1)
+    return measure(
+        subtract(
+            union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, known), edges), LONGEST_GAP_NS)
+        )
+    )
 
 
 def _own_ns(timeline: Timeline, tree: CallTree) -> Int64:

@@ -55,7 +55,8 @@ _BY_OPERATOR: tuple[tuple[str, str], ...] = (
 _OPERATOR = tuple((kind, re.compile(pattern)) for kind, pattern in _BY_OPERATOR)
 
 POINTWISE_OPERATORS = re.compile(
-    r"^aten::(add|sub|mul|div|rsub|neg|abs|exp|log|sqrt|rsqrt|pow|tanh|sigmoid|relu|gelu|silu|leaky_relu|hardtanh|"
+    r"^aten::(add|sub|mul|div|rsub|neg|abs|sign|exp|expm1|log|log1p|sqrt|rsqrt|pow|tanh|sigmoid|relu|gelu|silu|"
+    r"leaky_relu|hardtanh|gt|ge|lt|le|eq|ne|logical_and|logical_or|logical_not|bitwise_and|bitwise_or|bitwise_not|"
     r"hardswish|elu|clamp|clamp_min|clamp_max|where|masked_fill|addcmul|addcdiv|lerp|erf|sin|cos|maximum|minimum|"
     r"threshold|threshold_backward|gelu_backward|silu_backward|tanh_backward|sigmoid_backward|native_dropout|"
     r"native_dropout_backward|reciprocal|square|softplus|mish)_?$"

@@ -13,6 +13,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Protocol
@@ -40,7 +41,7 @@ class Listener(Protocol):
         """An optimizer is about to step."""
 
     def optimized(self, optimizer: Any, start_ns: int) -> None:
-        """An optimizer has stepped, having begun at `start_ns`."""
+        """An optimizer has stepped, having begun at `start_ns`, or after the last pass of a closure inside it."""
 
     def backward(self, root: Any) -> None:
         """A backward pass begins, from a tensor or several."""
@@ -53,13 +54,21 @@ def install(listener: Listener, undo: ExitStack) -> ModuleHook:
     """Install all hooks; `undo` takes them out again, in reverse order. Needs torch to be imported."""
     thread = get_ident()
     undo.enter_context(_loader_hooks(listener, thread))
-    undo.enter_context(_optimizer_hooks(listener, thread))
-    undo.enter_context(_backward_hook(listener, thread))
+    passed = _Passed()
+    undo.enter_context(_optimizer_hooks(listener, thread, passed))
+    undo.enter_context(_backward_hook(listener, thread, passed))
     modules = ModuleHook(listener, thread)
     undo.callback(modules.close)
     undo.enter_context(_compile_hook(modules))
     modules.on()
     return modules
+
+
+@dataclass(slots=True)
+class _Passed:
+    """When the last backward pass ended: inside a closure that an optimizer was handed, its own work begins there."""
+
+    backward_ns: int = 0
 
 
 class ModuleHook:
@@ -215,7 +224,7 @@ def _loader_hooks(listener: Listener, thread: int) -> Iterator[None]:
 
 
 @contextmanager
-def _optimizer_hooks(listener: Listener, thread: int) -> Iterator[None]:
+def _optimizer_hooks(listener: Listener, thread: int, passed: _Passed) -> Iterator[None]:
     from torch.amp import GradScaler
     from torch.optim import optimizer as module
 
@@ -233,7 +242,7 @@ def _optimizer_hooks(listener: Listener, thread: int) -> Iterator[None]:
             return
         if attempts:
             attempts[-1] = True
-        optimized(optimizer, began.pop(id(optimizer), 0) or perf_counter_ns())
+        optimized(optimizer, max(began.pop(id(optimizer), 0) or perf_counter_ns(), passed.backward_ns))
 
     def wrap_step(original: Any) -> Any:
         @functools.wraps(original)
@@ -247,7 +256,7 @@ def _optimizer_hooks(listener: Listener, thread: int) -> Iterator[None]:
             finally:
                 stepped = attempts.pop()
             if not stepped:
-                optimized(optimizer, start_ns)
+                optimized(optimizer, max(start_ns, passed.backward_ns))
             return result
 
         return step
@@ -265,7 +274,7 @@ def _optimizer_hooks(listener: Listener, thread: int) -> Iterator[None]:
 
 
 @contextmanager
-def _backward_hook(listener: Listener, thread: int) -> Iterator[None]:
+def _backward_hook(listener: Listener, thread: int, passed: _Passed) -> Iterator[None]:
     import torch
 
     hear = listener.backward
@@ -273,9 +282,13 @@ def _backward_hook(listener: Listener, thread: int) -> Iterator[None]:
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if get_ident() == thread:
-                hear(args[0] if args else kwargs.get("tensors"))
-            return original(*args, **kwargs)
+            if get_ident() != thread:
+                return original(*args, **kwargs)
+            hear(args[0] if args else kwargs.get("tensors"))
+            try:
+                return original(*args, **kwargs)
+            finally:
+                passed.backward_ns = perf_counter_ns()
 
         return backward
 

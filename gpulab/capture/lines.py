@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
 
-from gpulab.capture.source_lines import Spot, users_spot
+from gpulab.capture.source_lines import Spot, users_stack
+from gpulab.capture.update_line import UpdateLine
 
 PERIOD_S = 0.002
 MOST_SAMPLES = 100_000
@@ -24,18 +25,21 @@ _JUDGED_AFTER = 4  # looks: what they cost is known then
 
 @dataclass(slots=True)
 class Seen:
-    """What was seen: `time.perf_counter_ns` and the line, None where none is the user's."""
+    """What was seen: `time.perf_counter_ns`, the line, None where none is the user's, and whether it comes after the
+    line of the last update."""
 
     t_ns: list[int]
     spots: list[Spot | None]
+    after: list[bool] = field(default_factory=list)
     began_ns: int = 0
 
 
 class LineSampler:
     """Watches the thread that calls `start` until `stop`. `seen` holds what was seen; nothing else is kept."""
 
-    def __init__(self, period_s: float = PERIOD_S) -> None:
+    def __init__(self, period_s: float = PERIOD_S, update: UpdateLine | None = None) -> None:
         self._period_s = period_s
+        self._update = update or UpdateLine()
         self._going = threading.Lock()  # held while it is to go on: waiting for it is the cheapest sleep there is
         self._thread: threading.Thread | None = None
         self.seen = Seen([], [])
@@ -61,11 +65,12 @@ class LineSampler:
 
     def _look(self, watched: int) -> None:
         seen, frames, clock = self.seen, sys._current_frames, perf_counter_ns
-        times, spots = seen.t_ns, seen.spots
+        times, spots, after, passed = seen.t_ns, seen.spots, seen.after, self._update.passed
         period_s, over, spent_ns = self._period_s, self._going.acquire, thread_time_ns()
         while not over(timeout=period_s) and len(times) < MOST_SAMPLES:
-            spot = users_spot(frames().get(watched))
-            spots.append(spot)
+            stack = users_stack(frames().get(watched))
+            spots.append(stack[0] if stack else None)
+            after.append(passed(stack))
             times.append(clock())
             if len(times) % _JUDGED_AFTER == 0:
                 before_ns, spent_ns = spent_ns, thread_time_ns()

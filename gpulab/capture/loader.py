@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ from gpulab.knobs.described import as_written, length_of, loader_record
 from gpulab.run import Loader
 
 _DEPTH = 4
+_MOST_PARTS = 1_000
 LOADERS_KEPT = 32
 
 
@@ -18,6 +20,7 @@ class Loaders:
     def __init__(self) -> None:
         self.record: Loader | None = None
         self._known: dict[int, Loader] = {}
+        self._tensors: dict[int, int] = {}
 
     @property
     def met(self) -> bool:
@@ -33,6 +36,15 @@ class Loaders:
             self._known = {n: loader for n, loader in self._known.items() if n == feeder}
         self._known[number] = described
         return described
+
+    def gave(self, number: int, batch: Any) -> None:
+        """The loader of that number has given this batch; the first one tells of how many tensors they are."""
+        if number not in self._tensors and len(self._tensors) < LOADERS_KEPT:
+            self._tensors[number] = tensors_in(batch)
+
+    def tensors(self, number: int | None) -> int | None:
+        """In a batch of that loader; None where it gave none."""
+        return self._tensors.get(number) if number is not None else None
 
     def feeds(self, number: int) -> Loader | None:
         """This one feeds the steps; None where nothing is known of it."""
@@ -86,6 +98,16 @@ def samples_in(batch: Any, depth: int = 0) -> int | None:
         if found is not None:
             return found
     return None
+
+
+def tensors_in(batch: Any, depth: int = 0) -> int:
+    """Tensors in a batch, however it is nested, up to some thousands."""
+    if hasattr(batch, "storage_offset"):
+        return 1
+    if depth >= _DEPTH or not isinstance(batch, list | tuple | Mapping):
+        return 0
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return sum(tensors_in(part, depth + 1) for part in itertools.islice(parts, _MOST_PARTS))
 
 
 def _uncollated(batch: list[Any] | tuple[Any, ...]) -> int | None:

@@ -18,6 +18,7 @@ from gpulab.capture.loading_clock import LoadingClock
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.phases import Phases
 from gpulab.capture.tracker import Answer, StepTracker
+from gpulab.capture.update_line import UpdateLine
 from gpulab.capture.weights import Watch
 from gpulab.capture.window import Window
 from gpulab.capture.workers import Workers, death
@@ -105,6 +106,8 @@ class Loop:
         self.tracker = StepTracker(origin_ns)
         self.loaders = Loaders()
         self.pauses = Pauses()
+        self.update_line = UpdateLine()
+        self._asked = 0  # the loader
         self.look: Callable[[], None] = _nothing  # for what was imported meanwhile
         self.clock: LoadingClock | None = None
         self.missing: list[Missing] = []
@@ -164,6 +167,7 @@ class Loop:
         if self._due:
             self._leave()
             return
+        self._asked = loader
         if self.clock is not None:
             self.clock.fed(loader)
         self.look()
@@ -188,6 +192,8 @@ class Loop:
         if answer == "iterator":
             self.phases.loader_ends()
         self.pauses.answered(entered, batch=answer == "batch", end=answer == "end")
+        if answer == "batch":
+            self.loaders.gave(self._asked, batch)
         self.tracker.loader_answered(entered, answer, samples_in(batch) if answer == "batch" else None)
         self.hooks_ns += perf_counter_ns() - entered
 
@@ -206,6 +212,7 @@ class Loop:
     def optimized(self, optimizer: Any, start_ns: int) -> None:
         """An optimizer has stepped."""
         entered = perf_counter_ns()
+        self.update_line.met(sys._getframe())
         self.pauses.trained()
         self._after_mark(self.tracker.optimized(id(optimizer), start_ns, entered), entered)
 

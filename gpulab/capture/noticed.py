@@ -32,10 +32,11 @@ def noticed(origin_ns: int, heard: list[Heard], seen: Seen | None, naming: Namin
     )
     stack = None
     if seen is not None and seen.t_ns:
-        count = min(len(seen.t_ns), len(seen.spots))
+        count = min(len(seen.t_ns), len(seen.spots), len(seen.after))
         place = np.array([naming.number(spot) for spot in seen.spots[:count]], dtype=np.int32)
         t_ns = np.array(seen.t_ns[:count], dtype=np.int64) - origin_ns
-        stack = StackSamples(t_ns, place, seen.began_ns - origin_ns)
+        after = np.array(seen.after[:count], dtype=np.uint8)
+        stack = StackSamples(t_ns, place, seen.began_ns - origin_ns, after)
     return Noticed(pauses, stack, naming.places)
 
 

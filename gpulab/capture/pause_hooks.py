@@ -44,6 +44,7 @@ TARGETS: tuple[Target, ...] = (
     *_methods("checkpoint_save", "torch.distributed.checkpoint", "", "save"),
     *_methods("checkpoint_save", "safetensors.torch", "", "save_file", "serialize_file"),
     *_methods("checkpoint_save", "numpy", "", "save", "savez", "savez_compressed"),
+    *_methods("checkpoint_save", "os", "", "fsync", "fdatasync"),  # until the disk has it: part of what saving takes
     *_methods("checkpoint_save", "lightning.pytorch.trainer.trainer", "Trainer", "save_checkpoint"),
     *_methods("checkpoint_save", "pytorch_lightning.trainer.trainer", "Trainer", "save_checkpoint"),
     *_methods("checkpoint_save", "transformers.trainer", "Trainer", "_save_checkpoint", "save_model"),

@@ -161,8 +161,10 @@ class Capture:
         return run, recording.write if recording is not None and timeline is not None else None
 
     def _loader(self) -> Loader | None:
-        record = self._loop.loaders.record
-        return replace(record, worker_threads=self._clock.worker_threads) if record is not None else None
+        loaders, threads = self._loop.loaders, self._clock.worker_threads
+        if loaders.record is None:
+            return None
+        return replace(loaders.record, batch_tensors=loaders.tensors(self._loop.tracker.feeder), worker_threads=threads)
 
     # -- what the user or a view may ask -------------------------------------------------------------------------
 
@@ -216,7 +218,7 @@ class Capture:
         return modules
 
     def _new_window(self) -> Window:
-        return Window(self.device.kind, self.device.index)
+        return Window(self.device.kind, self.device.index, self._loop.update_line)
 
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"

@@ -10,12 +10,14 @@ import linecache
 import os
 import sys
 import sysconfig
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 from gpulab.run import Place
 
 Spot = tuple[str, int, str]  # file as Python has it, line, function
+Stack = tuple[Spot, ...]
 
 CELL = "cell"
 _NAMELESS = "<cell>"  # a cell that is compiled without IPython: trials/code.py
@@ -54,14 +56,22 @@ def _is_users(file: str) -> bool:
 
 def users_spot(frame: FrameType | None) -> Spot | None:
     """The innermost line of the user's from this frame outwards; None where there is none."""
+    return next(_spots(frame), None)
+
+
+def users_stack(frame: FrameType | None) -> Stack:
+    """All lines of the user's from this frame outwards, the innermost first."""
+    return tuple(_spots(frame))
+
+
+def _spots(frame: FrameType | None) -> Iterator[Spot]:
     while frame is not None:
         code = frame.f_code
         if code.co_filename in _RUNNERS:  # what is outside of them is not profiled
-            return None
+            return
         if is_users(code.co_filename):
-            return code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
+            yield code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
         frame = frame.f_back
-    return None
 
 
 def _is_cell(file: str) -> bool:
@@ -156,4 +166,4 @@ def lines_above(code: str, source: str) -> int:
     return 1
 
 
-__all__ = ["CELL", "Naming", "Spot", "is_users", "lines_above", "users_spot"]
+__all__ = ["CELL", "Naming", "Spot", "Stack", "is_users", "lines_above", "users_spot", "users_stack"]

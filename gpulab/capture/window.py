@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpulab.capture.lines import LineSampler, Seen
+from gpulab.capture.update_line import UpdateLine
 from gpulab.sources.kineto import CLOCK_MARK, Recording
 
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
@@ -44,10 +45,10 @@ class Watched(Recording):
 class Window:
     """One profiler session. Marks each step as `ProfilerStep#N`, as torch's own schedule does."""
 
-    def __init__(self, device_kind: str, index: int | None) -> None:
+    def __init__(self, device_kind: str, index: int | None, update: UpdateLine | None = None) -> None:
         self._device_kind = device_kind
         self._index = index
-        self._lines = LineSampler()
+        self._lines = LineSampler(update=update)
         self._profile: Any = None
         self._step: Any = None
         self._iterator: Any = None

@@ -14,13 +14,14 @@ CROWDED_FROM = 0.5  # of the making waited for something else: then the workers 
 # Two processes at once, each with a core of its own, measured: arithmetic takes as long as alone, passes over large
 # arrays take 1.2 to 1.7 times as long, decoding images 1.1 times.
 SHARED = (1.0, 1.25)
+HANDING = (0.7, 1.3)  # times what handing a batch over took where it was measured
 
 
 @dataclass(frozen=True, slots=True)
 class Assumed:
     """What is not known, as one of the values that it may have: the share of making that waits, the cores that the
     training takes, how many times as long as today it computes, what making a batch takes on top, and how many times
-    as long the making's work takes beside other processes.
+    as long the making's work takes beside other processes, and handing over.
     """
 
     waited_fraction: float
@@ -28,6 +29,7 @@ class Assumed:
     slower: float = 1.0
     more_us: float = 0.0
     shared: float = 1.0
+    handing: float = 1.0
 
 
 def assumptions(
@@ -41,14 +43,16 @@ def assumptions(
     if alone:
         waited = waited[:1]
     shared = (1.0,) if alone or today.workers else SHARED
+    handing = (1.0,) if alone else HANDING
     if today.on_gpu:
-        return iter([Assumed(w, 1.0, more_us=m, shared=s) for w in waited for m in more for s in shared])
+        return (Assumed(w, 1.0, 1.0, m, s, h) for w in waited for m in more for s in shared for h in handing)
     return iter(
-        Assumed(w, 1.0 if alone else taken, slower, m, s)
+        Assumed(w, 1.0 if alone else taken, slower, m, s, h)
         for w in waited
         for taken, slower in _computing(today, workers, w, remade=remade, threads=threads)
         for m in more
         for s in shared
+        for h in handing
     )
 
 

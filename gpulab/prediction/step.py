@@ -15,7 +15,7 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.prediction.assumed import Assumed, assumptions
 from gpulab.prediction.replay import Changes, host_spans
-from gpulab.prediction.today import Making, Today, hand_off_us, making_of
+from gpulab.prediction.today import Making, Today, hand_off_us, making_of, receiving_us, sending_us
 
 Z_975 = 1.96
 STARTING = (0.5, 2.0)  # times the estimate of what starting workers takes: machines differ
@@ -95,13 +95,15 @@ class Plan:
         batch_us = (making.batch_us + assumed.more_us) * today.batches
         if not self.workers:
             return self._computed_us(batch_us, assumed.slower)
-        hand_off = hand_off_us(today) * today.batches
+        hand_off = assumed.handing * hand_off_us(today) * today.batches
+        received = assumed.handing * receiving_us(today) * today.batches
         computed = self._computed_us(hand_off, assumed.slower)
-        cpu_us = assumed.shared * batch_us * (1 - assumed.waited_fraction) + hand_off
+        sent = assumed.handing * sending_us(today) * today.batches
+        cpu_us = assumed.shared * batch_us * (1 - assumed.waited_fraction) + sent
         cores = today.run.environment.usable_cores
         least = [computed, (batch_us * assumed.waited_fraction + cpu_us) / self.workers]
         if cores:
-            taken = 0.0 if today.on_gpu else assumed.training_cores * (computed - hand_off)
+            taken = received + (0.0 if today.on_gpu else assumed.training_cores * (computed - hand_off))
             least += [(cpu_us + taken) / cores, cpu_us / min(self.workers, cores)]
         return max(least) + self.first_us + self.starting_us
 

@@ -16,6 +16,10 @@ from gpulab.prediction.replay import Changes, Played, Replay
 from gpulab.run import Run
 
 HAND_OFF_US = 2_000.0  # definitions.md, Feeding: from a worker's batch to the loop's having it
+# Handing a batch of n tensors over is work for both sides, measured on two cores with batches of 1 to 10 tensors: for
+# the worker beside its making the next one, and for the loop. `TENSORS` where their number is not known.
+SENDING_US, RECEIVING_US = (1_300.0, 500.0), (500.0, 650.0)  # of a batch, and of each tensor
+TENSORS = 2
 WAITS = 1.25  # times the hand-off: a loop that waits longer than this for workers waits for their making
 HIDDEN = 0.9  # busy, and of the step left without the GPU's work: then the trace does not show the wait for it
 INDEPENDENT = 10  # steps: what disturbs a machine lasts longer than one, so that more of them tell hardly more
@@ -160,6 +164,22 @@ def making_of(today: Today) -> Making | None:
     return None
 
 
+def sending_us(today: Today) -> float:
+    """What a worker's processor does to hand a batch over."""
+    return _handing_us(today, SENDING_US)
+
+
+def receiving_us(today: Today) -> float:
+    """What the training loop's does to have it."""
+    return _handing_us(today, RECEIVING_US)
+
+
+def _handing_us(today: Today, of: tuple[float, float]) -> float:
+    loader = today.run.loader
+    known = loader.batch_tensors if loader is not None else None
+    return of[0] + of[1] * (TENSORS if known is None else known)
+
+
 def hand_off_us(today: Today) -> float:
     """As the run shows it: measured where the loop waited, at most the wait of a loop whose workers keep up."""
     known = today.facts.loading.hand_over_us if today.facts.loading is not None else None
@@ -167,7 +187,7 @@ def hand_off_us(today: Today) -> float:
         return known
     if today.workers and today.wait_us < HAND_OFF_US * WAITS:
         return today.wait_us / today.batches
-    return HAND_OFF_US
+    return receiving_us(today)
 
 
 def training_cores(today: Today, waited_fraction: float) -> float:
@@ -207,6 +227,8 @@ __all__ = [
     "hand_off_us",
     "is_on",
     "making_of",
+    "receiving_us",
+    "sending_us",
     "training_cores",
     "training_spans_us",
 ]

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from gpulab.analysis.after_update import after_update
+from gpulab.analysis.after_update import Afterwards, after_update
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
-from gpulab.intervals import Intervals, intersect, joined, paint, subtract
+from gpulab.intervals import joined, subtract
 
 _WAITS = ("data_wait", "sync_wait")
 _CURE = (
     "Do it every hundredth step, or on the whole at once: one call on the list of all tensors (torch._foreach_norm, "
     "torch.stack) and one .tolist() in place of many .item()."
+)
+
+_MAYBE = (
+    "Where that measures, logs or copies: do it every hundredth step. Where it makes the next batch: let a DataLoader "
+    "with workers make it beside the training."
 )
 
 
@@ -24,43 +27,47 @@ def following_update(case: Case) -> Finding | None:
     account, optimizer = case.facts.breakdown, case.facts.optimizer
     if account is None or optimizer is None or not case.step_us or case.withheld("idle_causes") is not None:
         return None
-    times = after_update(case.facts.run, account, optimizer)
-    share = _share(case, times)
+    found = after_update(case.facts.run, account, optimizer)
+    share = _share(case, found) - _short_pauses(case)
     if share < case.thresholds.idle_notice:
         return None
-    line = line_of(case.facts.run, times)
+    line = line_of(case.facts.run, found.times)
+    where = "at lines below the optimizer's step" if found.looked else "between the optimizer's step and the next batch"
     return Finding(
         "logging_or_eval",
-        f"{percent(share)} of {case.unit} goes to what the loop does after it has updated the parameters: metrics, "
-        "logs or copies, which train nothing.",
+        f"{percent(share)} of {case.unit} goes to what the loop does after it has updated the parameters"
+        f"{'' if found.looked else ': metrics, logs or copies, which train nothing'}.",
         (
             Evidence(
-                f"{ms(share * case.step_us)} of {ms(case.step_us)} lie between the optimizer's step and the next batch",
-                (int(times[0, 0]), int(times[0, 1])),
+                f"{ms(share * case.step_us)} of {ms(case.step_us)} are spent {where}",
+                (int(found.times[0, 0]), int(found.times[0, 1])),
             ),
         ),
         share * case.step_us,
-        "measured",
+        "likely" if found.looked else "measured",
         parts=tuple(p for p in PARTS if p not in _WAITS and not (case.on_gpu and p in DEVICE_PARTS)),
-        cure=_CURE,
+        cure=_MAYBE if found.looked else _CURE,
         source_line="" if line is None else str(line),
-        gone=tuple((start, end) for start, end in times.tolist()),
+        gone=tuple((start, end) for start, end in found.times.tolist()),
     )
 
 
-def _share(case: Case, times: Intervals) -> float:
+def _short_pauses(case: Case) -> float:
+    """Pauses that are known by name, but were too short to be kept one by one: other findings tell them."""
+    run, step_us = case.facts.run, case.step_us or 1.0
+    total_ns = sum(p.total_ns for p in run.more_pauses)
+    return total_ns / max(1, len(run.steps)) / 1e3 / step_us
+
+
+def _share(case: Case, found: Afterwards) -> float:
     """Of a profiled step; on a GPU what of it leaves the GPU idle without waiting for it."""
-    account, work = case.facts.breakdown, case.facts.work
-    if account is None or not len(times):
+    if not len(found.times):
         return 0.0
-    if case.on_gpu:
-        if work is None:
-            return 0.0
-        waits = joined(*(b.times for b in case.facts.blocking))
-        times = subtract(intersect(times, work.idle), waits)
-    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
-    shares = paint(windows, [times])[:, 0] / np.maximum(1, windows[:, 1] - windows[:, 0])
-    return float(np.median(shares))
+    if not case.on_gpu:
+        return found.share()
+    work = case.facts.work
+    waits = joined(*(b.times for b in case.facts.blocking))
+    return 0.0 if work is None else found.share(subtract(work.idle, waits))
 
 
 __all__ = ["following_update"]

@@ -221,18 +221,29 @@ def _compile_steps(case: Case) -> _Paused | None:
 
 def _named_work(case: Case) -> Finding | None:
     """Work that the trace names and that is no part of training, while the device idles."""
-    share = case.share("other")
+    other_us = max(0.0, case.part_us("other") - _pauses_in_steps_us(case))
+    share = other_us / (case.step_us or 1.0)
     if share < case.thresholds.idle_notice / 2:
         return None
     return Finding(
         "logging_or_eval",
         f"For {percent(share)} of {case.unit} the program does named work other than training.",
-        (Evidence(f"{ms(case.part_us('other'))} of {ms(case.step_us or 0.0)} go to that"),),
-        case.part_us("other"),
+        (Evidence(f"{ms(other_us)} of {ms(case.step_us or 0.0)} go to that"),),
+        other_us,
         "likely",
         parts=("other",),
         cure="Do it less often, or in another thread or process.",
     )
+
+
+def _pauses_in_steps_us(case: Case) -> float:
+    """Of a profiled step, in µs of the typical one: pauses, which findings of their own tell."""
+    account = case.facts.breakdown
+    if account is None or not account.steps:
+        return 0.0
+    windows = union_of((s.start_ns, s.end_ns) for s in account.steps)
+    share = measure(intersect(windows, union_of(account.pauses_ns))) / max(1, measure(windows))
+    return share * (case.step_us or 0.0)
 
 
 def _between(case: Case) -> Finding | None:

@@ -1,0 +1,47 @@
+"""Where in the user's code an iteration's last update of the parameters is asked for: what lines come after it?
+
+A loop without a DataLoader gives no other sign of where its iterations begin: what it does after the update, and what
+prepares the next batch, lie in the same stretch between two updates.
+"""
+
+from __future__ import annotations
+
+from types import FrameType
+
+from gpulab.capture.source_lines import Stack, users_stack
+
+_MET = 32  # updates that are looked at: by then a loop has shown all its optimizers
+
+
+class UpdateLine:
+    """Learns from the first updates of a run. Only names and numbers are kept of a frame."""
+
+    def __init__(self) -> None:
+        self._known: Stack = ()
+        self._met = 0
+
+    def met(self, frame: FrameType | None) -> None:
+        """An optimizer was just asked to step from here; of several in one function the last counts."""
+        if self._met >= _MET:
+            return
+        self._met += 1
+        stack = users_stack(frame)[::-1]
+        if not self._known or _later(stack, self._known):
+            self._known = stack
+
+    def passed(self, stack: Stack) -> bool:
+        """Whether a stack, the innermost line first, stands at a line below it, in the same call of the loop."""
+        return bool(self._known) and _later(stack[::-1], self._known)
+
+
+def _later(stack: Stack, known: Stack) -> bool:
+    """Both from the outermost line inwards: whether the first line in which they differ comes later in the first."""
+    for (file, line, function), (its_file, its_line, its_function) in zip(stack, known, strict=False):
+        if (file, function) != (its_file, its_function) or line < its_line:
+            return False
+        if line > its_line:
+            return True
+    return False
+
+
+__all__ = ["UpdateLine"]
