@@ -109,6 +109,20 @@ def test_how_many_threads_a_worker_computes_with(method: str, init: Callable[[in
     assert run.loader is not None and run.loader.worker_threads == threads
 
 
+@pytest.mark.parametrize("anew", [False, True])
+def test_whether_the_loop_makes_its_loader_anew(anew: bool) -> None:
+    dataset = Planted(24)
+    first = DataLoader(dataset, batch_size=4)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gpulab.profile(show=False, save=False, trace=False) as p:
+        for _ in range(3):
+            for batch in DataLoader(dataset, batch_size=4) if anew else first:
+                model(batch).sum().backward()
+                optimizer.step()
+    assert p.run.loader is not None and p.run.loader.remade is anew and p.run.loader.batch_tensors == 1
+
+
 def test_without_workers_there_are_no_threads_of_theirs() -> None:
     run, _ = trained(DataLoader(Planted(24), batch_size=4))
     assert run.loader is not None and run.loader.worker_threads is None

@@ -19,6 +19,7 @@ from gpulab.diagnosis.rules import RULES, cores, epochs, feeding, placement
 from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.prediction.known import NOTHING
+from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Choice, Missing, PauseSum, Place, Run, Samples, Series, Settings, StackSamples, Steps
 
@@ -334,6 +335,17 @@ def test_epochs_that_begin_slowly_without_a_record_of_the_loader() -> None:
     assert isinstance(answer, Untold) and "100 ms" in answer.what and "torch.utils.data.DataLoader" in answer.record
     for quiet in (run_of(epoch_starts={0: 500.0}), run_of(epoch_starts={0: 100.0, 20: 0.0, 40: 0.0})):
         assert epochs.worker_restart(case_of(_unrecorded(quiet))) is None
+
+
+def test_workers_of_a_loader_that_is_made_anew_cannot_stay() -> None:
+    run = run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2)
+    run = dataclasses.replace(run, loader=dataclasses.replace(run.loader, remade=True))  # type: ignore[type-var]
+    finding = told(epochs.worker_restart(case_of(run)))
+    assert (
+        not finding.settings and "once, before the loop" in finding.cure and "persistent_workers=True" in finding.cure
+    )
+    refused = predict(case_of(run).facts, {"persistent_workers": "on"}).refused
+    assert "anew for each epoch" in refused
 
 
 def test_a_new_iterator_for_each_step() -> None:

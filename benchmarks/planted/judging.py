@@ -106,6 +106,8 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     sick, healthy = [r for r in ran if r["causes"]], [r for r in ran if not r["causes"]]
     errors = [r["error"] for r in sick if r["error"] is not None]
     held = [r["holds"] for r in sick if r["holds"] is not None]
+    arms = [(r["measured"] or {}).get("arms", {}) for r in healthy]
+    again = [abs(a[AGAIN]["ratio"] - 1) for a in arms if AGAIN in a]
     return {
         "cells": len(ran),
         "skipped": sum(bool(r["skipped"]) for r in rows),
@@ -119,6 +121,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "predictions": len(errors),
         "median_error": statistics.median(errors) if errors else None,
         "interval_holds": [sum(held), len(held)],
+        "median_noise": statistics.median(again) if again else None,
         "untrue": [r["name"] for r in ran if r["untrue"]],
     }
 

@@ -31,6 +31,8 @@ def _totals(t: Mapping[str, Any]) -> list[str]:
         f"| {held} of {of} |",
     ]
     notes = []
+    if t.get("median_noise") is not None:
+        notes.append(f"A healthy cell measured against itself is off by {t['median_noise']:.0%} (median).")
     if t["skipped"]:
         notes.append(f"{t['skipped']} cells did not run: they need a GPU or a package that is not here.")
     if t["failed"]:

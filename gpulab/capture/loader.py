@@ -21,6 +21,7 @@ class Loaders:
         self.record: Loader | None = None
         self._known: dict[int, Loader] = {}
         self._tensors: dict[int, int] = {}
+        self._fed: set[int] = set()
 
     @property
     def met(self) -> bool:
@@ -42,6 +43,11 @@ class Loaders:
         if number not in self._tensors and len(self._tensors) < LOADERS_KEPT:
             self._tensors[number] = tensors_in(batch)
 
+    @property
+    def remade(self) -> bool:
+        """Whether several loaders that are alike fed the steps one after the other."""
+        return sum(self._known.get(number) == self.record for number in self._fed) > 1
+
     def tensors(self, number: int | None) -> int | None:
         """In a batch of that loader; None where it gave none."""
         return self._tensors.get(number) if number is not None else None
@@ -49,6 +55,7 @@ class Loaders:
     def feeds(self, number: int) -> Loader | None:
         """This one feeds the steps; None where nothing is known of it."""
         loader = self._known.get(number)
+        self._fed.add(number)
         self.record = loader or self.record
         return loader
 

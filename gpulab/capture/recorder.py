@@ -164,7 +164,8 @@ class Capture:
         loaders, threads = self._loop.loaders, self._clock.worker_threads
         if loaders.record is None:
             return None
-        return replace(loaders.record, batch_tensors=loaders.tensors(self._loop.tracker.feeder), worker_threads=threads)
+        tensors = loaders.tensors(self._loop.tracker.feeder)
+        return replace(loaders.record, remade=loaders.remade, batch_tensors=tensors, worker_threads=threads)
 
     # -- what the user or a view may ask -------------------------------------------------------------------------
 

@@ -81,6 +81,8 @@ def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
         raise Refused("there are no workers that could stay")
     if not is_on(value):
         raise Refused("what ending the workers after each epoch would cost is not known")
+    if run.loader is not None and run.loader.remade:
+        raise Refused("the loop makes the DataLoader anew for each epoch, so its workers cannot stay")
     if plan.starting_us or plan.at_most_us:  # of workers that another setting brings
         return replace(plan, starting_us=0.0, at_most_us=0.0)
     seen, length = restarts.seen_us(run), run.loader.length if run.loader is not None else None

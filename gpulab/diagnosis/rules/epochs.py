@@ -7,7 +7,7 @@ import numpy as np
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
-from gpulab.run import Int64, StepFlag
+from gpulab.run import Int64, Loader, StepFlag
 
 
 def worker_restart(case: Case) -> Finding | Untold | None:
@@ -42,6 +42,7 @@ def worker_restart(case: Case) -> Finding | Untold | None:
         )
     slowest = int(again[np.argmax(longer_us)])
     return _finding(
+        loader,
         f"Each new epoch begins with a wait of {each}, because the DataLoader starts its workers anew.",
         Evidence(
             f"{len(again)} time{'s' if len(again) > 1 else ''} in {len(run.steps):,} steps the first step of an epoch "
@@ -62,7 +63,9 @@ def _every_step(case: Case) -> Finding | None:
     cost_us = wait.median - (case.facts.loading.batch_us if case.facts.loading is not None else 0.0)
     if cost_us < case.thresholds.silence * step:
         return None
+    assert case.facts.run.loader is not None
     return _finding(
+        case.facts.run.loader,
         f"The DataLoader is started anew for each step: {percent(wait.median / step)} of it goes to starting workers.",
         Evidence(f"most steps begin with a new iterator, and wait {ms(wait.median)} of {ms(step)} for its first batch"),
         cost_us,
@@ -70,7 +73,11 @@ def _every_step(case: Case) -> Finding | None:
     )
 
 
-def _finding(summary: str, evidence: Evidence, cost_us: float, parts: tuple[str, ...]) -> Finding:
+def _finding(loader: Loader, summary: str, evidence: Evidence, cost_us: float, parts: tuple[str, ...]) -> Finding:
+    once = "Make the DataLoader once, before the loop: it is made anew here, and workers stay with theirs. Then k"
+    keep = (
+        "eep the workers from epoch to epoch: DataLoader(…, persistent_workers=True), and make its iterator once per "
+    )
     return Finding(
         "worker_restart",
         summary,
@@ -78,9 +85,8 @@ def _finding(summary: str, evidence: Evidence, cost_us: float, parts: tuple[str,
         cost_us,
         "measured",
         parts=parts,
-        settings=(("persistent_workers", "on"),),
-        cure="Keep the workers from epoch to epoch: DataLoader(…, persistent_workers=True), and make its iterator once "
-        "per epoch.",
+        settings=() if loader.remade else (("persistent_workers", "on"),),
+        cure=f"{once if loader.remade else 'K'}{keep}epoch.",
         lesson="03_starving_gpu",
     )
 
