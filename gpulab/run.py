@@ -341,9 +341,10 @@ class Loader:
     length: int | None  # batches per epoch
     iterable: bool
     own_collate: bool | None = None  # a collate_fn that is not torch's puts batches together; None: not known
-    remade: bool | None = None  # the loop makes it anew for each epoch, so its workers cannot stay; None: not known
-    batch_tensors: int | None = None  # in a batch, each of which is handed over by itself; None: not known
-    worker_threads: int | None = None  # that an operator in a worker is split among; torch sets 1; None: not known
+    # What the run showed of it besides, which is not how it was built:
+    remade: bool | None = field(default=None, compare=False)  # anew for each epoch, so its workers cannot stay
+    batch_tensors: int | None = field(default=None, compare=False)  # in a batch, each of which is handed over by itself
+    worker_threads: int | None = field(default=None, compare=False)  # that a worker's operator is split among
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from gpulab.loading.trace import load_run
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict
 from gpulab.prediction.removal import predict_removal
+from gpulab.prediction.today import Today
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
 from gpulab.trials.foretold import sizes_to_run
 from gpulab.views.predicted import Predicted
@@ -199,6 +200,39 @@ def test_what_is_not_known_of_the_items_widens_the_interval() -> None:
     wide = predict(fed(40, 0.8, cores=2), {"workers": "4"})
     assert narrow.interval is not None and wide.interval is not None
     assert wide.interval[1] / wide.interval[0] > 1.3 * narrow.interval[1] / narrow.interval[0]
+
+
+def test_putting_together_needs_a_core() -> None:
+    known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=0)
+    collating = dataclasses.replace(known.loading, read_waited_fraction=None)  # type: ignore[type-var]
+    reading = dataclasses.replace(collating, read_us=32_000.0, collate_us=0.0)
+    sure, open_ = (
+        predict(dataclasses.replace(known, loading=inside), {"workers": "4"}) for inside in (collating, reading)
+    )
+    assert sure.interval is not None and open_.interval is not None and sure.ratio is not None
+    assert sure.ratio == pytest.approx(ratio_of(known, workers=4)) and sure.interval[0] > 1.3 * open_.interval[0]
+
+
+def test_calls_of_pytorch_wait_in_a_worker_for_pythons_lock() -> None:
+    known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=32)
+    none, some, most = (_looped(known, calls) for calls in (0, 4_000, 80_000))
+    assert Today.of(some).loading_calls == 4_000
+    assert ratio_of(known, workers=4) == pytest.approx(ratio_of(none, workers=4))
+    ratios = [ratio_of(facts_, workers=4) for facts_ in (none, some, most)]
+    assert ratios == sorted(ratios) and ratios[2] > 1.2 * ratios[0]
+
+
+def _looped(known: Facts, calls: int) -> Facts:
+    """One profiled step whose loader makes that many calls, each of which makes another."""
+    mark = Span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Category.USER_ANNOTATION, MAIN, 0, 10**9)
+    spans = [Span("aten::select", Category.CPU_OP, MAIN, 10 + 1_000 * i, 800) for i in range(calls)]
+    spans += [Span("aten::as_strided", Category.CPU_OP, MAIN, 11 + 1_000 * i, 200) for i in range(calls)]
+    spans.append(Span("aten::mm", Category.CPU_OP, MAIN, 10**9 + 10, 800))
+    account = known.breakdown
+    assert account is not None
+    step = dataclasses.replace(account.steps[0], start_ns=0, end_ns=2 * 10**9)
+    run = dataclasses.replace(known.run, timeline=made_timelines.timeline([mark, *spans]))
+    return dataclasses.replace(known, run=run, breakdown=dataclasses.replace(account, steps=(step,)))
 
 
 def test_workers_that_start_with_each_epoch_cost_their_start_and_its_first_batch() -> None:

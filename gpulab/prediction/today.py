@@ -10,10 +10,11 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.device_work import DeviceWork, device_work
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.launches import CallTree
 from gpulab.analysis.steps import Spread
-from gpulab.intervals import intersect, measure
+from gpulab.intervals import covers, intersect, measure, union_of
 from gpulab.prediction.replay import Changes, Played, Replay
-from gpulab.run import Run
+from gpulab.run import Category, Run
 
 HAND_OFF_US = 2_000.0  # definitions.md, Feeding: from a worker's batch to the loop's having it
 # Handing a batch of n tensors over is work for both sides, measured on two cores with batches of 1 to 10 tensors: for
@@ -121,6 +122,21 @@ class Today:
         assert self.replay is not None
         return self.replay.play()
 
+    @cached_property
+    def loading_calls(self) -> float:
+        """Calls of PyTorch that make one batch in the training process; 0 where it does not, or no trace shows it."""
+        timeline, account = self.run.timeline, self.facts.breakdown
+        if timeline is None or account is None or self.workers != 0:
+            return 0.0
+        operators = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.on_training_thread(timeline))
+        tree = CallTree.of(timeline, operators)
+        loading = spans.covered(timeline, spans.named(timeline, spans.is_loader) & spans.on_training_thread(timeline))
+        windows = union_of((s.start_ns, s.end_ns) for s in account.steps)
+        inside = covers(intersect(loading, windows), timeline.start_ns[tree.rows])
+        is_loader = spans.named(timeline, spans.is_loader)[tree.rows]
+        above = np.where(tree.parent >= 0, is_loader[np.maximum(tree.parent, 0)], True)
+        return float((inside & above & ~is_loader).sum()) / max(1, len(account.steps)) / self.batches
+
     @property
     def played_us(self) -> float:
         """Its median step."""
@@ -156,7 +172,8 @@ def making_of(today: Today) -> Making | None:
         told = [(us, waited) for us, waited in parts if waited is not None]
         made_us = inside.batch_us * (1 - (inside.core_wait_fraction or 0.0))  # with a core of its own
         waited_us = sum(us * waited for us, waited in told)
-        return Making(made_us, min(1.0, waited_us / made_us) if told and made_us else None)
+        known = bool(told) or inside.collate_us > inside.batch_us / 2  # putting together waits for nothing
+        return Making(made_us, min(1.0, waited_us / made_us) if known and made_us else None)
     if today.workers == 0:
         return Making(today.wait_us / today.batches) if today.facts.data_wait_us is not None else None
     if today.workers and today.wait_us > HAND_OFF_US * WAITS * today.batches:
