@@ -346,7 +346,7 @@ def test_both_loaders_really_feed_the_training() -> None:
 
     answer = loader()
     checked = check_loader(answer, GIVEN, train)
-    assert checked.state == "wrong" and "one after the other" in checked.hint
+    assert "times as fast as before" in checked.hint, checked  # how fast, a busy machine decides
     assert {GIVEN, answer} == {loader for loader, _ in fed}
     assert max(epoch for _, epoch in fed) < 3, "ended early, after the steps that count"
 

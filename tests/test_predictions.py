@@ -22,6 +22,7 @@ import gpulab
 from gpulab.analysis import matrix_units
 from gpulab.analysis.device_peaks import peaks_of
 from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.host_operators import HostOperators
 from gpulab.analysis.loading import LoadingFacts
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.case import Case
@@ -40,7 +41,7 @@ from gpulab.loading.trace import load_run
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict
 from gpulab.prediction.removal import predict_removal
-from gpulab.prediction.today import Today
+from gpulab.prediction.today import Today, training_cores
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
 from gpulab.trials.foretold import sizes_to_run
 from gpulab.views.predicted import Predicted
@@ -193,6 +194,12 @@ def test_waiting_items_need_no_cores() -> None:
     waiting = timed(fed(40, 0.8, cores=1), batch_ms=32, read_ms=32, waited=1.0)
     assert ratio_of(busy, workers=4) > 0.95
     assert ratio_of(waiting, workers=4) == pytest.approx((8 + 1.8 + 2.3) / 40, rel=0.02)
+
+
+def test_what_workers_take_today_is_not_the_trainings() -> None:
+    known = timed(fed(40, 0.5, cores=4, workers=1), batch_ms=40, read_ms=40)
+    loaded = with_threads(known, 1, load_pct=50)  # of 40 ms on four cores 80 are taken: 40 and some by the worker
+    assert training_cores(Today.of(loaded), waited_fraction=0.0) == pytest.approx((80 - 40 - 2.3) / 20, rel=1e-3)
 
 
 def test_what_is_not_known_of_the_items_widens_the_interval() -> None:
@@ -459,6 +466,24 @@ def test_a_batch_from_one_run_is_a_range_that_knows_starving() -> None:
     assert starving.interval[0] > 0.85  # loading each sample takes what it takes
 
 
+def calling(share: float, traced_ms: float = 40.0) -> Facts:
+    """Steps of 40 ms on a CPU that take `traced_ms` with the profiler and of that so much to call operators."""
+    known = fed(40, 0.0)
+    host = HostOperators(900, 850, share, 0.0, 0.0, None)
+    traced = Spread(*(traced_ms * 1e3 for _ in range(3)), count=8)
+    return dataclasses.replace(known, host=host, traced_step_us=traced, optimizer_us=None)
+
+
+def test_where_calls_take_most_of_a_step_on_a_cpu_one_run_tells_a_larger_batch() -> None:
+    quick, slowed = calling(0.8), calling(0.8, traced_ms=50.0)  # of 50 ms 40 are calls, of which the profiler added 10
+    assert ratio_of(quick, batch_size=128) == pytest.approx(0.2 + 0.8 / 4, rel=1e-3)
+    assert ratio_of(slowed, batch_size=128) == pytest.approx(0.25 + 0.75 / 4, rel=1e-3)
+    assert not predict(quick, {"batch_size": "128"}).only_sign
+    updating = dataclasses.replace(quick, optimizer_us=Spread(20e3, 20e3, 20e3, 8))
+    assert ratio_of(updating, batch_size=64) == pytest.approx(0.1 + 0.9 / 2, rel=1e-3)
+    assert predict(calling(0.4), {"batch_size": "128"}).only_sign
+
+
 @given(st.integers(1, 4096), st.lists(st.integers(1, 4096), min_size=1, max_size=4))
 def test_sizes_that_are_run_are_none_that_is_foretold(before: int, targets: list[int]) -> None:
     hypothesis.assume(before not in targets)
@@ -574,6 +599,20 @@ def test_nothing_to_leave_out_is_refused() -> None:
     assert "nothing of it" in predict_removal(fed(), "gc_pause").refused
     assert "no call waits" in predict_removal(synthetic.cpu_case().facts, "sync_points").refused
     assert predict_removal(synthetic.no_step_case().facts, "sync_points").refused
+
+
+def test_a_step_that_compiles_takes_without_it_what_the_others_take() -> None:
+    known = fed(40, 0.2)
+    steps, rows = known.run.steps, known.selection.rows
+    more_ns = np.zeros(len(steps), np.int64)
+    more_ns[rows[::4]] = 100_000_000
+    end_ns = steps.end_ns + np.cumsum(more_ns)
+    longer = dataclasses.replace(steps, start_ns=end_ns - more_ns - (steps.end_ns - steps.start_ns), end_ns=end_ns)
+    compiling = tuple(Pause("compile", s, s + 8_000_000) for s in longer.start_ns[rows[::4]].tolist())
+    run = dataclasses.replace(known.run, steps=longer, pauses=compiling)
+    found = predict_removal(dataclasses.replace(known, run=run), "recompilation")
+    counted = int(((steps.phase != Phase.WARMUP) & (steps.flags & StepFlag.PROFILER_EDGE == 0)).sum())
+    assert found.ratio == pytest.approx(40 / (40 + 100 * len(rows[::4]) / counted), rel=0.02)
 
 
 def test_waits_left_out_of_a_real_trace() -> None:

@@ -1,4 +1,8 @@
-"""Another batch size: T(B) = max(h, a + b·B) and M(B) = m0 + m1·B from short runs; of one run alone only a range."""
+"""Another batch size: T(B) = max(h, a + b·B) and M(B) = m0 + m1·B from short runs; of one run alone only a range.
+
+Where a CPU computes and most of a step is the calls of its operators, one run tells a, too: calls cost the same for any
+batch, and so does the optimizer.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,12 @@ import numpy as np
 
 from gpulab.prediction.known import Known
 from gpulab.prediction.step import Plan
-from gpulab.prediction.today import HAND_OFF_US, WAITS, Refused, at_least
+from gpulab.prediction.today import HAND_OFF_US, WAITS, Refused, Today, at_least
 
 FIT_SD = 0.03
 BEYOND_SD = 0.03  # more for each doubling past the largest batch that was run
+MOSTLY = 0.5  # of a step that goes to calls: with less what computes decides, and how it grows is not seen
+CALLS_OFF = 0.15  # of a step: how far off the share of the calls may be, measured on six models
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,9 @@ def _memory_ratio(known: Known, size: int, before: int) -> float | None:
 def _range(plan: Plan, scale: float) -> Plan:
     """Time that goes with the samples stays, the rest is shared by more of them, at best all of it."""
     today = plan.today
+    calls = _calls_share(today)
+    if calls is not None and calls >= MOSTLY:
+        return _of_calls(plan, scale, calls)
     loads = today.workers == 0 or today.wait_us > HAND_OFF_US * WAITS * today.batches
     fixed = (today.wait_us if loads else 0.0) / today.step.median
     account = today.facts.breakdown
@@ -113,3 +122,26 @@ def _range(plan: Plan, scale: float) -> Plan:
     words = "from one run alone it is not known how a step grows with its batch"
     ranged = replace(plan, pure_factor=plan.pure_factor * middle * scale, samples=plan.samples * scale, only_sign=True)
     return ranged.doubted(0.02, words).reached(low / middle, high / middle)
+
+
+def _calls_share(today: Today) -> float | None:
+    """Of an unprofiled step on a CPU what does not grow with its batch; None where no trace tells.
+
+    What the profiler adds to a step it adds to its calls.
+    """
+    host, traced = today.facts.host, today.facts.traced_step_us
+    if host is None or traced is None:
+        return None
+    step = today.step.median
+    calls = host.calling_share * traced.median - max(0.0, traced.median - step)
+    share = float(np.clip(calls / step, 0.0, 1.0))
+    updating = today.facts.optimizer_us
+    return share + (1 - share) * min(1.0, updating.median / step) if updating is not None else share
+
+
+def _of_calls(plan: Plan, scale: float, calls: float) -> Plan:
+    """Calls are shared by more samples, the rest grows with them."""
+    likely, *ends = (f / scale + 1 - f for f in (calls, min(1.0, calls + CALLS_OFF), calls - CALLS_OFF))
+    words = f"{calls:.0%} of a step goes to calling operators and to the optimizer, whatever the batch"
+    told = replace(plan, pure_factor=plan.pure_factor * likely * scale, samples=plan.samples * scale)
+    return told.doubted(FIT_SD, words).reached(min(ends) / likely, max(ends) / likely)

@@ -21,7 +21,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975
 from gpulab.prediction.today import Refused, Today
-from gpulab.run import Category, PauseKind, Phase, Run, StepFlag, Timeline
+from gpulab.run import Category, Int64, PauseKind, Phase, Run, StepFlag, Timeline
 
 PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
     "checkpoint_save": ("checkpoint_save",),
@@ -52,7 +52,8 @@ def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, 
             found = _without_waits(today, key, intervals)
         else:
             gone = intervals if intervals is not None else pauses_of(facts.run, key)
-            found = _without_pauses(_loop(today, key), gone) or _without_traced(today, gone)
+            begin, end = _loop(today, key)
+            found = _without_pauses(begin, end, gone, usually=key in COMPILING) or _without_traced(today, gone)
     except Refused as why:
         return refused({}, str(why))
     return calibrated(found, known.errors.get(key, ()))
@@ -64,20 +65,27 @@ def pauses_of(run: Run, key: str) -> Intervals:
     return union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind in kinds)
 
 
-def _without_pauses(loop: Intervals, pauses: Intervals) -> Prediction | None:
-    """Over the steps that count, each up to the begin of the next; None where no pause falls into them."""
-    gone, whole = measure(intersect(loop, pauses)), measure(loop)
-    count = len(intersect(loop, pauses))
+def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, *, usually: bool) -> Prediction | None:
+    """Over the steps that count, each up to the begin of the next; None where no pause falls into them.
+
+    `usually`: a step with a pause takes without it what those without one take, where there are such.
+    """
+    each = np.array([measure(clip(pauses, b, e)) for b, e in zip(begin.tolist(), end.tolist(), strict=True)])
+    took, paused = end - begin, each > 0
+    count, whole = len(intersect(union(begin, end), pauses)), int(took.sum())
     if not count:
         return None
+    if usually and not paused.all():
+        each = np.maximum(each, np.where(paused, took - float(np.median(took[~paused])), 0))
+    gone = float(each.sum())
     doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
     ratio, low, high = (rest / (rest + max(0.0, by) * gone) for by in (1, 1 + doubt, 1 - doubt))
     words = f"{gone / 1e6:.0f} ms of {whole / 1e6:,.0f} ms of training, in {count} place{'s' if count != 1 else ''}"
     return Prediction({}, ratio, (low, max(high, ratio)), words[:1].upper() + words[1:])
 
 
-def _loop(today: Today, key: str) -> Intervals:
-    """Each counted step with the time up to the next step.
+def _loop(today: Today, key: str) -> tuple[Int64, Int64]:
+    """Begin and end of each counted step, with the time up to the next step.
 
     Steps in which something was compiled do not count for a typical step; what compiling takes lies in just those: so
     for it all steps after the warm-up that were not disturbed otherwise count.
@@ -90,7 +98,7 @@ def _loop(today: Today, key: str) -> Intervals:
         raise Refused("no step was measured without the profiler")
     following = np.minimum(rows + 1, len(steps) - 1)
     end = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
-    return union(steps.start_ns[rows], np.maximum(end, steps.end_ns[rows]))
+    return steps.start_ns[rows], np.maximum(end, steps.end_ns[rows])
 
 
 def _without_waits(today: Today, key: str, intervals: Intervals | None) -> Prediction:

@@ -210,7 +210,7 @@ def hand_off_us(today: Today) -> float:
 def training_cores(today: Today, waited_fraction: float) -> float:
     """How many cores the training itself keeps busy while it computes on a CPU, from the load while it ran; at least 1.
 
-    What the making of data takes beside it is taken off: all of today's waiting without workers.
+    What the making of data takes beside it is taken off: all of today's waiting without workers, else a step's batches.
     """
     cores, curve = today.run.environment.usable_cores, today.run.samples.get("cpu_pct")
     rows = today.facts.selection.rows
@@ -221,7 +221,11 @@ def training_cores(today: Today, waited_fraction: float) -> float:
     if inside.sum() < 3:
         return 1.0
     load = float(np.median(curve.value[inside])) / 100 * cores
-    making_us = today.wait_us * (1 - waited_fraction) if today.workers == 0 else 0.0
+    making_us = 0.0
+    if today.workers == 0:
+        making_us = today.wait_us * (1 - waited_fraction)
+    elif today.workers and (making := making_of(today)) is not None:
+        making_us = (making.batch_us * (1 - waited_fraction) + sending_us(today)) * today.batches
     return float(np.clip((load * today.step.median - making_us) / today.compute_us, 1.0, cores))
 
 

@@ -1,0 +1,7 @@
+"""Cells on hosting, written without a look at the rules and kept aside."""
+
+from __future__ import annotations
+
+from benchmarks.planted.planted import Planted
+
+FRESH_HOSTING: tuple[Planted, ...] = ()
