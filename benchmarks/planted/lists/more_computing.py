@@ -1,4 +1,4 @@
-"""Fresh cells, written by somebody who does not know the rules: what the step computes, and what it does besides."""
+"""What the step computes, and what it does besides: cells kept aside until they had been run."""
 
 from __future__ import annotations
 
