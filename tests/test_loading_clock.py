@@ -12,6 +12,8 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from loading_datasets import (
     AtOnce,
     Burn,
@@ -19,6 +21,7 @@ from loading_datasets import (
     Dying,
     Failing,
     Planted,
+    StandIns,
     Stream,
     offset,
     slow_collate,
@@ -148,6 +151,50 @@ def test_the_planted_part_is_the_largest_and_waiting_is_told_from_work(
     else:
         crowded = np.maximum(b.core_wait_ns, 0).sum()
         assert cpu + crowded > 0.5 * getattr(b, part).sum()
+
+
+@pytest.mark.parametrize(
+    ("workers", "item_s", "timed_batches"), [(0, 0.0001, {0, 4, 8}), (1, 0.0001, {0, 4, 8}), (0, 0.003, set(range(12)))]
+)
+def test_of_short_items_every_fourth_batch_tells_of_the_transforms(
+    workers: int, item_s: float, timed_batches: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if item_s < 0.001:
+        monkeypatch.setattr(fetch_clock, "_SHORT_NS", 10**9)  # also on a busy machine
+    data = StandIns(48, transform=Burn(item_s))
+    run, had = trained(DataLoader(data, batch_size=4, num_workers=workers))
+    assert {i for i, batch in enumerate(had) if batch.any()} == timed_batches
+    b = timed(run)
+    assert len(b) == 12 and (b.transform_ns > 0).all()
+    assert isinstance(data.transform, Burn) and type(data.transform) is Burn
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 999), st.integers(0, 999)), min_size=1),
+)
+def test_transforms_that_were_not_timed_take_the_share_of_the_last_that_were(
+    rows: list[tuple[int, bool, int, int]],
+) -> None:
+    kept = loading_feeds.Timed()
+    for i, (worker, looked, read, transform) in enumerate(rows):
+        times = (read, transform) if looked else (read + transform, -1)
+        cpu = (read // 2, transform // 2) if looked else ((read + transform) // 2, -1)
+        row = (worker, 2_000 * i, 2_000 * i + 1_998, times[0], times[1], 0, cpu[0], cpu[1], 0, 4, -1)
+        kept.append((*row, 2_000 * i, 2_000 * i + 1_999, 0))
+    b = kept.batches(0, 10**9)
+    assert b is not None
+    last: dict[int, float] = {}
+    for worker, looked, read, transform in rows:
+        if looked and worker not in last:
+            last[worker] = transform / max(read + transform, 1)
+    for i, (worker, looked, read, transform) in enumerate(rows):
+        assert b.read_ns[i] + b.transform_ns[i] == read + transform
+        assert 0 <= b.transform_cpu_ns[i] <= b.transform_ns[i] and 0 <= b.read_cpu_ns[i] <= b.read_ns[i]
+        if looked:
+            assert b.transform_ns[i] == transform
+            last[worker] = transform / max(read + transform, 1)
+        else:
+            assert abs(b.transform_ns[i] - last.get(worker, 0.0) * (read + transform)) <= 1
 
 
 @pytest.mark.parametrize("workers", [0, 2])

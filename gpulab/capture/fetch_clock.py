@@ -4,8 +4,8 @@ torch's fetcher takes items from the dataset and gives them to `collate_fn`. Bot
 itself, so that the dataset stays the user's own object; for the time of a fetch its transforms are replaced by
 stand-ins that pass everything through. A fault of ours ends the timing, never the batch.
 
-CPU time is that of the whole process, as a dataset may use threads of its own; it counts up to the wall time. To ask
-the system for it costs more than all else here: of short transforms it is asked for every fourth, which stands for all.
+CPU time is that of the whole process, as a dataset may use threads of its own; it counts up to the wall time. A
+stand-in costs several microseconds each time: where items are short, only every fourth batch has them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ TRANSFORMS = ("transform", "transforms", "target_transform")
 _INNER = ("dataset", "datasets")  # of a Subset, a ConcatDataset
 _HOLDERS = 16
 _EVERY = 4
-_LONG_NS = 2_000_000  # a transform after one that takes this long is asked, too: there it is lost in it
+_SHORT_NS = 2_000_000  # an item
 
-Row = tuple[int, ...]  # start, end, read, transform, collate, CPU of these three, items, core wait
+# start, end, read, transform, collate, CPU of these three, items, core wait. Where transforms were not timed, they are
+# -1 and part of read.
+Row = tuple[int, ...]
 ROW_FIELDS = 10
 
 
@@ -89,18 +91,7 @@ class _Spent:
     def __init__(self) -> None:
         self.thread = 0  # that makes the batch; 0: none is made
         self.within = False  # a transform: those that it calls are part of it
-        self.turn = self.last_ns = 0
-        self.begin()
-
-    def begin(self) -> None:
-        """A batch is about to be made."""
-        self.within = False
-        self.wall_ns = self.asked_ns = self.asked_cpu_ns = 0
-
-    @property
-    def cpu_ns(self) -> int:
-        """Of all transforms, by those whose CPU time was asked for."""
-        return self.asked_cpu_ns * self.wall_ns // self.asked_ns if self.asked_ns else 0
+        self.wall_ns = self.cpu_ns = 0
 
 
 class _FetchClock:
@@ -111,15 +102,22 @@ class _FetchClock:
         self._transforms = [_Slot(attributes, name) for attributes in _holders(dataset) for name in TRANSFORMS]
         self._cores = CoreWait()
         self._spent = _Spent()
+        self._untimed = 0  # batches in a row whose transforms were not
+        self._short = False
 
     def begin(self) -> None:
         """A batch is about to be made, on this thread."""
         self._collate_ns = self._collate_cpu_ns = -1
         self._items = 1
         spent = self._spent
-        spent.begin()
-        for slot in self._transforms:
-            slot.put_in(spent)
+        spent.within, spent.wall_ns, spent.cpu_ns = False, 0, 0
+        self._looks = not self._short or self._untimed == _EVERY - 1
+        if self._looks:
+            self._untimed = 0
+            for slot in self._transforms:
+                slot.put_in(spent)
+        else:
+            self._untimed += 1
         spent.thread = get_ident()
         self._core_ns = self._cores.read()
         self._cpu_ns = process_time_ns()
@@ -138,8 +136,10 @@ class _FetchClock:
         """The batch is there, or an error."""
         self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
         self._spent.thread = 0
-        for slot in self._transforms:
-            slot.take_out()
+        if self._looks:
+            for slot in self._transforms:
+                slot.take_out()
+        self._short = self._end_ns - self._start_ns < _SHORT_NS * self._items
 
     def row(self) -> Row:
         """What was timed."""
@@ -147,17 +147,16 @@ class _FetchClock:
         middle, middle_cpu = (self._collate_ns, self._collate_cpu_ns) if collated else (self._end_ns, self._end_cpu_ns)
         read_ns = max(0, middle - self._start_ns - spent.wall_ns)
         collate_ns = self._end_ns - middle
-        transform_cpu_ns = min(spent.cpu_ns, spent.wall_ns)
-        read_cpu_ns = middle_cpu - self._cpu_ns - transform_cpu_ns
+        read_cpu_ns = middle_cpu - self._cpu_ns - spent.cpu_ns
         core_ns = self._cores.read()
         return (
             self._start_ns,
             self._end_ns,
             read_ns,
-            spent.wall_ns,
+            spent.wall_ns if self._looks else -1,
             collate_ns,
             min(max(0, read_cpu_ns), read_ns),
-            transform_cpu_ns,
+            min(spent.cpu_ns, spent.wall_ns) if self._looks else -1,
             min(self._end_cpu_ns - middle_cpu, collate_ns),
             self._items,
             core_ns - self._core_ns if core_ns >= 0 <= self._core_ns else -1,
@@ -252,18 +251,12 @@ class _Timed:
         if spent.within or spent.thread != get_ident():
             return self._gpulab_users(*args, **kwargs)
         spent.within = True
-        spent.turn = turn = (spent.turn + 1) % _EVERY
-        asked = not turn or not spent.asked_ns or spent.last_ns > _LONG_NS
-        cpu_ns = process_time_ns() if asked else 0
-        start_ns = perf_counter_ns()
+        cpu_ns, start_ns = process_time_ns(), perf_counter_ns()
         try:
             return self._gpulab_users(*args, **kwargs)
         finally:
-            spent.last_ns = took_ns = perf_counter_ns() - start_ns
-            spent.wall_ns += took_ns
-            if asked:
-                spent.asked_ns += took_ns
-                spent.asked_cpu_ns += process_time_ns() - cpu_ns
+            spent.wall_ns += perf_counter_ns() - start_ns
+            spent.cpu_ns += process_time_ns() - cpu_ns
             spent.within = False
 
     @property  # type: ignore[misc]

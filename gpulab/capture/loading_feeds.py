@@ -72,8 +72,27 @@ class Timed:
         kept: dict[str, Int64] = {name: values[order] for name, values in column.items()}
         for name in _TIMES:
             kept[name] = np.where(kept[name] < 0, -1, kept[name] - origin_ns)
+        _share_out(kept)
         worker = kept.pop("worker").astype(np.int32)
         return Batches(worker=worker, **{name: np.ascontiguousarray(values) for name, values in kept.items()})
+
+
+def _share_out(column: dict[str, Int64]) -> None:
+    """Batches whose transforms were not timed: as the last of the same worker whose were."""
+    for worker in np.unique(column["worker"]).tolist():
+        mine = np.flatnonzero(column["worker"] == worker)
+        timed = column["transform_ns"][mine] >= 0
+        known, unknown = mine[timed], mine[~timed]
+        at = known[np.maximum(np.searchsorted(known, unknown) - 1, 0)] if len(known) else None
+        for rest, part in (("read_ns", "transform_ns"), ("read_cpu_ns", "transform_cpu_ns")):
+            both = column[rest][unknown]
+            share = column[part][at] / np.maximum(column[part][at] + column[rest][at], 1) if at is not None else 0.0
+            column[part][unknown] = (share * both).astype(np.int64)
+            column[rest][unknown] = both - column[part][unknown]
+        cpu = column["read_cpu_ns"][unknown] + column["transform_cpu_ns"][unknown]  # of each part at most its wall time
+        least, most = np.maximum(cpu - column["read_ns"][unknown], 0), column["transform_ns"][unknown]
+        column["transform_cpu_ns"][unknown] = np.clip(column["transform_cpu_ns"][unknown], least, most)
+        column["read_cpu_ns"][unknown] = cpu - column["transform_cpu_ns"][unknown]
 
 
 class Feed(Protocol):
