@@ -15,7 +15,7 @@ from typing import Self, overload
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.capture.feed import Watcher
-from gpulab.capture.recorder import Capture, RunSource, StopRun
+from gpulab.capture.recorder import Capture, RunSource, stop_behind
 from gpulab.comparing.runs import compare_runs
 from gpulab.diagnosing import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
@@ -202,7 +202,8 @@ class profile:
             sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
         if error is not None:
             hide_our_frames(error)
-        return isinstance(error, StopRun) and error.capture is self._capture
+        stop = stop_behind(error)
+        return stop is not None and stop.capture is self._capture
 
     async def __aenter__(self) -> Self:
         return self.__enter__()
@@ -304,8 +305,9 @@ def _is_ours(trace: TracebackType) -> bool:
 def _outcome(error: BaseException | None) -> tuple[Outcome, str]:
     if error is None:
         return "completed", ""
-    if isinstance(error, StopRun):
-        return "stopped", ""
+    stop = stop_behind(error)
+    if stop is not None:
+        return "stopped", "" if error is stop else _in_words(error)
     if isinstance(error, SystemExit) and not error.code:
         return "completed", "SystemExit"
     return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), _in_words(error)

@@ -11,6 +11,7 @@ from torch import nn
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
+from gpulab.views.sections import opening
 
 
 def test_a_profile_runs_once() -> None:
@@ -49,6 +50,29 @@ def test_the_first_step_does_not_begin_before_the_code(monkeypatch: pytest.Monke
         gpulab.step()
     assert p.run.steps.start_ns[0] >= 0.2e9
     assert p.run.steps.wall_ns[0] <= p.run.code_wall_ns
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_code_that_fails_to_clean_up_after_its_end_has_ended(fails: bool) -> None:
+    model, x = nn.Linear(4, 2), torch.ones(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gpulab.profile("tidy", steps=8, show=False, save=False, trace=False) as p:
+        try:
+            for _ in range(40):
+                model(x).sum().backward()
+                optimizer.step()
+        finally:
+            if fails:
+                raise RuntimeError("the loader is only half there")
+    assert (len(p.run.steps), p.run.outcome) == (8, "stopped")
+    line = " ".join(opening(facts(p.run)).split())
+    assert ("cleaning up, the code raised RuntimeError: the loader" in line) is fails
+
+
+def test_an_error_of_the_codes_own_is_no_end() -> None:
+    with pytest.raises(ValueError, match="mine"), gpulab.profile("own", steps=8, show=False, save=False) as p:
+        raise ValueError("mine")
+    assert p.run.outcome == "failed"
 
 
 def test_a_loop_shorter_than_the_steps_asked_for_still_has_a_breakdown() -> None:

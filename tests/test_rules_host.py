@@ -337,9 +337,11 @@ def test_epochs_that_begin_slowly_without_a_record_of_the_loader() -> None:
         assert epochs.worker_restart(case_of(_unrecorded(quiet))) is None
 
 
-def test_workers_of_a_loader_that_is_made_anew_cannot_stay() -> None:
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_of_a_loader_that_is_made_anew_cannot_stay(persistent: bool) -> None:
     run = run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2)
-    run = dataclasses.replace(run, loader=dataclasses.replace(run.loader, remade=True))  # type: ignore[type-var]
+    loader = dataclasses.replace(run.loader, persistent_workers=persistent)  # type: ignore[type-var]
+    run = dataclasses.replace(run, loader=dataclasses.replace(loader, remade=True))
     finding = told(epochs.worker_restart(case_of(run)))
     assert (
         not finding.settings and "once, before the loop" in finding.cure and "persistent_workers=True" in finding.cure

@@ -84,7 +84,8 @@ def _room(began: float, done: int, budget_s: float) -> bool:
 
 
 def _with_knobs(planted: Planted, label: str, knobs: Mapping[str, str]) -> Arm:
-    samples = int(knobs.get("batch_size", planted.batch)) * int(knobs.get("accumulate", 1))
+    batch = int(knobs["batch_size"]) * planted.rounds if "batch_size" in knobs else planted.batch
+    samples = batch * int(knobs.get("accumulate", 1))
     return Arm(label, planted.text, samples, tuple(knobs.items()))
 
 

@@ -7,7 +7,7 @@ One device at a time. Between two calls of the training thread Python itself run
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -57,7 +57,8 @@ class Breakdown:
     `device_index` is its number, None on a CPU. `median_us` is the per-part median over the steps; `share` is each
     part's share of the summed wall time (shares sum to 1). `busy_fraction` and `kernel_busy_fraction` are None on a
     CPU device. `whole_window`: no step was found, the window stands as one. `pauses_ns` are the pauses of the run that
-    lie in the profiled window, as [start, end): where nothing else claims their time, they are "other".
+    lie in the profiled window, as [start, end): where nothing else claims their time, they are "other". `turns`: steps
+    of a round, as `Facts.turns`.
     """
 
     device: str
@@ -70,11 +71,31 @@ class Breakdown:
     kernel_busy_fraction: float | None
     whole_window: bool = False
     pauses_ns: tuple[tuple[int, int], ...] = ()
+    turns: int = 1
 
     def typical_share(self, *parts: str) -> float:
-        """Median over the steps of the share that these parts have together: one odd step does not speak for all."""
-        shares = [sum(s.parts_ns[p] for p in parts) / max(1, s.end_ns - s.start_ns) for s in self.steps]
+        """Median over the steps of the share that these parts have together: one odd step does not speak for all.
+
+        Where steps differ by turns, over rounds of so many steps.
+        """
+        shares = [
+            sum(s.parts_ns[p] for s in steps for p in parts) / max(1, sum(s.end_ns - s.start_ns for s in steps))
+            for steps in self._rounds()
+        ]
         return float(np.median(shares)) if shares else 0.0
+
+    def by(self, turns: int) -> Breakdown:
+        """The same of a run whose steps differ by turns: its medians are over rounds of so many steps."""
+        found = replace(self, turns=turns)
+        if turns == 1 or not self.steps:
+            return found
+        rounds = found._rounds()
+        means = {p: [sum(s.parts_ns[p] for s in steps) / len(steps) for steps in rounds] for p in PARTS}
+        return replace(found, median_us={p: float(np.median(ns)) / 1e3 for p, ns in means.items()})
+
+    def _rounds(self) -> list[tuple[StepParts, ...]]:
+        turns = max(1, min(self.turns, len(self.steps)))
+        return [self.steps[i : i + turns] for i in range(len(self.steps) - turns + 1)] if self.steps else []
 
     @property
     def typical_idle_share(self) -> float | None:

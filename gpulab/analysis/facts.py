@@ -15,7 +15,7 @@ from gpulab.analysis.loading import LoadingFacts, loading
 from gpulab.analysis.memory import MemoryCurve, memory
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
-from gpulab.analysis.steps import Selection, Spread, select, spread
+from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, turns_of
 from gpulab.analysis.trace_facts import TraceFacts, trace_facts
 from gpulab.run import Run, Series
 
@@ -59,6 +59,7 @@ class Facts:
     blocking: tuple[BlockingCalls, ...] = ()  # GPU only: calls in which the training loop waits for it
     host: HostOperators | None = None  # where the CPU computes
     optimizer: OptimizerWork | None = None  # inside Optimizer.step and zero_grad, from the trace
+    turns: int = 1  # steps of a round, of which times of a step are means: workers may hand their batches over at once
 
 
 def facts(run: Run) -> Facts:
@@ -69,16 +70,18 @@ def facts(run: Run) -> Facts:
     trust = integrity(run)
     withheld = trust.withheld if trust is not None else frozenset()
     accounts = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)
-    account = next(iter(accounts), None)
     fed = run.loader is not None or bool(steps.batch_count.any())
     judged = rows if len(rows) else traced
+    turns = turns_of(run, judged)
+    accounts = tuple(account.by(turns) for account in accounts)
+    account = next(iter(accounts), None)
     work = None if "kernels" in withheld else device_work(run.timeline, account)
     return Facts(
         run=run,
         selection=selection,
-        step_us=spread(steps.wall_ns[rows]),
-        traced_step_us=spread(steps.wall_ns[traced]),
-        data_wait_us=spread(steps.data_wait_ns[judged]) if fed else None,
+        step_us=spread_of_rounds(steps.wall_ns[rows], rows, turns),
+        traced_step_us=spread_of_rounds(steps.wall_ns[traced], traced, turns),
+        data_wait_us=spread_of_rounds(steps.data_wait_ns[judged], judged, turns) if fed else None,
         optimizer_us=spread(steps.optimizer_ns[judged]) if steps.optimizer_ns.any() else None,
         samples_per_s=_samples_per_s(run, rows),
         steps_per_s=_rate(len(rows), int(steps.wall_ns[rows].sum())),
@@ -100,6 +103,7 @@ def facts(run: Run) -> Facts:
         if run.timeline is not None and account and account.device_index is None
         else None,
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
+        turns=turns,
     )
 
 

@@ -19,6 +19,10 @@ class Spread:
     count: int
 
 
+FEWEST_ROUNDS = 3
+BUNCHED = 0.05  # ours, of a step: so far apart are the waits of a typical step and of a typical round
+
+
 @dataclass(frozen=True, slots=True)
 class Dropped:
     """Steps left out of the throughput figure."""
@@ -37,10 +41,50 @@ class Selection:
 
 def spread(values: Int64) -> Spread | None:
     """Median and spread of a column of nanoseconds, in microseconds; None for an empty column."""
+    return _spread(values, len(values))
+
+
+def spread_of_rounds(values: Int64, rows: Int64, turns: int) -> Spread | None:
+    """The same of a column of steps (`rows` of the run, one value each) where `turns` of them make a round.
+
+    Each value is then the mean of so many steps in a row; where there are no such, it is a step as it is.
+    """
+    means = _means(values, rows, turns)
+    return _spread(means if len(means) else values, len(values))
+
+
+def turns_of(run: Run, rows: Int64) -> int:
+    """How many steps make a round: workers that take equally long hand their batches over at once, so that one step
+    waits long and the next ones do not at all. 1 where a step is like the others, and where too few were measured.
+    """
+    if run.loader is None or not len(rows):
+        return 1
+    steps = run.steps
+    turns = int(np.ceil(run.loader.num_workers / max(1.0, float(np.median(steps.batch_count[rows])))))
+    if turns < 2:
+        return 1
+    waits, walls = (_means(values[rows], rows, turns) for values in (steps.data_wait_ns, steps.wall_ns))
+    if len(waits) < FEWEST_ROUNDS:
+        return 1
+    apart_ns = abs(float(np.median(waits)) - float(np.median(steps.data_wait_ns[rows])))
+    return turns if apart_ns > BUNCHED * float(np.median(walls)) else 1
+
+
+def _means(values: Int64, rows: Int64, turns: int) -> np.ndarray:
+    """Of all `turns` values in a row whose rows follow one another."""
+    if len(values) < turns:
+        return np.empty(0)
+    sums = np.concatenate(([0], np.cumsum(values)))
+    means = (sums[turns:] - sums[:-turns]) / turns
+    found: np.ndarray = means[rows[turns - 1 :] - rows[: len(rows) - turns + 1] == turns - 1]
+    return found
+
+
+def _spread(values: np.ndarray, count: int) -> Spread | None:
     if len(values) == 0:
         return None
     p10, median, p90 = np.percentile(values / 1e3, [10, 50, 90])
-    return Spread(float(median), float(p10), float(p90), len(values))
+    return Spread(float(median), float(p10), float(p90), count)
 
 
 def select(run: Run) -> Selection:
@@ -70,7 +114,9 @@ def select(run: Run) -> Selection:
             drop(after, "after the profiler, which slows CUDA calls as long as the process lives")
     drop((flags & StepFlag.PROFILER_EDGE) != 0, "the profiler started or stopped there")
     drop(steps.phase == Phase.WARMUP, "warm-up")
-    drop((flags & StepFlag.COMPILE) != 0, "something was compiled in them")
+    compiled = keep & ((flags & StepFlag.COMPILE) != 0)
+    if (keep & ~compiled).sum() >= min(3, compiled.sum()):  # else compiling is what the steps of this run are like
+        drop(compiled, "something was compiled in them")
     buffered = 0 if run.loader is None else loaded_ahead(run.loader)
     if buffered:
         rank = np.cumsum(steps.batch_count) - steps.batch_count

@@ -50,6 +50,16 @@ class StopRun(BaseException):
         self.capture = capture
 
 
+def stop_behind(error: BaseException | None) -> StopRun | None:
+    """What ended the code: the error itself, or the StopRun in whose place it came.
+
+    A library may clean up what was only half there when the run ended, and fail at it.
+    """
+    while isinstance(error, Exception):
+        error = error.__context__
+    return error if isinstance(error, StopRun) else None
+
+
 Given = TypeVarTuple("Given")
 
 
@@ -376,4 +386,4 @@ def _nothing() -> None:
     pass
 
 
-__all__ = ["Closed", "Loop", "StopRun", "mark_step"]
+__all__ = ["Closed", "Loop", "StopRun", "mark_step", "stop_behind"]

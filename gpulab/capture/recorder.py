@@ -19,7 +19,7 @@ from gpulab.capture import hooks, memory, turn
 from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.feed import Delta, SeriesInfo, Status, Watcher
 from gpulab.capture.loading_clock import LoadingClock
-from gpulab.capture.loop import Closed, Loop, StopRun
+from gpulab.capture.loop import Closed, Loop, stop_behind
 from gpulab.capture.noticed import noticed
 from gpulab.capture.pause_hooks import PauseHooks
 from gpulab.capture.sampler import Sampler
@@ -266,4 +266,4 @@ def _since(samples: Samples, begins_ns: int) -> Samples:
     return Samples(tuple(replace(s, t_ns=s.t_ns[i:], value=s.value[i:]) for s, i in kept if i < len(s.t_ns)))
 
 
-__all__ = ["Capture", "StopRun"]
+__all__ = ["Capture", "stop_behind"]

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Self
 
 from gpulab.capture import hooks
-from gpulab.capture.loop import Loop, StopRun
+from gpulab.capture.loop import Loop, stop_behind
 from gpulab.capture.window import Window
 from gpulab.run import Settings, Steps
 
@@ -49,7 +49,8 @@ class ShortRun:
         self.steps = self._loop.finish(perf_counter_ns() - self.origin_ns, "")
         if len(self._loop.settled_ns) == 2:
             self.settled_ns = self._loop.settled_ns[1] - self._loop.settled_ns[0]
-        return isinstance(error, StopRun) and error.capture is self
+        stop = stop_behind(error)
+        return stop is not None and stop.capture is self
 
 
 def _no_window() -> Window:

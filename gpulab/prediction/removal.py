@@ -33,6 +33,7 @@ COMPILING = ("recompilation",)
 WAITS: Mapping[str, tuple[Direction, ...]] = {"sync_points": ("read", "wait"), "blocking_copy": ("upload",)}
 REPLAY_SD = 0.03  # of a window played without some waits
 GONE_SD = 0.05  # of the time in pauses: what they cost beside it (a cache made cold, a thread that goes on)
+LEFT = 0.05  # of what is left of a step in which something was compiled: measured 0.08 to 0.5
 FEW = 0.5  # of it, over the root of their number: how far a short run may be off
 
 
@@ -68,20 +69,23 @@ def pauses_of(run: Run, key: str) -> Intervals:
 def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, *, usually: bool) -> Prediction | None:
     """Over the steps that count, each up to the begin of the next; None where no pause falls into them.
 
-    `usually`: a step with a pause takes without it what those without one take, where there are such.
+    `usually`: a step with a pause takes without it what those without one take; where there are none, what is left
+    of a step is more than it would take, as what belongs to the pause and has no name is in it.
     """
     each = np.array([measure(clip(pauses, b, e)) for b, e in zip(begin.tolist(), end.tolist(), strict=True)])
     took, paused = end - begin, each > 0
     count, whole = len(intersect(union(begin, end), pauses)), int(took.sum())
     if not count:
         return None
-    if usually and not paused.all():
+    unseen = usually and bool(paused.all())
+    if usually and not unseen:
         each = np.maximum(each, np.where(paused, took - float(np.median(took[~paused])), 0))
     gone = float(each.sum())
     doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
     ratio, low, high = (rest / (rest + max(0.0, by) * gone) for by in (1, 1 + doubt, 1 - doubt))
     words = f"{gone / 1e6:.0f} ms of {whole / 1e6:,.0f} ms of training, in {count} place{'s' if count != 1 else ''}"
-    return Prediction({}, ratio, (low, max(high, ratio)), words[:1].upper() + words[1:])
+    interval = (LEFT * low if unseen else low, max(high, ratio))
+    return Prediction({}, ratio, interval, words[:1].upper() + words[1:], only_sign=unseen)
 
 
 def _loop(today: Today, key: str) -> tuple[Int64, Int64]:

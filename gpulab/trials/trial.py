@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from gpulab.capture.losses import Losses
-from gpulab.capture.recorder import Capture, StopRun
+from gpulab.capture.recorder import Capture, stop_behind
 from gpulab.capture.short_run import ShortRun
 from gpulab.comparison import Block
 from gpulab.errors import StoreError
@@ -141,12 +141,12 @@ def full_trial(
             code = setting.code.through(lines) if reads else setting.code
             with users_code():
                 code.run(quiet=quiet)
-    except StopRun as e:
-        outcome = "stopped"
-        if e.capture is not capture:
-            error = e
     except BaseException as e:
-        outcome, error = ("interrupted" if isinstance(e, KeyboardInterrupt) else "failed"), e
+        stop = stop_behind(e)
+        if stop is None:
+            outcome, error = ("interrupted" if isinstance(e, KeyboardInterrupt) else "failed"), e
+        else:
+            outcome, error = "stopped", None if stop.capture is capture else stop
     finally:
         limit.cancel()
         stopper.now(None)

@@ -6,7 +6,7 @@ import html as markup
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpulab.analysis.steps import select, spread
+from gpulab.analysis.steps import select, spread_of_rounds, turns_of
 from gpulab.run import Run
 from gpulab.sources.runs import Row, Runs
 from gpulab.views.words import cut, duration, plain, plural
@@ -50,7 +50,8 @@ class Table:
 
 
 def _cells(row: Row, run: Run) -> tuple[str, ...]:
-    step = spread(run.steps.wall_ns[select(run).rows])
+    rows = select(run).rows
+    step = spread_of_rounds(run.steps.wall_ns[rows], rows, turns_of(run, rows))
     return (
         str(row.position),
         cut(plain(run.settings.name), WIDEST_NAME) or "–",

@@ -30,8 +30,9 @@ def opening(facts: Facts) -> str:
     """What was run, on which device, and how it ended: one line."""
     run = facts.run
     outcome = "a trace from elsewhere" if run.source == "trace" else words.OUTCOMES[run.outcome]
-    if run.outcome == "failed" and run.outcome_detail:
-        outcome += f" ({words.cut(plain(run.outcome_detail), 60)})"
+    if run.outcome in ("failed", "stopped") and run.outcome_detail:
+        ended = "cleaning up, the code raised " if run.outcome == "stopped" else ""
+        outcome += f" ({ended}{words.cut(plain(run.outcome_detail), 60)})"
     count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
     parts = [plain(run.name), device(run), count, words.duration(run.code_wall_ns / 1e3), outcome]
     return " · ".join(parts)
@@ -129,11 +130,21 @@ def _step_lines(facts: Facts) -> list[str]:
     elif len(run.steps):
         lines.append(f"Throughput (mean): {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
-        lines.append("p10 – p90: eight in ten steps took between these times.")
+        lines.append(_of_rounds(facts.turns) or "p10 – p90: eight in ten steps took between these times.")
     lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
         lines.append(f"Outside any step (before, between and after): {words.percent(facts.outside_steps_fraction)}.")
     return [line for line in lines if line]
+
+
+def _of_rounds(turns: int) -> str:
+    """Where times of a step are means of several."""
+    if turns == 1:
+        return ""
+    return (
+        f"Batches come {turns} at once, from as many workers: one step waits, the next do not. So the times are means "
+        f"of {turns} steps in a row; p10 – p90: eight in ten such means lie there."
+    )
 
 
 def _throughput(facts: Facts) -> str:

@@ -18,7 +18,7 @@ FRESH_COMPUTING: tuple[Planted, ...] = (
             ("per_device_train_batch_size=2,", "per_device_train_batch_size=16,"),
             ("gradient_accumulation_steps=8,", "gradient_accumulation_steps=1,"),
         ),
-        framework="transformers", batch=16, steps=15, warmup=3,
+        framework="transformers", batch=16, rounds=8, steps=15, warmup=3,
     ),
     Planted(
         "offline_lander_few_transitions", ("small_batch",),

@@ -16,7 +16,8 @@ def worker_restart(case: Case) -> Finding | Untold | None:
     Counted is what those steps wait longer than others do, without the very first start, spread over all steps.
     """
     run, loader, step = case.facts.run, case.facts.run.loader, case.step_us
-    if not step or not len(run.steps) or case.worker_count == 0 or (loader is not None and loader.persistent_workers):
+    stay = loader is not None and loader.persistent_workers and not loader.remade  # else they end with their loader
+    if not step or not len(run.steps) or case.worker_count == 0 or stay:
         return None
     fresh = np.flatnonzero((run.steps.flags & StepFlag.EPOCH_START) != 0)
     whole = (run.steps.flags & StepFlag.PARTIAL) == 0
@@ -74,7 +75,10 @@ def _every_step(case: Case) -> Finding | None:
 
 
 def _finding(loader: Loader, summary: str, evidence: Evidence, cost_us: float, parts: tuple[str, ...]) -> Finding:
-    once = "Make the DataLoader once, before the loop: it is made anew here, and workers stay with theirs. Then k"
+    once = (
+        "Make the DataLoader once, before the loop (in Lightning leave reload_dataloaders_every_n_epochs at 0): it is "
+        "made anew here, and workers stay with theirs. Then k"
+    )
     keep = (
         "eep the workers from epoch to epoch: DataLoader(…, persistent_workers=True), and make its iterator once per "
     )
