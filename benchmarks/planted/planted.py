@@ -21,10 +21,11 @@ class Planted:
     alarm. `also` are keys that are as true of it as the first cause: of two names for the same time either is right.
     `cure` are edits (text as written, text cured) that take out the first cause, `second_cure` those that take out the
     second besides; each text as written is in the file exactly once. `batch` and `cured_batch` are samples per
-    optimizer step, in so many `rounds` as gradients are accumulated from. Timed are `steps` optimizer steps after `warmup` more: as many as make whole epochs where starting
-    workers anew may matter, and whole periods where something happens every few steps. `profiled` steps are run under
-    the profiler. `fresh`: each timed run begins with the notebook's first line (a compiled model is compiled anew, the
-    number of threads is set again). `tries`: knobs that a healthy cell must not gain from.
+    optimizer step, in so many `rounds` as gradients are accumulated from. Timed are `steps` optimizer steps after
+    `warmup` more: as many as make whole epochs where starting workers anew may matter, and whole periods where
+    something happens every few steps. `profiled` steps are run under the profiler. `fresh`: each timed run begins with
+    the notebook's first line (a compiled model is compiled anew, the number of threads is set again). `tries`: knobs
+    that a healthy cell must not gain from.
     """
 
     name: str
