@@ -242,8 +242,16 @@ class KernelSession:
         return json.loads(answer.stdout)
 
     def _silent(self, code: str) -> Answer:
-        """Run without a prompt number and without history, so that the session looks untouched."""
-        return self.finish(Running(self.client.execute(code, store_history=False), Answer()))
+        """Run without a prompt number and without history, so that the session looks untouched.
+
+        For a moment after an error a kernel turns down what it is asked.
+        """
+        until = time.monotonic() + 10
+        while True:
+            answer = self.finish(Running(self.client.execute(code, store_history=False), Answer()))
+            if answer.status != "aborted" or time.monotonic() > until:
+                return answer
+            time.sleep(0.1)
 
 
 @dataclass

@@ -13,7 +13,7 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.blocking_calls import Direction
 from gpulab.analysis.facts import Facts
-from gpulab.intervals import Intervals, clip, intersect, joined, measure, union, union_of
+from gpulab.intervals import Intervals, clip, intersect, joined, measure, subtract, union, union_of
 from gpulab.prediction.calibration import calibrated
 from gpulab.prediction.known import NOTHING, Known
 from gpulab.prediction.predict import refused
@@ -54,7 +54,8 @@ def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, 
         else:
             gone = intervals if intervals is not None else pauses_of(facts.run, key)
             begin, end = _loop(today, key)
-            found = _without_pauses(begin, end, gone, usually=key in COMPILING) or _without_traced(today, gone)
+            more = _traced_share(today, subtract(gone, _all_pauses(facts.run)))
+            found = _without_pauses(begin, end, gone, more, usually=key in COMPILING) or _without_traced(today, gone)
     except Refused as why:
         return refused({}, str(why))
     return calibrated(found, known.errors.get(key, ()))
@@ -66,8 +67,10 @@ def pauses_of(run: Run, key: str) -> Intervals:
     return union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind in kinds)
 
 
-def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, *, usually: bool) -> Prediction | None:
+def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, more: float, *, usually: bool) -> Prediction | None:
     """Over the steps that count, each up to the begin of the next; None where no pause falls into them.
+
+    `more`: of a step, what goes with them and only the trace shows.
 
     `usually`: a step with a pause takes without it what those without one take; where there are none, what is left
     of a step is more than it would take, as what belongs to the pause and has no name is in it.
@@ -80,7 +83,7 @@ def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, *, usually: boo
     unseen = usually and bool(paused.all())
     if usually and not unseen:
         each = np.maximum(each, np.where(paused, took - float(np.median(took[~paused])), 0))
-    gone = float(each.sum())
+    gone = min(float(whole), float(each.sum()) + more * whole)
     doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
     ratio, low, high = (rest / (rest + max(0.0, by) * gone) for by in (1, 1 + doubt, 1 - doubt))
     words = f"{gone / 1e6:.0f} ms of {whole / 1e6:,.0f} ms of training, in {count} place{'s' if count != 1 else ''}"
@@ -122,6 +125,19 @@ def _without_waits(today: Today, key: str, intervals: Intervals | None) -> Predi
     sd = float(np.hypot(REPLAY_SD, today.sampling_sd))
     words = f"The profiled steps played again with {len(rows)} calls that no longer wait"
     return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)
+
+
+def _all_pauses(run: Run) -> Intervals:
+    return union_of((p.start_ns, p.end_ns) for p in run.pauses)
+
+
+def _traced_share(today: Today, intervals: Intervals) -> float:
+    """Of a profiled step on a CPU, where nothing runs beside the training thread."""
+    account = today.facts.breakdown
+    if today.on_gpu or account is None or not account.steps or not len(intervals):
+        return 0.0
+    shares = [measure(clip(intervals, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in account.steps]
+    return float(np.median(shares))
 
 
 def _without_traced(today: Today, intervals: Intervals | None) -> Prediction:

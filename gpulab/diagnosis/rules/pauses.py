@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def logging_or_eval(case: Case) -> Finding | Untold | None:
     """Logging or evaluation takes a part of the time that is worth a look; also named work that is no training."""
     logged, evaluated = _paused(case, "logging"), _paused(case, "evaluation")
     if logged is not None and logged.share >= case.thresholds.pause_notice:
-        return logged.finding(
+        told = logged.finding(
             case,
             "logging_or_eval",
             f"Logging takes {percent(logged.share)} of the training time.",
@@ -53,6 +53,7 @@ def logging_or_eval(case: Case) -> Finding | Untold | None:
             f"{logged.each} each",
             "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
         )
+        return _with_what_is_around(case, told, following_update(case) if logged.within_us else None)
     if evaluated is not None and evaluated.share >= case.thresholds.evaluation_notice:
         return evaluated.finding(
             case,
@@ -63,6 +64,22 @@ def logging_or_eval(case: Case) -> Finding | Untold | None:
         )
     untold = _untold(case, "logging_or_eval", "Whether logging takes time")
     return following_update(case) or _named_work(case) or _between(case) or untold
+
+
+def _with_what_is_around(case: Case, logging: Finding, around: Finding | None) -> Finding:
+    """What is logged is made somewhere: a loop that logs after each update makes it there, and only for that."""
+    logged_us, more_us = (f.recoverable_us_per_step if f is not None else None for f in (logging, around))
+    if around is None or logged_us is None or more_us is None:
+        return logging
+    share = (logged_us + more_us) / max(case.whole_us or 0.0, case.step_us or 0.0, logged_us + more_us)
+    return replace(
+        logging,
+        summary=f"Logging, and making what is logged, takes {percent(share)} of the training time.",
+        evidence=(*logging.evidence, Evidence(f"beside that, {around.evidence[0].words}", around.evidence[0].span)),
+        recoverable_us_per_step=logged_us + more_us,
+        parts=tuple(dict.fromkeys((*logging.parts, *around.parts))),
+        gone=_pairs(union_of((*logging.gone, *around.gone))),
+    )
 
 
 def recompilation(case: Case) -> Finding | Untold | None:
