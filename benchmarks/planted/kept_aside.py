@@ -5,7 +5,7 @@ when they were run, 14 of 19 and 23 of 26 headlines were right, and one of three
 an alarm. What each had shown was mended before the next were written. When these were run first, 37 of 39 headlines
 were right (a loop that waits by turns was right by luck only, one cell failed under the profiler, and one that compiles
 in each step was called healthy) and none of six healthy cells raised an alarm; what they had shown was mended, too.
-Those that need a GPU have not been run yet.
+Two on memory layouts came after that run. Those that need a GPU have not been run yet.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ from benchmarks.planted.lists.feeding import FEEDING
 from benchmarks.planted.lists.fresh_computing import FRESH_COMPUTING
 from benchmarks.planted.lists.fresh_feeding import FRESH_FEEDING
 from benchmarks.planted.lists.fresh_hosting import FRESH_HOSTING
+from benchmarks.planted.lists.fresh_layout import FRESH_LAYOUT
 from benchmarks.planted.lists.healthy import HEALTHY
 from benchmarks.planted.lists.hosting import HOSTING
 from benchmarks.planted.lists.layered import LAYERED
@@ -15,7 +16,7 @@ from benchmarks.planted.lists.more_feeding import MORE_FEEDING
 from benchmarks.planted.lists.on_gpu import ON_GPU
 from benchmarks.planted.planted import Planted
 
-FRESH = (*FRESH_FEEDING, *FRESH_HOSTING, *FRESH_COMPUTING)
+FRESH = (*FRESH_FEEDING, *FRESH_HOSTING, *FRESH_COMPUTING, *FRESH_LAYOUT)
 MORE = (*MORE_FEEDING, *MORE_COMPUTING)
 CELLS: tuple[Planted, ...] = (
     *FEEDING,
