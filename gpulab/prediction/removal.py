@@ -6,14 +6,15 @@ all counted steps and of the time between them, for it rarely falls into the few
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.blocking_calls import Direction
+from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import Facts
-from gpulab.intervals import Intervals, clip, intersect, joined, measure, subtract, union, union_of
+from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, subtract, union, union_of
 from gpulab.prediction.calibration import calibrated
 from gpulab.prediction.known import NOTHING, Known
 from gpulab.prediction.predict import refused
@@ -75,7 +76,7 @@ def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, more: float, *,
     `usually`: a step with a pause takes without it what those without one take; where there are none, what is left
     of a step is more than it would take, as what belongs to the pause and has no name is in it.
     """
-    each = np.array([measure(clip(pauses, b, e)) for b, e in zip(begin.tolist(), end.tolist(), strict=True)])
+    each = paint(np.stack((begin, end), axis=1), [pauses])[:, 0]
     took, paused = end - begin, each > 0
     count, whole = len(intersect(union(begin, end), pauses)), int(took.sum())
     if not count:
@@ -132,12 +133,15 @@ def _all_pauses(run: Run) -> Intervals:
 
 
 def _traced_share(today: Today, intervals: Intervals) -> float:
-    """Of a profiled step on a CPU, where nothing runs beside the training thread."""
+    """Of the typical profiled step on a CPU, where nothing runs beside the training thread."""
     account = today.facts.breakdown
     if today.on_gpu or account is None or not account.steps or not len(intervals):
         return 0.0
-    shares = [measure(clip(intervals, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in account.steps]
-    return float(np.median(shares))
+    return float(np.median(_traced_shares(account.steps, intervals)))
+
+
+def _traced_shares(steps: Sequence[StepParts], intervals: Intervals) -> list[float]:
+    return [measure(clip(intervals, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in steps]
 
 
 def _without_traced(today: Today, intervals: Intervals | None) -> Prediction:
@@ -150,7 +154,7 @@ def _without_traced(today: Today, intervals: Intervals | None) -> Prediction:
         raise Refused("there is no profiled step")
     if today.on_gpu or not len(intersect(intervals, union_of((s.start_ns, s.end_ns) for s in steps))):
         raise Refused("nothing of it falls into the steps that count")
-    shares = [measure(clip(intervals, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in steps]
+    shares = _traced_shares(steps, intervals)
     ratio = 1 - float(np.median(shares))
     spread = float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD
     return Prediction(
