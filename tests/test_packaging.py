@@ -176,3 +176,14 @@ def test_a_notebook_is_valid_clean_and_opens_without_a_dialog(path: Path) -> Non
         if cell.cell_type == "code":
             assert cell.outputs == []
             assert cell.execution_count is None
+
+
+def test_the_checkout_holds_nothing_that_a_run_has_left() -> None:
+    known = {
+        ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "benchmarks",
+        "binder", "constraints.txt", "docs", "gpulab", "notebooks", "pyproject.toml", "recordings", "tests",
+    }  # fmt: skip
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    assert {name.split("/")[0] for name in listed.stdout.split("\0") if name} <= known

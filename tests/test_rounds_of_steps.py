@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpulab
+from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import spread_of_rounds, turns_of
 from gpulab.diagnosis.diagnose import diagnose
@@ -80,12 +81,13 @@ def test_shares_of_a_profiled_window_are_those_of_its_rounds() -> None:
     assert account is not None
     parts = account.steps[0].parts_ns
 
-    def step(waited_ns: int) -> object:
+    def step(waited_ns: int) -> StepParts:
         mine = {**dict.fromkeys(parts, 0), "compute": 10**7, "data_wait": waited_ns}
         return dataclasses.replace(account.steps[0], start_ns=0, end_ns=10**7 + waited_ns, parts_ns=mine)
 
-    steps = tuple(step(9 * 10**7 if i % 3 == 0 else 0) for i in range(5))
-    by_turns = dataclasses.replace(account, steps=steps).by(3)  # type: ignore[arg-type]
+    steps = tuple(dataclasses.replace(step(9 * 10**7 if i % 3 == 0 else 0), number=i) for i in range(5))
+    by_turns = dataclasses.replace(account, steps=steps).by(3)
+    assert by_turns.median_step == 0  # one of the two that wait
     assert by_turns.by(1).typical_share("data_wait") == 0
     assert by_turns.typical_share("data_wait") == pytest.approx(90 / 120)
     assert by_turns.median_us["data_wait"] == pytest.approx(30e3)

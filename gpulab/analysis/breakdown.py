@@ -66,7 +66,7 @@ class Breakdown:
     steps: tuple[StepParts, ...]
     median_us: dict[str, float]
     share: dict[str, float]
-    median_step: int  # number of the step whose wall time is the median: the one to zoom into
+    median_step: int  # number of the step of median length (of those that wait, where they do so by turns)
     busy_fraction: float | None
     kernel_busy_fraction: float | None
     whole_window: bool = False
@@ -91,7 +91,14 @@ class Breakdown:
             return found
         rounds = found._rounds()
         means = {p: [sum(s.parts_ns[p] for s in steps) / len(steps) for steps in rounds] for p in PARTS}
-        return replace(found, median_us={p: float(np.median(ns)) / 1e3 for p, ns in means.items()})
+        median_us = {p: float(np.median(ns)) / 1e3 for p, ns in means.items()}
+        return replace(found, median_us=median_us, median_step=self._median_of_waiting())
+
+    def _median_of_waiting(self) -> int:
+        """Number of the step of median length among those that wait at least half as long as the longest."""
+        longest_ns = max(s.parts_ns["data_wait"] for s in self.steps)
+        waiting = [s for s in self.steps if 2 * s.parts_ns["data_wait"] >= longest_ns]
+        return waiting[median_window(np.array([(s.start_ns, s.end_ns) for s in waiting]))].number
 
     def _rounds(self) -> list[tuple[StepParts, ...]]:
         turns = max(1, min(self.turns, len(self.steps)))

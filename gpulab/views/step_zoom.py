@@ -85,7 +85,7 @@ class Zoom:
 
     @classmethod
     def into(cls, timeline: Timeline, account: Breakdown, device_kind: str) -> Zoom:
-        """The profiled step of median length."""
+        """The profiled step of median length; where steps wait by turns, of those that do."""
         step = next(s for s in account.steps if s.number == account.median_step)
         tracks, hidden = _tracks(timeline, step, device_kind)
         more = f", {words.plural(hidden, 'more lane')} not shown" if hidden else ""
@@ -122,6 +122,8 @@ def _which(account: Breakdown) -> str:
     if account.whole_window:
         return "Inside the profiled window"
     one = "the profiled step" if len(account.steps) == 1 else "a profiled step of median length"
+    if account.turns > 1 and len(account.steps) > 1:
+        one = "a profiled step that waits its turn for data"
     return f"Inside {one}: step {account.median_step}"
 
 
