@@ -521,6 +521,23 @@ def test_a_fused_optimizer_saves_at_most_the_optimizer(trained: dict[str, Facts]
     assert 0.5 < ratio_of(slow, fused_optimizer=True) < 0.75
 
 
+@pytest.mark.parametrize(("longer_us", "moved_us"), [(0.0, 0.0), (100.0, 23 * 100.0 / 2)])
+def test_a_fused_step_begins_once(trained: dict[str, Facts], longer_us: float, moved_us: float) -> None:
+    known = trained["AdamW"]
+    timeline = known.run.timeline
+    assert timeline is not None
+    mul = np.flatnonzero(timeline.name_id == timeline.names.index("aten::mul_"))
+    duration_ns = timeline.duration_ns.copy()
+    duration_ns[mul] = 3_000 + 1_000 * longer_us
+    duration_ns[mul[:: len(mul) // len(np.unique(known.run.traced_numbers))]] = 3_000  # of 24 in a step, two a tensor
+    timed = dataclasses.replace(timeline, duration_ns=duration_ns)
+    spread = Spread(10e3, 10e3, 10e3, 20)
+    run = dataclasses.replace(known.run, timeline=timed)
+    made = dataclasses.replace(known, run=run, step_us=spread, optimizer_us=spread)
+    after_us = 10e3 * ratio_of(made, fused_optimizer=True)
+    assert after_us == pytest.approx(60 + 1.5 * 12 + 3.5 * moved_us, rel=0.01)
+
+
 def test_accumulation_saves_at_most_the_steps_left_out(trained: dict[str, Facts]) -> None:
     known = trained["AdamW"]
     assert known.step_us is not None and known.optimizer_us is not None

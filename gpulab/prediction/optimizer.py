@@ -1,9 +1,9 @@
 """The optimizer's share of a step: one kernel for all parameters, or a step only every k-th time.
 
 What moving a parameter once costs is read off the optimizer's own operators. On a CPU `aten::mul_` in place reads and
-writes 8 bytes of each parameter, whatever it costs to begin it included: a fused step moves 28 (Adam) or 20 (SGD with
-momentum) bytes of each, so it takes 3.5 or 2.5 times as long as one `mul_` over all parameters. On a GPU definitions.md
-gives the bytes: 28 fused, 80 one operator after the other.
+writes 8 bytes of each parameter: a fused step moves 28 (Adam) or 20 (SGD with momentum) bytes of each, so it takes 3.5
+or 2.5 times as long as one `mul_` over all parameters, less what it costs to begin each of those operators: a fused
+step begins once. On a GPU definitions.md gives the bytes: 28 fused, 80 one operator after the other.
 """
 
 from __future__ import annotations
@@ -30,20 +30,21 @@ ASIDE_HOST = 0.1  # one call for all gradients: ours
 ASIDE_BYTES = 12  # the knob's own sum of gradients: reads two, writes one
 PYTHON_US = 60.0  # of a step's own Python, whatever the parameters: measured 40 to 100
 PER_TENSOR_US = 1.5  # of gathering the parameters: measured 1 to 3
+BEGIN_US = 4.0  # of one operator on a CPU under the profiler, at most: measured 2 to 4
 FUSED_SD, ACCUMULATE_SD = 0.06, 0.03
 FUSED_DOUBT = (0.6, 1.6)  # how far off the fused step itself may be
 
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """An optimizer's step, per step of training. `pass_us`: one `mul_` over all parameters on a CPU; 0: none was seen.
+    """An optimizer's step, per step of training. `pass_us`: moving all parameters by `mul_` on a CPU; None: none seen.
 
     `time_us` is of the unprofiled steps. `fused_passes` is how many times as much a fused step moves.
     """
 
     work: OptimizerWork
     time_us: float
-    pass_us: float
+    pass_us: float | None
     fused_passes: float
     tensors: float
 
@@ -61,25 +62,29 @@ def _inside(today: Today) -> Inside:
     rows = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, lambda n: n == name))
     start = timeline.start_ns[rows]
     rows = rows[covers(work.step_times, start) & covers(windows, start)]
+    moving = _moving_us(timeline.duration_ns[rows], len(account.steps))
     return Inside(
         work=work,
         time_us=time.median,
-        pass_us=_undisturbed_us(timeline.duration_ns[rows], len(account.steps)) / once,
+        pass_us=None if moving is None else moving / once,
         fused_passes=1.0 if plain else FUSED_BYTES.get(work.name, LOOP_BYTES_ELSE) / MUL_BYTES,
         tensors=len(rows) / once / len(account.steps),
     )
 
 
-def _undisturbed_us(duration_ns: Int64, steps: int) -> float:
+def _moving_us(duration_ns: Int64, steps: int) -> float | None:
     """Of a step's operators, each at its median over the steps: what interrupts one for milliseconds does not count.
 
-    They come in the same order in each step; where their number differs, the median operator stands for all.
+    The cheapest of them tells what it costs to begin one, which is taken off each. They come in the same order in each
+    step; where their number differs, the median operator stands for all.
     """
     if not len(duration_ns):
-        return 0.0
-    if len(duration_ns) % steps:
-        return float(np.median(duration_ns)) * len(duration_ns) / steps / 1e3
-    return float(np.median(duration_ns.reshape(steps, -1), axis=0).sum()) / 1e3
+        return None
+    alike = len(duration_ns) % steps == 0
+    each = np.median(duration_ns.reshape(steps, -1), axis=0) if alike else np.median(duration_ns, keepdims=True)
+    count = 1 if alike else len(duration_ns) / steps
+    begin = min(float(each.min()), BEGIN_US * 1e3)
+    return float((each - begin).sum()) * count / 1e3
 
 
 def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
@@ -97,7 +102,7 @@ def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
         changes = _scaled(plan.today, inside, device=share, host=FUSED_HOST)
         words = f"a fused {name} moves {share:.0%} of the bytes and has few launches"
         return replace(plan, changes=plan.changes.and_also(changes)).doubted(FUSED_SD, words)
-    if not inside.pass_us:
+    if inside.pass_us is None:
         raise Refused(f"the operators of {name} do not tell what one pass over its parameters takes")
     overhead = PYTHON_US + PER_TENSOR_US * inside.tensors
     after = min(inside.time_us, overhead + inside.fused_passes * inside.pass_us)
@@ -123,7 +128,7 @@ def accumulate(plan: Plan, value: str, known: Known) -> Plan:
     if plan.today.on_gpu:
         changes = _scaled(plan.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
         return replace(plan, changes=plan.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)
-    put_us = ASIDE_BYTES / MUL_BYTES * inside.pass_us if inside.pass_us else aside * inside.time_us
+    put_us = ASIDE_BYTES / MUL_BYTES * inside.pass_us if inside.pass_us is not None else aside * inside.time_us
     put_us += PYTHON_US + PER_TENSOR_US * inside.tensors
     saved = kept * inside.time_us - put_us
     return replace(plan, saved_us=plan.saved_us + saved).doubted(ACCUMULATE_SD, words)
