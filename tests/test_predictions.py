@@ -229,6 +229,17 @@ def test_calls_of_pytorch_wait_in_a_worker_for_pythons_lock() -> None:
     assert ratios == sorted(ratios) and ratios[2] > 1.2 * ratios[0]
 
 
+@pytest.mark.parametrize(("length", "workers"), [(18, 8), (16, 8), (9, 8), (5, 8), (31, 4), (None, 8)])
+def test_in_short_epochs_batches_come_in_rounds(length: int | None, workers: int) -> None:
+    known = timed(fed(88, 80 / 88, workers=1, length=length), batch_ms=80, read_ms=80, waited=1.0)
+    arrives = [82.3 * (1 + i // workers) for i in range(length or 10_000)]  # made and sent
+    ready = 0.0
+    for arrived in arrives:
+        ready = max(ready, arrived) + 9.8  # received, and the step itself
+    expected = ready / len(arrives) / 88
+    assert ratio_of(known, workers=workers) == pytest.approx(expected, rel=0.02)
+
+
 def _looped(known: Facts, calls: int) -> Facts:
     """One profiled step whose loader makes that many calls, each of which makes another."""
     mark = Span("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", Category.USER_ANNOTATION, MAIN, 0, 10**9)
@@ -245,11 +256,11 @@ def _looped(known: Facts, calls: int) -> Facts:
 def test_workers_that_start_with_each_epoch_cost_their_start_and_its_first_batch() -> None:
     endless = timed(fed(40, 0.8), batch_ms=32, read_ms=32)
     anew = timed(fed(40, 0.8, length=20), batch_ms=32, read_ms=32)
-    starting_ms = 40 + 4 * (28 + 25 * 2)  # four workers beside 2 GB
+    starting_ms = 28 + 4 * (16 + 21 * 2)  # four workers beside 2 GB
     more = ratio_of(anew, workers=4) - ratio_of(endless, workers=4)
-    assert more == pytest.approx((starting_ms + 32) / 20 / 40, rel=1e-3)
+    assert more == pytest.approx((starting_ms + 32) / 20 / 40, rel=0.02)
     kept = predict(anew, {"workers": "4", "persistent_workers": "on"})
-    assert kept.ratio == pytest.approx(ratio_of(endless, workers=4) + 32 / 20 / 40, rel=1e-3)
+    assert kept.ratio == pytest.approx(ratio_of(endless, workers=4) + 32 / 20 / 40, rel=0.02)
     narrow, wide = (predict(k, {"workers": "4"}).interval for k in (endless, anew))
     assert narrow is not None and wide is not None
     assert wide[1] - wide[0] > narrow[1] - narrow[0] + starting_ms / 20 / 40
@@ -603,7 +614,7 @@ def test_pauses_are_taken_off_the_account() -> None:
     following = np.minimum(rows + 1, len(steps) - 1)
     ends = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
     whole = int((ends - steps.start_ns[rows]).sum())
-    assert found.ratio == pytest.approx(1 - 8e6 * len(pauses) / whole)
+    assert found.ratio == pytest.approx(1 - 1.1 * 8e6 * len(pauses) / whole)  # and a tenth for caches
     assert found.interval is not None and found.interval[0] < found.ratio < found.interval[1]
     assert found.settings == {}
     given_alone = np.array([(p.start_ns, p.end_ns) for p in pauses], np.int64)
@@ -660,14 +671,14 @@ def test_leaving_out_logging_does_not_leave_out_evaluation() -> None:
     finding = told_of(beside, "logging_or_eval")
     assert "Logging" in finding.summary
     assert finding.prediction == told_of(alone, "logging_or_eval").prediction
-    assert finding.predicted_ratio == pytest.approx(1 - 8 / 80, abs=0.005)
+    assert finding.predicted_ratio == pytest.approx(1 - 1.1 * 8 / 80, abs=0.005)
 
 
 def test_a_pause_within_another_is_not_gained_by_leaving_out_the_inner_one() -> None:
     known = fed(40, 0.2)
     nested = with_pauses(known, *in_steps(known, "checkpoint_save", 10, 20), *in_steps(known, "gc", 4, 18))
-    assert told_of(nested, "gc_pause").predicted_ratio == pytest.approx(1 - 6 / 80, abs=0.005)
-    assert told_of(nested, "checkpoint_save").predicted_ratio == pytest.approx(1 - 10 / 80, abs=0.005)
+    assert told_of(nested, "gc_pause").predicted_ratio == pytest.approx(1 - 1.1 * 6 / 80, abs=0.005)
+    assert told_of(nested, "checkpoint_save").predicted_ratio == pytest.approx(1 - 1.1 * 10 / 80, abs=0.005)
 
 
 def test_a_finding_that_does_not_know_when_foretells_nothing() -> None:

@@ -11,7 +11,7 @@ from gpulab.analysis import spans
 from gpulab.prediction import restarts
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import STARTING, Plan
+from gpulab.prediction.step import SHORT_EPOCH, STARTING, Plan
 from gpulab.prediction.today import Making, Refused, at_least, hand_off_us, is_on
 from gpulab.run import Category
 
@@ -20,7 +20,6 @@ CACHE_SD = 0.04
 COPY_US = (2.0, 400.0)  # of one item, by copy.deepcopy: measured 2 for text, 60 to 180 for small tensors, 390 for 3 MB
 COPIED = "the cache hands a collate_fn of your own a copy of each item, whatever it holds, which takes"
 RESTART_SD = 0.04  # of what is left: the processes' exit may go on beside the training
-SHORT_EPOCH = 32  # steps: the short runs of a comparison hold the start of one
 SMALL_WAIT = 0.03  # share of a step: less data wait than this can hardly be gained or told
 PINNED_SPEED = (2.0, 4.0)  # page-locked over pageable copies; definitions.md, Anchors: 1.41× in a micro-benchmark
 

@@ -9,9 +9,10 @@ from gpulab.prediction.step import Plan
 from gpulab.prediction.today import Today, hand_off_us
 from gpulab.run import Run, StepFlag
 
-# Starting and ending workers, measured with an empty dataset on two cores: 67 ms for one, 95 for two, 154 for four, and
-# for each 4 GB in the process's memory, which the system must share with a new one, 165 ms, 250 and 430.
-BASE_US, EACH_US, EACH_GB_US = 40_000.0, 28_000.0, 25_000.0
+# Starting and ending workers, measured with an empty dataset on two machines of two cores each: 67 and 39 ms for one,
+# 95 and 46 for two, 154 and 76 for four, and for each GB in the process's memory, which the system must share with a
+# new one, 25 and 18 ms a worker. These lie between the two.
+BASE_US, EACH_US, EACH_GB_US = 28_000.0, 16_000.0, 21_000.0
 SPAWNED_US = 2_000_000.0  # where a worker is a new Python that imports torch: ours, two cores
 
 

@@ -19,6 +19,7 @@ from gpulab.prediction.today import Making, Today, hand_off_us, making_of, recei
 
 Z_975 = 1.96
 STARTING = (0.5, 2.0)  # times the estimate of what starting workers takes: machines differ
+SHORT_EPOCH = 32  # steps: the short runs of a comparison hold the start of one
 LOADER = "enumerate(DataLoader)"
 
 
@@ -101,11 +102,25 @@ class Plan:
         sent = assumed.handing * sending_us(today) * today.batches
         cpu_us = assumed.shared * batch_us * (1 - assumed.waited_fraction) + sent
         cores = today.run.environment.usable_cores
-        least = [computed, (batch_us * assumed.waited_fraction + cpu_us) / self.workers]
+        making_us = batch_us * assumed.waited_fraction + cpu_us
+        least = [computed, making_us / self.workers]
         if cores:
             taken = received + (0.0 if today.on_gpu else assumed.training_cores * (computed - hand_off))
             least += [(cpu_us + taken) / cores, cpu_us / min(self.workers, cores)]
-        return max(least) + self.first_us + self.starting_us
+        by_rounds_us = self._by_rounds_us(self.workers, making_us, computed)
+        return max(max(least) + self.first_us, by_rounds_us) + self.starting_us
+
+    def _by_rounds_us(self, workers: int, making_us: float, computed_us: float) -> float:
+        """In short epochs: workers that all begin with the epoch hand over a batch each at once, the last round fewer.
+
+        Of n batches the last of ceil(n / workers) rounds is followed by the steps of its own batches.
+        """
+        loader = self.today.run.loader
+        if loader is None or not loader.length or loader.length >= SHORT_EPOCH * self.today.batches:
+            return 0.0
+        rounds = int(np.ceil(loader.length / workers))
+        last = loader.length - (rounds - 1) * workers
+        return (rounds * making_us + last * computed_us) / loader.length
 
     def _computed_us(self, wait_us: float, slower: float) -> float:
         """A step that waits that long for its data, and computes so many times as long on a CPU."""
@@ -132,4 +147,4 @@ def plan_of(facts: Facts) -> Plan:
     return Plan(today, today.workers, making_of(today))
 
 
-__all__ = ["LOADER", "STARTING", "Plan", "plan_of"]
+__all__ = ["LOADER", "SHORT_EPOCH", "STARTING", "Plan", "plan_of"]
