@@ -345,6 +345,10 @@ class Loader:
     remade: bool | None = field(default=None, compare=False)  # anew for each epoch, so its workers cannot stay
     batch_tensors: int | None = field(default=None, compare=False)  # in a batch, each of which is handed over by itself
     worker_threads: int | None = field(default=None, compare=False)  # that a worker's operator is split among
+    # Where the user's code is written that makes a batch, as `str(Place)`; empty where it is a library's:
+    items_line: str = field(default="", compare=False)  # the dataset's method that gives an item
+    transform_line: str = field(default="", compare=False)
+    collate_line: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,29 @@ def test_what_torchs_collate_takes_for_few_items_is_the_small_batchs(
     assert arbitrate(case, [small, collate, HEALTHY])[0].key == first
 
 
+def test_where_the_memory_is_full_nothing_that_needs_more_is_advised() -> None:
+    run = run_of(wait=0.5)
+    memory = dataclasses.replace(run.memory, peak_rss_bytes=95)
+    environment = dataclasses.replace(run.environment, memory_total_bytes=100)
+    full = case_of(dataclasses.replace(run, memory=memory, environment=environment), {"data_wait": 0.5})
+    starving = finding(
+        "cpu_preprocessing", 9_000.0, "data_wait", settings=(("workers", "4"),), cure="More.", otherwise="Work less."
+    )
+    told = arbitrate(full, [starving, HEALTHY])[0]
+    assert told.settings == () and told.knob is None
+    assert "nearly full" in told.cure and told.cure.endswith("Work less.")
+    assert arbitrate(case_of(run, {"data_wait": 0.5}), [starving, HEALTHY])[0].settings == starving.settings
+
+
+def test_workers_that_wait_for_storage_are_not_too_many() -> None:
+    case = case_of(run_of(wait=0.5, workers=4, cores=2.0), {"data_wait": 0.5})
+    many = finding("cpu_oversubscribed", None, "data_wait", confidence="likely", settings=(("workers", "2"),))
+    waiting = finding("storage_bound", 9_000.0, "data_wait", settings=(("workers", "8"),))
+    working = finding("cpu_preprocessing", 9_000.0, "data_wait")
+    assert [f.key for f in arbitrate(case, [waiting, many, HEALTHY])] == ["storage_bound"]
+    assert {f.key for f in arbitrate(case, [working, many, HEALTHY])} == {"cpu_preprocessing", "cpu_oversubscribed"}
+
+
 @given(shares, found())
 def test_no_time_is_counted_twice(split: dict[str, float], answers: list[Finding]) -> None:
     case = case_of(GPU, split)

@@ -18,6 +18,7 @@ from scripted_climb import DATASET, HEALTHY, SCENE, Machine, Script, finding, no
 import gpulab
 from gpulab.climbing import conduct, parsed
 from gpulab.comparing.blocks import compare_blocks
+from gpulab.comparison import LossComparison
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
@@ -26,6 +27,7 @@ from gpulab.run import Memory
 from gpulab.trials.climb_policy import Ground, Tried, candidates, ways_back
 from gpulab.trials.climb_verdict import broken_loss, judged
 from gpulab.trials.plan import Plan
+from gpulab.views.climb_sections import headline, kept_edit
 from gpulab.views.climbed import Climbed
 
 # -- what is tried next ------------------------------------------------------------------------------------------------
@@ -207,7 +209,11 @@ def test_a_step_without_loss_on_both_sides_is_no_break() -> None:
 def test_a_loss_that_is_not_known_is_said() -> None:
     found = compare_blocks(as_written(losses=()), faster(losses=()))
     said = judged(found, found.loss, ("workers",), ())
-    assert said.outcome == "kept" and "could not be measured" in said.words
+    assert said.outcome == "kept" and "could not be compared" in said.words
+    said = judged(found, found.loss, ("workers", "amp"), ())
+    assert said.outcome == "loss moved" and "could not be measured; --allow amp keeps it" in said.words
+    said = judged(found, found.loss, ("workers", "amp"), ("amp",))
+    assert said.outcome == "kept" and "--allow says so" in said.words
 
 
 def test_nearly_all_memory_is_too_much() -> None:
@@ -285,6 +291,18 @@ def test_the_band_of_the_seeds_decides_where_the_loss_moves() -> None:
     assert found.rungs[0].outcome == "loss moved" and not found.kept
     found = Machine(two_knobs, starving, losses=losses).climb(rungs=1, seeds=0)
     assert found.rungs[0].outcome == "loss moved", "without seeds no difference is excused"
+
+
+def test_settings_that_move_the_loss_only_together_are_no_edit() -> None:
+    found = Machine(two_knobs, starving).climb(without=frozenset({"cache"}))
+    assert found.whole is not None and headline(found).key == "climbed" and kept_edit(found) is not None
+    moved = replace(found.whole, loss=LossComparison((), (), verdict="different", words="It ends 3 % higher."))
+    together = replace(found, whole=moved)
+    said = headline(together)
+    assert said.key == "loss_moved" and said.level == "notice" and "3 % higher" in said.evidence
+    assert "no longer the same" in said.sentence and kept_edit(together) is None
+    allowed = replace(together, bounds=replace(together.bounds, allow=("fused_optimizer",)))
+    assert headline(allowed).key == "climbed" and kept_edit(allowed) is not None
 
 
 def test_a_later_cache_makes_the_workers_needless() -> None:

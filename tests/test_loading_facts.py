@@ -116,6 +116,12 @@ def test_figures_are_those_of_a_dumber_oracle(rows: list[Made]) -> None:
     for row in known.workers:
         mine = [r for r in counted if r.worker == row.worker]
         assert row.batches == len(mine) and row.batch_us == median_us([r.end - r.start for r in mine])
+        assert row.read_us == median_us([r.parts[0] for r in mine])
+        assert row.transform_us == median_us([r.parts[1] for r in mine])
+        assert row.collate_us == median_us([r.parts[2] for r in mine])
+        handed = [max(0, r.answered - r.end - max(0, r.pin)) for r in mine if r.asked_at < r.end]
+        assert row.hand_over_us == (median_us(handed) if handed else None)
+        assert row.waited_fraction is None or 0 <= row.waited_fraction <= 1
     assert sum(row.batches for row in known.workers) == len(counted)
     for fraction in (known.read_waited_fraction, known.transform_waited_fraction, known.core_wait_fraction):
         assert fraction is None or fraction >= 0

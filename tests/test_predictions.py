@@ -699,7 +699,9 @@ def test_steps_that_were_compiled_count_where_compiling_is_left_out() -> None:
     rows = np.flatnonzero((steps.phase != Phase.WARMUP) & (flags & StepFlag.PROFILER_EDGE == 0))
     pauses = tuple(Pause("compile", start, start + 30_000_000) for start in steps.start_ns[rows].tolist())
     every = facts(dataclasses.replace(run, pauses=pauses))
-    assert told_of(every, "recompilation").predicted_ratio == pytest.approx(1 / 4, abs=0.02)
+    found = told_of(every, "recompilation")
+    assert found.prediction is not None and found.prediction.ratio == pytest.approx(1 / 4, abs=0.02)
+    assert found.predicted_ratio is None and found.predicted_interval is not None, "only a range is foretold"
 
 
 def reading_and_uploading() -> Facts:

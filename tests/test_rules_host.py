@@ -10,6 +10,7 @@ import pytest
 import synthetic
 from made_cases import STEP_MS, case_of, inside, loader, pauses, run_of
 
+from gpulab.analysis.integrity import Check, Integrity
 from gpulab.analysis.loading import LoadingFacts, WaitParts
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
@@ -17,6 +18,7 @@ from gpulab.diagnosis.finding import Diagnosis, Finding, Untold
 from gpulab.diagnosis.foretold import foretold
 from gpulab.diagnosis.rules import RULES, cores, epochs, feeding, placement
 from gpulab.diagnosis.rules import pauses as pausing
+from gpulab.diagnosis.rules.launching import starves
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.prediction.known import NOTHING
 from gpulab.prediction.predict import predict
@@ -58,6 +60,49 @@ def test_on_a_gpu_only_what_its_work_does_not_hide_counts() -> None:
     finding = told(feeding.data_starved(case_of(run, {"data_wait": 0.4, "compute": 0.6})))
     assert finding.recoverable_us_per_step == pytest.approx(0.4 * STEP_US, rel=1e-3)
     assert any("the GPU still works" in e.words for e in finding.evidence)
+
+
+@pytest.mark.parametrize(
+    ("key", "parts", "workers", "line"),
+    [
+        ("cpu_preprocessing", {"read_ms": 9.0}, 2, "items"),
+        ("cpu_preprocessing", {"read_ms": 1.0, "transform_ms": 8.0}, 2, "transform"),
+        ("slow_collate", {"read_ms": 1.0, "collate_ms": 8.0}, 2, "collate"),
+        ("cpu_preprocessing", {"read_ms": 9.0}, 0, "items"),
+    ],
+)
+def test_where_no_stack_tells_the_line_it_is_where_the_slow_part_is_written(
+    key: str, parts: dict[str, float], workers: int, line: str
+) -> None:
+    run = run_of(wait=0.5, workers=workers)
+    known = dataclasses.replace(loader(workers), items_line="items", transform_line="transform", collate_line="collate")
+    case = case_of(dataclasses.replace(run, loader=known), {"data_wait": 0.5}, inside(**parts))
+    assert told(getattr(feeding, key)(case)).source_line == line
+    unknown = case_of(dataclasses.replace(run, loader=loader(workers)), {"data_wait": 0.5}, inside(**parts))
+    assert told(getattr(feeding, key)(unknown)).source_line == ""
+
+
+def test_where_the_clocks_are_apart_waiting_is_told_as_unknown_and_no_larger_batch_is_advised() -> None:
+    apart = Integrity((Check("early kernels", 9, "degraded", ("idle_causes",), "the clocks are apart"),))
+    case = case_of(run_of(gpu=True, wait=0.6), {"data_wait": 0.0, "compute": 0.5, "unknown": 0.5}, integrity=apart)
+    answer = feeding.data_starved(case)
+    assert isinstance(answer, Untold) and "clocks" in answer.record
+    assert case.loop_waits == pytest.approx(0.6) and starves(case)
+    together = case_of(run_of(gpu=True, wait=0.6), {"data_wait": 0.02, "compute": 0.98})
+    assert together.loop_waits == pytest.approx(0.02) and not starves(together)
+
+
+def test_what_hardly_matters_beside_the_first_cause_is_told_to_come_next() -> None:
+    run = run_of(wait=0.5, workers=0)
+    evaluating = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 3.0))  # 15 % of a step
+    fed = run_of()
+    alone = found(case_of(dataclasses.replace(fed, pauses=pauses(fed, "evaluation", range(5, 60, 2), 3.0))))
+    assert alone.of("logging_or_eval") is None
+    beside = found(case_of(evaluating, {"data_wait": 0.6, "compute": 0.4}))
+    assert [f.key for f in beside.findings] == ["data_starved", "logging_or_eval"]
+    assert "Next comes logging and evaluation" in beside.first.after
+    less = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 9), 4.0))
+    assert found(case_of(less, {"data_wait": 0.6, "compute": 0.4})).of("logging_or_eval") is None
 
 
 def test_without_an_accounting_it_is_not_known_whether_the_gpu_waits_too() -> None:

@@ -67,7 +67,7 @@ def _of_trace(case: Any, ours: Mapping[str, Any] | None) -> dict[str, Any]:
     if path is not None:
         file = path / RANK if path.is_dir() else path
         said, figures = asked("of_trace", trace=str(file)), hta(file)
-    truth = _Truth(case.headline, case.headline, "healthy" in case.name, on_gpu=True)
+    truth = _Truth(case.headline, case.headline, healthy=False, on_gpu=True, never=case.never)
     return _row(case.name, truth, said, ours, reason) | {"hta": figures}
 
 
@@ -79,13 +79,21 @@ class _Truth:
     accepted: tuple[str, ...]
     healthy: bool
     on_gpu: bool
+    never: tuple[str, ...] = ()
 
     def judged(self, keys: Collection[str]) -> dict[str, Any]:
         """These advices held against it."""
         return {
             "keys": list(keys),
             "names_truth": names_truth(keys, self.accepted) if self.causes else None,
-            "contradicted": contradicted(keys, self.causes, healthy=self.healthy, on_gpu=self.on_gpu),
+            "contradicted": list(
+                dict.fromkeys(
+                    [
+                        *contradicted(keys, self.causes, healthy=self.healthy, on_gpu=self.on_gpu),
+                        *(key for key in keys if key in self.never),
+                    ]
+                )
+            ),
         }
 
 

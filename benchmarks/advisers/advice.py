@@ -6,7 +6,8 @@ a headline of the case. It is contradicted
 - where it says "larger batch" and the first cause is waiting for data: the wait grows with the batch;
 - where it says "load data in other processes" and no cause of the case is in the loading;
 - where it is about a GPU's units, memory or copies and the cell ran without a GPU;
-- where the case is healthy: it was measured that there is nothing to gain from any knob.
+- where the cell is healthy: it was measured that there is nothing to gain from any knob;
+- where it names what is known to be none of a trace's causes (`PlantedTrace.never`).
 """
 
 from __future__ import annotations

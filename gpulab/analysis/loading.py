@@ -19,13 +19,23 @@ Rows = np.ndarray  # of bool, one per batch
 
 @dataclass(frozen=True, slots=True)
 class WorkerRow:
-    """One worker's batches: medians per batch. `idle_fraction`: share of its time in which it made none."""
+    """One worker's batches: medians per batch. `idle_fraction`: share of its time in which it made none.
+
+    `waited_fraction`: share of its making in which it used no CPU though a core was free. `hand_over_us`, `pin_us`: as
+    in `LoadingFacts`.
+    """
 
     worker: int  # -1: the training process
     batches: int
     batch_us: float
     items_per_s: float | None
     idle_fraction: float | None = None
+    read_us: float = 0.0
+    transform_us: float = 0.0
+    collate_us: float = 0.0
+    waited_fraction: float | None = None
+    hand_over_us: float | None = None
+    pin_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,9 +100,6 @@ def loading(run: Run) -> LoadingFacts | None:
         return None
     rows = _counted(run, made)
     wall, items = (made.end_ns - made.start_ns)[rows], made.item_count[rows]
-    waiting = rows & (made.worker >= 0) & (made.asked_ns >= 0) & (made.asked_ns < made.end_ns)
-    pinned = rows & (made.pin_ns > 0)
-    hand_over = (made.answered_ns - made.end_ns - np.maximum(made.pin_ns, 0))[waiting]
     core = made.core_wait_ns[rows]
     return LoadingFacts(
         batches=int(rows.sum()),
@@ -101,8 +108,8 @@ def loading(run: Run) -> LoadingFacts | None:
         read_us=_median_us(made.read_ns[rows]),
         transform_us=_median_us(made.transform_ns[rows]),
         collate_us=_median_us(made.collate_ns[rows]),
-        hand_over_us=_median_us(np.maximum(hand_over, 0)) if waiting.any() else None,
-        pin_us=_pin_us(made, rows, pinned),
+        hand_over_us=_hand_over_us(made, rows),
+        pin_us=_pin_us(made, rows),
         copy_us=_copy_us(run),
         read_waited_fraction=_waited(made, rows, made.read_ns, made.read_cpu_ns),
         transform_waited_fraction=_waited(made, rows, made.transform_ns, made.transform_cpu_ns),
@@ -134,8 +141,16 @@ def _share(part: Int64, whole: Int64) -> float | None:
     return min(1.0, float(part.sum() / whole.sum())) if whole.sum() > 0 else None
 
 
-def _pin_us(made: Batches, rows: Rows, pinned: Rows) -> float | None:
+def _hand_over_us(made: Batches, rows: Rows) -> float | None:
+    """Of those that the loop was waiting for; None without."""
+    waiting = rows & (made.worker >= 0) & (made.asked_ns >= 0) & (made.asked_ns < made.end_ns)
+    took = (made.answered_ns - made.end_ns - np.maximum(made.pin_ns, 0))[waiting]
+    return _median_us(np.maximum(took, 0)) if waiting.any() else None
+
+
+def _pin_us(made: Batches, rows: Rows) -> float | None:
     """None where it is not known; 0 where no batch is pinned."""
+    pinned = rows & (made.pin_ns > 0)
     if pinned.any():
         return _median_us(made.pin_ns[pinned])
     return None if (made.pin_ns[rows] < 0).any() else 0.0
@@ -165,6 +180,17 @@ def _worker(made: Batches, rows: Rows, worker: int) -> WorkerRow:
         batch_us=_median_us(wall),
         items_per_s=float(made.item_count[mine].sum()) / seconds if seconds > 0 else None,
         idle_fraction=_idle(made.start_ns[mine], made.end_ns[mine]) if worker >= 0 else None,
+        read_us=_median_us(made.read_ns[mine]),
+        transform_us=_median_us(made.transform_ns[mine]),
+        collate_us=_median_us(made.collate_ns[mine]),
+        waited_fraction=_waited(
+            made,
+            mine,
+            made.read_ns + made.transform_ns + made.collate_ns,
+            made.read_cpu_ns + made.transform_cpu_ns + made.collate_cpu_ns,
+        ),
+        hand_over_us=_hand_over_us(made, mine),
+        pin_us=_pin_us(made, mine),
     )
 
 

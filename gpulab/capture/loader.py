@@ -4,14 +4,36 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from gpulab.capture.source_lines import Spot
+from gpulab.capture.written_at import callable_spot, items_spot, transform_spot
 from gpulab.knobs.described import as_written, length_of, loader_record
 from gpulab.run import Loader
 
 _DEPTH = 4
 _MOST_PARTS = 1_000
 LOADERS_KEPT = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Lines of the user's code that makes batches; None where it is a library's."""
+
+    items: Spot | None = None
+    transform: Spot | None = None
+    collate: Spot | None = None
+
+
+NOWHERE = Written()
+
+
+def written(owner: Any) -> Written:
+    """Of a DataLoader, or of an iterator made before the run."""
+    dataset = as_written(getattr(owner, "dataset", getattr(owner, "_dataset", None)))
+    collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
+    return Written(items_spot(dataset), transform_spot(dataset), callable_spot(collate))
 
 
 class Loaders:
@@ -22,6 +44,7 @@ class Loaders:
         self._known: dict[int, Loader] = {}
         self._tensors: dict[int, int] = {}
         self._fed: set[int] = set()
+        self._written: dict[int, Written] = {}
 
     @property
     def met(self) -> bool:
@@ -36,7 +59,12 @@ class Loaders:
         if len(self._known) >= LOADERS_KEPT:
             self._known = {n: loader for n, loader in self._known.items() if n == feeder}
         self._known[number] = described
+        self._written = {n: spots for n, spots in self._written.items() if n in self._known} | {number: written(owner)}
         return described
+
+    def written(self, number: int | None) -> Written:
+        """Where the code of that loader's batches is written."""
+        return self._written.get(number, NOWHERE) if number is not None else NOWHERE
 
     def gave(self, number: int, batch: Any) -> None:
         """The loader of that number has given this batch; the first one tells of how many tensors they are."""

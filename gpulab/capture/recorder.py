@@ -138,7 +138,7 @@ class Capture:
             outcome_detail=detail,
             step_source=self._loop.tracker.source if len(steps) else "whole cell",
             code=self.code,
-            loader=self._loader() if fed or not len(steps) else None,
+            loader=self._loader(naming) if fed or not len(steps) else None,
             memory=peaks,
             observer=Observer(
                 hooks_ns=self._loop.hooks_ns,
@@ -160,12 +160,21 @@ class Capture:
         )
         return run, recording.write if recording is not None and timeline is not None else None
 
-    def _loader(self) -> Loader | None:
+    def _loader(self, naming: Naming) -> Loader | None:
         loaders, threads = self._loop.loaders, self._clock.worker_threads
         if loaders.record is None:
             return None
-        tensors = loaders.tensors(self._loop.tracker.feeder)
-        return replace(loaders.record, remade=loaders.remade, batch_tensors=tensors, worker_threads=threads)
+        feeder = self._loop.tracker.feeder
+        written = loaders.written(feeder)
+        return replace(
+            loaders.record,
+            remade=loaders.remade,
+            batch_tensors=loaders.tensors(feeder),
+            worker_threads=threads,
+            items_line=naming.words(written.items),
+            transform_line=naming.words(written.transform),
+            collate_line=naming.words(written.collate),
+        )
 
     # -- what the user or a view may ask -------------------------------------------------------------------------
 

@@ -112,6 +112,10 @@ class Naming:
             known = self._numbers[spot] = self._places.setdefault(place, len(self._places))
         return known
 
+    def words(self, spot: Spot | None) -> str:
+        """The place in words, without keeping it; empty for none."""
+        return "" if spot is None else str(self._place(*spot))
+
     def _place(self, file: str, line: int, function: str) -> Place:
         function = "" if function.startswith("<") and "." not in function else function.replace("<locals>.", "")
         lines = linecache.getlines(file)

@@ -15,6 +15,8 @@ VERDICTS = ("healthy", "cannot_tell")  # what is said when nothing else is
 CAUSES_OF_STARVING = ("cpu_preprocessing", "storage_bound", "slow_collate", "cpu_oversubscribed")
 FEEDING = (*CAUSES_OF_STARVING, "data_starved")
 LARGER_BATCHES = ("small_batch", "memory_underused")
+_TAKING_MEMORY = {"workers", "prefetch", "cache"}
+_NO_ROOM = "The machine's memory is nearly full: more processes or a cache would not fit."
 # What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
 # that faster kernels would save is a bound from peak figures, which programs reach half of at best (definitions.md).
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
@@ -64,11 +66,20 @@ def _is_hint(finding: Finding) -> bool:
 
 
 def _uncontradicted(case: Case, found: list[Finding]) -> list[Finding]:
-    """Without a larger batch for a run that waits for data: it would wait for a larger one."""
+    """Without a larger batch for a run that waits for data, and without processes that the memory has no room for."""
+    found = [_without_room(f) for f in found] if case.host_memory_full else found
     starved_us = max((f.recoverable_us_per_step or 0.0 for f in found if f.key in FEEDING), default=0.0)
     if not _starves(case, found):
         return found
     return [f for f in found if not _asks_for_a_larger_batch(f) or _outweighs(case, f, starved_us)]
+
+
+def _without_room(finding: Finding) -> Finding:
+    """The same without advice that takes more of the machine's memory."""
+    if not _TAKING_MEMORY & dict(finding.settings).keys():
+        return finding
+    cure = f"{_NO_ROOM} {finding.otherwise}".strip()
+    return replace(finding, settings=(), cure=cure, otherwise="", prediction=None)
 
 
 def _asks_for_a_larger_batch(finding: Finding) -> bool:
@@ -83,7 +94,7 @@ def _outweighs(case: Case, finding: Finding, starved_us: float) -> bool:
 def _starves(case: Case, found: Sequence[Finding]) -> bool:
     if any(f.key in FEEDING for f in found):
         return True
-    idle, wait = case.idle, case.share("data_wait")
+    idle, wait = case.idle, case.loop_waits
     return idle is not None and idle >= case.thresholds.idle_notice and wait >= idle / 2
 
 
@@ -110,6 +121,8 @@ def _without_symptoms(case: Case, found: list[Finding]) -> list[Finding]:
     caused = {"data_starved"} if causes else set()
     if "cpu_oversubscribed" in causes:  # that the workers need the processor does not help: they do not get it
         caused |= {"cpu_preprocessing", "slow_collate"}
+    if "storage_bound" in causes:  # workers that wait need no core: what fewer of them would bring is only suspected
+        caused |= {f.key for f in found if f.key == "cpu_oversubscribed" and f.recoverable_us_per_step is None}
     if _takes_it_for_the_batch(case, found):
         caused.add("slow_collate")
     return [f for f in found if f.key not in caused]
@@ -241,7 +254,7 @@ def _after(case: Case, left_us: float, following: Finding | None) -> str:
         return f"Nothing else is known that costs {percent(case.thresholds.silence)} of {case.unit} or more."
     rest = left_us - (following.recoverable_us_per_step or 0.0)
     gain = f"at most {left_us / rest:.3g}" if rest > 0.1 * left_us else "more than 10"
-    return f"Next comes {name_of(following.key)}: curing that too makes the rest {gain} times as fast."
+    return f"Next comes {name_of(following.key)}: curing that too could make the rest {gain} times as fast."
 
 
 __all__ = ["CAUSES_OF_STARVING", "FEEDING", "LARGER_BATCHES", "VERDICTS", "arbitrate", "total_us"]

@@ -56,6 +56,20 @@ class Case:
         return self.share(*parts) * (self.step_us or 0.0)
 
     @property
+    def loop_waits(self) -> float:
+        """Share of the step that the loop waits for data and the GPU idles; where that is withheld, works or not."""
+        wait, step = self.facts.data_wait_us, self.step_us
+        if self.withheld("idle_causes") is None or wait is None or not step:
+            return self.share("data_wait")
+        return min(1.0, wait.median / step)
+
+    @property
+    def host_memory_full(self) -> bool:
+        """Whether the machine's memory is nearly full: then nothing that needs more of it can be advised."""
+        rss, host = self.facts.run.memory.peak_rss_bytes, self.facts.run.environment.memory_total_bytes
+        return bool(rss and host and rss / host >= self.thresholds.memory_full)
+
+    @property
     def too_few_steps(self) -> bool:
         """No step ran undisturbed, and those that ran are a beginning, which is not like the rest."""
         run = self.facts.run

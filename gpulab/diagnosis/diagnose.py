@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.arbitration import VERDICTS, arbitrate, total_us
 from gpulab.diagnosis.case import Case, Rule, Untold
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.foretold import foretold
 from gpulab.diagnosis.names import name_of
-from gpulab.diagnosis.rules import RULES
+from gpulab.diagnosis.rules import PAUSES, RULES
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.prediction.known import NOTHING, Known
 
@@ -25,7 +28,11 @@ def diagnose(
     case = Case(facts, thresholds)
     answers = [_asked(rule, case) for rule in RULES]
     said = [a for a in answers if isinstance(a, Finding) and (a.key in VERDICTS or not case.too_few_steps)]
-    found = arbitrate(case, foretold(facts, said, case.step_us, known) if foretell else said)
+    said = foretold(facts, said, case.step_us, known) if foretell else said
+    found = arbitrate(case, said)
+    later = [] if case.too_few_steps else _once_cured(case, found)
+    if later:
+        found = arbitrate(case, [*said, *(foretold(facts, later, case.step_us, known) if foretell else later)])
     account = facts.breakdown
     return Diagnosis(
         findings=found,
@@ -34,6 +41,23 @@ def diagnose(
         total_us=total_us(case, found),
         whole_window=account is not None and account.whole_window,
     )
+
+
+def _once_cured(case: Case, found: Sequence[Finding]) -> list[Finding]:
+    """Pauses that hardly matter beside the first cause, and do once it is cured: they come after it."""
+    first, total = found[0], total_us(case, found)
+    cured_us = first.recoverable_us_per_step or 0.0
+    if not total or cured_us < case.thresholds.idle_notice * total:
+        return []
+    left, limits = max(0.0, 1 - cured_us / total), case.thresholds
+    lower = replace(
+        limits,
+        pause_notice=max(limits.silence, limits.pause_notice * left),
+        evaluation_notice=max(limits.silence, limits.evaluation_notice * left),
+    )
+    told = {f.key for f in found}
+    answers = [_asked(rule, Case(case.facts, lower)) for rule in PAUSES if rule.__name__ not in told]
+    return [replace(a, only_after=(*a.only_after, first.key)) for a in answers if isinstance(a, Finding)]
 
 
 def _asked(rule: Rule, case: Case) -> Finding | Untold | None:

@@ -63,12 +63,12 @@ class Finding:
 
     @property
     def predicted_ratio(self) -> float | None:
-        """Predicted time per sample with the knob over today's; None where nothing is foretold."""
-        return self.prediction.ratio if self.prediction is not None else None
+        """Predicted time per sample with the knob over today's; None where nothing or only a range is foretold."""
+        return self.prediction.ratio if self.prediction is not None and not self.prediction.only_sign else None
 
     @property
     def predicted_interval(self) -> tuple[float, float] | None:
-        """Where that ratio should lie, with 95 %."""
+        """Where that ratio should lie; it aims at 95 %, and `%gpulab scoreboard` tells how often it held here."""
         return self.prediction.interval if self.prediction is not None else None
 
 

@@ -13,6 +13,8 @@ from gpulab.trials.ladder import Outcome
 
 MEMORY_FULL = 0.90  # definitions.md, Thresholds: memory > 90 %
 KEEPING = ("same", "within the band")
+# They change when batches come and who makes them, not what is trained.
+SAME_TRAINING = ("workers", "prefetch", "pin_memory", "persistent_workers", "compute_threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,9 @@ def judged(found: Comparison, loss: LossComparison | None, names: Collection[str
     full = _memory_full(found.b)
     if full:
         return Judged("memory", full)
-    if loss is not None and loss.verdict not in (*KEEPING, "not measurable"):
+    if loss is None or loss.verdict == "not measurable":
+        return _not_known(names, allow)
+    if loss.verdict not in KEEPING:
         return _moved(loss, names, allow)
     return Judged("kept", f"faster, {_of_loss(loss)}")
 
@@ -91,6 +95,17 @@ def _memory_full(side: Side) -> str:
     return f"it takes {share:.0%} of the device's memory: the next larger batch would not fit" * (share > MEMORY_FULL)
 
 
+def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
+    """A loss that cannot be compared allows only what cannot change it."""
+    changing = [name for name in names if name not in SAME_TRAINING]
+    if not changing:
+        return Judged("kept", "faster; the loss could not be compared, and this changes only how data come")
+    if set(changing) <= set(allow):
+        return Judged("kept", "faster; what becomes of the loss could not be measured: kept because --allow says so")
+    words = "faster, but whether the loss stays the same could not be measured"
+    return Judged("loss moved", f"{words}; --allow {','.join(changing)} keeps it all the same")
+
+
 def _moved(loss: LossComparison, names: Collection[str], allow: Collection[str]) -> Judged:
     words = loss.words[:1].lower() + loss.words[1:].rstrip(".")
     if set(names) & set(allow):
@@ -98,9 +113,7 @@ def _moved(loss: LossComparison, names: Collection[str], allow: Collection[str])
     return Judged("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")
 
 
-def _of_loss(loss: LossComparison | None) -> str:
-    if loss is None or loss.verdict == "not measurable":
-        return "but whether the loss stays the same could not be measured"
+def _of_loss(loss: LossComparison) -> str:
     if loss.verdict == "same":
         return "and the loss is the same"
     return f"and the loss moves no further than with another seed ({loss.seeds + 1} seeds)"

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpulab.comparing.headline import times, times_within
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
+from gpulab.trials.climb_verdict import KEEPING
 from gpulab.trials.ladder import Climb, Rung
 from gpulab.views import words
 from gpulab.views.climb_ladder import NONE, ladder
@@ -50,6 +51,10 @@ def headline(found: Climb) -> Headline:
         return Headline("not_faster", sentence, f"{tries} {ending}", "unknown")
     low, high = whole.interval
     middle, around = times_within(1 / whole.ratio, (1 / high, 1 / low))
+    moved = _loss_moved(found)
+    if moved:
+        sentence = f"With {named} together the cell is {middle}× faster, but its loss is no longer the same."
+        return Headline("loss_moved", sentence, f"{moved}. {tries} {ending}", "notice")
     sentence = f"With {named} the cell is {middle}× faster than as written (95 % interval {around}×)."
     evidence = f"{plural(whole.pairs, 'pair')} of blocks per {whole.unit}. {tries} {ending}"
     return Headline("climbed", sentence, evidence, "good")
@@ -97,9 +102,17 @@ def sections(found: Climb, *, bars: bool = True) -> tuple[Section, ...]:
 
 
 def kept_edit(found: Climb) -> Keep | None:
-    """The edit of the cell that keeps all kept settings; None where they bring nothing together."""
-    useless = found.whole is not None and found.whole.verdict != "faster"
+    """The edit of the cell that keeps all kept settings; None where they bring nothing together, or move the loss."""
+    useless = (found.whole is not None and found.whole.verdict != "faster") or bool(_loss_moved(found))
     return keep(found.top) if found.kept and not useless else None
+
+
+def _loss_moved(found: Climb) -> str:
+    """How the loss of all kept settings together differs, though each alone left it the same; empty where it may."""
+    loss = found.whole.loss if found.whole is not None else None
+    if loss is None or loss.verdict in (*KEEPING, "not measurable") or set(found.kept) & set(found.bounds.allow):
+        return ""
+    return plain(loss.words).rstrip(".")
 
 
 # -- the rest ----------------------------------------------------------------------------------------------------------

@@ -109,6 +109,9 @@ def _workers(workers: tuple[WorkerRow, ...]) -> Section:
                 str(row.worker),
                 f"{row.batches:,}",
                 words.duration(row.batch_us),
+                *(words.duration(us) for us in (row.read_us, row.transform_us, row.collate_us)),
+                words.duration(row.hand_over_us),
+                words.percent(row.waited_fraction),
                 words.rate(row.items_per_s, "items"),
                 words.percent(row.idle_fraction),
             )
@@ -119,6 +122,11 @@ def _workers(workers: tuple[WorkerRow, ...]) -> Section:
         Column("worker", "number"),
         Column("batches", "number"),
         Column("per batch", "number"),
+        Column("reading", "number"),
+        Column("transforms", "number"),
+        Column("putting together", "number"),
+        Column("handing over", "number"),
+        Column("waits for storage", "number"),
         Column("while it works", "number"),
         Column("had nothing to do", "number"),
     )

@@ -107,8 +107,8 @@ def off_by(record: Record) -> float:
 
 def _how() -> str:
     return (
-        "Speeds are times as fast as before. The predicted range should hold what is measured in 19 of 20 cases; "
-        "it becomes wider or narrower with the errors seen here."
+        "Speeds are times as fast as before. The predicted range aims at holding what is measured in 19 of "
+        "20 cases; it becomes wider or narrower with the errors seen here."
     )
 
 

@@ -21,6 +21,7 @@ from gpulab.diagnosis.rules import (
     transfers,
 )
 
+PAUSES = (pauses.checkpoint_save, pauses.logging_or_eval)  # with thresholds above the silence
 RULES: tuple[Rule, ...] = (
     # the host: feeding the step, and what else its program does
     feeding.data_starved,

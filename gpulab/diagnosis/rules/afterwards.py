@@ -36,7 +36,7 @@ def following_update(case: Case) -> Finding | None:
     return Finding(
         "logging_or_eval",
         f"{percent(share)} of {case.unit} goes to what the loop does after it has updated the parameters"
-        f"{'' if found.looked else ': metrics, logs or copies, which train nothing'}.",
+        f"{'' if found.looked else ', before the next batch: metrics, logs or copies, perhaps'}.",
         (
             Evidence(
                 f"{ms(share * case.step_us)} of {ms(case.step_us)} are spent {where}",
@@ -44,7 +44,7 @@ def following_update(case: Case) -> Finding | None:
             ),
         ),
         share * case.step_us,
-        "likely" if found.looked else "measured",
+        "likely",
         parts=tuple(p for p in PARTS if p not in _WAITS and not (case.on_gpu and p in DEVICE_PARTS)),
         cure=_MAYBE if found.looked else _CURE,
         source_line="" if line is None else str(line),

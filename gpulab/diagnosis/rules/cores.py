@@ -145,8 +145,8 @@ def _too_many_threads(case: Case, cores: float) -> Finding | None:
     told = f", which {'is' if cores == 1 else 'are'} {percent(load)} busy during the steps (mean)" if load else ""
     return Finding(
         "cpu_oversubscribed",
-        f"PyTorch splits each operation among {threads} threads, but this process may use only {_cores(cores)}: the "
-        "threads wait for one another.",
+        f"PyTorch splits each operation among {threads} threads, but this process may use only {_cores(cores)}: "
+        "threads that outnumber the cores wait for one another.",
         (
             Evidence(f"{threads} compute threads on {_cores(cores)}{told}"),
             Evidence("what that costs cannot be read off one run: try it with fewer"),

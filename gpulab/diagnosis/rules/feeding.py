@@ -116,6 +116,8 @@ def _exposed_us(case: Case, step_us: float, waited_us: float) -> float | None:
     """What the device's own work does not hide; None where nothing tells what it did meanwhile."""
     if not case.on_gpu:
         return waited_us
+    if case.withheld("idle_causes") is not None:
+        return None
     if case.facts.breakdown is not None:
         return case.part_us("data_wait")
     busy = next((c.mean / 100 for c in case.facts.curves if c.name == "gpu_utilization_pct"), None)
@@ -123,7 +125,7 @@ def _exposed_us(case: Case, step_us: float, waited_us: float) -> float | None:
 
 
 def _hidden_or_not(case: Case) -> Untold:
-    why = case.withheld("breakdown")
+    why = case.withheld("breakdown") or case.withheld("idle_causes")
     return Untold(
         "data_starved",
         "Whether the GPU has nothing to do while the loop waits for data",
@@ -151,7 +153,7 @@ def _finding(case: Case, wait: _Wait, key: str, summary: str, *more: Evidence) -
         cure=cure,
         otherwise=cure_without_knob(case, key),
         lesson=LESSON,
-        source_line=line_of_loading(case),
+        source_line=line_of_loading(case, key),
         level="bad" if wait.bad else "notice",
     )
 
@@ -205,10 +207,10 @@ def _inside(case: Case, key: str) -> Finding | Untold | None:
 
 
 _BECAUSE = {
-    "cpu_preprocessing": "{share} of the loading is work for the processor: reading, decoding, transforming",
-    "storage_bound": "for {share} of the loading the items are waited for, from a disk, a network or a lock",
-    "slow_collate": "putting the items of a batch together takes {share} of the loading",
-    "cpu_oversubscribed": "for {share} of the loading the workers wait for a free processor core",
+    "cpu_preprocessing": "{share} of the loading time is work for the processor: reading, decoding, transforming",
+    "storage_bound": "{share} of the loading time is waiting for a disk, a network or a lock",
+    "slow_collate": "putting the items of a batch together takes {share} of the loading time",
+    "cpu_oversubscribed": "for {share} of the loading time the workers wait for a free processor core",
 }
 
 

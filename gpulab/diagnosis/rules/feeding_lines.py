@@ -1,4 +1,4 @@
-"""Which line of the user's code a batch takes longest in, where the training process itself makes it."""
+"""Which line of the user's code a batch takes longest in: sampled, or where the slow part is written."""
 
 from __future__ import annotations
 
@@ -10,11 +10,28 @@ from gpulab.diagnosis.case import Case
 from gpulab.intervals import EMPTY, Intervals, intersect, union
 
 
-def line_of_loading(case: Case) -> str:
+def line_of_loading(case: Case, key: str) -> str:
     """The line that takes half of the wait of the profiled steps, else the costliest one of the function that does.
 
-    Empty where none surely does, or where workers load: then the training thread only waits for them.
+    Where none surely does, and where workers load (no stack is sampled in them), the place where the part that takes
+    longest is written. Empty where that is no code of the user's.
     """
+    return _sampled(case) or _written(case, key)
+
+
+def _written(case: Case, key: str) -> str:
+    loader, inside = case.facts.run.loader, case.facts.loading
+    if loader is None or inside is None:
+        return ""
+    if key == "slow_collate":
+        return loader.collate_line
+    longest = max(inside.read_us, inside.transform_us, inside.collate_us)
+    if longest == inside.collate_us:
+        return loader.collate_line
+    return loader.items_line if longest == inside.read_us else loader.transform_line
+
+
+def _sampled(case: Case) -> str:
     if case.worker_count != 0:
         return ""
     run, waits = case.facts.run, _waits(case)

@@ -129,7 +129,7 @@ def _small_batch_on_cpu(case: Case) -> Finding | None:
 
 def starves(case: Case) -> bool:
     """Waiting for data covers most of the idle time: then nothing that gives the GPU more work can help."""
-    wait = case.share("data_wait")
+    wait = case.loop_waits
     return wait >= case.thresholds.data_wait_notice and wait >= (case.idle or 0.0) / 2
 
 

@@ -65,7 +65,7 @@ def memory_pressure(case: Case) -> Finding | Untold | None:
     if fraction is not None and fraction >= full and total:
         return _full("The GPU's memory", fraction, total, short, _GPU_CURE)
     rss, host = run.memory.peak_rss_bytes, run.environment.memory_total_bytes
-    if rss and host and rss / host >= full:
+    if case.host_memory_full and rss and host:
         return _full("The machine's memory", rss / host, host, _ran_out(case), _HOST_CURE)
     if short and case.on_gpu and fraction is None:
         return Untold("memory_pressure", "Whether the GPU's memory is full", _RECORD_MEMORY)

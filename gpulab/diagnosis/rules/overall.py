@@ -24,8 +24,8 @@ def healthy(case: Case) -> Finding | None:
     assert account is not None, "without an accounting it cannot be told"
     return Finding(
         "healthy",
-        f"The {_device(case)} computes for {percent(_working(case))} of {case.unit}: nothing outside it holds training "
-        "back much.",
+        f"The {_device(case)} {'works' if case.on_gpu else 'computes'} for {percent(_working(case))} of {case.unit}, "
+        "and nothing is known that holds training back much.",
         (Evidence(_basis(case, account)), *_rest(case)),
         None,
         "measured",

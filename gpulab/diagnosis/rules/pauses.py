@@ -6,18 +6,26 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpulab.analysis import spans
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.afterwards import following_update
 from gpulab.intervals import EMPTY, Intervals, clip, intersect, measure, subtract, union, union_of
-from gpulab.run import Pause, PauseKind, Phase, StepFlag
+from gpulab.run import Category, Pause, PauseKind, Phase, StepFlag
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "gc")
 _LEAST = {"gc": 3}  # times: below that chance speaks
 _LEAST_OF_OTHERS = 2
+_NAMED = 3
+_COLLECTING = ("gc.collect(", "release_memory(", "clear_device_cache(", "garbage_collect(")
+_GC_CURE = (
+    "Where the code calls gc.collect(), leave that out of the loop. Else call gc.freeze() once before it, or "
+    "gc.disable() in it and gc.collect() once per epoch.",
+    "That line asks for it: leave it out, or do it once per epoch.",
+)
 
 
 def checkpoint_save(case: Case) -> Finding | Untold | None:
@@ -107,7 +115,7 @@ def gc_pause(case: Case) -> Finding | Untold | None:
         "gc_pause",
         f"Python's garbage collection takes {percent(found.share)} of the training time.",
         f"it ran {found.times}, {found.each} each",
-        "Call gc.freeze() once before the loop, or gc.disable() in it and gc.collect() once per epoch.",
+        _GC_CURE[any(call in found.line for call in _COLLECTING)],
     )
 
 
@@ -244,13 +252,26 @@ def _named_work(case: Case) -> Finding | None:
         return None
     return Finding(
         "logging_or_eval",
-        f"For {percent(share)} of {case.unit} the program does named work other than training.",
-        (Evidence(f"{ms(other_us)} of {ms(case.step_us or 0.0)} go to that"),),
+        f"For {percent(share)} of {case.unit} the program does other work than training, which the trace names.",
+        (Evidence(f"{ms(other_us)} of {ms(case.step_us or 0.0)} go to that{_names_of_others(case)}"),),
         other_us,
         "likely",
         parts=("other",),
         cure="Do it less often, or in another thread or process.",
     )
+
+
+def _names_of_others(case: Case) -> str:
+    """The longest of what the trace names so."""
+    timeline = case.facts.run.timeline
+    if timeline is None:
+        return ""
+    rows = np.flatnonzero(spans.in_category(timeline, Category.USER_ANNOTATION) & spans.on_training_threads(timeline))
+    took = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=len(timeline.names))
+    known = (spans.is_step, spans.is_loader, spans.is_optimizer)
+    names = [timeline.names[i] for i in np.argsort(-took).tolist() if took[i] > 0]
+    others = [name for name in names if not any(is_known(name) for is_known in known)][:_NAMED]
+    return f", most of it to: {', '.join(others)}" if others else ""
 
 
 def _pauses_in_steps_us(case: Case) -> float:
@@ -277,7 +298,7 @@ def _between(case: Case) -> Finding | None:
         return None
     return Finding(
         "logging_or_eval",
-        f"{percent(share)} of the cell's time lies between training steps (evaluation, saving, logging).",
+        f"{percent(share)} of the cell's time lies between training steps, in code that gpulab does not know by name.",
         (Evidence(f"{ms(between_ns / 1e3)} of {ms(run.code_wall_ns / 1e3)}"),),
         between_ns / len(run.steps) / 1e3,
         "likely",

@@ -37,7 +37,9 @@ def _unused(case: Case, reason: str) -> Finding:
         "A GPU is there, and the training did not use it: the model computes on the CPU.",
         (
             Evidence(f"{reason}, though PyTorch sees a GPU"),
-            Evidence(f"{ms(computing)} of each step are computing on the CPU, which a GPU does in less time"),
+            Evidence(
+                f"{ms(computing)} of each step are computing on the CPU; what the GPU would take was not measured"
+            ),
         ),
         computing or None,
         "likely",  # what the GPU takes for it is not known
