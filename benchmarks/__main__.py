@@ -10,6 +10,7 @@ import argparse
 from benchmarks import (
     advisers,
     calibration,
+    climbing,
     diagnosing,
     fuzz,
     imports,
@@ -45,6 +46,7 @@ BENCHMARKS = {
     "calibration": calibration.measure,
     "power": power.measure,
     "planted_knobs": planted_knobs.measure,
+    "climbing": climbing.measure,
     "planted_tuned": planted.tuned,
     "planted_aside": planted.aside,
     "advisers": advisers.measure,  # after the planted ones, whose findings it shows

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import growth_plot
+from benchmarks import climbing, growth_plot
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
 from benchmarks.planted import report as planted_report
@@ -40,6 +40,7 @@ def write() -> None:
         ("calibration", _calibration),
         ("power", _power),
         ("planted_knobs", _planted_knobs),
+        ("climbing", climbing.section),
         ("planted_tuned", partial(planted_report.section, title="those that the rules were built with")),
         ("planted_aside", partial(planted_report.section, title="those kept aside")),
         ("advisers", advisers_report.section),
