@@ -42,7 +42,8 @@ def learned_here(known: Facts) -> Known:
 def diagnosis_for_report(known: Facts, learned: Known = NOTHING) -> Diagnosis:
     """What was found about a run. Never raises for the user's own files."""
     thresholds, notes = thresholds_or_default()
-    return replace(diagnose(known, thresholds, learned), notes=notes)
+    found = diagnose(known, thresholds, learned)
+    return replace(found, notes=(*notes, *found.notes))
 
 
 @dataclass(frozen=True, slots=True)

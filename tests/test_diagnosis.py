@@ -331,3 +331,11 @@ def test_what_could_not_be_told_is_grouped_by_what_to_do(somewhere: Path) -> Non
     (section,) = untold_sections(found)
     assert len(section.rows) == 1 and "batches" in section.rows[0].cells[1]
     assert np.isfinite(found.step_us or 0)
+
+
+def test_a_trace_without_stacks_says_how_to_have_lines_named() -> None:
+    case = synthetic.gpu_case()
+    run = dataclasses.replace(case.run, source="trace", stack=None)
+    notes = diagnose(dataclasses.replace(case.facts, run=run)).notes
+    assert len(notes) == 1 and "with_stack=True" in notes[0]
+    assert not diagnose(case.facts).notes

@@ -104,6 +104,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Of the cells that ran."""
     ran = [row for row in rows if not row["skipped"] and not row["failed"]]
     sick, healthy = [r for r in ran if r["causes"]], [r for r in ran if not r["causes"]]
+    layered = [r for r in sick if len(r["causes"]) > 1]
     errors = [r["error"] for r in sick if r["error"] is not None]
     held = [r["holds"] for r in sick if r["holds"] is not None]
     arms = [(r["measured"] or {}).get("arms", {}) for r in healthy]
@@ -116,6 +117,7 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "headline_right": sum(r["right"] for r in sick),
         "headline_exact": sum(r["exact"] for r in sick),
         "among_the_first_three": sum((r["ranks"][r["causes"][0]] or 99) <= 3 for r in sick),
+        "second_told": [sum(r["ranks"][r["causes"][1]] is not None for r in layered), len(layered)],
         "healthy": len(healthy),
         "false_alarms": sum(bool(r["false_alarms"]) for r in healthy),
         "predictions": len(errors),

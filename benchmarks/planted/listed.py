@@ -10,6 +10,8 @@ from benchmarks.planted.lists.fresh_hosting import FRESH_HOSTING
 from benchmarks.planted.lists.fresh_layout import FRESH_LAYOUT
 from benchmarks.planted.lists.healthy import HEALTHY
 from benchmarks.planted.lists.hosting import HOSTING
+from benchmarks.planted.lists.latest_feeding import LATEST_FEEDING
+from benchmarks.planted.lists.latest_hosting import LATEST_HOSTING
 from benchmarks.planted.lists.layered import LAYERED
 from benchmarks.planted.lists.more_computing import MORE_COMPUTING
 from benchmarks.planted.lists.more_feeding import MORE_FEEDING
@@ -17,6 +19,7 @@ from benchmarks.planted.lists.on_gpu import ON_GPU
 from benchmarks.planted.planted import Planted
 
 FRESH = (*FRESH_FEEDING, *FRESH_HOSTING, *FRESH_COMPUTING, *FRESH_LAYOUT)
+LATEST = (*LATEST_FEEDING, *LATEST_HOSTING)
 MORE = (*MORE_FEEDING, *MORE_COMPUTING)
 CELLS: tuple[Planted, ...] = (
     *FEEDING,
@@ -26,5 +29,6 @@ CELLS: tuple[Planted, ...] = (
     *HEALTHY,
     *MORE,
     *FRESH,
+    *LATEST,
     *ON_GPU,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from gpulab.analysis import spans
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.arbitration import VERDICTS, arbitrate, total_us
 from gpulab.diagnosis.case import Case, Rule, Untold
@@ -14,6 +15,7 @@ from gpulab.diagnosis.names import name_of
 from gpulab.diagnosis.rules import PAUSES, RULES
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.prediction.known import NOTHING, Known
+from gpulab.run import Category
 
 FAULT = "A fault of gpulab's own: please report it"
 
@@ -40,7 +42,18 @@ def diagnose(
         step_us=case.step_us,
         total_us=total_us(case, found),
         whole_window=account is not None and account.whole_window,
+        notes=_without_lines(case, found),
     )
+
+
+def _without_lines(case: Case, found: Sequence[Finding]) -> tuple[str, ...]:
+    """Of a trace without Python's stacks: how to have it name lines."""
+    run = case.facts.run
+    if run.source != "trace" or run.timeline is None or found[0].key in VERDICTS:
+        return ()
+    if spans.in_category(run.timeline, Category.PYTHON_FUNCTION).any():
+        return ()
+    return ("No line of code is named: the trace holds no Python stacks. Record it with with_stack=True for them.",)
 
 
 def _once_cured(case: Case, found: Sequence[Finding]) -> list[Finding]:
