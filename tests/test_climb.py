@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -377,6 +377,15 @@ def test_an_interrupt_ends_it_with_what_there_is() -> None:
     assert found.ended == "error" and found.kept == {"workers": "2"} and len(found.rungs) == 2
 
 
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """A process that a script has begun in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
 def test_an_interrupt_that_somebody_swallows_ends_it_all_the_same() -> None:
     before = signal.getsignal(signal.SIGINT)
 
