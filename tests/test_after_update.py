@@ -90,6 +90,29 @@ def test_what_comes_before_the_backward_pass_may_be_training() -> None:
     assert after_update(run, known.breakdown, known.optimizer).share() < 0.5
 
 
+def test_code_of_the_users_own_in_which_nothing_is_computed_is_told_with_its_line_and_its_gain() -> None:
+    run = profiled(rest, nothing)
+    found = gpulab.diagnose(run)
+    first = found.first
+    assert first.key == "logging_or_eval" and "Python code of yours" in first.summary
+    assert "time.sleep(0.02)" in first.source_line and first.confidence == "likely"
+    assert first.prediction is not None and first.prediction.ratio is not None and first.prediction.ratio < 0.5
+    assert (first.recoverable_us_per_step or 0) > 0.5 * (found.step_us or 0)
+    without = gpulab.diagnose(dataclasses.replace(run, stack=None)).first
+    assert without.key == "cannot_tell", "nothing names the line"
+
+
+def test_a_function_that_mostly_computes_is_not_blamed_for_the_gaps_between_its_operators() -> None:
+    a = torch.randn(400, 400)
+
+    def computing() -> None:
+        for _ in range(6):
+            a @ a @ a
+            time.sleep(0.001)
+
+    assert not any("Python code of yours" in words for words in logging(gpulab.diagnose(profiled(computing, nothing))))
+
+
 def test_a_backward_pass_after_the_update_is_training() -> None:
     other = nn.Linear(8, 1)
 

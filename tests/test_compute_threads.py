@@ -54,3 +54,19 @@ def test_what_it_refuses_and_what_keeps_it() -> None:
     assert "set_num_threads(1)" in KNOB.permanent(SCENE, 1).snippet
     with pytest.raises(UsageError, match="compute_threads=0"):
         KNOB.parse("0")
+
+
+def test_the_record_of_a_run_holds_the_threads_it_was_given() -> None:
+    import gpulab
+
+    weights = torch.ones(8, requires_grad=True)
+
+    def train() -> None:
+        optimizer = torch.optim.SGD([weights], lr=0.1)
+        for _ in range(12):
+            (weights * 2).sum().backward()
+            optimizer.step()
+
+    found = gpulab.experiment(train, {"compute_threads": [1]}, budget_s=1, pairs=2, save=False, show=False)
+    threads = [side.facts.run.environment.compute_threads for side in found.found.sides if side.facts is not None]
+    assert threads == [2, 1] and torch.get_num_threads() == 2

@@ -23,7 +23,7 @@ from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.prediction.known import NOTHING
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
-from gpulab.run import Choice, Missing, PauseSum, Place, Run, Samples, Series, Settings, StackSamples, Steps
+from gpulab.run import Batches, Choice, Missing, PauseSum, Place, Run, Samples, Series, Settings, StackSamples, Steps
 
 STEP_US = STEP_MS * 1e3
 
@@ -92,6 +92,30 @@ def test_where_the_clocks_are_apart_waiting_is_told_as_unknown_and_no_larger_bat
     assert together.loop_waits == pytest.approx(0.02) and not starves(together)
 
 
+def waiting_at_the_begin_of_each_step(run: Run, ms: int) -> Batches:
+    """A batch for each step, which the loop makes itself and waits for."""
+    start = run.steps.start_ns
+    end, nothing = start + ms * 1_000_000, np.zeros(len(start), np.int64)
+    none = [nothing] * 6
+    worker = np.full(len(start), -1, np.int32)
+    return Batches(worker, start, end, end - start, *none, nothing - 1, start, end, nothing)
+
+
+def test_garbage_that_is_collected_while_a_batch_is_made_is_the_loadings() -> None:
+    run = run_of(wait=0.5)
+    batches = waiting_at_the_begin_of_each_step(run, 10)
+    shares, made = {"data_wait": 0.5}, inside(read_ms=10.0)
+    loaded = dataclasses.replace(run, pauses=pauses(run, "gc", range(60), 4.0), batches=batches)
+    case = case_of(loaded, shares, made)
+    assert pausing.gc_pause(case) is None
+    evidence = " ".join(e.words for e in told(feeding.cpu_preprocessing(case)).evidence)
+    assert "for 40 % of it Python collects garbage" in evidence
+    assert isinstance(pausing.gc_pause(case_of(dataclasses.replace(loaded, batches=None), shares, made)), Finding)
+    seldom = dataclasses.replace(loaded, pauses=pauses(run, "gc", range(0, 60, 10), 4.0))
+    quiet = told(feeding.cpu_preprocessing(case_of(seldom, shares, made)))
+    assert not any("garbage" in e.words for e in quiet.evidence)
+
+
 def test_what_hardly_matters_beside_the_first_cause_is_told_to_come_next() -> None:
     run = run_of(wait=0.5, workers=0)
     evaluating = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 3.0))  # 15 % of a step
@@ -100,7 +124,7 @@ def test_what_hardly_matters_beside_the_first_cause_is_told_to_come_next() -> No
     assert alone.of("logging_or_eval") is None
     beside = found(case_of(evaluating, {"data_wait": 0.6, "compute": 0.4}))
     assert [f.key for f in beside.findings] == ["data_starved", "logging_or_eval"]
-    assert "Next comes logging and evaluation" in beside.first.after
+    assert "Next comes logging, evaluation and other work" in beside.first.after
     less = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 9), 4.0))
     assert found(case_of(less, {"data_wait": 0.6, "compute": 0.4})).of("logging_or_eval") is None
 

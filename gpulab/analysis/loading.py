@@ -8,7 +8,7 @@ import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.steps import loaded_ahead, select
-from gpulab.intervals import clip, covers, measure, union
+from gpulab.intervals import EMPTY, Intervals, clip, covers, measure, union
 from gpulab.run import Batches, Category, Float64, Int64, Run
 
 LEAST_PART = 0.01  # of a batch's time: of less, nobody can say how much was waiting
@@ -117,6 +117,15 @@ def loading(run: Run) -> LoadingFacts | None:
         core_wait_fraction=_share(core[core >= 0], wall[core >= 0]),
         wait=_wait(made, rows),
     )
+
+
+def loading_times(run: Run) -> Intervals:
+    """When the training loop waited for a batch, [n, 2] in ns; empty where batches were not timed."""
+    made = run.batches
+    if made is None:
+        return EMPTY
+    rows = (made.asked_ns >= 0) & (made.answered_ns > made.asked_ns)
+    return union(made.asked_ns[rows], made.answered_ns[rows])
 
 
 def _median_us(values: Int64) -> float:
@@ -231,4 +240,4 @@ def _copy_us(run: Run) -> float | None:
     return _median_us(np.array(each, np.int64))
 
 
-__all__ = ["LoadingFacts", "WaitParts", "WorkerRow", "loading"]
+__all__ = ["LoadingFacts", "WaitParts", "WorkerRow", "loading", "loading_times"]

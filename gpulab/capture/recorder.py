@@ -27,7 +27,7 @@ from gpulab.capture.source_lines import Naming, lines_above
 from gpulab.capture.window import Window
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
-from gpulab.run import Choice, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Timeline
+from gpulab.run import Choice, Environment, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Timeline
 from gpulab.sources.configuration import configured
 from gpulab.sources.kineto import launches
 from gpulab.sources.machine import detect_device, environment
@@ -129,7 +129,7 @@ class Capture:
             source=self.source,
             settings=self.settings,
             device=self.device,
-            environment=environment(),
+            environment=self._environment(),
             steps=steps,
             samples=_since(samples, self._begins_ns),
             timeline=timeline,
@@ -159,6 +159,11 @@ class Capture:
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
         )
         return run, recording.write if recording is not None and timeline is not None else None
+
+    def _environment(self) -> Environment:
+        """With the compute threads that the run was given: by its end the knob has put back what was before."""
+        found, threads = environment(), self.settings.knobs.get("compute_threads", "")
+        return replace(found, compute_threads=int(threads)) if threads.isdigit() else found
 
     def _loader(self, naming: Naming) -> Loader | None:
         loaders, threads = self._loop.loaders, self._clock.worker_threads

@@ -26,7 +26,7 @@ NAMES: Mapping[str, str] = {
     "memory_pressure": "memory that is nearly full",
     "memory_underused": "GPU memory that is hardly used",
     "checkpoint_save": "saving checkpoints",
-    "logging_or_eval": "logging and evaluation",
+    "logging_or_eval": "logging, evaluation and other work beside training",
     "recompilation": "compiling the model again and again",
     "gc_pause": "Python's garbage collection",
     "exposed_communication": "exchanging data with other GPUs",

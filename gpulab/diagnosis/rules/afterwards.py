@@ -1,9 +1,10 @@
-"""Rule about what a loop does once the parameters are updated: metrics of every step, logs, plots."""
+"""Rules about what a step does that does not train: after the update, or in Python code of the user's own."""
 
 from __future__ import annotations
 
 from gpulab.analysis.after_update import Afterwards, after_update
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.analysis.own_code import own_code
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
@@ -14,6 +15,12 @@ _WAITS = ("data_wait", "sync_wait")
 _CURE = (
     "Do it every hundredth step, or on the whole at once: one call on the list of all tensors (torch._foreach_norm, "
     "torch.stack) and one .tolist() in place of many .item()."
+)
+
+_OWN = (
+    "Where that measures or logs: do it every hundredth step, or once per epoch. Where it makes the next batch: let a "
+    "DataLoader with workers make it beside the training. Where training needs it: do it with PyTorch's operations on "
+    "whole tensors."
 )
 
 _MAYBE = (
@@ -52,6 +59,34 @@ def following_update(case: Case) -> Finding | None:
     )
 
 
+def in_own_code(case: Case) -> Finding | None:
+    """A part of each step goes to Python code of the user's in which PyTorch runs nothing."""
+    account = case.facts.breakdown
+    if account is None or not case.step_us or case.withheld("idle_causes") is not None:
+        return None
+    if account.typical_share("unknown") < case.thresholds.idle_notice:
+        return None
+    found = own_code(case.facts.run, account)
+    if found is None or found.share < case.thresholds.idle_notice:
+        return None
+    return Finding(
+        "logging_or_eval",
+        f"{percent(found.share)} of {case.unit} goes to Python code of yours in which PyTorch computes nothing.",
+        (
+            Evidence(
+                f"{ms(found.share * case.step_us)} of {ms(case.step_us)}, most of it at one line",
+                (int(found.times[0, 0]), int(found.times[0, 1])),
+            ),
+        ),
+        found.share * case.step_us,
+        "likely",
+        parts=("unknown",),
+        cure=_OWN,
+        source_line=str(found.place),
+        gone=tuple((start, end) for start, end in found.times.tolist()),
+    )
+
+
 def _short_pauses(case: Case) -> float:
     """Pauses that are known by name, but were too short to be kept one by one: other findings tell them."""
     run, step_us = case.facts.run, case.step_us or 1.0
@@ -70,4 +105,4 @@ def _share(case: Case, found: Afterwards) -> float:
     return 0.0 if work is None else found.share(subtract(work.idle, waits))
 
 
-__all__ = ["following_update"]
+__all__ = ["following_update", "in_own_code"]

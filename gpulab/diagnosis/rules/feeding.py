@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpulab.analysis.loading import loading_times
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.feeding_cures import cure_of_waiting, cure_without_knob
 from gpulab.diagnosis.rules.feeding_lines import line_of_loading
 from gpulab.diagnosis.rules.feeding_times import making, times_by_cause
+from gpulab.intervals import intersect, measure, union_of
 
 LESSON = "03_starving_gpu"
 
@@ -141,6 +143,9 @@ def _finding(case: Case, wait: _Wait, key: str, summary: str, *more: Evidence) -
     hidden_us = wait.waited_us - wait.exposed_us
     if hidden_us > case.thresholds.silence * wait.step_us:
         more = (*more, Evidence(f"for {ms(hidden_us)} of that the GPU still works on what it was given before"))
+    collected = _collecting_meanwhile(case)
+    if collected >= _WORTH_TELLING:
+        more = (*more, Evidence(_COLLECTS.format(share=percent(collected))))
     settings, cure = cure_of_waiting(case, key, wait.step_us, wait.waited_us)
     return Finding(
         key,
@@ -156,6 +161,18 @@ def _finding(case: Case, wait: _Wait, key: str, summary: str, *more: Evidence) -
         source_line=line_of_loading(case, key),
         level="bad" if wait.bad else "notice",
     )
+
+
+_WORTH_TELLING = 0.1  # of the wait
+_COLLECTS = "for {share} of it Python collects garbage, which gc.freeze() before the loop may make short"
+
+
+def _collecting_meanwhile(case: Case) -> float:
+    """Of the loop's waits for data, while it makes them itself."""
+    run = case.facts.run
+    waits = loading_times(run)
+    collecting = union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind == "gc")
+    return measure(intersect(collecting, waits)) / max(1, measure(waits)) if case.worker_count == 0 else 0.0
 
 
 def _loads(case: Case) -> str:

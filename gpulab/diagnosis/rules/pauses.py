@@ -8,11 +8,12 @@ import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.analysis.loading import loading_times
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
-from gpulab.diagnosis.rules.afterwards import following_update
-from gpulab.intervals import EMPTY, Intervals, clip, intersect, measure, subtract, union, union_of
+from gpulab.diagnosis.rules.afterwards import following_update, in_own_code
+from gpulab.intervals import EMPTY, Intervals, clip, intersect, joined, measure, subtract, union, union_of
 from gpulab.run import Category, Pause, PauseKind, Phase, StepFlag
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
@@ -61,7 +62,7 @@ def logging_or_eval(case: Case) -> Finding | Untold | None:
             f"{logged.each} each",
             "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
         )
-        return _with_what_is_around(case, told, following_update(case) if logged.within_us else None)
+        return _with_what_is_around(case, told, _beside(case) if logged.within_us else None)
     if evaluated is not None and evaluated.share >= case.thresholds.evaluation_notice:
         return evaluated.finding(
             case,
@@ -71,7 +72,12 @@ def logging_or_eval(case: Case) -> Finding | Untold | None:
             "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
         )
     untold = _untold(case, "logging_or_eval", "Whether logging takes time")
-    return following_update(case) or _named_work(case) or _between(case) or untold
+    return _beside(case) or _named_work(case) or _between(case) or untold
+
+
+def _beside(case: Case) -> Finding | None:
+    """What a step does beside training, by where it does it, or in code of the user's own."""
+    return following_update(case) or in_own_code(case)
 
 
 def _with_what_is_around(case: Case, logging: Finding, around: Finding | None) -> Finding:
@@ -172,7 +178,8 @@ def _paused(case: Case, kind: PauseKind) -> _Paused | None:
     if len(pauses) < _LEAST.get(kind, _LEAST_OF_OTHERS):
         return _short(case, kind)
     outer = [p for p in run.pauses if _ORDER.index(p.kind) < _ORDER.index(kind)]
-    times = clip(subtract(_covered(pauses), _covered(outer)), since, until)
+    elsewhere = joined(_covered(outer), loading_times(run)) if kind == "gc" else _covered(outer)
+    times = clip(subtract(_covered(pauses), elsewhere), since, until)
     count = len(run.steps) - int(first[0])
     within_us = _typical_us(case, times, int(first[0]))
     between_us = max(0.0, measure(times) / count / 1e3 - within_us)
