@@ -432,6 +432,9 @@ class StackSamples:
     after_update: UInt8 = field(
         default_factory=lambda: np.empty(0, np.uint8)
     )  # 1: below the last update; empty: unknown
+    calls_users: UInt8 = field(
+        default_factory=lambda: np.empty(0, np.uint8)
+    )  # 1: this line was seen calling other lines of the user's, as trainer.fit does; empty: unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """Time of a step in which PyTorch runs nothing, at lines of one function of the user's own: metrics, games, logs.
 
-Where the innermost line of the user's is that of a library's call (`trainer.fit`), the time is the library's. So of the
-looks at a function's lines most must lie in such time: a line that calls PyTorch itself is seen in its operators, too.
+Where the innermost line of the user's is that of a library's call which comes back to the user's code (`trainer.fit`),
+the time is the library's. Of the looks at a function's lines most must lie in such time: a line that calls PyTorch
+itself is seen in its operators, too.
 """
 
 from __future__ import annotations
@@ -33,10 +34,13 @@ def own_code(run: Run, account: Breakdown) -> OwnCode | None:
     timeline, stack = run.timeline, run.stack
     if timeline is None or stack is None or account.whole_window or not account.steps:
         return None
+    if not len(stack.t_ns) or len(stack.calls_users) != len(stack.t_ns):
+        return None
     windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
     claims = layers(timeline, account.device_index, pauses_ns=account.pauses_ns)
     bare = subtract(union(windows[:, 0], windows[:, 1]), joined(*claims.values()))
-    found = lines_of(run, bare)
+    passing = {run.places[p] for p in np.unique(stack.place[stack.calls_users == 1]).tolist() if p >= 0}
+    found = [line for line in lines_of(run, bare) if line.place not in passing]
     if not found:
         return None
     mine = [line for line in found if _function(line) == _function(found[0])]

@@ -31,6 +31,7 @@ class Seen:
     t_ns: list[int]
     spots: list[Spot | None]
     after: list[bool] = field(default_factory=list)
+    callers: set[Spot] = field(default_factory=set)  # lines that were seen calling others of the user's
     began_ns: int = 0
 
 
@@ -67,15 +68,20 @@ class LineSampler:
         seen, frames, clock = self.seen, sys._current_frames, perf_counter_ns
         times, spots, after, passed = seen.t_ns, seen.spots, seen.after, self._update.passed
         period_s, over, spent_ns = self._period_s, self._going.acquire, thread_time_ns()
+        cost_ns: list[int] = []
         while not over(timeout=period_s) and len(times) < MOST_SAMPLES:
             stack = users_stack(frames().get(watched))
             spots.append(stack[0] if stack else None)
+            seen.callers.update(stack[1:])
             after.append(passed(stack))
             times.append(clock())
-            if len(times) % _JUDGED_AFTER == 0:
-                before_ns, spent_ns = spent_ns, thread_time_ns()
-                affordable_s = (spent_ns - before_ns) / _JUDGED_AFTER / 1e9 / DEAREST
+            before_ns, spent_ns = spent_ns, thread_time_ns()
+            cost_ns.append(spent_ns - before_ns)
+            if len(cost_ns) == _JUDGED_AFTER:
+                # files that are met for the first time cost a look many times what it costs from then on
+                affordable_s = sorted(cost_ns)[_JUDGED_AFTER // 2 - 1] / 1e9 / DEAREST
                 period_s = min(max(self._period_s, affordable_s), LONGEST_PERIOD_S)
+                cost_ns.clear()
 
 
 __all__ = ["LineSampler", "Seen"]

@@ -36,7 +36,8 @@ def noticed(origin_ns: int, heard: list[Heard], seen: Seen | None, naming: Namin
         place = np.array([naming.number(spot) for spot in seen.spots[:count]], dtype=np.int32)
         t_ns = np.array(seen.t_ns[:count], dtype=np.int64) - origin_ns
         after = np.array(seen.after[:count], dtype=np.uint8)
-        stack = StackSamples(t_ns, place, seen.began_ns - origin_ns, after)
+        calls = np.array([spot in seen.callers for spot in seen.spots[:count]], dtype=np.uint8)
+        stack = StackSamples(t_ns, place, seen.began_ns - origin_ns, after, calls)
     return Noticed(pauses, stack, naming.places)
 
 

@@ -29,6 +29,8 @@ _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}"
 _LIBRARY = tuple(
     os.path.realpath(path) + os.sep for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")} if path
 )
+_RUNNER = 2
+_kinds: dict[str, int] = {}  # by file name: 0 a library's, 1 the user's, or `_RUNNER`
 _known: dict[str, bool] = {}  # by file name: asked for each frame of each sample
 
 
@@ -60,8 +62,30 @@ def users_spot(frame: FrameType | None) -> Spot | None:
 
 
 def users_stack(frame: FrameType | None) -> Stack:
-    """All lines of the user's from this frame outwards, the innermost first."""
-    return tuple(_spots(frame))
+    """All lines of the user's from this frame outwards, the innermost first.
+
+    Libraries nest a hundred frames deep, and a look pays for each: so what is known of a file is one look-up.
+    """
+    found: list[Spot] = []
+    kinds = _kinds
+    while frame is not None:
+        code = frame.f_code
+        kind = kinds.get(code.co_filename)
+        if kind is None:
+            kind = _kind(code.co_filename)
+        if kind == _RUNNER:
+            break
+        if kind:
+            found.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname))
+        frame = frame.f_back
+    return tuple(found)
+
+
+def _kind(file: str) -> int:
+    found = _RUNNER if file in _RUNNERS else int(is_users(file))
+    if len(_kinds) < 100_000:
+        _kinds[file] = found
+    return found
 
 
 def _spots(frame: FrameType | None) -> Iterator[Spot]:

@@ -21,7 +21,7 @@ SOURCES: Mapping[str, str] = {
     "exposed_bad": "ours: three times the notice",
     "unknown_too_much": "ours: an accounting with more unknown names no cause",
     "outside_notice": "ours: below it the time between steps is what epochs and their evaluation usually take",
-    "pause_notice": "ours: saving and logging are no training, but small doses are good practice",
+    "pause_notice": "ours: saving, logging and collecting garbage are no training, but small doses are good practice",
     "evaluation_notice": "ours: evaluation was asked for, so it counts only where it takes a fifth of the time",
     "loading_cause": "ours: a cause of slow loading is named where it makes up half of a batch's time",
     "cpu_full": "ours: from 90 % of the usable cores on, one more process takes time from the others",

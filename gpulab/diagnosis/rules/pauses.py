@@ -114,7 +114,7 @@ def recompilation(case: Case) -> Finding | Untold | None:
 def gc_pause(case: Case) -> Finding | Untold | None:
     """Python stops to look for garbage, often because millions of objects are alive."""
     found = _paused(case, "gc")
-    if found is None or found.share < case.thresholds.silence:
+    if found is None or found.share < case.thresholds.pause_notice:
         return _untold(case, "gc_pause", "Whether Python's garbage collection holds the training up")
     return found.finding(
         case,
