@@ -97,6 +97,20 @@ def gap_around(t: int, spans: list[Span]) -> tuple[int | None, int | None]:
     return begin, min((s.start for s in solid if s.start > t), default=None)
 
 
+def updating_at(t: int, spans: list[Span], lanes: set[int]) -> bool:
+    """Inside Optimizer.step, and no backward pass that begins before its end goes on or comes later: a closure's."""
+    mine = [s for s in spans if s.lane in lanes]
+
+    def stepping(at: int) -> bool:
+        return any(s.name.startswith("Optimizer.step#") and s.start <= at < s.end for s in mine)
+
+    end = t
+    while stepping(end):
+        end += 1
+    passes = [s for s in mine if s.name.startswith("autograd::engine") and s.duration and s.start < end]
+    return end > t and all(t >= min(s.end, end) for s in passes)
+
+
 def part_at(t: int, spans: list[Span]) -> str:
     """The part that one nanosecond belongs to, straight from definitions: no sets, no sorting."""
     here = [s for s in spans if s.start <= t < s.end]
@@ -109,7 +123,7 @@ def part_at(t: int, spans: list[Span]) -> str:
         return any(s.name.startswith(prefix) for s in among)
 
     loading = any_named("enumerate(DataLoader)", [s for s in here if s.lane == TRAINER])
-    optimizing = any_named(("Optimizer.step#", "Optimizer.zero_grad#"), trainer)
+    optimizing = any_named("Optimizer.zero_grad#", trainer) or updating_at(t, spans, autograd | {TRAINER})
     annotated = any(
         s.category in (Category.USER_ANNOTATION, Category.OVERHEAD)
         and not s.name.startswith(("enumerate(DataLoader)", "Optimizer.", "ProfilerStep#"))
