@@ -436,6 +436,13 @@ class StackSamples:
         default_factory=lambda: np.empty(0, np.uint8)
     )  # 1: this line was seen calling other lines of the user's, as trainer.fit does; empty: unknown
 
+    @property
+    def since_ns(self) -> Int64:
+        """From when on each look stands for the time, up to its own."""
+        if not len(self.t_ns):
+            return self.t_ns
+        return np.concatenate(([min(self.began_ns, int(self.t_ns[0]))], self.t_ns[:-1]))
+
 
 @dataclass(frozen=True, slots=True)
 class Alert:

@@ -113,6 +113,25 @@ def test_a_function_that_mostly_computes_is_not_blamed_for_the_gaps_between_its_
     assert not any("Python code of yours" in words for words in logging(gpulab.diagnose(profiled(computing, nothing))))
 
 
+def test_the_time_of_a_library_that_comes_back_to_the_users_code_is_not_the_users() -> None:
+    library = "def fit(step):\n    for _ in range(40):\n        time.sleep(0.01)\n        step()\n"
+    names: dict[str, Callable[[Callable[[], None]], None]] = {"time": time}  # type: ignore[dict-item]
+    exec(compile(library, "/usr/lib/site-packages/fitting.py", "exec"), names)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        time.sleep(0.005)
+        model(torch.randn(8, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with gpulab.profile(show=False, save=False, device="cpu") as p:
+        names["fit"](step)
+    assert p.run.stack is not None and p.run.stack.calls_users.any()
+    assert not any("Python code of yours" in words for words in logging(gpulab.diagnose(p.run)))
+
+
 def test_a_backward_pass_after_the_update_is_training() -> None:
     other = nn.Linear(8, 1)
 

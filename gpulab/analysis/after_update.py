@@ -65,9 +65,8 @@ def _below(stack: StackSamples, windows: Intervals) -> Intervals:
     """Each look stands for the time since the one before."""
     if len(stack.after_update) != len(stack.t_ns):
         return EMPTY
-    since = np.concatenate(([min(stack.began_ns, int(stack.t_ns[0]))], stack.t_ns[:-1]))
     rows = stack.after_update == 1
-    return intersect(union(since[rows], stack.t_ns[rows]), union(windows[:, 0], windows[:, 1]))
+    return intersect(union(stack.since_ns[rows], stack.t_ns[rows]), union(windows[:, 0], windows[:, 1]))
 
 
 __all__ = ["Afterwards", "after_update"]

@@ -49,9 +49,8 @@ def own_code(run: Run, account: Breakdown) -> OwnCode | None:
     anywhere = sum(line.share for line in lines_of(run, windows) if line.place in places)
     if share < LEAST_SHARE or share * measure(bare) < MOSTLY * anywhere * measure(windows):
         return None
-    since = np.concatenate(([min(stack.began_ns, int(stack.t_ns[0]))], stack.t_ns[:-1]))
     rows = np.isin(stack.place, [i for i, place in enumerate(run.places) if place in places])
-    times = intersect(union(since[rows], stack.t_ns[rows]), bare)
+    times = intersect(union(stack.since_ns[rows], stack.t_ns[rows]), bare)
     wall = np.maximum(1, windows[:, 1] - windows[:, 0])
     return OwnCode(found[0].place, times, float(np.median(paint(windows, [times])[:, 0] / wall)))
 

@@ -87,7 +87,7 @@ class _Looked:
 
 
 def _looked(stack: StackSamples, times: Intervals) -> _Looked:
-    since = np.concatenate(([min(stack.began_ns, int(stack.t_ns[0]))], stack.t_ns[:-1]))
+    since = stack.since_ns
     waited = stack.t_ns - since
     usual = float(np.median(waited))
     within = _overlap(since, stack.t_ns, times)

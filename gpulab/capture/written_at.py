@@ -33,7 +33,7 @@ def transform_spot(dataset: Any) -> Spot | None:
     """The user's transform, where the dataset holds it as such."""
     for held in _held(dataset):
         for name in _TRANSFORMS:
-            spot = callable_spot(getattr(held, name, None))
+            spot = callable_spot(_attributes(held).get(name))
             if spot is not None:
                 return spot
     return None
@@ -55,11 +55,16 @@ def _held(thing: Any, depth: int = 0) -> Iterator[Any]:
     yield thing
     if isinstance(thing, functools.partial):
         yield from _held(thing.func, depth + 1)
-    attributes = getattr(thing, "__dict__", {})
     for name in _WITHIN:
-        inner = attributes.get(name)
+        inner = _attributes(thing).get(name)
         for one in inner[:_DEPTH] if isinstance(inner, list | tuple) else (inner,):
             yield from _held(one, depth + 1)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """What it holds by itself: a property would run code of the user's."""
+    found: dict[str, Any] = getattr(thing, "__dict__", {})
+    return found
 
 
 def _spot(function: Any) -> Spot | None:
