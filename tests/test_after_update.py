@@ -123,7 +123,7 @@ def test_the_time_of_a_library_that_comes_back_to_the_users_code_is_not_the_user
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 
     def step() -> None:
-        time.sleep(0.005)
+        time.sleep(0.002)
         model(torch.randn(8, 8)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -411,6 +411,23 @@ def test_attention_on_a_cpu() -> None:
     assert finding.recoverable_us_per_step == pytest.approx(600, rel=0.02)
 
 
+def test_the_backward_pass_of_a_softmax_by_hand_is_attention_too() -> None:
+    def step(machine: Machine) -> None:
+        machine.operator("aten::bmm", host_us=300)
+        for _ in range(20):
+            machine.operator("aten::as_strided", host_us=1)  # a view of it, as any number of them
+        for name in ("aten::div", "aten::neg", "aten::mul", "aten::sum", "ExpBackward0", "aten::mul", "aten::neg"):
+            machine.operator(name, host_us=200)
+        for name in ("aten::sum", "aten::eq", "aten::copy_", "aten::div", "aten::mul", "aten::add_", "aten::mul"):
+            machine.operator(name, host_us=200)
+        machine.operator("aten::bmm", host_us=300)
+        machine.operator("aten::linear", host_us=800)
+
+    case = on_cpu(step)
+    assert told(fusing.unfused_attention(case)).recoverable_us_per_step == pytest.approx(14 * 200 + 20, rel=0.02)
+    assert fusing.memory_bound_ops(case) is None, "its pointwise operations go where attention becomes one"
+
+
 # -- the optimizer -----------------------------------------------------------------------------------------------------
 
 

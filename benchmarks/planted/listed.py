@@ -10,6 +10,8 @@ from benchmarks.planted.lists.fresh_hosting import FRESH_HOSTING
 from benchmarks.planted.lists.fresh_layout import FRESH_LAYOUT
 from benchmarks.planted.lists.healthy import HEALTHY
 from benchmarks.planted.lists.hosting import HOSTING
+from benchmarks.planted.lists.later_feeding import LATER_FEEDING
+from benchmarks.planted.lists.later_hosting import LATER_HOSTING
 from benchmarks.planted.lists.latest_feeding import LATEST_FEEDING
 from benchmarks.planted.lists.latest_hosting import LATEST_HOSTING
 from benchmarks.planted.lists.layered import LAYERED
@@ -19,6 +21,7 @@ from benchmarks.planted.lists.on_gpu import ON_GPU
 from benchmarks.planted.planted import Planted
 
 FRESH = (*FRESH_FEEDING, *FRESH_HOSTING, *FRESH_COMPUTING, *FRESH_LAYOUT)
+LATER = (*LATER_FEEDING, *LATER_HOSTING)
 LATEST = (*LATEST_FEEDING, *LATEST_HOSTING)
 MORE = (*MORE_FEEDING, *MORE_COMPUTING)
 CELLS: tuple[Planted, ...] = (
@@ -29,6 +32,7 @@ CELLS: tuple[Planted, ...] = (
     *HEALTHY,
     *MORE,
     *FRESH,
+    *LATER,
     *LATEST,
     *ON_GPU,
 )

@@ -16,7 +16,8 @@ from gpulab.run import Category, Int64, Timeline
 
 CHAIN = 2  # from this many on a chain could be one kernel
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
-_SOFTMAX = ("aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data", "aten::exp")  # or by hand
+_BY_HAND = ("aten::exp", "ExpBackward0")  # the second tells where its backward pass is
+_SOFTMAX = ("aten::_softmax", "aten::_safe_softmax", "aten::_softmax_backward_data", *_BY_HAND)
 # Names of memory, and what only asks others to move something (a `to` that copies calls `copy_`).
 _FREE = frozenset(
     {
@@ -48,7 +49,9 @@ _FREE = frozenset(
 _SCALAR = ("aten::copy_", "aten::fill_")  # so short, they move a single number: 0.5 * x wraps the 0.5
 _SCALAR_NS = 20_000
 WORTH_FUSING_NS = 50_000  # ours: ten times what calling an operator costs on a CPU
-_BETWEEN = 12  # operators at most between a product and the softmax of one attention: scale, mask, cast, dropout, views
+# Operators at most between a product and the softmax of one attention: scale, mask, cast, dropout; the backward pass of
+# a softmax by hand takes most.
+_BETWEEN = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def pointwise_chains(work: DeviceWork) -> PointwiseChains | None:
     chained = (work.kind == CLASSES.index("pointwise")) & ~work.of_optimizer
     ends = _around_softmax(t, work.tree, work.windows)
     if ends is not None:
-        chained &= ~_launched_between(work, t.lane_id[ends[0]], t.end_ns[ends[0]], t.start_ns[ends[1]])
+        chained &= ~_launched_between(work, t.lane_id[ends.first], t.end_ns[ends.first], t.start_ns[ends.last])
     total_us = work.us(work.kernel & ~work.of("communication")) * work.steps
     return _chains(t, work.rows[order], chained[order], total_us * 1e3, work.steps)
 
@@ -135,7 +138,7 @@ def attention_chains(work: DeviceWork) -> AttentionChains | None:
     ends = _around_softmax(t, work.tree, work.windows)
     if ends is None:
         return None
-    first, last = ends
+    first, last = ends.first, ends.last
     between = _launched_between(work, t.lane_id[first], t.end_ns[first], t.start_ns[last])
     products = np.isin(work.operator, np.concatenate((first, last)))
     return AttentionChains(
@@ -143,7 +146,7 @@ def attention_chains(work: DeviceWork) -> AttentionChains | None:
         share=work.share(between & ~products),
         product_share=work.share(products),
         by_library=_by_library(t),
-        span=_longest(t, first, last),
+        span=_longest(t, ends),
     )
 
 
@@ -153,7 +156,7 @@ def attention_on_cpu(timeline: Timeline, windows: Intervals) -> AttentionChains 
     ends = _around_softmax(timeline, CallTree.of(timeline, np.flatnonzero(mine)), windows)
     if ends is None:
         return None
-    first, last = ends
+    first, last = ends.first, ends.last
     operators = spans.covered(timeline, mine)
     between = intersect(union(timeline.end_ns[first], timeline.start_ns[last]), operators)
     both = np.concatenate((first, last))
@@ -164,7 +167,7 @@ def attention_on_cpu(timeline: Timeline, windows: Intervals) -> AttentionChains 
         share=measure(between) / wall,
         product_share=measure(products) / wall,
         by_library=_by_library(timeline),
-        span=_longest(timeline, first, last),
+        span=_longest(timeline, ends),
     )
 
 
@@ -182,7 +185,7 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
     chained &= timeline.duration_ns[rows] >= WORTH_FUSING_NS
     ends = _around_softmax(timeline, tree, windows)
     if ends is not None:
-        between = union(timeline.end_ns[ends[0]], timeline.start_ns[ends[1]])
+        between = union(timeline.end_ns[ends.first], timeline.start_ns[ends.last])
         chained &= ~covers(between, timeline.start_ns[rows])
     return _chains(timeline, rows, chained, measure(windows), max(1, len(windows)))
 
@@ -212,13 +215,25 @@ def _by_library(timeline: Timeline) -> bool:
     return any("scaled_dot_product_attention_math" in name for name in timeline.names)
 
 
-def _longest(timeline: Timeline, first: Int64, last: Int64) -> tuple[int, int]:
+def _longest(timeline: Timeline, ends: SoftmaxEnds) -> tuple[int, int]:
+    """The longest that is not of a backward pass, which runs far from the line that wrote it; of all where none is."""
+    forward = ~ends.backward if not ends.backward.all() else ends.backward
+    first, last = ends.first[forward], ends.last[forward]
     i = int(np.argmax(timeline.end_ns[last] - timeline.start_ns[first]))
     return int(timeline.start_ns[first[i]]), int(timeline.end_ns[last[i]])
 
 
-def _around_softmax(timeline: Timeline, tree: CallTree, windows: Intervals) -> tuple[Int64, Int64] | None:
-    """Rows of the products before and after each softmax of the steps that stands between two; None without any."""
+@dataclass(frozen=True, slots=True)
+class SoftmaxEnds:
+    """Rows of the product before and of the one after each softmax; `backward`: the softmax is that of a gradient."""
+
+    first: Int64
+    last: Int64
+    backward: spans.Mask
+
+
+def _around_softmax(timeline: Timeline, tree: CallTree, windows: Intervals) -> SoftmaxEnds | None:
+    """The products around each softmax of the steps that stands between two; None without any."""
     is_softmax = spans.named(timeline, lambda n: n in _SOFTMAX)
     wanted = is_softmax | spans.named(timeline, lambda n: n in _PRODUCTS)
     position = np.flatnonzero(wanted[tree.rows])  # by thread, in order of time
@@ -228,12 +243,11 @@ def _around_softmax(timeline: Timeline, tree: CallTree, windows: Intervals) -> t
     middle = np.flatnonzero(is_softmax[at[1:-1]] & ~is_softmax[at[:-2]] & ~is_softmax[at[2:]]) + 1
     lane = timeline.lane_id[at]
     middle = middle[(lane[middle - 1] == lane[middle]) & (lane[middle + 1] == lane[middle])]
-    leaf = np.ones(len(tree.rows), dtype=np.int64)
-    leaf[tree.parent[tree.parent >= 0]] = 0
-    before = np.cumsum(leaf)
+    before = np.cumsum(_working(timeline, tree))
     near = before[position[middle + 1]] - before[position[middle - 1]] <= 2 * _BETWEEN
     middle = middle[near & covers(windows, timeline.start_ns[at[middle]])]
-    return (at[middle - 1], at[middle + 1]) if len(middle) else None
+    backward = spans.named(timeline, lambda n: "ackward" in n)[at[middle]]
+    return SoftmaxEnds(at[middle - 1], at[middle + 1], backward) if len(middle) else None
 
 
 def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int64) -> spans.Mask:
