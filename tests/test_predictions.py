@@ -24,6 +24,7 @@ from gpulab.analysis.device_peaks import peaks_of
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.host_operators import HostOperators
 from gpulab.analysis.loading import LoadingFacts
+from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
@@ -33,7 +34,7 @@ from gpulab.diagnosis.rules import precision, transfers
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.foretelling import foretell
-from gpulab.intervals import union
+from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.described import loader_record
 from gpulab.knobs.values import written
@@ -491,6 +492,11 @@ def test_where_calls_take_most_of_a_step_on_a_cpu_one_run_tells_a_larger_batch()
     updating = dataclasses.replace(known, optimizer_us=Spread(20e3, 20e3, 20e3, 8))
     assert ratio_of(updating, batch_size=64) == pytest.approx(0.01 + 0.99 / 2, rel=1e-3)
     assert predict(calling(0.4), {"batch_size": "128"}).only_sign
+    work = OptimizerWork("AdamW", "fused", 1, 0, 0, 0, 0, 0, 0, 0, True, EMPTY, EMPTY)
+    fused = dataclasses.replace(calling(0.1), optimizer_us=Spread(16e3, 16e3, 16e3, 8), optimizer=work)
+    fixed = 1 - (0.9 * (1 - 0.4 * 44 / 28)) ** 2
+    assert ratio_of(fused, batch_size=64) == pytest.approx(fixed / 2 + 1 - fixed, rel=1e-3), "parameters are read, too"
+    assert predict(dataclasses.replace(fused, optimizer=None), {"batch_size": "64"}).only_sign
 
 
 @given(st.integers(1, 4096), st.lists(st.integers(1, 4096), min_size=1, max_size=4))

@@ -19,6 +19,10 @@ from gpulab.run import Category, Int64, Timeline
 Style = Literal["for-loop", "foreach", "fused"]
 
 _ANNOTATION = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
+# Of the bytes that a fused Adam moves (28 of each 32-bit parameter) so many move besides in each step, however many
+# Of the 28 bytes that a fused Adam moves of each 32-bit parameter so many move once more in each step, however many
+# samples it has: both passes read the parameters, the backward pass writes gradients, whose memory is fetched first.
+ABOUT_PARAMETERS = 16 / 28
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 
 
@@ -44,6 +48,11 @@ class OptimizerWork:
     has_momentum: bool
     step_times: Intervals
     zero_times: Intervals
+
+    @property
+    def per_parameter(self) -> float:
+        """What the parameters cost in a step, in times of the update; at least, for what computes reads them too."""
+        return 1 + ABOUT_PARAMETERS if self.style == "fused" else 1.0
 
 
 def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | None = None) -> OptimizerWork | None:

@@ -132,13 +132,17 @@ def _calls_share(today: Today) -> float | None:
     if host is None:
         return None
     calls = float(np.clip(host.calling_share, 0.0, 1.0))
-    return calls + (1 - calls) * min(1.0, updating.median / today.step.median) if updating is not None else calls
+    if updating is None:
+        return calls
+    work = today.facts.optimizer
+    times = work.per_parameter if work is not None else 1.0
+    return calls + (1 - calls) * min(1.0, times * updating.median / today.step.median)
 
 
 def _of_calls(plan: Plan, scale: float, calls: float) -> Plan:
     """Calls are shared by more samples, and of the rest the more grows with them, the more of a step it is."""
     fixed = 1 - (1 - calls) ** 2
     likely, *ends = (f / scale + 1 - f for f in (fixed, 1.0, calls - CALLS_OFF))
-    words = f"{calls:.0%} of a step goes to calling operators and to the optimizer, whatever the batch"
+    words = f"{calls:.0%} of a step goes to calling operators and to the parameters, whatever the batch"
     told = replace(plan, pure_factor=plan.pure_factor * likely * scale, samples=plan.samples * scale)
     return told.doubted(FIT_SD, words).reached(min(ends) / likely, max(ends) / likely)

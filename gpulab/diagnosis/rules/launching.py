@@ -59,7 +59,7 @@ def small_batch(case: Case) -> Finding | Untold | None:
     """The GPU is half idle and half empty, or its operations are too small to fill it: a larger batch costs little."""
     work, limits = case.facts.work, case.thresholds
     if not case.on_gpu:
-        return _small_batch_on_cpu(case)
+        return _mostly_calls(case) or _mostly_parameters(case)
     if work is None or starves(case) or case.withheld("idle_causes") is not None:
         return None
     idle = idle_us(case)
@@ -96,7 +96,7 @@ def small_batch(case: Case) -> Finding | Untold | None:
     )
 
 
-def _small_batch_on_cpu(case: Case) -> Finding | None:
+def _mostly_calls(case: Case) -> Finding | None:
     """Most of the step goes to calling operators that have next to nothing to compute."""
     host, updating = case.facts.host, case.facts.optimizer
     if host is None or host.calling_share < case.thresholds.calling_notice:
@@ -107,14 +107,44 @@ def _small_batch_on_cpu(case: Case) -> Finding | None:
     if calling_us < case.thresholds.calling_notice / 2 * _step(case):  # the rest is the optimizer's, which has a rule
         return None
     short = f"{host.short_count:,.0f} of {host.count:,.0f} operations per step last less than {SHORT_NS // 1000} µs"
-    loader = case.facts.run.loader
-    size = f", with {loader.batch_size} samples each" if loader is not None and loader.batch_size else ""
-    return Finding(
-        "small_batch",
+    return _too_small(
+        case,
         f"Each batch is too small: {percent(host.calling_share)} of {case.unit} goes to starting operations that have "
         "hardly anything to compute.",
-        (Evidence(f"{short}{size}: that is about what it takes to start one"),),
+        f"{short}{_samples(case)}: that is about what it takes to start one",
         calling_us,
+    )
+
+
+def _mostly_parameters(case: Case) -> Finding | None:
+    """Most of the step goes to reading and updating parameters, in as few passes over them as there can be."""
+    found, took = case.facts.optimizer, case.facts.optimizer_us
+    if found is None or found.style != "fused":
+        return None
+    updating_us = took.median if took is not None else found.host_us
+    share = found.per_parameter * updating_us / (case.step_us or 1.0)
+    if share < case.thresholds.calling_notice or case.share("data_wait") >= share:
+        return None
+    return _too_small(
+        case,
+        f"Each batch is too small for so many parameters: reading and updating them takes about {percent(share)} of "
+        f"{case.unit}, however many samples it has.",
+        f"the update takes {ms(updating_us)} of {ms(_step(case))}{_samples(case)}; it is one fused operation already",
+        min(share, 1.0) * _step(case),
+    )
+
+
+def _samples(case: Case) -> str:
+    loader = case.facts.run.loader
+    return f", with {loader.batch_size} samples each" if loader is not None and loader.batch_size else ""
+
+
+def _too_small(case: Case, summary: str, evidence: str, recoverable_us: float) -> Finding:
+    return Finding(
+        "small_batch",
+        summary,
+        (Evidence(evidence),),
+        recoverable_us,
         "likely",
         parts=("compute", "unknown", "optimizer"),
         settings=_larger(case),
