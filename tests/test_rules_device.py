@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import loaded_traces
 import numpy as np
 import pytest
 import synthetic
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_loops import Machine, loop
 from real_traces import path
 
+import gpulab
 from gpulab.analysis.chains import pointwise_chains
 from gpulab.analysis.facts import facts
 from gpulab.analysis.kernel_classes import class_of, number_format
@@ -465,6 +467,36 @@ def test_an_update_parameter_by_parameter() -> None:
 
 def test_a_fused_update_is_left_alone() -> None:
     assert optimizing.unfused_optimizer(loop(updating("fused", zeroing=False)).case()) is None
+
+
+@pytest.mark.parametrize(("count", "width"), [(60, 16), (1, 600)])
+def test_an_optimizer_of_the_users_own_that_goes_through_small_tensors_one_by_one(count: int, width: int) -> None:
+    class Lion(torch.optim.Optimizer):
+        def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
+            super().__init__(params, {"lr": 1e-4})
+
+        @torch.no_grad()
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            for p in self.param_groups[0]["params"]:
+                mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+                p.add_((0.9 * mean + 0.1 * p.grad).sign(), alpha=-1e-4)
+                mean.mul_(0.99).add_(p.grad, alpha=0.01)
+
+    model = torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(count)))
+    optimizer = Lion(model.parameters())
+    with gpulab.profile(show=False, save=False, live=False, device="cpu") as p:
+        for _ in range(25):
+            optimizer.zero_grad()
+            model(torch.ones(8, width)).sum().backward()
+            optimizer.step()
+    case = Case(facts(p.run), DEFAULT)
+    assert case.facts.optimizer is not None and case.facts.optimizer.style == "for-loop"
+    if count == 1:
+        assert optimizing.unfused_optimizer(case) is None, "its time is computing"
+        return
+    finding = told(optimizing.unfused_optimizer(case))
+    assert finding.settings == () and "torch._foreach_ operators" in finding.cure and "Lion.step" in finding.cure
+    assert (finding.recoverable_us_per_step or 0) > 0.15 * (case.step_us or 0)
 
 
 # -- layout and sizes --------------------------------------------------------------------------------------------------

@@ -50,8 +50,8 @@ def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | No
     wall = measure(windows)
     if not inside.any() or not wall:
         return None
-    own_ns = _own_ns(timeline, tree)
-    long = inside & (own_ns >= SHORT_NS)
+    own = own_ns(timeline, tree)
+    long = inside & (own >= SHORT_NS)
     moved = inside & _rearranges(timeline, tree)
     moved_rows, steps = tree.rows[moved], len(windows)
     longest = moved_rows[int(np.argmax(timeline.duration_ns[moved_rows]))] if len(moved_rows) else None
@@ -59,7 +59,7 @@ def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | No
     return HostOperators(
         count=float(inside.sum()) / steps,
         short_count=float((inside & ~long).sum()) / steps,
-        calling_share=max(0.0, 1 - (float(own_ns[long].sum()) + waiting) / wall),
+        calling_share=max(0.0, 1 - (float(own[long].sum()) + waiting) / wall),
         rearranging_share=_share(timeline, moved_rows, wall),
         rearranging_count=float(moved.sum()) / steps,
         span=None if longest is None else (int(timeline.start_ns[longest]), int(timeline.end_ns[longest])),
@@ -85,7 +85,7 @@ def _elsewhere_ns(timeline: Timeline, windows: Intervals) -> int:
     )
 
 
-def _own_ns(timeline: Timeline, tree: CallTree) -> Int64:
+def own_ns(timeline: Timeline, tree: CallTree) -> Int64:
     """Each operator's time without the operators that it calls."""
     duration = timeline.duration_ns[tree.rows]
     called = tree.parent >= 0
@@ -110,4 +110,4 @@ def _rearranges(timeline: Timeline, tree: CallTree) -> spans.Mask:
     return copies & found
 
 
-__all__ = ["SHORT_NS", "HostOperators", "host_operators"]
+__all__ = ["SHORT_NS", "HostOperators", "host_operators", "own_ns"]

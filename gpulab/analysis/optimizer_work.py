@@ -12,8 +12,10 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.host_operators import SHORT_NS, own_ns
+from gpulab.analysis.launches import CallTree
 from gpulab.analysis.updates import step_times, zero_times
-from gpulab.intervals import EMPTY, Intervals, covers, intersect, paint
+from gpulab.intervals import EMPTY, Intervals, covers, intersect, measure, paint, union
 from gpulab.run import Category, Int64, Timeline
 
 Style = Literal["for-loop", "foreach", "fused"]
@@ -45,6 +47,7 @@ class OptimizerWork:
     zero_host_us: float
     zero_idle_us: float
     zero_device_us: float
+    calling_share: float
     has_momentum: bool
     step_times: Intervals
     zero_times: Intervals
@@ -80,6 +83,7 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
         zero_host_us=_median_us(windows, zeroing),
         zero_idle_us=_idle_us(work, zeroing),
         zero_device_us=_launched_us(work, zeroing),
+        calling_share=_calling_share(timeline, inside, intersect(stepping, union(windows[:, 0], windows[:, 1]))),
         has_momentum=any(names[n] for n in ("aten::mul_", "aten::_foreach_mul_")),
         step_times=stepping,
         zero_times=zeroing,
@@ -93,6 +97,14 @@ def _counted(timeline: Timeline, operators: Int64, times: Intervals) -> Counter[
     held = operators[covers(times, timeline.start_ns[operators])]
     count = np.bincount(timeline.name_id[held], minlength=len(timeline.names))
     return Counter({timeline.names[i]: int(count[i]) for i in np.flatnonzero(count).tolist()})
+
+
+def _calling_share(timeline: Timeline, operators: Int64, stepping: Intervals) -> float:
+    if not len(stepping):
+        return 0.0
+    tree = CallTree.of(timeline, operators[covers(stepping, timeline.start_ns[operators])])
+    own = own_ns(timeline, tree)
+    return max(0.0, 1 - float(own[own >= SHORT_NS].sum()) / (measure(stepping) or 1))
 
 
 def _style(names: Counter[str]) -> Style | None:

@@ -13,6 +13,15 @@ from gpulab.intervals import Intervals
 # Bytes moved per parameter, fused over not fused. AdamW: definitions.md, 28 against 80. SGD with momentum and decay
 # reads or writes 4 bytes 11 times one operator after the other, 5 times fused; the others likewise by their formula.
 _KEPT_BYTES = {"AdamW": 28 / 80, "Adam": 28 / 72, "SGD": 20 / 44, "Adagrad": 20 / 44}
+_GROUPED = (
+    "Adadelta",
+    "Adamax",
+    "ASGD",
+    "NAdam",
+    "RAdam",
+    "RMSprop",
+    "Rprop",
+)  # of torch.optim, in groups or one by one
 # On a CPU the profiler makes small operators slower: only an optimizer that takes this much of unprofiled steps counts.
 _CPU_NOTICE = 0.15
 
@@ -65,15 +74,20 @@ def _on_gpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
 
 
 def _on_cpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
-    """The same: the update from unprofiled steps and for what PyTorch can fuse on a CPU, zeroing from profiled ones."""
+    """The same: the update from unprofiled steps, zeroing from profiled ones.
+
+    What PyTorch can fuse on a CPU saves passes over memory; of any other, updated tensor by tensor, the calls.
+    """
     zeroing = found.zero_host_us if found.zeroing else 0.0
     took, step = case.facts.optimizer_us, case.facts.step_us
-    if took is None or step is None or found.style in (None, "fused") or found.name not in _KEPT_BYTES:
+    if took is None or step is None or found.style in (None, "fused"):
         return 0.0, zeroing
-    one_pass = found.name == "SGD" and not found.has_momentum
-    if one_pass or took.median < _CPU_NOTICE * step.median:
-        return 0.0, zeroing
-    return took.median * (1 - _KEPT_BYTES[found.name]), zeroing
+    if found.name in _KEPT_BYTES:
+        one_pass = found.name == "SGD" and not found.has_momentum
+        updating = 0.0 if one_pass else took.median * (1 - _KEPT_BYTES[found.name])
+        return updating if took.median >= _CPU_NOTICE * step.median else 0.0, zeroing
+    updating = took.median * found.calling_share if found.style == "for-loop" else 0.0
+    return updating if updating >= _CPU_NOTICE * step.median else 0.0, zeroing
 
 
 def _summary(found: OptimizerWork, one_by_one: bool, share: float) -> str:
@@ -121,7 +135,9 @@ def _cure(found: OptimizerWork, updating: bool, zeroing: bool) -> str:
     if updating and found.name in _KEPT_BYTES:
         parts.append(f"torch.optim.{found.name}(…, fused=True)")
     elif updating:
-        parts.append(f"an optimizer that PyTorch can fuse (Adam, AdamW, SGD), or {found.name}(…, foreach=True)")
+        whole = f"{found.name}(…, foreach=True)"
+        own = f"torch._foreach_ operators on the lists of all tensors in {found.name}.step"
+        parts.append(f"{whole if found.name in _GROUPED else own}, or one that PyTorch can fuse (Adam, AdamW, SGD)")
     return f"{' and '.join(parts)}."
 
 
