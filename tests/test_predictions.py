@@ -527,15 +527,19 @@ def trained() -> dict[str, Any]:
     return found
 
 
+def lasting(known: Facts, step_us: float, optimizer_us: float) -> Facts:
+    """The same, whose steps and updates took so long."""
+    whole, part = Spread(step_us, step_us, step_us, 20), Spread(optimizer_us, optimizer_us, optimizer_us, 20)
+    return dataclasses.replace(known, step_us=whole, optimizer_us=part)
+
+
 def test_a_fused_optimizer_saves_at_most_the_optimizer(trained: dict[str, Facts]) -> None:
     known = trained["AdamW"]
     assert known.step_us is not None and known.optimizer_us is not None
     share = known.optimizer_us.median / known.step_us.median
     assert 1 - share - 1e-9 < ratio_of(known, fused_optimizer=True) <= 1 + 1e-9
     assert ratio_of(known, fused_optimizer=False) == pytest.approx(1)
-    whole, part = Spread(900e3, 900e3, 900e3, 20), Spread(450e3, 450e3, 450e3, 20)  # so slow that it surely saves
-    slow = dataclasses.replace(known, step_us=whole, optimizer_us=part)
-    assert 0.5 < ratio_of(slow, fused_optimizer=True) < 0.75
+    assert 0.5 < ratio_of(lasting(known, 900e3, 450e3), fused_optimizer=True) < 0.75
 
 
 @pytest.mark.parametrize(("longer_us", "moved_us"), [(0.0, 0.0), (100.0, 23 * 100.0 / 2)])
@@ -556,7 +560,7 @@ def test_a_fused_step_begins_once(trained: dict[str, Facts], longer_us: float, m
 
 
 def test_accumulation_saves_at_most_the_steps_left_out(trained: dict[str, Facts]) -> None:
-    known = trained["AdamW"]
+    known = lasting(trained["AdamW"], 900e3, 450e3)
     assert known.step_us is not None and known.optimizer_us is not None
     share = known.optimizer_us.median / known.step_us.median
     for rounds in (2, 4, 8):
@@ -565,7 +569,9 @@ def test_accumulation_saves_at_most_the_steps_left_out(trained: dict[str, Facts]
 
 
 def test_a_plain_optimizer_has_little_to_save(trained: dict[str, Facts]) -> None:
-    assert ratio_of(trained["SGD"], fused_optimizer=True) > ratio_of(trained["AdamW"], fused_optimizer=True)
+    usual = (("SGD", 60.0), ("AdamW", 600.0))  # µs of 12 small tensors, of a step of a millisecond
+    plain, moments = (ratio_of(lasting(trained[name], 1e3, us), fused_optimizer=True) for name, us in usual)
+    assert plain == pytest.approx(1, abs=0.01) and moments < 0.9
 
 
 # compiling, another layout

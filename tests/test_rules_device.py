@@ -469,7 +469,7 @@ def test_a_fused_update_is_left_alone() -> None:
     assert optimizing.unfused_optimizer(loop(updating("fused", zeroing=False)).case()) is None
 
 
-@pytest.mark.parametrize(("count", "width"), [(60, 16), (1, 600)])
+@pytest.mark.parametrize(("count", "width"), [(60, 16), (1, 2000)])
 def test_an_optimizer_of_the_users_own_that_goes_through_small_tensors_one_by_one(count: int, width: int) -> None:
     class Lion(torch.optim.Optimizer):
         def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
