@@ -43,14 +43,15 @@ def after_update(run: Run, account: Breakdown, optimizer: OptimizerWork) -> Afte
     if timeline is None or account.whole_window or not len(optimizer.step_times) or not len(windows):
         return Afterwards(windows, EMPTY)
     fed = bool(run.steps.batch_count.any())
-    rest = _tails(windows, optimizer) if fed or run.stack is None else _below(run.stack, windows)
+    stack = None if fed else run.stack
+    rest = _tails(windows, optimizer) if stack is None else _below(stack, windows)
     nodes = timeline.start_ns[spans.named(timeline, spans.is_autograd_node) & spans.on_training_threads(timeline)]
-    if fed and covers(rest, nodes).any():
+    if stack is None and covers(rest, nodes).any():
         return Afterwards(windows, EMPTY)
     loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
     named = union_of((p.start_ns, p.end_ns) for p in run.pauses)
     other = joined(loading, optimizer.step_times, optimizer.zero_times, named)
-    return Afterwards(windows, subtract(rest, other), looked=not fed)
+    return Afterwards(windows, subtract(rest, other), looked=stack is not None)
 
 
 def _tails(windows: Intervals, optimizer: OptimizerWork) -> Intervals:

@@ -1,4 +1,4 @@
-"""Time of a step in which PyTorch runs nothing, at lines of one function of the user's own: metrics, games, logs.
+"""Time of a step in which PyTorch computes next to nothing, at lines of one function of the user's: metrics, games.
 
 Where the innermost line of the user's is that of a library's call which comes back to the user's code (`trainer.fit`),
 the time is the library's. Of the looks at a function's lines most must lie in such time: a line that calls PyTorch
@@ -7,38 +7,91 @@ itself is seen in its operators, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown, layers
+from gpulab.analysis.host_operators import SHORT_NS, own_ns
+from gpulab.analysis.launches import CallTree
 from gpulab.analysis.places import LineShare, lines_of
-from gpulab.intervals import Intervals, intersect, joined, measure, paint, subtract, union
-from gpulab.run import Place, Run
+from gpulab.analysis.updates import update_times
+from gpulab.intervals import Intervals, closed, covers, intersect, joined, measure, paint, subtract, union, union_of
+from gpulab.run import Category, Place, Run
 
+LEAST_LOOKS, LEAST_NS = 4, 20_000_000  # ours: with fewer looks, at less time, chance speaks
 LEAST_SHARE = 0.5  # of such time: below it no single function is to blame
+BETWEEN_NODES_NS = 100_000  # ours: autograd's engine takes 5 to 50 µs from one node to the next
 MOSTLY = 0.6  # of the looks at a function; ours: a line that also runs operators is found in them more often
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """`place`: the line that takes most. `times` within the profiled steps, [n, 2] in ns. `share`: median of a step."""
+    """`place`: the line that takes most, `places` all of its function. `times` within the profiled steps, [n, 2] in ns.
+    `share`: median of a step."""
 
     place: Place
+    places: tuple[Place, ...]
     times: Intervals
     share: float
 
 
 def own_code(run: Run, account: Breakdown) -> OwnCode | None:
-    """None without looks at the stack, and where no function of the user's surely takes most of such time."""
-    timeline, stack = run.timeline, run.stack
-    if timeline is None or stack is None or account.whole_window or not account.steps:
+    """Where PyTorch runs nothing. None without looks at the stack, and where no function of the user's surely takes
+    most of such time."""
+    known = _windows(run, account)
+    if known is None or run.timeline is None:
+        return None
+    claims = layers(run.timeline, account.device_index, pauses_ns=account.pauses_ns)
+    return _mostly_at(run, known, subtract(union(known[:, 0], known[:, 1]), joined(*claims.values())))
+
+
+def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
+    """Where operators shorter than `SHORT_NS` are called, one number at a time, which no gradient needs.
+
+    Without looks at the stack None; likewise where the backward pass takes half of it or more: then what is called so
+    is the model.
+    """
+    known, timeline = _windows(run, account), run.timeline
+    if known is None or timeline is None:
+        return None
+    training = spans.on_training_threads(timeline)
+    nodes = spans.covered(timeline, spans.named(timeline, spans.is_autograd_node) & training)
+    backward = closed(nodes, BETWEEN_NODES_NS)
+    loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
+    named = union_of((p.start_ns, p.end_ns) for p in run.pauses)
+    tree = CallTree.of(timeline, np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & training))
+    long = tree.rows[own_ns(timeline, tree) >= SHORT_NS]
+    computing = union(timeline.start_ns[long], timeline.end_ns[long])
+    other = joined(backward, update_times(timeline), loading, named, computing)
+    bare = subtract(union(known[:, 0], known[:, 1]), other)
+    found = _mostly_at(run, known, bare)
+    if found is None or run.stack is None:
+        return None
+    inside = covers(bare, run.stack.t_ns)  # another look says nothing about it: Python's lock is free in long operators
+    mine = np.isin(run.stack.place, [run.places.index(place) for place in found.places])
+    elsewhere = inside & ~mine
+    times = subtract(bare, union(run.stack.since_ns[elsewhere], run.stack.t_ns[elsewhere]))
+    if 2 * measure(intersect(backward, known)) > measure(times):
+        return None
+    return replace(found, times=times, share=_share(known, times))
+
+
+def _windows(run: Run, account: Breakdown) -> Intervals | None:
+    """The accounted steps; None where they or looks at the stack are missing."""
+    stack = run.stack
+    if run.timeline is None or stack is None or account.whole_window or not account.steps:
         return None
     if not len(stack.t_ns) or len(stack.calls_users) != len(stack.t_ns):
         return None
-    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
-    claims = layers(timeline, account.device_index, pauses_ns=account.pauses_ns)
-    bare = subtract(union(windows[:, 0], windows[:, 1]), joined(*claims.values()))
+    return np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+
+
+def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
+    """The function that takes most of this time, if most of the looks at it lie there."""
+    stack = run.stack
+    assert stack is not None
     passing = {run.places[p] for p in np.unique(stack.place[stack.calls_users == 1]).tolist() if p >= 0}
     found = [line for line in lines_of(run, bare) if line.place not in passing]
     if not found:
@@ -46,13 +99,19 @@ def own_code(run: Run, account: Breakdown) -> OwnCode | None:
     mine = [line for line in found if _function(line) == _function(found[0])]
     share = sum(line.share for line in mine)
     places = {line.place for line in mine}
-    anywhere = sum(line.share for line in lines_of(run, windows) if line.place in places)
+    anywhere = sum(line.share for line in lines_of(run, windows) if _function(line) == _function(found[0]))
     if share < LEAST_SHARE or share * measure(bare) < MOSTLY * anywhere * measure(windows):
         return None
     rows = np.isin(stack.place, [i for i, place in enumerate(run.places) if place in places])
     times = intersect(union(stack.since_ns[rows], stack.t_ns[rows]), bare)
+    if sum(line.looks for line in mine) < LEAST_LOOKS and measure(times) < LEAST_NS:
+        return None
+    return OwnCode(found[0].place, tuple(places), times, _share(windows, times))
+
+
+def _share(windows: Intervals, times: Intervals) -> float:
     wall = np.maximum(1, windows[:, 1] - windows[:, 0])
-    return OwnCode(found[0].place, times, float(np.median(paint(windows, [times])[:, 0] / wall)))
+    return float(np.median(paint(windows, [times])[:, 0] / wall))
 
 
 def _function(line: LineShare) -> tuple[str, str, int]:
@@ -61,4 +120,4 @@ def _function(line: LineShare) -> tuple[str, str, int]:
     return place.file, place.function, 0 if place.function else place.line
 
 
-__all__ = ["OwnCode", "own_code"]
+__all__ = ["OwnCode", "own_calls", "own_code"]

@@ -19,7 +19,7 @@ from gpulab.capture.update_line import UpdateLine
 PERIOD_S = 0.002
 MOST_SAMPLES = 100_000
 LONGEST_PERIOD_S = 0.05
-DEAREST = 0.01  # share of the time that this thread may compute: where a look costs more it looks less often
+DEAREST = 0.03  # share of the time that this thread may compute: where a look costs more it looks less often
 _JUDGED_AFTER = 4  # looks: what they cost is known then
 
 

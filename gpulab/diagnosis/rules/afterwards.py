@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.after_update import Afterwards, after_update
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
-from gpulab.analysis.own_code import own_code
+from gpulab.analysis.own_code import OwnCode, own_calls, own_code
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
@@ -21,6 +21,11 @@ _OWN = (
     "Where that measures or logs: do it every hundredth step, or once per epoch. Where it makes the next batch: let a "
     "DataLoader with workers make it beside the training. Where training needs it: do it with PyTorch's operations on "
     "whole tensors."
+)
+
+_NUMBERS = (
+    "Do it with PyTorch's operations on whole tensors in place of a loop over their numbers. Where it measures or "
+    "logs: every hundredth step, or once per epoch."
 )
 
 _MAYBE = (
@@ -60,28 +65,43 @@ def following_update(case: Case) -> Finding | None:
 
 
 def in_own_code(case: Case) -> Finding | None:
-    """A part of each step goes to Python code of the user's in which PyTorch runs nothing."""
+    """A part of each step goes to Python code of the user's in which PyTorch runs nothing, or hardly more."""
     account = case.facts.breakdown
     if account is None or not case.step_us or case.withheld("idle_causes") is not None:
         return None
-    if account.typical_share("unknown") < case.thresholds.idle_notice:
+    least = case.thresholds.idle_notice
+    found = own_code(case.facts.run, account) if account.typical_share("unknown") >= least else None
+    if found is not None and found.share >= least:
+        told = "goes to Python code of yours in which PyTorch computes nothing."
+        return _of_own(case, found, told, _OWN)
+    found = calls_of_own(case)
+    if found is None or found.share < least:
         return None
-    found = own_code(case.facts.run, account)
-    if found is None or found.share < case.thresholds.idle_notice:
-        return None
+    told = "goes to Python code of yours that calls PyTorch for hardly more than single numbers, one after the other."
+    return _of_own(case, found, told, _NUMBERS)
+
+
+def calls_of_own(case: Case) -> OwnCode | None:
+    """Code of the user's that calls operators in which hardly anything is computed, and which no gradient needs."""
+    account = case.facts.breakdown
+    return own_calls(case.facts.run, account) if account is not None and not case.on_gpu else None
+
+
+def _of_own(case: Case, found: OwnCode, told: str, cure: str) -> Finding:
+    step_us = case.step_us or 0.0
     return Finding(
         "logging_or_eval",
-        f"{percent(found.share)} of {case.unit} goes to Python code of yours in which PyTorch computes nothing.",
+        f"{percent(found.share)} of {case.unit} {told}",
         (
             Evidence(
-                f"{ms(found.share * case.step_us)} of {ms(case.step_us)}, most of it at one line",
+                f"{ms(found.share * step_us)} of {ms(step_us)}, most of it at one line",
                 (int(found.times[0, 0]), int(found.times[0, 1])),
             ),
         ),
-        found.share * case.step_us,
+        found.share * step_us,
         "likely",
-        parts=("unknown",),
-        cure=_OWN,
+        parts=("unknown",) if cure == _OWN else ("unknown", "compute"),
+        cure=cure,
         source_line=str(found.place),
         gone=tuple((start, end) for start, end in found.times.tolist()),
     )
@@ -105,4 +125,4 @@ def _share(case: Case, found: Afterwards) -> float:
     return 0.0 if work is None else found.share(subtract(work.idle, waits))
 
 
-__all__ = ["following_update", "in_own_code"]
+__all__ = ["calls_of_own", "following_update", "in_own_code"]

@@ -10,6 +10,7 @@ from gpulab.analysis.launch_gaps import not_launching_us, small_kernels_fraction
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
+from gpulab.diagnosis.rules.afterwards import calls_of_own
 from gpulab.intervals import joined
 
 _TO_SMALL = 0.5  # of kernel time in kernels that leave multiprocessors empty
@@ -104,7 +105,9 @@ def _mostly_calls(case: Case) -> Finding | None:
     if case.share("data_wait") >= host.calling_share:
         return None
     calling_us = host.calling_share * _step(case) - (updating.host_us if updating is not None else 0.0)
-    if calling_us < case.thresholds.calling_notice / 2 * _step(case):  # the rest is the optimizer's, which has a rule
+    beside = calls_of_own(case)
+    calling_us -= beside.share * _step(case) if beside is not None else 0.0
+    if calling_us < case.thresholds.calling_notice / 2 * _step(case):  # the rest has other rules
         return None
     short = f"{host.short_count:,.0f} of {host.count:,.0f} operations per step last less than {SHORT_NS // 1000} µs"
     return _too_small(
