@@ -181,8 +181,9 @@ def _paused(case: Case, kind: PauseKind) -> _Paused | None:
     elsewhere = joined(_covered(outer), loading_times(run)) if kind == "gc" else _covered(outer)
     times = clip(subtract(_covered(pauses), elsewhere), since, until)
     count = len(run.steps) - int(first[0])
-    within_us = _typical_us(case, times, int(first[0]))
-    between_us = max(0.0, measure(times) / count / 1e3 - within_us)
+    mean_us = measure(times) / count / 1e3
+    within_us = min(mean_us, _typical_us(case, times, int(first[0])))  # of steps with and without one chance picks
+    between_us = mean_us - within_us
     hidden_by = case.idle
     if hidden_by is not None:
         within_us = min(within_us, hidden_by * step)
