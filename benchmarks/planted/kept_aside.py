@@ -5,13 +5,15 @@ when they were run, 14 of 19 and 23 of 26 headlines were right, and one of three
 an alarm. What each had shown was mended before the next were written. When the 45 of the next two thirds (`FRESH`)
 were run first, 37 of 39 headlines were right (a loop that waits by turns was right by luck only, one cell failed under
 the profiler, and one that compiles in each step was called healthy) and none of six healthy cells raised an alarm. What
-they had shown was mended, too: those that were looked at for it (`LOOKED_AT`) count among the others since. `LATEST`
-came after all that, and its first run is told by itself in the table. Those that need a GPU have not been run yet.
+they had shown was mended, too: those that were looked at for it (`LOOKED_AT`) count among the others since. Of the 20
+that came then (`LATER`), 14 of 17 headlines were right when they were run first, and none of three healthy cells raised
+an alarm; again those that a mend came from count among the others. `LATEST` came after all that, and its first run is
+told by itself in the table. Those that need a GPU have not been run yet.
 """
 
 from __future__ import annotations
 
-from benchmarks.planted.listed import FRESH, LATEST
+from benchmarks.planted.listed import FRESH, LATER, LATEST
 
 LOOKED_AT = (
     "flood_chips_two_workers",
@@ -28,6 +30,15 @@ LOOKED_AT = (
     "trainer_full_stops_two_by_two",
     "level_and_trend_per_shop",
     "scene_in_a_voxel_grid",
+    "garments_from_noise",
+    "football_passes_to_whom",
+    "lightning_frost_in_orchards",
+    "lightning_spectra_to_fingerprints",
+    "warehouse_played_greedily",
+    "crystals_one_by_one",
+    "accelerate_soil_spectra",
+    "offline_lander_few_transitions",
+    "seal_dives_from_depth",
 )
 
 ON_GPU = (
@@ -38,4 +49,4 @@ ON_GPU = (
     "gpu_healthy_cnn",
     "gpu_odd_vocabulary",
 )
-KEPT_ASIDE = frozenset({*(planted.name for planted in (*FRESH, *LATEST)), *ON_GPU} - {*LOOKED_AT})
+KEPT_ASIDE = frozenset({*(planted.name for planted in (*FRESH, *LATER, *LATEST)), *ON_GPU} - {*LOOKED_AT})
