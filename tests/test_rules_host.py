@@ -305,6 +305,14 @@ def test_a_batch_that_is_made_in_time_and_comes_late_blames_no_making(
     assert found(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, made)).first.key == "slow_collate"
 
 
+def test_workers_that_need_longer_than_a_step_are_not_in_time_whatever_handing_over_takes() -> None:
+    cause = CAUSES["slow_collate"]  # of 10 ms, a batch; a step computes 10 ms
+    late = dataclasses.replace(cause, wait=WaitParts(0.0, 0.0, 500.0, 12e3, 0.0))
+    for batch_us, key in ((9e3, "data_starved"), (11e3, "slow_collate")):
+        made = dataclasses.replace(late, batch_us=batch_us)
+        assert found(case_of(run_of(wait=0.5, workers=1), {"data_wait": 0.5}, made)).first.key == key
+
+
 @pytest.mark.parametrize(
     ("ratio", "interval", "only_sign", "kept"),
     [

@@ -103,8 +103,8 @@ def _feeding_first(case: Case, found: list[Finding]) -> list[Finding]:
 
     Unless batches are made in time, and only come late from their process: that adds to what a step computes.
     """
-    feeding, inside = next((f.key for f in found if f.key in FEEDING), None), case.facts.loading
-    if feeding is None or not case.worker_count or (inside is not None and inside.handed_over_us):
+    feeding = next((f.key for f in found if f.key in FEEDING), None)
+    if feeding is None or not case.worker_count or case.handed_over_us:
         return found
     return [
         f

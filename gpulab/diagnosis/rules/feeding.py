@@ -29,7 +29,7 @@ def data_starved(case: Case) -> Finding | Untold | None:
     inside = case.facts.loading
     if inside is None:
         return _finding(case, wait, "data_starved", f"{wait.sentence}.")
-    handed_us, more = inside.handed_over_us, [Evidence(making(inside))]
+    handed_us, more = case.handed_over_us, [Evidence(making(inside))]
     if not handed_us:
         return _finding(case, wait, "data_starved", f"{wait.sentence}.", *more)
     more.append(Evidence(f"{ms(handed_us)} of a step's wait are from a batch's being made to the loop's having it"))
@@ -210,7 +210,7 @@ def _inside(case: Case, key: str) -> Finding | Untold | None:
             "What inside the DataLoader takes the time: reading, decoding, or putting batches together",
             _why_not_inside(case),
         )
-    if inside.handed_over_us:
+    if case.handed_over_us:
         return None
     times = times_by_cause(inside)
     cores_us = times["cpu_oversubscribed"]

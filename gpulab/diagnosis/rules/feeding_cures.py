@@ -30,7 +30,7 @@ def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> C
     """
     loader, workers, inside = case.facts.run.loader, case.worker_count, case.facts.loading
     collating = _collating(loader) if key == "slow_collate" else ""
-    if inside is not None and workers and inside.handed_over_us:
+    if inside is not None and case.handed_over_us:
         return _hand_over_less(inside)
     if loader is not None and loader.iterable:
         shared = "Give the iterable dataset workers that share its items, or prepare them before the training."
