@@ -470,7 +470,7 @@ def test_a_fused_update_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(("count", "width"), [(60, 16), (1, 2000)])
-def test_an_optimizer_of_the_users_own_that_goes_through_small_tensors_one_by_one(count: int, width: int) -> None:
+def test_an_optimizer_of_the_users_own_that_goes_through_tensors_one_by_one(count: int, width: int) -> None:
     class Lion(torch.optim.Optimizer):
         def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
             super().__init__(params, {"lr": 1e-4})
@@ -491,12 +491,14 @@ def test_an_optimizer_of_the_users_own_that_goes_through_small_tensors_one_by_on
             optimizer.step()
     case = Case(facts(p.run), DEFAULT)
     assert case.facts.optimizer is not None and case.facts.optimizer.style == "for-loop"
-    if count == 1:
-        assert optimizing.unfused_optimizer(case) is None, "its time is computing"
-        return
+    if count == 1:  # its time is computing: seven passes over one tensor, of which a fused update needs not three
+        assert case.facts.optimizer.calling_share < 0.2 and 6 <= case.facts.optimizer.passes <= 8
     finding = told(optimizing.unfused_optimizer(case))
     assert finding.settings == () and "torch._foreach_ operators" in finding.cure and "Lion.step" in finding.cure
     assert (finding.recoverable_us_per_step or 0) > 0.15 * (case.step_us or 0)
+    assert case.facts.optimizer_us is not None
+    if count == 1:
+        assert (finding.recoverable_us_per_step or 0) < 0.75 * case.facts.optimizer_us.median
 
 
 # -- layout and sizes --------------------------------------------------------------------------------------------------

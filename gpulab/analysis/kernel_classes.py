@@ -59,7 +59,7 @@ POINTWISE_OPERATORS = re.compile(
     r"leaky_relu|hardtanh|gt|ge|lt|le|eq|ne|logical_and|logical_or|logical_not|bitwise_and|bitwise_or|bitwise_not|"
     r"hardswish|elu|clamp|clamp_min|clamp_max|where|masked_fill|addcmul|addcdiv|lerp|erf|sin|cos|maximum|minimum|"
     r"threshold|threshold_backward|gelu_backward|silu_backward|tanh_backward|sigmoid_backward|native_dropout|"
-    r"native_dropout_backward|reciprocal|square|softplus|mish)_?$"
+    r"native_dropout_backward|reciprocal|square|softplus|mish|fill)_?$"
 )
 
 _WIDE = re.compile(r"f64|double|dgemm|complex<double")

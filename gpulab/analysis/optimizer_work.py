@@ -25,6 +25,7 @@ _ANNOTATION = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
 # Of the 28 bytes that a fused Adam moves of each 32-bit parameter so many move once more in each step, however many
 # samples it has: both passes read the parameters, the backward pass writes gradients, whose memory is fetched first.
 ABOUT_PARAMETERS = 16 / 28
+OFTEN = 0.04  # of the computing of an update: operators that take less do not tell how many tensors there are
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 
 
@@ -48,6 +49,7 @@ class OptimizerWork:
     zero_idle_us: float
     zero_device_us: float
     calling_share: float
+    passes: float
     has_momentum: bool
     step_times: Intervals
     zero_times: Intervals
@@ -70,6 +72,7 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
     )
     inside = operators[covers(windows, timeline.start_ns[operators])]
     count = len(windows)
+    calling, passes = _computing(timeline, inside, intersect(stepping, union(windows[:, 0], windows[:, 1])))
     names = _counted(timeline, inside, stepping)
     zeroed = _counted(timeline, inside, zeroing)
     return OptimizerWork(
@@ -83,7 +86,8 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
         zero_host_us=_median_us(windows, zeroing),
         zero_idle_us=_idle_us(work, zeroing),
         zero_device_us=_launched_us(work, zeroing),
-        calling_share=_calling_share(timeline, inside, intersect(stepping, union(windows[:, 0], windows[:, 1]))),
+        calling_share=calling,
+        passes=passes,
         has_momentum=any(names[n] for n in ("aten::mul_", "aten::_foreach_mul_")),
         step_times=stepping,
         zero_times=zeroing,
@@ -99,12 +103,19 @@ def _counted(timeline: Timeline, operators: Int64, times: Intervals) -> Counter[
     return Counter({timeline.names[i]: int(count[i]) for i in np.flatnonzero(count).tolist()})
 
 
-def _calling_share(timeline: Timeline, operators: Int64, stepping: Intervals) -> float:
+def _computing(timeline: Timeline, operators: Int64, stepping: Intervals) -> tuple[float, float]:
+    """`calling_share` and `passes`: what is done once to each tensor tells how many tensors there are."""
     if not len(stepping):
-        return 0.0
+        return 0.0, 0.0
     tree = CallTree.of(timeline, operators[covers(stepping, timeline.start_ns[operators])])
     own = own_ns(timeline, tree)
-    return max(0.0, 1 - float(own[own >= SHORT_NS].sum()) / (measure(stepping) or 1))
+    long = own >= SHORT_NS
+    calling = max(0.0, 1 - float(own[long].sum()) / (measure(stepping) or 1))
+    if not long.any():
+        return calling, 0.0
+    _, name, times = np.unique(timeline.name_id[tree.rows[long]], return_inverse=True, return_counts=True)
+    often = np.bincount(name, weights=own[long]) >= OFTEN * own[long].sum()
+    return calling, float(times[often].sum() / times[often].min())
 
 
 def _style(names: Counter[str]) -> Style | None:

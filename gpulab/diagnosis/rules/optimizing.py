@@ -13,6 +13,7 @@ from gpulab.intervals import Intervals
 # Bytes moved per parameter, fused over not fused. AdamW: definitions.md, 28 against 80. SGD with momentum and decay
 # reads or writes 4 bytes 11 times one operator after the other, 5 times fused; the others likewise by their formula.
 _KEPT_BYTES = {"AdamW": 28 / 80, "Adam": 28 / 72, "SGD": 20 / 44, "Adagrad": 20 / 44}
+_PASSES = 2.8  # of an operator that reads two numbers and writes one, 10 bytes on average: a fused Adam moves 28
 _GROUPED = (
     "Adadelta",
     "Adamax",
@@ -76,7 +77,8 @@ def _on_gpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
 def _on_cpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
     """The same: the update from unprofiled steps, zeroing from profiled ones.
 
-    What PyTorch can fuse on a CPU saves passes over memory; of any other, updated tensor by tensor, the calls.
+    What PyTorch can fuse on a CPU saves passes over memory; of any other, updated tensor by tensor, the calls, and of
+    what computes all but as many passes as a fused update needs.
     """
     zeroing = found.zero_host_us if found.zeroing else 0.0
     took, step = case.facts.optimizer_us, case.facts.step_us
@@ -86,7 +88,10 @@ def _on_cpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
         one_pass = found.name == "SGD" and not found.has_momentum
         updating = 0.0 if one_pass else took.median * (1 - _KEPT_BYTES[found.name])
         return updating if took.median >= _CPU_NOTICE * step.median else 0.0, zeroing
-    updating = took.median * found.calling_share if found.style == "for-loop" else 0.0
+    if found.style != "for-loop":
+        return 0.0, zeroing
+    kept = (1 - found.calling_share) * min(1.0, _PASSES / found.passes if found.passes else 1.0)
+    updating = took.median * (1 - kept)
     return updating if updating >= _CPU_NOTICE * step.median else 0.0, zeroing
 
 
@@ -136,7 +141,7 @@ def _cure(found: OptimizerWork, updating: bool, zeroing: bool) -> str:
         parts.append(f"torch.optim.{found.name}(…, fused=True)")
     elif updating:
         whole = f"{found.name}(…, foreach=True)"
-        own = f"torch._foreach_ operators on the lists of all tensors in {found.name}.step"
+        own = f"torch._foreach_ operators on the lists of all tensors in {found.name}.step, or torch.compile on it"
         parts.append(f"{whole if found.name in _GROUPED else own}, or one that PyTorch can fuse (Adam, AdamW, SGD)")
     return f"{' and '.join(parts)}."
 
