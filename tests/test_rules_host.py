@@ -116,11 +116,18 @@ def test_garbage_that_is_collected_while_a_batch_is_made_is_the_loadings() -> No
     assert not any("garbage" in e.words for e in quiet.evidence)
 
 
+def test_pauses_of_every_second_step_take_what_they_take_on_average() -> None:
+    run = run_of()
+    often = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 12.0))
+    finding = found(case_of(often)).of("logging_or_eval")
+    assert finding is not None and (finding.recoverable_us_per_step or 0) == pytest.approx(6e3, rel=0.1)
+
+
 def test_what_hardly_matters_beside_the_first_cause_is_told_to_come_next() -> None:
     run = run_of(wait=0.5, workers=0)
-    evaluating = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 3.0))  # 15 % of a step
+    evaluating = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 5.0))  # 13 % of the time
     fed = run_of()
-    alone = found(case_of(dataclasses.replace(fed, pauses=pauses(fed, "evaluation", range(5, 60, 2), 3.0))))
+    alone = found(case_of(dataclasses.replace(fed, pauses=pauses(fed, "evaluation", range(5, 60, 2), 5.0))))
     assert alone.of("logging_or_eval") is None
     beside = found(case_of(evaluating, {"data_wait": 0.6, "compute": 0.4}))
     assert [f.key for f in beside.findings] == ["data_starved", "logging_or_eval"]
