@@ -15,8 +15,8 @@ AIMS = (
 def section(kept: Mapping[str, Any], title: str) -> list[str]:
     """One part, tuned or kept aside: its totals, then a line for each cell, then the traces."""
     lines = [f"## Planted causes: {title}", "", *AIMS, "", *_totals(kept["totals"])]
-    if kept.get("latest"):
-        lines += ["", "Of these, cells that no earlier state of gpulab was ever run on:", "", *_totals(kept["latest"])]
+    if kept.get("first_runs"):
+        lines += ["", *_first_runs(kept["first_runs"])]
     lines += ["", *_cells(kept["rows"])]
     if kept.get("traces"):
         lines += ["", "Traces recorded elsewhere:", "", *_traces(kept["traces"])]
@@ -47,6 +47,24 @@ def _totals(t: Mapping[str, Any]) -> list[str]:
     if t["untrue"]:
         notes.append(f"The measurement does not bear out what was planted in: {', '.join(t['untrue'])}.")
     return [*lines, "", *notes] if notes else lines
+
+
+def _first_runs(runs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What is right of cells that no earlier state of gpulab was ever run on."""
+    lines = [
+        "Each set of cells when it was run for the first time, with the rules as they were then. What was wrong was",
+        "mended afterwards, and the cells that a mend came from are no longer kept aside.",
+        "",
+        "| cells | with a cause | headline right | healthy | false alarms | predictions | median error |",
+        "|" + "---|" * 7,
+    ]
+    for run in runs:
+        error = "–" if run["error"] is None else f"{run['error']:.0%}"
+        lines.append(
+            f"| {run['cells']} | {run['with_cause']} | **{run['right']}** ({_share(run['right'], run['with_cause'])}) "
+            f"| {run['healthy']} | **{run['alarms']}** | {run['predictions'] or '–'} | {error} |"
+        )
+    return lines
 
 
 def _cells(rows: Sequence[Mapping[str, Any]]) -> list[str]:
