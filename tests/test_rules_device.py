@@ -491,8 +491,8 @@ def test_an_optimizer_of_the_users_own_that_goes_through_tensors_one_by_one(coun
             optimizer.step()
     case = Case(facts(p.run), DEFAULT)
     assert case.facts.optimizer is not None and case.facts.optimizer.style == "for-loop"
-    if count == 1:  # its time is computing: seven passes over one tensor, of which a fused update needs not three
-        assert case.facts.optimizer.calling_share < 0.2 and 6 <= case.facts.optimizer.passes <= 8
+    if count == 1:  # its time is computing: eight passes over one tensor, or nine, of which a fused update needs three
+        assert case.facts.optimizer.calling_share < 0.2 and 7 <= case.facts.optimizer.passes <= 10
     finding = told(optimizing.unfused_optimizer(case))
     assert finding.settings == () and "torch._foreach_ operators" in finding.cure and "Lion.step" in finding.cure
     assert (finding.recoverable_us_per_step or 0) > 0.15 * (case.step_us or 0)

@@ -59,6 +59,7 @@ LOOKED_AT = (
     "batteries_after_a_thousand_cycles",
     "lightning_loans_added_up",
     "ballads_into_modern_words",
+    "river_levels_downstream",
 )
 
 ON_GPU = (

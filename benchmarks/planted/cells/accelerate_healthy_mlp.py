@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(2)
 table = TensorDataset(torch.randn(6400, 256), torch.randint(0, 20, (6400,)))
-model = nn.Sequential(nn.Linear(256, 1280), nn.ReLU(), nn.Linear(1280, 1280), nn.ReLU(), nn.Linear(1280, 20))
+model = nn.Sequential(nn.Linear(256, 1792), nn.ReLU(), nn.Linear(1792, 1792), nn.ReLU(), nn.Linear(1792, 20))
 
 # %% the training cell
 accelerator = Accelerator(cpu=True)

@@ -16,8 +16,8 @@ def mlp(width, depth):
     return nn.Sequential(*layers, nn.Linear(width, 40))
 
 
-teacher = mlp(1024, 2).eval().requires_grad_(False)
-student = mlp(896, 1)
+teacher = mlp(1280, 2).eval().requires_grad_(False)
+student = mlp(1152, 1)
 optimizer = torch.optim.SGD(student.parameters(), lr=0.05, momentum=0.9, fused=True)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=40, gamma=0.5)
 
