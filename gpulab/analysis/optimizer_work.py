@@ -21,7 +21,6 @@ from gpulab.run import Category, Int64, Timeline
 Style = Literal["for-loop", "foreach", "fused"]
 
 _ANNOTATION = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
-# Of the bytes that a fused Adam moves (28 of each 32-bit parameter) so many move besides in each step, however many
 # Of the 28 bytes that a fused Adam moves of each 32-bit parameter so many move once more in each step, however many
 # samples it has: both passes read the parameters, the backward pass writes gradients, whose memory is fetched first.
 ABOUT_PARAMETERS = 16 / 28
