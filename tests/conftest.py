@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import psutil
 import pytest
 from leftovers import leftovers
+
+if TYPE_CHECKING:
+    from fake_cuda import FakeCuda
 
 hypothesis.settings.register_profile("gpulab", deadline=None)  # time is never asserted in a test
 hypothesis.settings.load_profile("gpulab")
@@ -25,6 +29,14 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "gpulab-store"
     monkeypatch.setenv("GPULAB_DIR", str(folder))
     return folder
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
+    """Two scripted GPUs in the place of `torch.cuda`; CUDA is not started yet."""
+    from fake_cuda import FakeCuda, install
+
+    return install(FakeCuda(count=2), monkeypatch)
 
 
 @pytest.fixture(autouse=True)
