@@ -167,6 +167,7 @@ def breakdown(run: Run, shares: dict[str, float], busy: float | None = None) -> 
                 int(run.steps.end_ns[i]),
                 ns,
                 int(run.steps.flags[i]),
+                (int(run.steps.start_ns[i]), int(run.steps.end_ns[i])),
             )
         )
     total = sum(p.end_ns - p.start_ns for p in parts)

@@ -225,6 +225,24 @@ def unique_launches(spans: list[Span]) -> list[Span]:
     return kept
 
 
+def device_boundary(t: int, spans: list[Span]) -> int:
+    """The dumb way: the last end on the busiest stream of what was called before t, or t itself."""
+    on_device = [s for s in spans if s.category in (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)]
+    calls = {s.correlation: s.start for s in spans if s.category == Category.CUDA_RUNTIME and s.correlation}
+    kernels = [s for s in on_device if s.category == Category.KERNEL]
+    kernels = [s for s in kernels if not s.name.startswith("nccl")] or kernels or on_device
+    if not kernels:
+        return t
+    time = {lane: sum(s.duration + 1 for s in kernels if s.lane == lane) for lane in {s.lane for s in kernels}}
+    main = min(time, key=lambda lane: (-time[lane], lane))
+    mine = [s for s in on_device if s.lane == main]
+    first = min((s.start for s in mine if s.correlation in calls), default=-1)
+    began = min(s.start for s in spans)  # the recording
+    called = [calls.get(s.correlation, min(s.start, began - 1) if s.start < first else s.start) for s in mine]
+    before = [s.end for s, launch in zip(mine, called, strict=True) if launch < t]
+    return max([t, *before])
+
+
 @settings(max_examples=300, deadline=None)
 @given(
     st.lists(st.one_of(host_spans, runtime_spans), min_size=1, max_size=10),
@@ -240,13 +258,17 @@ def test_every_nanosecond_goes_where_the_definition_says(
     with patch.object(breakdown_module, "PYTHON_GAP_NS", PYTHON_GAP):
         account = breakdown(run_of(spans, steps))
     assert account is not None
-    for (start, end), got in zip(steps, account.steps, strict=True):
+    for step, got in zip(steps, account.steps, strict=True):
+        assert got.host == step
+        start, end = got.start_ns, got.end_ns
+        assert (start, end) == tuple(device_boundary(t, spans) for t in step)
         expected = dict.fromkeys(PARTS, 0)
         for t in range(start, end):
             expected[part_at(t, spans)] += 1
         assert got.parts_ns == expected
         assert sum(got.parts_ns.values()) == end - start
-    assert sum(account.share.values()) == pytest.approx(1.0)
+    lasting = any(s.end_ns > s.start_ns for s in account.steps)  # else the device was at earlier work all the time
+    assert sum(account.share.values()) == pytest.approx(float(lasting))
 
 
 def test_busy_is_a_union_over_streams() -> None:

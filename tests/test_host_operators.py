@@ -29,7 +29,7 @@ def accounted(end_us: int, wait_us: int = 0) -> Breakdown:
     """One step from 0."""
     parts = dict.fromkeys(case_of(run_of()).facts.breakdown.steps[0].parts_ns, 0)  # type: ignore[union-attr]
     parts["data_wait"], parts["compute"] = wait_us * US, (end_us - wait_us) * US
-    step = StepParts(1, 0, end_us * US, parts, 0)
+    step = StepParts(1, 0, end_us * US, parts, 0, (0, end_us * US))
     return Breakdown("CPU", None, (step,), {}, {}, 1, None, None)
 
 

@@ -38,7 +38,7 @@ def after_update(run: Run, account: Breakdown, optimizer: OptimizerWork) -> Afte
     Without fetching batches, updating, zeroing gradients and pauses that are known by name. None of it where a backward
     pass follows the update: then that is training, too.
     """
-    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64).reshape(-1, 2)
+    windows = account.host_windows
     timeline = run.timeline
     if timeline is None or account.whole_window or not len(optimizer.step_times) or not len(windows):
         return Afterwards(windows, EMPTY)

@@ -64,7 +64,7 @@ def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
     made = spans.on_training_threads(t) & spans.in_category(t, *LAUNCHING)
     named = spans.named(t, lambda n: n.startswith((*spans.SYNCHRONIZING, *spans.COPYING)))
     calls = np.flatnonzero(made & named)
-    calls = calls[covers(work.windows, t.start_ns[calls])]
+    calls = calls[covers(work.host_windows, t.start_ns[calls])]
     direction, written = _direction(work, calls), _written(work, calls)
     found = []
     for i, name in enumerate(DIRECTIONS):
@@ -128,7 +128,7 @@ def _summed(work: DeviceWork, direction: Direction, calls: Int64, written: Int64
     return BlockingCalls(
         direction=direction,
         per_step=len(calls) / work.steps,
-        waited_us=work.per_step_us(times),
+        waited_us=work.host_per_step_us(times),
         idle_us=work.per_step_us(_dry(work, calls)),
         operators=tuple((names[i], float(count[i]) / work.steps) for i in order),
         times=times,

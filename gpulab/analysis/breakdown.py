@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.analysis.device_steps import device_windows, host_steps
 from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, clip, closed, measure, paint, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Run, StepFlag, Timeline
+from gpulab.run import DEVICE_CATEGORIES, Category, Run, Timeline
 
 PARTS = (
     "compute",
@@ -41,13 +42,18 @@ DEVICE_PARTS = ("compute", "communication", "memcpy", "memset")  # the rest of a
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """One profiled step: `parts_ns` has every name of `PARTS` and sums to `end_ns - start_ns` exactly."""
+    """One profiled step: `parts_ns` has every name of `PARTS` and sums to `end_ns - start_ns` exactly.
+
+    `start_ns` and `end_ns` are the step's window on the accounted device, `host` the one of the training loop: they
+    differ where the host runs ahead of a GPU (`device_steps`).
+    """
 
     number: int
     start_ns: int
     end_ns: int
     parts_ns: dict[str, int]
     flags: int  # StepFlag
+    host: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +78,16 @@ class Breakdown:
     whole_window: bool = False
     pauses_ns: tuple[tuple[int, int], ...] = ()
     turns: int = 1
+
+    @property
+    def windows(self) -> Intervals:
+        """The steps on the accounted device, [n, 2] in ns."""
+        return np.array([(s.start_ns, s.end_ns) for s in self.steps], dtype=np.int64).reshape(-1, 2)
+
+    @property
+    def host_windows(self) -> Intervals:
+        """The steps of the training loop, [n, 2] in ns."""
+        return np.array([s.host for s in self.steps], dtype=np.int64).reshape(-1, 2)
 
     def typical_share(self, *parts: str) -> float:
         """Median over the steps of the share that these parts have together: one odd step does not speak for all.
@@ -160,14 +176,15 @@ def _pauses(run: Run, timeline: Timeline) -> tuple[tuple[int, int], ...]:
 
 
 def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, Intervals]) -> Breakdown:
-    numbers, windows, flags = _windows(run, timeline)
+    numbers, host, flags = host_steps(run, timeline)
+    windows = host if index is None else device_windows(timeline, host, index)
     painted = paint(windows, list(layers.values()))
     totals = np.zeros((len(windows), len(PARTS)), dtype=np.int64)
     for column, part in enumerate((*layers, "unknown")):
         totals[:, PARTS.index(part)] += painted[:, column]
     steps = tuple(
-        StepParts(n, int(w[0]), int(w[1]), {p: int(v) for p, v in zip(PARTS, row, strict=True)}, f)
-        for n, w, row, f in zip(numbers, windows, totals, flags, strict=True)
+        StepParts(n, w[0], w[1], dict(zip(PARTS, row, strict=True)), f, (h[0], h[1]))
+        for n, w, row, f, h in zip(numbers, windows.tolist(), totals.tolist(), flags, host.tolist(), strict=True)
     )
     wall = int(totals.sum()) or 1
     device = None if index is None else spans.on_device(timeline, index)
@@ -183,15 +200,6 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
         whole_window=not run.traced_numbers,
         pauses_ns=_pauses(run, timeline),
     )
-
-
-def _windows(run: Run, timeline: Timeline) -> tuple[list[int], Intervals, list[int]]:
-    """Numbers, [start, end) and flags of the steps to account; without any, the whole window as one."""
-    if not run.traced_numbers:
-        return [0], np.array([timeline.window_ns], dtype=np.int64), [int(StepFlag.PARTIAL)]
-    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
-    windows = np.stack((run.steps.start_ns[rows], run.steps.end_ns[rows]), axis=1)
-    return run.steps.number[rows].tolist(), windows, run.steps.flags[rows].tolist()
 
 
 def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
@@ -267,4 +275,13 @@ def median_window(windows: Intervals) -> int:
     return int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])
 
 
-__all__ = ["PARTS", "PYTHON_GAP_NS", "Breakdown", "StepParts", "breakdown", "breakdowns", "layers", "median_window"]
+__all__ = [
+    "PARTS",
+    "PYTHON_GAP_NS",
+    "Breakdown",
+    "StepParts",
+    "breakdown",
+    "breakdowns",
+    "layers",
+    "median_window",
+]

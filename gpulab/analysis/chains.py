@@ -77,7 +77,7 @@ def pointwise_chains(work: DeviceWork) -> PointwiseChains | None:
     t = work.timeline
     order = np.lexsort((t.start_ns[work.rows], t.lane_id[work.rows]))
     chained = (work.kind == CLASSES.index("pointwise")) & ~work.of_optimizer
-    ends = _around_softmax(t, work.tree, work.windows)
+    ends = _around_softmax(t, work.tree, work.host_windows)
     if ends is not None:
         chained &= ~_launched_between(work, t.lane_id[ends.first], t.end_ns[ends.first], t.start_ns[ends.last])
     total_us = work.us(work.kernel & ~work.of("communication")) * work.steps
@@ -135,7 +135,7 @@ def attention_chains(work: DeviceWork) -> AttentionChains | None:
     The backward pass has a product before its `_softmax_backward_data` and one after it.
     """
     t = work.timeline
-    ends = _around_softmax(t, work.tree, work.windows)
+    ends = _around_softmax(t, work.tree, work.host_windows)
     if ends is None:
         return None
     first, last = ends.first, ends.last

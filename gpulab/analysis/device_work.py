@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.device_steps import launched_within
 from gpulab.analysis.kernel_classes import CLASSES, class_of
 from gpulab.analysis.launches import CallTree, launch_of
 from gpulab.analysis.updates import update_times
@@ -18,14 +19,16 @@ from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline, UInt8
 
 @dataclass(frozen=True, slots=True)
 class DeviceWork:
-    """Columns, one row per kernel, copy or memset of the accounted device that began in a step, in order of time.
+    """Columns, one row per kernel, copy or memset of the accounted device that a step launched, in order of time.
 
-    Steps are `windows`, [n, 2] in ns. `idle` is the time in them in which the device did nothing. Times per step are
-    sums over the steps divided by their number; sums over kernels count two streams twice.
+    Steps are `windows` on the device and `host_windows` on the host, [n, 2] in ns. `idle` is the time in `windows` in
+    which the device did nothing. Times per step are sums over the steps divided by their number; sums over kernels
+    count two streams twice.
     """
 
     timeline: Timeline
     windows: Intervals
+    host_windows: Intervals
     idle: Intervals
     tree: CallTree  # of all operators
     rows: Int64  # in the timeline
@@ -65,11 +68,15 @@ class DeviceWork:
         return self.us(chosen & self.kernel) / all_us if all_us else 0.0
 
     def per_step_us(self, times: Intervals) -> float:
-        """The length of these times within the steps, in µs per step: the median, so that no odd step speaks for all.
+        """The length of these times of the device within the steps, in µs per step.
 
-        A step without any of it counts as 0.
+        It is the median, so that no odd step speaks for all. A step without any of it counts as 0.
         """
-        return float(np.median(paint(self.windows, [times])[:, 0])) / 1e3
+        return median_per_step_us(self.windows, times)
+
+    def host_per_step_us(self, times: Intervals) -> float:
+        """The same of times of the host."""
+        return median_per_step_us(self.host_windows, times)
 
     def names_of(self, rows: Int64) -> npt.NDArray[np.object_]:
         """The names of rows of the timeline; "" for -1."""
@@ -82,10 +89,10 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
     """The work accounted in `account`; None where that is not a GPU's."""
     if timeline is None or account is None or account.device_index is None or not account.steps:
         return None
-    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    windows, host = account.windows, account.host_windows
     items = spans.in_category(timeline, *DEVICE_CATEGORIES) & spans.on_device(timeline, account.device_index)
     every = np.flatnonzero(items)
-    rows = every[covers(windows[windows[:, 1] > windows[:, 0]], timeline.start_ns[every])]
+    rows = every[launched_within(timeline, every, host, windows)]
     call = launch_of(timeline, rows)
     tree = CallTree.of(timeline, np.flatnonzero(spans.in_category(timeline, Category.CPU_OP)))
     operator = np.full(len(rows), -1, dtype=np.int64)
@@ -95,6 +102,7 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
     return DeviceWork(
         timeline=timeline,
         windows=windows,
+        host_windows=host,
         idle=subtract(steps, busy),
         tree=tree,
         rows=rows,
@@ -102,6 +110,11 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
         operator=operator,
         kind=_kinds(timeline, rows, operator),
     )
+
+
+def median_per_step_us(windows: Intervals, times: Intervals) -> float:
+    """The length of these times in the median window, in µs."""
+    return float(np.median(paint(windows, [times])[:, 0])) / 1e3
 
 
 def class_shares(work: DeviceWork) -> dict[str, float]:
@@ -126,4 +139,4 @@ def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
     return found
 
 
-__all__ = ["DeviceWork", "class_shares", "device_work"]
+__all__ = ["DeviceWork", "class_shares", "device_work", "median_per_step_us"]

@@ -17,7 +17,7 @@ from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, turns_of
 from gpulab.analysis.trace_facts import TraceFacts, trace_facts
-from gpulab.run import Run, Series
+from gpulab.run import Int64, Run, Series
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def facts(run: Run) -> Facts:
         run=run,
         selection=selection,
         step_us=spread_of_rounds(steps.wall_ns[rows], rows, turns),
-        traced_step_us=spread_of_rounds(steps.wall_ns[traced], traced, turns),
+        traced_step_us=spread_of_rounds(_traced_wall_ns(run, traced, account), traced, turns),
         data_wait_us=spread_of_rounds(steps.data_wait_ns[judged], judged, turns) if fed else None,
         optimizer_us=spread(steps.optimizer_ns[judged]) if steps.optimizer_ns.any() else None,
         samples_per_s=_samples_per_s(run, rows),
@@ -105,6 +105,13 @@ def facts(run: Run) -> Facts:
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
         turns=turns,
     )
+
+
+def _traced_wall_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:
+    """Of each profiled step, as its device counts: the host may be far ahead of a GPU."""
+    if account is None or account.whole_window or account.device_index is None:
+        return run.steps.wall_ns[traced]
+    return np.diff(account.windows)[:, 0]
 
 
 def _outside_steps(run: Run) -> float | None:

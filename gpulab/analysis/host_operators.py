@@ -42,7 +42,7 @@ def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | No
     """None where no operator ran in the accounted steps, or no step was found."""
     if account.whole_window:
         return None
-    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    windows = account.host_windows
     mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
     mine &= ~spans.named(timeline, spans.is_loader)
     tree = CallTree.of(timeline, np.flatnonzero(mine))

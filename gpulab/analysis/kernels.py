@@ -1,8 +1,8 @@
 """What the GPU ran and who asked for it: kernels by name, operators by what they launched, launches, copies.
 
-Kernels and copies are counted where they ran ("contained in" the windows), operators and launches where the host called
-("launched by" the windows). Without windows the whole timeline counts. All times are sums over streams and devices:
-shares are of that sum, never of wall time.
+All are counted where the host called ("launched by" the windows); a kernel or copy without a launch in the trace counts
+where it began. Without windows the whole timeline counts. All times are sums over streams and devices: shares are of
+that sum, never of wall time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.analysis.device_steps import called_ns
 from gpulab.analysis.launches import LAUNCHING, CallTree, launch_of
 from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
 from gpulab.intervals import Intervals, covers
@@ -104,8 +105,8 @@ class Kernels:
 
 
 def kernels(timeline: Timeline, windows: Intervals | None = None) -> Kernels:
-    """Kernels that began within the windows, by name."""
-    rows = _within(timeline, np.flatnonzero(spans.in_category(timeline, Category.KERNEL)), windows)
+    """Kernels launched within the windows, by name."""
+    rows = _launched(timeline, np.flatnonzero(spans.in_category(timeline, Category.KERNEL)), windows)
     duration = timeline.duration_ns[rows]
     time_ns, count = int(duration.sum()), len(rows)
     table = _kernel_rows(timeline, rows)
@@ -183,8 +184,8 @@ def launches(timeline: Timeline, windows: Intervals | None = None) -> Launches:
 
 
 def copies(timeline: Timeline, windows: Intervals | None = None) -> tuple[CopyRow, ...]:
-    """Copies that began within the windows, by kind and by the host memory they touch; the costliest first."""
-    rows = _within(timeline, np.flatnonzero(spans.in_category(timeline, Category.GPU_MEMCPY)), windows)
+    """Copies launched within the windows, by kind and by the host memory they touch; the costliest first."""
+    rows = _launched(timeline, np.flatnonzero(spans.in_category(timeline, Category.GPU_MEMCPY)), windows)
     names, group = np.unique(timeline.name_id[rows], return_inverse=True)
     kinds: dict[tuple[str, str | None], int] = {}
     kind_of_name = [kinds.setdefault(_copy_kind(timeline.names[i]), len(kinds)) for i in names.tolist()]
@@ -195,6 +196,11 @@ def copies(timeline: Timeline, windows: Intervals | None = None) -> tuple[CopyRo
 
 def _within(timeline: Timeline, rows: Int64, windows: Intervals | None) -> Int64:
     return rows[_is_within(timeline, rows, windows)]
+
+
+def _launched(timeline: Timeline, rows: Int64, windows: Intervals | None) -> Int64:
+    """Rows of a device whose launch lies within the windows."""
+    return rows if windows is None else rows[covers(windows, called_ns(timeline, rows))]
 
 
 def _is_within(timeline: Timeline, rows: Int64, windows: Intervals | None) -> spans.Mask:

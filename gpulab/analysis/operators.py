@@ -9,9 +9,11 @@ import numpy.typing as npt
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.device_steps import launched_within
 from gpulab.analysis.kernels import launched_ns
 from gpulab.analysis.launches import CallTree
 from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
+from gpulab.intervals import covers
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 
 
@@ -36,20 +38,22 @@ class CostRow:
 
 def operators(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
     """Host operators and annotations of the training threads; costliest first, on the GPU where there is one."""
-    host = spans.in_category(timeline, Category.CPU_OP, Category.USER_ANNOTATION)
-    mine = np.flatnonzero(host & spans.on_training_threads(timeline) & ~spans.named(timeline, spans.is_step))
+    named = spans.in_category(timeline, Category.CPU_OP, Category.USER_ANNOTATION)
+    mine = np.flatnonzero(named & spans.on_training_threads(timeline) & ~spans.named(timeline, spans.is_step))
     tree = CallTree.of(timeline, mine)
     own = _column(timeline, tree, tree.self_ns(timeline))
     device = _column(timeline, tree, launched_ns(timeline, tree)) if timeline.has_device_events else None
+    mine = mine[covers(account.host_windows, timeline.start_ns[mine])]
     rows = _table(timeline, mine, own, account, device)
     return tuple(sorted(rows, key=lambda row: (-(row.device_us or 0), -row.self_us)))
 
 
 def kernels(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
-    """Kernels, copies and memsets contained in the steps, on the accounted device, by name, costliest first."""
+    """Kernels, copies and memsets that the steps launched on the accounted device, by name, costliest first."""
     rows = np.flatnonzero(
         spans.in_category(timeline, *DEVICE_CATEGORIES) & spans.on_device(timeline, account.device_index or 0)
     )
+    rows = rows[launched_within(timeline, rows, account.host_windows, account.windows)]
     return _table(timeline, rows, timeline.duration_ns, account, None)
 
 
@@ -63,12 +67,8 @@ def _column(timeline: Timeline, tree: CallTree, values: Int64) -> Int64:
 def _table(
     timeline: Timeline, rows: npt.NDArray[np.intp], own_ns: Int64, account: Breakdown, device_ns: Int64 | None
 ) -> tuple[CostRow, ...]:
-    """Sum by name over the rows that start inside an accounted step."""
-    edges = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
-    start = timeline.start_ns[rows]
-    step = np.searchsorted(edges[:, 0], start, side="right") - 1
-    rows = rows[(step >= 0) & (start < edges[np.maximum(step, 0), 1])]
-    n_steps, wall_ns = len(edges), int((edges[:, 1] - edges[:, 0]).sum()) or 1
+    """Sum by name over these rows."""
+    n_steps, wall_ns = len(account.steps), int(np.diff(account.windows).sum()) or 1
     size, names = len(timeline.names), timeline.name_id[rows]
 
     def by_name(column: Int64 | None) -> npt.NDArray[np.float64]:

@@ -11,11 +11,11 @@ import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.device_work import DeviceWork, median_per_step_us
 from gpulab.analysis.host_operators import SHORT_NS, own_ns
 from gpulab.analysis.launches import CallTree
 from gpulab.analysis.updates import step_times, zero_times
-from gpulab.intervals import EMPTY, Intervals, covers, intersect, measure, paint, union
+from gpulab.intervals import EMPTY, Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
 
 Style = Literal["for-loop", "foreach", "fused"]
@@ -61,7 +61,7 @@ class OptimizerWork:
 
 def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | None = None) -> OptimizerWork | None:
     """The optimizer's work in the accounted steps; None where no step shows an optimizer's mark."""
-    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    windows = account.host_windows
     marks = spans.on_training_threads(timeline) & spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP)
     stepping, zeroing = step_times(timeline), zero_times(timeline)
     if not len(stepping) and not len(zeroing):
@@ -78,11 +78,11 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
         name=_name(timeline, marks),
         style=_style(names),
         operators=sum(names.values()) / count,
-        host_us=_median_us(windows, stepping),
+        host_us=median_per_step_us(windows, stepping),
         idle_us=_idle_us(work, stepping),
         device_us=_launched_us(work, stepping),
         zeroing=sum(zeroed[n] for n in ZEROING) / count,
-        zero_host_us=_median_us(windows, zeroing),
+        zero_host_us=median_per_step_us(windows, zeroing),
         zero_idle_us=_idle_us(work, zeroing),
         zero_device_us=_launched_us(work, zeroing),
         calling_share=calling,
@@ -128,10 +128,6 @@ def _style(names: Counter[str]) -> Style | None:
 def _name(timeline: Timeline, marks: spans.Mask) -> str:
     found = (_ANNOTATION.match(timeline.names[i]) for i in np.unique(timeline.name_id[marks]).tolist())
     return next((m[1] for m in found if m is not None), "")
-
-
-def _median_us(windows: Intervals, times: Intervals) -> float:
-    return float(np.median(paint(windows, [times])[:, 0])) / 1e3
 
 
 def _idle_us(work: DeviceWork | None, times: Intervals) -> float:

@@ -85,7 +85,7 @@ def _windows(run: Run, account: Breakdown) -> Intervals | None:
         return None
     if not len(stack.t_ns) or len(stack.calls_users) != len(stack.t_ns):
         return None
-    return np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    return account.host_windows
 
 
 def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:

@@ -26,7 +26,7 @@ def placed(timeline: Timeline, account: Breakdown) -> Pieces | None:
 
     Whether the account knows the causes of idle time is found by comparing.
     """
-    windows = np.array([(step.start_ns, step.end_ns) for step in account.steps], dtype=np.int64).reshape(-1, 2)
+    windows = account.windows
     totals = np.array([[step.parts_ns[part] for part in PARTS] for step in account.steps], dtype=np.int64)
     for idle_causes in (True, False):
         claims = layers(timeline, account.device_index, idle_causes=idle_causes, pauses_ns=account.pauses_ns)

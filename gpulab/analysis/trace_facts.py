@@ -18,7 +18,7 @@ from gpulab.run import Run, Timeline
 class TraceFacts:
     """Figures of the profiled steps; None is "not measurable" or withheld by the integrity checks.
 
-    `kernels` and `copies` are those that ran within the steps, `launches` those made within them. `devices` is the
+    `kernels`, `copies` and `launches` are those that the steps made. `devices` is the
     accounting of every GPU of the trace, the busiest first. `tensorboard` and `hta` follow those tools' definitions.
     """
 
@@ -52,7 +52,7 @@ def trace_facts(run: Run, devices: tuple[Breakdown, ...], withheld: Set[str] = f
 def _windows(devices: tuple[Breakdown, ...], timeline: Timeline) -> np.ndarray:
     if not devices:
         return np.array([timeline.window_ns], dtype=np.int64)
-    return np.array([(s.start_ns, s.end_ns) for s in devices[0].steps], dtype=np.int64)
+    return devices[0].host_windows
 
 
 def _file_zero_ns(run: Run) -> int:

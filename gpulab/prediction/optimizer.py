@@ -58,7 +58,7 @@ def _inside(today: Today) -> Inside:
     plain = work.name == "SGD" and not work.has_momentum
     name = "aten::add_" if plain else "aten::mul_"
     once = 2 if work.name == "AdamW" else 1  # the decay and the mean of squares; the others have one
-    windows = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    windows = account.host_windows
     rows = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, lambda n: n == name))
     start = timeline.start_ns[rows]
     rows = rows[covers(work.step_times, start) & covers(windows, start)]

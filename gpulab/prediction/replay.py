@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import median_window
+from gpulab.analysis.device_steps import called_ns, device_windows, host_steps, main_stream
 from gpulab.intervals import Intervals, clip, measure, union
 from gpulab.prediction.replay_tasks import LEAST_SYNC_NS, Tasks, Wait, waits_for_device
 from gpulab.run import DEVICE_CATEGORIES, Int64, Run, Timeline
@@ -24,8 +25,9 @@ Factors = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]
 
 _NO_ROWS: Rows = np.empty(0, np.intp)
-# in this order where they happen at once: what follows a wait begins at its end
-_WAIT_ENDS, _LAUNCH, _UNLAUNCHED, _STEP_BEGINS, _STEP_ENDS = range(5)
+# In this order where they happen at once: what follows a wait begins at its end, and what is launched at a boundary
+# belongs to the step after it.
+_WAIT_ENDS, _STEP_BEGINS, _STEP_ENDS, _LAUNCH, _UNLAUNCHED = range(5)
 _NEVER = float("-inf")
 
 
@@ -77,18 +79,20 @@ class Replay:
         if not len(work):
             raise ValueError(f"the trace holds no work of GPU {device_index}")
         self._timeline = timeline
-        self._windows, begin_ns = _windows(run, timeline), timeline.window_ns[0]
+        self._windows, begin_ns = host_steps(run, timeline)[1], timeline.window_ns[0]
         if most_tasks is not None and len(work) > most_tasks:
-            self._windows, begin_ns = _fewer(self._windows, timeline.start_ns[work], most_tasks)
-            work = work[(timeline.end_ns[work] > begin_ns) & (timeline.start_ns[work] < self._windows[-1, 1])]
+            self._windows, begin_ns = _fewer(self._windows, called_ns(timeline, work), most_tasks)
+            end_ns = device_windows(timeline, self._windows, device_index)[-1, 1]
+            work = work[(timeline.end_ns[work] > begin_ns) & (timeline.start_ns[work] < end_ns)]
         self._tasks = Tasks.of(timeline, work)
+        self._on_main = np.isin(self._tasks.row, main_stream(timeline, device_index))
         self._waits = waits_for_device(timeline, self._tasks, begin_ns)
         self._happenings = _Happenings.of(timeline, self._tasks, self._waits, self._windows)
 
     def play(self, changes: Changes | None = None) -> Played:
         """The window again, with these changes. Shorter tasks never make its end later."""
         changes = changes or Changes()
-        playing = _Playing(self._timeline, self._tasks, self._waits, changes)
+        playing = _Playing(self._timeline, self._tasks, self._waits, changes, self._on_main)
         happenings = self._happenings
         step_ns = playing.through(happenings, _without(changes.host, happenings.at_ns), len(self._windows))
         return Played(np.rint(step_ns[1] - step_ns[0]).astype(np.int64), playing.busy_fraction(step_ns))
@@ -121,7 +125,7 @@ class _Happenings:
         groups: tuple[tuple[int, npt.NDArray[np.intp], Int64], ...] = (
             (_LAUNCH, calls, timeline.start_ns[calls]),
             (_WAIT_ENDS, waiting, timeline.end_ns[waiting]),
-            (_UNLAUNCHED, unseen, timeline.start_ns[tasks.row[unseen]]),
+            (_UNLAUNCHED, unseen, called_ns(timeline, tasks.row)[unseen]),
             (_STEP_BEGINS, steps, windows[:, 0]),
             (_STEP_ENDS, steps, windows[:, 1]),
         )
@@ -133,14 +137,26 @@ class _Happenings:
 
 
 class _Playing:
-    """One pass over the happenings. Python lists: an element of an array costs ten times as much to read."""
+    """One pass over the happenings. Python lists: an element of an array costs ten times as much to read.
 
-    def __init__(self, timeline: Timeline, tasks: Tasks, waits: dict[int, Wait], changes: Changes) -> None:
+    A step ends when all that it launched on the main stream has ended, and not before its end on the host.
+    """
+
+    def __init__(
+        self,
+        timeline: Timeline,
+        tasks: Tasks,
+        waits: dict[int, Wait],
+        changes: Changes,
+        on_main: npt.NDArray[np.bool_],
+    ) -> None:
         duration = timeline.duration_ns[tasks.row].astype(np.float64)
         if changes.device_factor is not None:
             duration = duration * changes.device_factor[tasks.row]
         self._lengths: list[float] = duration.tolist()
         self._dropped: list[bool] = np.isin(tasks.row, changes.unlaunched).tolist()
+        self._on_main: list[bool] = on_main.tolist()
+        self._reached_ns = _NEVER  # end of all work so far on the main stream
         self._free = set(changes.free_waits.tolist())
         self._waits = waits
         self._before, self._other = tasks.before.tolist(), tasks.other.tolist()
@@ -167,9 +183,9 @@ class _Playing:
             elif kind == _WAIT_ENDS:
                 shift += self._until(who, opened.get(who, now)) - now
             elif kind == _UNLAUNCHED:
-                self._begin(who, now)
+                self._begin(who, now + self._launch_ns[who])
             else:
-                bounds[kind - _STEP_BEGINS, who] = now
+                bounds[kind - _STEP_BEGINS, who] = max(now, self._reached_ns)
         return bounds
 
     def _begin(self, place: int, ready: float) -> None:
@@ -183,6 +199,8 @@ class _Playing:
             ready = max(ready, self._ends[other] + self._other_ns[place])
         self._starts[place] = ready
         self._ends[place] = ready + self._lengths[place]
+        if self._on_main[place]:
+            self._reached_ns = max(self._reached_ns, self._ends[place])
 
     def _until(self, row: int, opened: float) -> float:
         """When the waiting call returns."""
@@ -215,16 +233,9 @@ def _without(host: Sequence[tuple[Intervals, float]], at_ns: Int64) -> Factors:
     return asked - np.interp(asked, times, gone)
 
 
-def _windows(run: Run, timeline: Timeline) -> Intervals:
-    if not run.traced_numbers:
-        return np.array([timeline.window_ns], dtype=np.int64)
-    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
-    return np.stack((run.steps.start_ns[rows], run.steps.end_ns[rows]), axis=1)
-
-
-def _fewer(windows: Intervals, task_start_ns: Int64, most_tasks: int) -> tuple[Intervals, int]:
+def _fewer(windows: Intervals, launched_ns: Int64, most_tasks: int) -> tuple[Intervals, int]:
     """Steps around the one of median length with so many tasks together (at least it alone); where playing begins."""
-    starts = np.sort(task_start_ns)
+    starts = np.sort(launched_ns)
     edges = np.searchsorted(starts, windows)
     counts = edges[:, 1] - edges[:, 0]
     first = last = median_window(windows)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.analysis import spans
+from gpulab.analysis.device_steps import called_ns
 from gpulab.run import Category, Int64, Timeline
 
 TIGHT_NS = 20_000  # a wait that ends so soon after a task of the device was a wait for it
@@ -46,14 +47,13 @@ class Tasks:
         started, launching = spans.matched(timeline, work, calls)
         launch_of = np.full(len(timeline), -1, np.intp)
         launch_of[started] = launching
-        launched_ns = np.where(launch_of[work] >= 0, timeline.start_ns[launch_of[work]], timeline.start_ns[work])
-        order = np.lexsort((timeline.start_ns[work], launched_ns))
+        order = np.lexsort((timeline.start_ns[work], called_ns(timeline, work)))
         row = work[order]
         launch = launch_of[row]
         before = _previous_on_stream(timeline, row)
         start, end = timeline.start_ns[row], timeline.end_ns[row]
         before_end = np.where(before >= 0, end[before], NEVER)
-        called = np.where(launch >= 0, timeline.start_ns[launch], start)
+        called = called_ns(timeline, row)
         latency = start - called
         idle = (launch >= 0) & (before_end < called)
         least = int(np.percentile(latency[idle], LATENCY_PERCENTILE)) if idle.any() else 0
@@ -70,7 +70,7 @@ class Tasks:
             launch=launch,
             before=before,
             other=np.where(waited, other, -1),
-            launch_ns=np.where(launch_tight, latency, np.minimum(least, latency)),
+            launch_ns=np.where(launch_tight | (before < 0), latency, np.minimum(least, latency)),
             gap_ns=np.where(stream_tight, start - before_end, np.minimum(LEAST_GAP_NS, start - before_end)),
             other_ns=np.where(waited, start - other_end, 0),
         )

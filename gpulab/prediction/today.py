@@ -131,7 +131,7 @@ class Today:
         operators = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.on_training_thread(timeline))
         tree = CallTree.of(timeline, operators)
         loading = spans.covered(timeline, spans.named(timeline, spans.is_loader) & spans.on_training_thread(timeline))
-        windows = union_of((s.start_ns, s.end_ns) for s in account.steps)
+        windows = union_of(s.host for s in account.steps)
         inside = covers(intersect(loading, windows), timeline.start_ns[tree.rows])
         is_loader = spans.named(timeline, spans.is_loader)[tree.rows]
         above = np.where(tree.parent >= 0, is_loader[np.maximum(tree.parent, 0)], True)
@@ -232,11 +232,10 @@ def training_cores(today: Today, waited_fraction: float) -> float:
 def training_spans_us(today: Today, mask: spans.Mask) -> float:
     """The time per profiled step that these rows cover on the training threads."""
     timeline = today.run.timeline
-    steps = today.facts.breakdown.steps if today.facts.breakdown is not None else ()
-    if timeline is None or not steps:
+    account = today.facts.breakdown
+    if timeline is None or account is None or not account.steps:
         return 0.0
-    windows = np.array([(s.start_ns, s.end_ns) for s in steps], dtype=np.int64)
-    return measure(intersect(windows, spans.covered(timeline, mask))) / 1e3 / len(steps)
+    return measure(intersect(account.host_windows, spans.covered(timeline, mask))) / 1e3 / len(account.steps)
 
 
 __all__ = [

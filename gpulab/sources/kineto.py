@@ -62,7 +62,10 @@ class Recording:
         """
         columns = _Columns.read(self.profile.profiler.kineto_results.events())
         start = columns.start_ns + self._clock_offset_ns(columns) - origin_ns
-        timeline = columns.timeline(start, (self.began_ns - origin_ns, self.ended_ns - origin_ns))
+        # the profiler waits for the device before it stops, so the window ends when the device has
+        device_end = (start + columns.duration_ns)[columns.on_device].max(initial=0)
+        ended = max(self.ended_ns - origin_ns, int(device_end))
+        timeline = columns.timeline(start, (self.began_ns - origin_ns, ended))
         return timeline if event_limit is None else cut(timeline, event_limit)
 
     def write(self, path: Path) -> None:

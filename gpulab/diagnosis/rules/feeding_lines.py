@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from gpulab.analysis import spans
 from gpulab.analysis.places import LEAST_SHARE, LineShare, line_of, lines_of
 from gpulab.diagnosis.case import Case
@@ -56,7 +54,7 @@ def _waits(case: Case) -> Intervals:
     if timeline is None or account is None or not account.steps:
         return EMPTY
     inside = spans.on_training_thread(timeline) & spans.named(timeline, spans.is_loader)
-    steps = np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    steps = account.host_windows
     return intersect(spans.covered(timeline, inside), union(steps[:, 0], steps[:, 1]))
 
 

@@ -103,7 +103,7 @@ def _windows(case: Case) -> Intervals | None:
     account = case.facts.breakdown
     if account is None or account.whole_window:
         return None
-    return np.array([(s.start_ns, s.end_ns) for s in account.steps], dtype=np.int64)
+    return account.host_windows
 
 
 def _is_compiled(case: Case) -> bool:

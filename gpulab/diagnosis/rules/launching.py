@@ -199,7 +199,7 @@ def _launching_us(case: Case) -> float:
     blocked = joined(*(b.times for b in case.facts.blocking))
     elsewhere = joined(blocked, waiting_for_data(work))
     own = unhidden_us(case, ("launch", "queued")) - not_launching_us(work, elsewhere)
-    left = idle_us(case) - case.part_us("data_wait") - work.per_step_us(blocked)
+    left = idle_us(case) - case.part_us("data_wait") - work.host_per_step_us(blocked)
     return max(0.0, min(own, left))
 
 

@@ -26,7 +26,7 @@ def allocator_thrash(case: Case) -> Finding | Untold | None:
     t = work.timeline
     calling = spans.in_category(t, *LAUNCHING) & spans.named(t, lambda n: n.startswith(spans.ALLOCATING))
     calls = np.flatnonzero(calling)
-    per_step = _median_count(t.start_ns[calls], work.windows)
+    per_step = _median_count(t.start_ns[calls], work.host_windows)
     least = case.thresholds.silence * (case.step_us or 0.0)
     if not per_step:
         return None
