@@ -89,21 +89,24 @@ class FakeGpuTensor(torch.Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return torch.device("cuda", 0)
 
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name, first = func.__name__, args[0] if args else None
-        if name in ("item", "__float__", "tolist", "cpu"):
-            cls.fake.call(f"Tensor.{name}", 0, waits=True)
-            if getattr(first, "overwritten", False):
-                raise RuntimeError(OVERWRITTEN)
-            cls.fake.wait_until(cls.fake.stream_of(0).end_ns)
-        elif name == "clone":
-            cls.fake.call("Tensor.clone", 0)
-            cls.fake.launched("Tensor.clone")
-        made = super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
-        if name == "detach" and isinstance(made, FakeGpuTensor):
-            made.__dict__ = first.__dict__  # it shares the memory, so it is overwritten together with it
-        return made
+    def detach(self) -> FakeGpuTensor:
+        same = torch.Tensor.detach(self).as_subclass(FakeGpuTensor)
+        same.__dict__ = self.__dict__  # the same memory, so they are overwritten together
+        return same
+
+    def clone(self, **options: Any) -> FakeGpuTensor:
+        self.fake.call("Tensor.clone", 0)
+        self.fake.launched("Tensor.clone")
+        return torch.Tensor.clone(self, **options).as_subclass(FakeGpuTensor)
+
+    def item(self) -> float:  # type: ignore[override]
+        self.fake.call("Tensor.item", 0, waits=True)
+        if self.overwritten:
+            raise RuntimeError(OVERWRITTEN)
+        self.fake.wait_until(self.fake.stream_of(0).end_ns)
+        return float(torch.Tensor.item(self))
+
+    __float__ = item
 
 
 @dataclass(eq=False)
@@ -169,7 +172,7 @@ class FakeCuda:
         finally:
             self.capturing = False
         if not self.capture_is_valid:
-            raise self.made_error("operation failed due to a previous error during capture")
+            raise self.cuda_error("operation failed due to a previous error during capture")
 
     def allocate(self, size_bytes: int, index: int = 0) -> FakeBlock:
         """Memory that is free again once the object is gone. Raises OutOfMemoryError."""
@@ -200,22 +203,22 @@ class FakeCuda:
         if not self.initialized:
             self.initialized, self.started_by = True, name
         if self.error is not None:
-            raise self.made_error(self.error)
+            raise self.cuda_error(self.error)
         if context and index is not None and index not in self.in_use:
             self.contexts.append((index, name))
             if index in self.taken:
-                raise self.made_error("CUDA-capable device(s) is/are busy or unavailable")
+                raise self.cuda_error("CUDA-capable device(s) is/are busy or unavailable")
             self.in_use.add(index)
         if waits and self.capturing:
             self.violations.append(name)
             self.capture_is_valid = False
-            raise self.made_error("operation not permitted when stream is capturing")
+            raise self.cuda_error("operation not permitted when stream is capturing")
 
     def launched(self, name: str) -> None:
         """Something was put into the current stream: inside a capture it is a part of the graph."""
         (self.captured if self.capturing else self.launches).append(name)
 
-    def made_error(self, text: str) -> RuntimeError:
+    def cuda_error(self, text: str) -> RuntimeError:
         """As torch words it; a PyTorch before 2.8 raises a plain RuntimeError."""
         kind: type[RuntimeError] = getattr(torch, "AcceleratorError", RuntimeError)
         return kind(f"CUDA error: {text}\nCUDA kernel errors might be asynchronously reported at some other API call.")
@@ -232,8 +235,8 @@ class FakeCuda:
     # -- what torch.cuda answers ---------------------------------------------------------------------------------
 
     def index(self, device: Any = None) -> int:
-        found = torch.device(device).index if isinstance(device, str) else getattr(device, "index", device)
-        return self.current if found is None else int(found)
+        chosen = torch.device(device).index if isinstance(device, str) else getattr(device, "index", device)
+        return self.current if chosen is None else int(chosen)
 
     def synchronize(self, device: Any = None) -> None:
         index = self.index(device)
