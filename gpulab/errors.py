@@ -15,3 +15,13 @@ class StoreError(GpulabError):
 
 class TraceError(GpulabError):
     """A file is not a profiler trace that can be read."""
+
+
+class DeviceLost(GpulabError):
+    """An error of the GPU that stays: every CUDA call of this process fails from now on. `cuda_error`: its words."""
+
+    NEXT_STEP = "Restart the kernel: the GPU's context is lost after this error."
+
+    def __init__(self, cuda_error: str) -> None:
+        self.cuda_error = cuda_error.strip().partition("\n")[0].rstrip(".")
+        super().__init__(f"{self.cuda_error}. {self.NEXT_STEP}")
