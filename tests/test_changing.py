@@ -12,7 +12,7 @@ import pytest
 import gpulab
 from gpulab.comparison import Experiment
 from gpulab.errors import UsageError
-from gpulab.run import Change, Run
+from gpulab.run import Change, Device, Run
 from gpulab.trials import changing
 from gpulab.trials.beforehand import refusals
 from gpulab.trials.changing import Changing
@@ -169,7 +169,7 @@ def changing_scene(code: TextCode) -> Any:
 def test_what_certainly_cannot_be_is_said_at_once(
     names: dict[str, Any], settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("gpulab.trials.beforehand.detect_device", lambda requested: Device("cpu", "CPU"))
     code = TextCode.parsed(LOOP, names)
     assert words in Changing(Arm(settings), code).decided.refused
     with pytest.raises(UsageError, match=words):

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gpulab.capture import gpus
 from gpulab.capture.consumed import position
 from gpulab.capture.contents import Kept, KeptDict, KeptList, KeptName, KeptSet
 from gpulab.capture.place import Place
@@ -69,7 +70,8 @@ class State:
     def of(cls, namespace: dict[str, Any], names: Iterable[str] | None, roots: Iterable[object] = ()) -> State:
         """All that code using these names (None: all names that the user has) and `roots` can reach, as it is now.
 
-        Raises TooLarge where the copies do not fit into free memory: `of_random` still can be had.
+        Raises TooLarge where the copies do not fit into free memory: `of_random` still can be had. Raises DeviceLost
+        where an error of a GPU stays.
         """
         state = cls(namespace, names)
         reached = state._reached
@@ -90,8 +92,12 @@ class State:
         return cls(namespace, names)
 
     def restore(self, *, keep_new: bool = False) -> Restored:
-        """Put everything back in place; names that meant nothing are removed unless `keep_new`. As often as needed."""
+        """Put everything back in place; names that meant nothing are removed unless `keep_new`. As often as needed.
+
+        Raises DeviceLost, and touches nothing then, where an error of a GPU stays.
+        """
         could_not = [*self._close_loaders(), *self._beyond()]
+        gpus.synchronize()
         taken_from = self._taken_from()
         left = [*taken_from, *(x.place for x in self._reached.lengths if x.changed())]
         put_back: list[Place] = []

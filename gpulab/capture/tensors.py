@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulab.capture import room
+from gpulab.capture import gpus, room
 from gpulab.capture.place import Place
 from gpulab.errors import GpulabError
 
@@ -147,9 +147,10 @@ class Tensors:
         self.gpu_bytes: dict[int, int] = {}  # copies kept on each GPU
 
     def copy(self) -> None:
-        """Remember all values. Raises TooLarge."""
+        """Remember all values, once the GPUs in use have computed them. Raises TooLarge and DeviceLost."""
         import torch
 
+        gpus.synchronize(self._gpus)
         sums = _sums((p.gpu, p.bytes) for p in self._pieces)
         roomy = {gpu for gpu, n in sums.items() if gpu is not None and n <= GPU_SHARE * room.free_gpu_bytes(gpu)}
         needed, free = sum(n for gpu, n in sums.items() if gpu not in roomy), room.free_host_bytes()
@@ -161,17 +162,21 @@ class Tensors:
         kept = _sums((p.kept_on, p.bytes) for p in self._pieces)
         self.gpu_bytes = {gpu: n for gpu, n in kept.items() if gpu is not None}
 
+    @property
+    def _gpus(self) -> set[int]:
+        return {p.gpu for p in self._pieces if p.gpu is not None}
+
     def changed(self) -> tuple[list[Place], list[Place]]:
         """Tensors of the user's that are no training state and have changed: those put back, and those not."""
         put_back, left = _changed(self._others), _changed(self._watched)
         return [m.place for m in put_back], [m.place for m in left]
 
     def put_back(self) -> list[str]:
-        """Put all back; says what could not be. Waits for the GPUs."""
+        """Put all back; says what could not be. Waits for the GPUs in use. Raises DeviceLost."""
         import torch
 
         failed = []
-        synchronize()
+        gpus.synchronize(self._gpus)
         with torch.no_grad():
             for form in self._forms:
                 try:
@@ -180,19 +185,10 @@ class Tensors:
                     failed.append(f"`{form.met.place}`: {str(e).partition(chr(10))[0]}")
             for live, copies in _grouped(p.pair() for p in self._pieces):
                 torch._foreach_copy_(live, copies)
-        synchronize()
+        gpus.synchronize(self._gpus)
         self._others = [(m, _version(m.tensor)) for m, _ in self._others]
         self._watched = [(m, _version(m.tensor)) for m, _ in self._watched]
         return failed
-
-
-def synchronize() -> None:
-    """Wait for all GPUs, if CUDA was started."""
-    import torch
-
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        for index in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(index)
 
 
 _DTYPES = {8: "int64", 4: "int32", 1: "uint8"}  # the widest moves fastest

@@ -17,6 +17,7 @@ from gpulab.knobs.scene import Scene, SeenLoader
 from gpulab.knobs.spawning import main_can_be_imported, start_method
 from gpulab.knobs.variables import Plain
 from gpulab.run import Device
+from gpulab.sources.machine import detect_device
 from gpulab.trials.plan import Code
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ class Beforehand:
     """The DataLoaders and modules that are there already. Where the code builds loaders itself, those are not."""
 
     def __init__(self, code: Code) -> None:
-        import torch
         from torch.nn import Module
         from torch.utils.data import DataLoader
 
@@ -40,7 +40,6 @@ class Beforehand:
         self.loaders = _loaders(loaders.values())
         modules = [v for v in self._values if isinstance(v, Module) and next(v.parameters(), None) is not None]
         self._modules = tuple(seen_module(m, trained=False, autocast_dtype=None) for m in modules)
-        self._has_gpu = torch.cuda.is_available()
 
     def found(self, knob: Knob) -> Value | None:
         """The value that all loaders have; None where they differ or others may be used."""
@@ -59,7 +58,9 @@ class Beforehand:
             if reasons and all(reasons) and not self.builds_loaders:
                 return reasons[0] or ""
             return self._unfit_dataset() if knob is WORKERS and value and self.builds_loaders else ""
-        if knob.name not in _OF_DEVICES or self._has_gpu or (knob.name == "compile" and not self._modules):
+        if knob.name not in _OF_DEVICES or (knob.name == "compile" and not self._modules):
+            return ""
+        if detect_device("auto").kind == "cuda":  # torch.cuda.is_available() starts the driver before the user's code
             return ""
         return knob.refuses(Scene(Device("cpu", "CPU"), modules=self._modules), value) or ""
 

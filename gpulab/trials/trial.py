@@ -216,8 +216,9 @@ def release(error: BaseException | None) -> None:
         waiting += [e.__cause__, e.__context__]
     gc.collect()
     torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
+    if torch is not None and torch.cuda.is_initialized():
+        with suppress(RuntimeError):  # a GPU whose error stays has nothing to give
+            torch.cuda.empty_cache()
 
 
 def _apply(setting: Setting, stack: ExitStack) -> dict[str, Log]:
