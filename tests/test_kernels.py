@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from gpulab.analysis.kernels import NO_OPERATOR, copies, kernels, launches, operators
 from gpulab.analysis.launches import CallTree, launch_of, open_at_start
-from gpulab.analysis.tensor_cores import NOT_TENSOR_CORE, TENSOR_CORE, uses_tensor_cores
+from gpulab.analysis.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE
+from gpulab.analysis.tensor_cores import uses_tensor_cores
 from gpulab.intervals import Intervals
 from gpulab.run import Category
 from tests import loaded_traces
@@ -28,7 +29,7 @@ operator_spans = st.lists(
 device_items = st.lists(
     st.tuples(
         st.sampled_from([*DEVICE, Category.KERNEL]),
-        st.sampled_from(["gemm", "volta_h884gemm", "other"]),
+        st.sampled_from(["volta_sgemm", "volta_h884gemm", "other"]),
         st.sampled_from([MAIN, BACKWARD]),  # the thread that launches
         st.one_of(st.none(), st.integers(0, 45)),  # when; None: outside the trace
         st.integers(0, 5),  # length of the launch

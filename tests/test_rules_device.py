@@ -231,6 +231,14 @@ def test_shorter_numbers(gpu: str, kernel: str, amp: str | None, tf32: bool) -> 
     assert isinstance(precision.no_tf32(case), Finding) == tf32
 
 
+@pytest.mark.parametrize(("gpu", "untold"), [("A100", True), ("GTX 1660", False)])
+def test_products_of_triton_are_not_taken_for_full_precision(gpu: str, untold: bool) -> None:
+    case = loop(many(50, "aten::mm", "triton_tem_fused_mm_0", gpu_us=100)).case(gpu)
+    answer = precision.no_mixed_precision(case)
+    assert isinstance(answer, Untold) if untold else answer is None
+    assert precision.no_tf32(case) is None
+
+
 def test_what_sixteen_bits_give_back_at_most_is_the_ratio_of_the_peaks() -> None:
     case = loop(many(50, "aten::mm", SGEMM, gpu_us=100)).case("V100")
     finding = told(precision.no_mixed_precision(case))

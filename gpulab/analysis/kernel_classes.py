@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpulab.analysis import spans
-from gpulab.analysis.tensor_cores import uses_tensor_cores
+from gpulab.analysis.kernel_names import reading
 
 CLASSES = (
     "matrix",
@@ -19,30 +18,6 @@ CLASSES = (
     "communication",
     "other",
 )
-
-# In order: the first that matches decides. Names as in the traces of V100, A100, H100, B200 and MI300X, cuDNN, CUTLASS,
-# MIOpen, composable kernels and Triton's prefixes (torch/_inductor/codegen/triton.py: poi, red, per, tem, mm).
-_BY_NAME: tuple[tuple[str, str], ...] = (
-    ("communication", r"^(nccl|rccl)|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|nvshmem"),
-    ("layout", r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose|tensortransformgeneric"),
-    ("other", r"conv_depthwise|reshape_and_cache|moe::dev::"),
-    ("attention", r"flash_?(fwd|bwd|attn|attention|mla)|fmha|efficient_attention|mem_eff|flashinfer::[^ ]*prefill"),
-    ("optimizer", r"multi_tensor_apply|fusedadam|fused_adam|fused_sgd|fused_adagrad|lamb_"),
-    (
-        "normalization",
-        r"softmax|batch_?norm|layer_?norm|group_?norm|rms_?norm|instance_?norm|::bn_|^bn_|rowwisemoments",
-    ),
-    ("normalization", r"batchnorm|miopen.*norm"),
-    ("matrix", r"(?<!fb)gemm|gemv|winograd|dgrad|wgrad|fprop|[sh]cudnn|convolve|xmma|cutlass_|cutlass::kernel|nvjet"),
-    ("matrix", r"^bmm_|matmul|splitkreduce|fft2d_|xdlops|cijk_|triton_(mm|tem|bmm)|miopen.*conv|implicit_conv"),
-    ("copy", r"^memcpy|^memset|direct_copy_kernel|catarraybatched|fillfunctor|copy_device"),
-    ("pointwise", r"triton_poi|elementwise|dropout|pointwise|threshold_kernel|clamp_scalar|act_and_mul"),
-    (
-        "reduction",
-        r"reduce_kernel|triton_(red|per)|segmentedreduce|devicereduce|nll_loss|cunn_spatialclass|cross_entropy",
-    ),
-)
-_NAME = tuple((kind, re.compile(pattern)) for kind, pattern in _BY_NAME)
 
 # Operators whose kernels without a telling name are of that class.
 _BY_OPERATOR: tuple[tuple[str, str], ...] = (
@@ -62,39 +37,21 @@ POINTWISE_OPERATORS = re.compile(
     r"native_dropout_backward|reciprocal|square|softplus|mish|fill)_?$"
 )
 
-_WIDE = re.compile(r"f64|double|dgemm|complex<double")
-_NARROW = re.compile(r"half|bf16|bfloat16|fp16|f16|hgemm|h884|h1688|hmma|e4m3|e5m2|mxe|int8|i8816|s8|fp8|hcudnn")
-_TF32 = re.compile(r"tf32|tensorop_s1688|[^h]s1688gemm_(?!bf16|fp16|f16)")
-
 
 def class_of(kernel: str, operator: str = "") -> str:
     """One of `CLASSES`, for a kernel's name and that of the innermost operator that launched it ("" unknown)."""
-    lowered = kernel.lower()
-    if spans.is_communication(kernel):
-        return "communication"
-    found = next((kind for kind, pattern in _NAME if pattern.search(lowered)), None)
-    if found is None and uses_tensor_cores(kernel):
-        return "matrix"
-    if found is None and operator:
-        found = next((kind for kind, pattern in _OPERATOR if pattern.search(operator)), None)
-    return found or "other"
+    kind = reading(kernel).kind
+    if kind is None and operator:
+        kind = next((kind for kind, pattern in _OPERATOR if pattern.search(operator)), None)
+    return kind or "other"
 
 
-def number_format(kernel: str, operator: str = "") -> str:
+def number_format(kernel: str) -> str:
     """In which numbers a matrix kernel of an NVIDIA GPU multiplies: "fp32", "tf32", "narrow" (16 bits or fewer) or "".
 
-    "": double precision, or the name does not tell. Kernels for float32 name no other type of number.
+    "": double precision, or the name does not tell, as with Triton's products.
     """
-    lowered = kernel.lower()
-    if _WIDE.search(lowered):
-        return ""
-    if _TF32.search(lowered) and not re.search(r"bf16|fp16|_f16|half", lowered):
-        return "tf32"
-    if _NARROW.search(lowered):
-        return "narrow"
-    if uses_tensor_cores(kernel):
-        return "narrow" if not re.search(r"f32f32_f32f32|f32_f32", lowered) else "tf32"
-    return "fp32"
+    return reading(kernel).numbers
 
 
 __all__ = ["CLASSES", "POINTWISE_OPERATORS", "class_of", "number_format"]

@@ -21,6 +21,7 @@ from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
 
 SHORT_KERNEL_US = 10.0  # definitions.md: below it a launch (5–20 µs) costs more than the kernel
 NO_OPERATOR = "(launched outside any operator)"
+UNTOLD_AT_MOST = 0.01  # ours: of the time of all kernels
 
 _COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
 _HOST_MEMORY = {"Pageable": "pageable", "Pinned": "pinned"}
@@ -98,7 +99,7 @@ class Kernels:
     count: int
     time_us: float
     rows: tuple[KernelRow, ...]  # costliest first
-    tensor_core_fraction: float | None  # of kernel time
+    tensor_core_fraction: float | None  # of kernel time; None where names do not tell it of more than 1 % of the time
     short_count_fraction: float | None
     short_time_fraction: float | None
     est_achieved_occupancy_pct: float | None
@@ -111,12 +112,11 @@ def kernels(timeline: Timeline, windows: Intervals | None = None) -> Kernels:
     time_ns, count = int(duration.sum()), len(rows)
     table = _kernel_rows(timeline, rows)
     short = duration < SHORT_KERNEL_US * 1e3
-    matrix_us = sum(row.time_us for row in table if row.tensor_core)
     return Kernels(
         count=count,
         time_us=time_ns / 1e3,
         rows=table,
-        tensor_core_fraction=matrix_us * 1e3 / time_ns if time_ns and names_tell(timeline) else None,
+        tensor_core_fraction=_tensor_core_fraction(table),
         short_count_fraction=float(short.mean()) if count else None,
         short_time_fraction=float(duration[short].sum() / time_ns) if time_ns else None,
         est_achieved_occupancy_pct=_mean_per_group(timeline, "occupancy_pct", rows, np.zeros_like(rows), 1)[0],
@@ -207,6 +207,14 @@ def _is_within(timeline: Timeline, rows: Int64, windows: Intervals | None) -> sp
     if windows is None:
         return np.ones(len(rows), dtype=bool)
     return covers(windows, timeline.start_ns[rows])
+
+
+def _tensor_core_fraction(table: tuple[KernelRow, ...]) -> float | None:
+    total_us = sum(row.time_us for row in table)
+    untold_us = sum(row.time_us for row in table if row.tensor_core is None)
+    if not total_us or untold_us > UNTOLD_AT_MOST * total_us:
+        return None
+    return sum(row.time_us for row in table if row.tensor_core) / total_us
 
 
 def _kernel_rows(timeline: Timeline, rows: Int64) -> tuple[KernelRow, ...]:

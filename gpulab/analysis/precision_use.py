@@ -9,13 +9,16 @@ import numpy as np
 from gpulab.analysis.device_work import DeviceWork
 from gpulab.analysis.kernel_classes import number_format
 from gpulab.analysis.spans import Mask
-from gpulab.analysis.tensor_cores import names_tell
+from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
+
+_FORMATS = ("", "fp32", "tf32", "narrow", "untold")
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionUse:
     """Shares of the time of all kernels but communication, by the format of matrix kernels; `half_able` is the share
     of kernels that only move data, which halves where the data does: not the optimizer's, which stays as it is.
+    `untold` is the share of matrix kernels whose names tell neither format nor use of tensor cores: Triton's.
 
     `costliest` names the float32 kernel with the most time, up to its arguments, `costliest_tf32` the one in TF32.
     """
@@ -26,6 +29,7 @@ class PrecisionUse:
     half_able: float
     costliest: str
     costliest_tf32: str = ""
+    untold: float = 0.0
 
 
 def precision_use(work: DeviceWork) -> PrecisionUse | None:
@@ -36,7 +40,7 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
     name = work.timeline.name_id[work.rows]
     formats = np.zeros(len(work.timeline.names), dtype=np.int64)
     for i in np.unique(name[matrix]).tolist():
-        formats[i] = ("", "fp32", "tf32", "narrow").index(number_format(work.timeline.names[i]))
+        formats[i] = _FORMATS.index(_format(work.timeline.names[i]))
     format_of_row = np.where(matrix, formats[name], 0)
     return PrecisionUse(
         fp32=work.share(format_of_row == 1),
@@ -45,7 +49,12 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
         half_able=work.share(work.of("pointwise", "normalization", "copy", "layout") & ~work.of_optimizer),
         costliest=_costliest(work, format_of_row == 1),
         costliest_tf32=_costliest(work, format_of_row == 2),
+        untold=work.share(format_of_row == 4),
     )
+
+
+def _format(name: str) -> str:
+    return "untold" if uses_tensor_cores(name) is None else number_format(name)
 
 
 def _costliest(work: DeviceWork, chosen: Mask) -> str:

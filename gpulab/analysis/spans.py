@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from gpulab.analysis.kernel_names import reading
 from gpulab.intervals import Intervals, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 
@@ -26,7 +27,6 @@ SYNCHRONIZING = (
 )
 COPYING = ("cudaMemcpy", "hipMemcpy", "cuMemcpy")
 ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc")
-COMMUNICATING = ("nccl", "rccl")
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
 HOST_CATEGORIES = (Category.CPU_OP, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 
@@ -47,8 +47,8 @@ def is_step(name: str) -> bool:
 
 
 def is_communication(name: str) -> bool:
-    """A NCCL or RCCL kernel."""
-    return name.lower().startswith(COMMUNICATING)
+    """A kernel that exchanges data with other GPUs: of NCCL, RCCL, NVSHMEM, symmetric memory, …"""
+    return reading(name).kind == "communication"
 
 
 def is_kernel_launch(name: str) -> bool:
