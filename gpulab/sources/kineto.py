@@ -8,14 +8,15 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.run import Category, Int32, Int64, Lane, Timeline, UInt8
+from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int32, Int64, Lane, Timeline, UInt8
+from gpulab.sources.device_arguments import device_columns
 
 _CATEGORIES = {
     "cpu_op": Category.CPU_OP,
@@ -132,6 +133,7 @@ class _Columns:
     resource: Int64  # thread or stream
     names: tuple[str, ...]
     name_id: Int32
+    extra: dict[str, Float64] = field(default_factory=dict)
 
     @classmethod
     def read(cls, events: list[Any]) -> _Columns:
@@ -162,6 +164,7 @@ class _Columns:
             resource=column(event.device_resource_id),
             names=tuple(name_ids),
             name_id=np.fromiter(map(name_ids.__getitem__, spelled), np.int32, n),
+            extra=device_columns(events, np.flatnonzero(np.isin(category, DEVICE_CATEGORIES))),
         )
 
     def profiler_steps(self) -> list[tuple[int, int]]:
@@ -204,6 +207,7 @@ class _Columns:
             lanes=tuple(_lane(k, i == training) for i, k in enumerate(lanes)),
             window_ns=window_ns,
             training_lane=training,
+            extra={name: column[order] for name, column in self.extra.items()},
         )
 
 

@@ -155,7 +155,7 @@ class Columns:
             lane_key=lane,
             correlation=integers([0 if a is None else a.correlation for a in args], 0),
             extra_rows=np.concatenate((rows, products)),
-            extra=_side_by_side(_extra([a for _, a in on_device]), len(rows), sizes, len(products)),
+            extra=_side_by_side(extra_columns([a for _, a in on_device]), len(rows), sizes, len(products)),
         )
 
     def _category(self, spans: list[Span]) -> UInt8:
@@ -299,7 +299,8 @@ def _durations(written: list[Value], device: Int64, damage: EventDecoder, where:
     return np.maximum(ns, 0)
 
 
-def _extra(args: list[Args]) -> dict[str, Float64]:
+def extra_columns(args: list[Args]) -> dict[str, Float64]:
+    """One value per row of a device, NaN where the trace says none; columns without any value are left out."""
     columns = {
         "bytes": [a.bytes for a in args],
         "bandwidth_gb_s": [a.bandwidth for a in args],

@@ -1,0 +1,137 @@
+"""What a live window tells of kernels and copies beside their times: the same as a trace file of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
+
+import numpy as np
+import pytest
+
+from gpulab.analysis.kernels import copies, kernels
+from gpulab.run import Timeline
+from gpulab.sources.kineto import Recording
+from gpulab.sources.trace_file import read_trace
+
+# As Kineto writes them (libkineto, CuptiActivity.cpp): the members of an object, without its braces.
+KERNEL = """
+      "queued": 0, "device": 0, "context": 1,
+      "stream": 7, "correlation": 1,
+      "registers per thread": 32,
+      "shared memory": 0,
+      "blocks per SM": 12.5,
+      "warps per SM": 50.0,
+      "grid": [1600, 1, 1],
+      "block": [128, 1, 1],
+      "est. achieved occupancy %": 75,
+      "graph id": 0, "graph node id": 0"""
+ENDLESS = KERNEL.replace("12.5", '"inf"').replace('"correlation": 1', '"correlation": 4')
+BROKEN = KERNEL.replace("12.5", "nan").replace('"correlation": 1', '"correlation": 3')
+COPY = """
+      "device": 0, "context": 1,
+      "stream": 7, "correlation": 2,
+      "bytes": 4000000, "memory bandwidth (GB/s)": 20.0"""
+
+
+@dataclass
+class OlderEvent:
+    """An event of a PyTorch without `metadata_json`."""
+
+    spelled: str
+    activity: str
+    start: int
+    duration: int
+    correlation: int
+    members: str = ""
+
+    def name(self) -> str:
+        return self.spelled
+
+    def activity_type(self) -> str:
+        return self.activity
+
+    def start_ns(self) -> int:
+        return self.start
+
+    def duration_ns(self) -> int:
+        return self.duration
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+    def device_index(self) -> int:
+        return 0
+
+    def device_resource_id(self) -> int:
+        return 7 if self.activity in ("kernel", "gpu_memcpy") else 1
+
+
+class Event(OlderEvent):
+    """An event of PyTorch 2.13."""
+
+    asked: ClassVar[list[str]] = []
+
+    def metadata_json(self) -> str:
+        self.asked.append(self.spelled)
+        return self.members
+
+
+def rows(event: type[OlderEvent]) -> list[OlderEvent]:
+    return [
+        event("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 60_000, 200_000, 2, COPY),
+        event("cudaLaunchKernel", "cuda_runtime", 1_000, 500, 1),
+        event("volta_sgemm", "kernel", 10_000, 40_000, 1, KERNEL),
+        event("cudaMemcpyAsync", "cuda_runtime", 2_000, 500, 2),
+        event("aten::mm", "cpu_op", 500, 3_000, 0, '"kernel_backend": "x"'),
+    ]
+
+
+def recorded(events: list[OlderEvent]) -> Timeline:
+    results = SimpleNamespace(events=lambda: events)
+    profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
+    return Recording(profile, began_ns=0, ended_ns=1_000_000, clock_ns=0).timeline(0)
+
+
+def test_copies_and_kernels_of_a_live_window_have_their_sizes() -> None:
+    live = recorded(rows(Event))
+    (copy,) = copies(live)
+    assert (copy.bytes, copy.gb_per_s) == (4_000_000, pytest.approx(20.0))
+    (kernel,) = kernels(live).rows
+    assert (kernel.blocks_per_sm, kernel.est_achieved_occupancy_pct) == (12.5, 75)
+
+
+def test_a_trace_file_of_the_same_window_has_the_same_columns(tmp_path: Path) -> None:
+    events = [*rows(Event), Event("volta_sgemm", "kernel", 300_000, 10, 4, ENDLESS)]
+    written = [
+        {
+            "ph": "X", "cat": e.activity, "name": e.spelled, "ts": e.start / 1e3, "dur": e.duration / 1e3,
+            "pid": 0 if e.device_resource_id() == 7 else 99, "tid": e.device_resource_id(),
+            "args": {"correlation": e.correlation, **json.loads(f"{{{e.members}}}")},
+        }
+        for e in events
+    ]  # fmt: skip
+    file = tmp_path / "trace.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": written}))
+    read, live = read_trace(file).timeline, recorded(events)
+    assert [read.names[i] for i in read.name_id] == [live.names[i] for i in live.name_id]
+    assert set(live.extra) == set(read.extra)
+    for name, column in live.extra.items():
+        np.testing.assert_array_equal(column, read.extra[name])
+
+
+def test_members_that_are_no_json_cost_one_row_its_figures() -> None:
+    live = recorded([*rows(Event), Event("volta_sgemm", "kernel", 300_000, 10, 3, BROKEN)])
+    assert np.isfinite(live.extra["blocks_per_sm"]).sum() == 1 and len(live) == 6
+
+
+def test_nothing_is_asked_of_rows_of_the_host() -> None:
+    Event.asked.clear()
+    host = [e for e in rows(Event) if e.activity in ("cpu_op", "cuda_runtime")]
+    assert recorded(host).extra == {} and Event.asked == []
+
+
+def test_an_older_pytorch_says_nothing() -> None:
+    assert recorded(rows(OlderEvent)).extra == {}
