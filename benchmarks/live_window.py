@@ -32,7 +32,7 @@ def _once() -> dict[str, float]:
 
     with gpulab.profile("frame of a run", show=False, save=False, trace=False) as frame:
         gpulab.step()
-    window, x = Window("cpu", None), torch.ones(4)
+    window, x = Window("cpu"), torch.ones(4)
     origin_ns = time.perf_counter_ns()
     window.start()
     for step in range(4):

@@ -82,14 +82,23 @@ class Steps:
     sample_count: Int64  # -1: unknown
     phase: UInt8  # Phase
     flags: UInt8  # StepFlag
+    # From when a GPU had finished all earlier work to when it had finished the step's; -1: unknown; empty: no GPU
+    device_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.number)
 
     @property
     def wall_ns(self) -> Int64:
-        """Wall time of each step."""
+        """Wall time of each step on the host, which may be far ahead of a GPU."""
         return self.end_ns - self.start_ns
+
+    @property
+    def time_ns(self) -> Int64:
+        """What each step takes: on the GPU where that was measured, else on the host."""
+        if not len(self.device_ns):
+            return self.wall_ns
+        return np.where(self.device_ns >= 0, self.device_ns, self.wall_ns)
 
     @classmethod
     def empty(cls) -> Steps:
@@ -99,7 +108,8 @@ class Steps:
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame, one row per step. Raises ImportError where pandas is missing."""
-        return _frame({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        columns = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return _frame({name: column for name, column in columns.items() if len(column) == len(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,8 +583,9 @@ class Run:
     def check(self) -> None:
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""
         s = self.steps
-        lengths = {len(getattr(s, f.name)) for f in dataclasses.fields(s)}
+        lengths = {len(getattr(s, f.name)) for f in dataclasses.fields(s) if f.name != "device_ns"}
         assert len(lengths) == 1, f"step columns differ in length: {lengths}"
+        assert len(s.device_ns) in (0, len(s)), f"{len(s)} steps have {len(s.device_ns)} times on the GPU"
         assert (s.end_ns >= s.start_ns).all(), "a step ends before it starts"
         assert (s.start_ns[1:] >= s.end_ns[:-1]).all(), "steps overlap"
         assert (s.data_wait_ns >= 0).all() and (s.data_wait_ns <= s.wall_ns).all(), "data wait exceeds its step"

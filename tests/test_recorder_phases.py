@@ -55,10 +55,12 @@ class FakeWindow:
 class Loop:
     """Phases with fake windows, driven as the recorder drives them."""
 
-    def __init__(self, settings: Settings | None = None, code: str = "", refuses: str = "") -> None:
+    def __init__(
+        self, settings: Settings | None = None, code: str = "", refuses: str = "", *, on_gpu: bool = False
+    ) -> None:
         self.windows: list[FakeWindow] = []
         self.refuses = refuses
-        self.phases = Phases(settings or Settings(), code, self._window, lambda: None, lambda: None)  # type: ignore[arg-type]
+        self.phases = Phases(settings or Settings(), code, self._window, lambda: None, lambda: None, on_gpu=on_gpu)  # type: ignore[arg-type]
         self.done = 0
         self.seen: list[Phase] = []
 
@@ -283,3 +285,55 @@ def test_nothing_is_due_before_it_is_said_to_be(steps: int | None, asked: int | 
     for loop in (every, rare):
         loop.finish()
     assert rare.phases.traced == every.phases.traced
+
+
+# -- on a GPU ----------------------------------------------------------------------------------------------------------
+
+
+def test_on_a_gpu_the_first_step_of_a_window_does_not_count() -> None:
+    early, late = schedule.plan(Settings(), None, on_gpu=True).windows
+    phases = Loop(on_gpu=True).steps(60).finish()
+    assert early.lead_in == late.lead_in == 1
+    assert phases.traced == tuple(range(late.after + 2, late.after + late.length + 2))
+
+
+def test_on_a_gpu_a_window_that_ends_in_its_first_step_keeps_it() -> None:
+    early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
+    assert Loop(on_gpu=True).steps(early.after + 1).finish().traced == (early.after + 1,)
+
+
+def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+    loop = Loop(on_gpu=True).steps(3)
+    clock[0] = schedule.GPU_PATIENCE_S + 1
+    loop.steps(4)
+    assert loop.windows[0].marks[0][0] == 5, "after one step of warm-up and three measured ones"
+    assert loop.finish().traced == (6, 7)
+
+
+def test_a_window_that_is_due_within_a_graph_capture_opens_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = [False]
+    monkeypatch.setattr(module.gpus, "in_graph_capture", lambda: capturing[0])
+    early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
+    loop = Loop(on_gpu=True).steps(early.after - 1)
+    capturing[0] = True
+    loop.steps(3)
+    assert loop.windows == []
+    capturing[0] = False
+    loop.steps(1 + early.lead_in + early.length)
+    assert loop.windows[0].marks[0][0] == early.after + 4
+    assert loop.phases.traced == tuple(range(early.after + 5, early.after + 5 + early.length))
+
+
+def test_a_window_is_not_ended_within_a_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = [False]
+    monkeypatch.setattr(module.gpus, "in_graph_capture", lambda: capturing[0])
+    early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
+    loop = Loop(on_gpu=True).steps(early.after + 1)
+    capturing[0] = True
+    loop.steps(early.lead_in + early.length + 1)
+    assert loop.open.open
+    capturing[0] = False
+    loop.steps(1)
+    assert not any(w.open for w in loop.windows) and loop.phases.recording == "recording 1"

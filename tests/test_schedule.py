@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.capture.schedule import EARLY_TRACED, TRACED, plan
+from gpulab.capture.schedule import EARLY_TRACED, GPU_LEAD_IN, GPU_MEASURED, TRACED, plan
 from gpulab.run import Settings
 
 
@@ -46,3 +48,15 @@ def test_no_trace_means_no_window() -> None:
 
 def test_every_choice_has_a_reason() -> None:
     assert all(c.reason for c in plan(Settings(), 50).choices)
+
+
+@given(st.integers(3, 100_000), st.booleans())
+def test_on_a_gpu_steps_are_measured_before_the_profiler_comes(total: int, certain: bool) -> None:
+    windows = plan(Settings(), total, certain=certain, on_gpu=True).windows
+    first, warmup = windows[0], plan(Settings(), total, certain=certain, on_gpu=True).warmup
+    if total >= 20:
+        assert first.after - warmup >= GPU_MEASURED, "CUPTI slows all that follows a session"
+    assert first.after < max(total, 4) and first.lead_in <= GPU_LEAD_IN
+    if certain:
+        assert first.after + first.lead_in + first.length <= total
+    assert all(a.after + a.lead_in + a.length <= b.after for a, b in pairwise(windows))

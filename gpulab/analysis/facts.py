@@ -79,12 +79,12 @@ def facts(run: Run) -> Facts:
     return Facts(
         run=run,
         selection=selection,
-        step_us=spread_of_rounds(steps.wall_ns[rows], rows, turns),
+        step_us=spread_of_rounds(steps.time_ns[rows], rows, turns),
         traced_step_us=spread_of_rounds(_traced_wall_ns(run, traced, account), traced, turns),
         data_wait_us=spread_of_rounds(steps.data_wait_ns[judged], judged, turns) if fed else None,
         optimizer_us=spread(steps.optimizer_ns[judged]) if steps.optimizer_ns.any() else None,
         samples_per_s=_samples_per_s(run, rows),
-        steps_per_s=_rate(len(rows), int(steps.wall_ns[rows].sum())),
+        steps_per_s=_rate(len(rows), int(steps.time_ns[rows].sum())),
         outside_steps_fraction=_outside_steps(run),
         observer_us_per_step=run.observer.hooks_ns / len(steps) / 1e3 if len(steps) else None,
         breakdown=account,
@@ -110,7 +110,7 @@ def facts(run: Run) -> Facts:
 def _traced_wall_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:
     """Of each profiled step, as its device counts: the host may be far ahead of a GPU."""
     if account is None or account.whole_window or account.device_index is None:
-        return run.steps.wall_ns[traced]
+        return run.steps.time_ns[traced]
     return np.diff(account.windows)[:, 0]
 
 
@@ -130,7 +130,7 @@ def _samples_per_s(run: Run, rows: np.ndarray) -> float | None:
     samples = run.steps.sample_count[rows]
     if len(rows) == 0 or (samples < 0).any():
         return None
-    return _rate(int(samples.sum()), int(run.steps.wall_ns[rows].sum()))
+    return _rate(int(samples.sum()), int(run.steps.time_ns[rows].sum()))
 
 
 def _curve(series: Series) -> CurveFact:

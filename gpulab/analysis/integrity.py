@@ -90,21 +90,22 @@ class _Seen:
 
     run: Run
     timeline: Timeline
-    launch: Int64  # rows of calls that start kernels
+    launch: Int64  # rows of calls that start kernels, from the first step on
     device: Int64  # rows of kernels, copies and memsets
-    starts_work: Int64  # rows of calls that start a kernel, a copy or a memset
+    starts_work: Int64  # rows of calls that start a kernel, a copy or a memset, likewise
     early_ns: Int64  # for each device row with a launch: by how much it starts before it, negative where after
 
     @classmethod
     def of(cls, run: Run, timeline: Timeline) -> _Seen:
         calls = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+        begun = timeline.start_ns >= host_steps(run, timeline)[1][0, 0]  # CUPTI may lose the first kernels of a session
         launch = calls & spans.named(timeline, spans.is_kernel_launch)
         work = launch | (calls & spans.named(timeline, spans.is_copy_or_memset))
         device = np.flatnonzero(spans.in_category(timeline, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET))
-        rows = np.flatnonzero(work)
+        rows = np.flatnonzero(work & begun)
         of_device, of_launch = spans.matched(timeline, device, rows)
         early = timeline.start_ns[of_launch] - timeline.start_ns[of_device]
-        return cls(run, timeline, np.flatnonzero(launch), device, rows, early)
+        return cls(run, timeline, np.flatnonzero(launch & begun), device, rows, early)
 
 
 def _no_device_events(seen: _Seen) -> Check:

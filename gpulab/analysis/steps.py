@@ -63,7 +63,7 @@ def turns_of(run: Run, rows: Int64) -> int:
     turns = int(np.ceil(run.loader.num_workers / max(1.0, float(np.median(steps.batch_count[rows])))))
     if turns < 2:
         return 1
-    waits, walls = (_means(values[rows], rows, turns) for values in (steps.data_wait_ns, steps.wall_ns))
+    waits, walls = (_means(values[rows], rows, turns) for values in (steps.data_wait_ns, steps.time_ns))
     if len(waits) < FEWEST_ROUNDS:
         return 1
     apart_ns = abs(float(np.median(waits)) - float(np.median(steps.data_wait_ns[rows])))

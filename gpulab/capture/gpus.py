@@ -23,7 +23,10 @@ def in_use() -> list[int]:
 def in_graph_capture() -> bool:
     """Whether this thread captures a CUDA graph: what is launched becomes part of it, and waiting makes it invalid."""
     torch = _started()
-    return torch is not None and bool(torch.cuda.is_current_stream_capturing())
+    try:
+        return torch is not None and bool(torch.cuda.is_current_stream_capturing())
+    except RuntimeError:  # a GPU whose error stays captures nothing
+        return False
 
 
 def synchronize(more: Iterable[int] = ()) -> None:

@@ -7,6 +7,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any, TypeVarTuple
@@ -17,6 +18,7 @@ from gpulab.capture.loader import Loaders, samples_in
 from gpulab.capture.loading_clock import LoadingClock
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.phases import Phases
+from gpulab.capture.step_events import StepEvents, gpu_of
 from gpulab.capture.tracker import Answer, StepTracker
 from gpulab.capture.update_line import UpdateLine
 from gpulab.capture.weights import Watch
@@ -95,6 +97,8 @@ class Loop:
         new_window: Callable[[], Window],
         origin_ns: int,
         fresh: deque[Closed] | None,
+        *,
+        on_gpu: bool = False,
     ) -> None:
         self._capture = capture
         self._wanted = settings.steps
@@ -112,7 +116,7 @@ class Loop:
         self._generation = 0
         self._compiled = 0
         self.fault: Exception | None = None
-        self.phases = Phases(settings, code, new_window, self.overdue, lambda: self._hear_modules(True))
+        self.phases = Phases(settings, code, new_window, self.overdue, lambda: self._hear_modules(True), on_gpu=on_gpu)
         self.tracker = StepTracker(origin_ns)
         self.loaders = Loaders()
         self.pauses = Pauses()
@@ -125,8 +129,7 @@ class Loop:
         self.counted = 0  # steps
         self.epoch_steps: int | None = None
         self.hooks_ns = 0  # time inside our marks
-        self.settle_at: tuple[int, ...] = ()  # complete steps: there the GPU is waited for
-        self.settled_ns: list[int] = []  # when that was done (`time.perf_counter_ns`)
+        self.events = StepEvents() if on_gpu else None
 
     def begin(self, modules: hooks.ModuleHook | None) -> None:
         """The user's code is about to run. What is compiled by now is not its doing."""
@@ -140,6 +143,10 @@ class Loop:
         _running[:] = [loop for loop in _running if loop is not self]
         self._outside = frozenset()
         steps = self.tracker.finish(self._origin_ns + end_ns)
+        if self.events is not None:
+            self._mark_device(self._origin_ns + end_ns)
+            device_ns = self.events.finish(steps.start_ns + self._origin_ns, steps.end_ns + self._origin_ns)
+            steps = replace(steps, device_ns=device_ns)
         self._workers.fail(error, end_ns)  # torch may have told the user's code and not us
         self.missing += self._workers.missing(fed=bool(steps.batch_count.any()))
         return steps
@@ -183,6 +190,7 @@ class Loop:
         self.look()
         self.pauses.asked(loader, sys._getframe() if fresh else None, entered, fresh=fresh)
         if fresh or not self.loaders.met:
+            self._mark_device(entered)  # a step may begin here without an end of one before it
             self._meet_loader(loader, owner)
             self._hear_modules(False)
         if self._weights is not None:
@@ -224,6 +232,8 @@ class Loop:
         entered = perf_counter_ns()
         self.update_line.met(sys._getframe())
         self.pauses.trained()
+        if self.events is not None and not self.counted:
+            self.events.follow(gpu_of(optimizer))
         self._after_mark(self.tracker.optimized(id(optimizer), start_ns, entered), entered)
 
     @guarded
@@ -272,11 +282,12 @@ class Loop:
         touched = False
         count = tracker.count if closed else 0
         if count > self.counted:
+            self._mark_device(entered)
             touched = self._boundary(count)
         elif phases.profiling:
             touched = phases.end_overdue(stepless=self.stepless)
         if touched:
-            tracker.resume(perf_counter_ns(), profiler_edge=not phases.profiling)
+            self._resume(profiler_edge=not phases.profiling)
             phases.step_begins()
         else:
             self.hooks_ns += perf_counter_ns() - entered
@@ -285,8 +296,6 @@ class Loop:
         """Steps were closed: tell the view, end the run or go on. Returns whether the profiler was touched."""
         before, self.counted = self.counted, count
         self._note_step()
-        if count in self.settle_at:
-            self._settle()
         phases = self.phases
         ending = self.stopping or self._enough()
         if count < phases.unchanged_until and not ending:
@@ -303,11 +312,18 @@ class Loop:
     def overdue(self) -> None:
         """A window has been open for long, and the user's code has given no mark."""
         if self.phases.end_overdue(stepless=self.stepless):
-            self.tracker.resume(perf_counter_ns(), profiler_edge=True)
+            self._resume(profiler_edge=True)
 
-    def _settle(self) -> None:
-        sys.modules["torch"].cuda.synchronize()
-        self.settled_ns.append(perf_counter_ns())
+    def _resume(self, *, profiler_edge: bool) -> None:
+        """The open step begins now."""
+        now = perf_counter_ns()
+        self.tracker.resume(now, profiler_edge=profiler_edge)
+        self._mark_device(now)
+
+    def _mark_device(self, t_ns: int) -> None:
+        """A step ends or begins: an event tells later when the GPU was there."""
+        if self.events is not None:
+            self.events.mark(t_ns)
 
     def _enough(self) -> bool:
         """Whether so many steps were asked for. Batches before the training that the code announces do not count."""

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from time import perf_counter
 
-from gpulab.capture import schedule
+from gpulab.capture import gpus, schedule
 from gpulab.capture.deadline import Deadline
 from gpulab.capture.feed import CapturePhase
 from gpulab.capture.window import ProfilerUnavailable, Watched, Window, in_backward
@@ -31,15 +33,20 @@ class Phases:
         new_window: Callable[[], Window],
         overdue: Callable[[], None],
         unreachable: Callable[[], None],
+        *,
+        on_gpu: bool = False,
     ) -> None:
         self._settings = settings
         self._new_window = new_window
         self._overdue, self._unreachable = overdue, unreachable
         self._refused = _profiler_in_code(code)  # why the profiler cannot run at all
         self._hindered: str | None = None  # why it could not at some time
-        self._schedule = schedule.plan(settings, settings.steps, certain=False)
+        self._on_gpu = on_gpu
+        self._began_s = perf_counter()
+        self._schedule = schedule.plan(settings, settings.steps, certain=False, on_gpu=on_gpu)
         self._window: Window | None = None
         self._planned: schedule.Window | None = None  # None while the whole code is profiled
+        self._postponed: schedule.Window | None = None  # it was due, and the profiler must not be touched just then
         self._deadline: Deadline | None = None
         self._whole = False
         self._done = 0  # complete steps
@@ -74,7 +81,8 @@ class Phases:
         """An epoch has so many steps, as far as its loader knows. `--steps` is certain where one epoch has them."""
         asked = self._settings.steps
         certain = asked is not None and epoch_steps is not None and asked <= epoch_steps
-        self._schedule = schedule.plan(self._settings, asked or epoch_steps, certain=certain)
+        total = asked or epoch_steps
+        self._schedule = schedule.plan(self._settings, total, certain=certain, on_gpu=self._on_gpu)
         self.unchanged_until = 0
 
     def profile_whole(self) -> None:
@@ -85,7 +93,7 @@ class Phases:
     def closed(self, done: int) -> bool:
         """`done` steps are complete: go on with the open window, or end it."""
         self._done = done
-        if self._window is not None and in_backward():  # an optimizer that steps as soon as a gradient is there
+        if self._window is not None and not _may_touch():
             return False
         if self._whole and not self._settings.whole:
             self._forget_whole()
@@ -94,15 +102,25 @@ class Phases:
 
     def begin(self, before: int, done: int) -> bool:
         """Open the window that is due now that `done` steps are complete (`before` at the last look), if one is."""
-        planned = self._schedule.window_at(before, done) if self._window is None else None
-        if planned is None or not self._start(schedule.TRACE_HARD_LIMIT_S):
+        planned = self._due(before, done) if self._window is None else None
+        self._postponed = planned if planned is not None and gpus.in_graph_capture() else None
+        if planned is None or self._postponed is not None or not self._start(schedule.TRACE_HARD_LIMIT_S):
             return False
-        self._planned = planned
+        self._planned = replace(planned, after=done)
         return True
+
+    def _due(self, before: int, done: int) -> schedule.Window | None:
+        """The window that is due; the first one also where steps take so long that it would come late."""
+        planned = self._schedule.window_at(before, done) or self._postponed
+        if planned is None and self.recording is None and self._schedule.sooner_after <= done:
+            late = perf_counter() - self._began_s > schedule.GPU_PATIENCE_S
+            return self._schedule.windows[0] if late and done < self._schedule.windows[0].after else None
+        return planned
 
     def next_phase(self) -> Phase:
         """In which phase the next step runs."""
-        idle = self._window is None and not self._whole
+        waits = self._postponed is not None or self._schedule.sooner_after < schedule.NEVER
+        idle = self._window is None and not self._whole and not (waits and self.recording is None)
         self.unchanged_until = self._schedule.next_change(self._done) if idle else 0
         if self._window is not None:
             self.label = "profiling"
@@ -130,7 +148,7 @@ class Phases:
 
     def end_overdue(self, *, stepless: bool) -> bool:
         """End a window that has lasted too long. `stepless`: nothing that makes steps was seen so far."""
-        if self._window is None or in_backward():
+        if self._window is None or not _may_touch():
             return False
         limit_s, why = self._limit(stepless)
         if self._window.age_s <= limit_s:
@@ -190,6 +208,9 @@ class Phases:
         if in_backward():
             self._hindered = "its steps end within backward passes, where torch's profiler cannot be started"
             return False
+        if gpus.in_graph_capture():
+            self._hindered = "the code captured a CUDA graph just then, which the profiler's start would have broken"
+            return False
         window = self._new_window()
         try:
             window.start()
@@ -207,13 +228,14 @@ class Phases:
         assert self._window is not None
         if self._planned is None:
             return self.end_overdue(stepless=False)
-        traced = done - self._planned.after
-        whole = traced >= self._planned.length
+        planned = self._planned
+        traced = done - planned.after
+        whole = traced >= planned.lead_in + planned.length
         if not whole and self._window.age_s <= schedule.TRACE_LIMIT_S:
             self._window.step_begins(done + 1)
             return False
         why = None if whole else f"ended after {traced} steps: longer than {schedule.TRACE_LIMIT_S:g} s"
-        self._end(tuple(range(self._planned.after + 1, done + 1)), why)
+        self._end(self._without_lead_in(range(planned.after + 1, done + 1)), why)
         return True
 
     def _limit(self, stepless: bool) -> tuple[float, str]:
@@ -228,7 +250,12 @@ class Phases:
         """The steps complete in a window that is cut short."""
         assert self._window is not None
         begun = range(1, self._done + 1) if self._whole else (n for n, _ in self._window.marks)
-        return tuple(n for n in begun if n <= self._done)
+        return self._without_lead_in([n for n in begun if n <= self._done])
+
+    def _without_lead_in(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The steps that count; without any, those that lead in."""
+        lead_in = self._planned.lead_in if self._planned is not None else 0
+        return tuple(numbers[lead_in:] or numbers)
 
     def _end(self, traced: tuple[int, ...], truncated: str | None = None) -> None:
         """Stop the profiler. A window in which no step is whole is kept only where nothing better can come or is."""
@@ -255,6 +282,11 @@ def _why_none(step_count: int) -> str:
     if step_count == 0:
         return "no step was found to profile; mark steps with gpulab.step(), or add --whole to trace from the start"
     return f"the run ended after {step_count} steps, before the profiled window"
+
+
+def _may_touch() -> bool:
+    """Whether the profiler may be started or stopped here: not inside a backward pass nor a graph capture."""
+    return not in_backward() and not gpus.in_graph_capture()
 
 
 _PROFILER = re.compile(

@@ -70,7 +70,8 @@ class Capture:
         self._origin_ns = perf_counter_ns()
         self._created = datetime.now(UTC)
         fresh = self._fresh if self._watcher is not None else None
-        self._loop = Loop(self, self.settings, self.code, self._new_window, self._origin_ns, fresh)
+        on_gpu = self.device.kind == "cuda"
+        self._loop = Loop(self, self.settings, self.code, self._new_window, self._origin_ns, fresh, on_gpu=on_gpu)
         self._phases = self._loop.phases
         self._clock = LoadingClock(self._origin_ns)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
@@ -233,7 +234,7 @@ class Capture:
         return modules
 
     def _new_window(self) -> Window:
-        return Window(self.device.kind, self.device.index, self._loop.update_line)
+        return Window(self.device.kind, self._loop.update_line)
 
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"

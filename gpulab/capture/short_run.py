@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from time import perf_counter_ns
 from types import TracebackType
@@ -17,24 +16,21 @@ from gpulab.run import Settings, Steps
 class ShortRun:
     """Counts the steps of the code of a `with` block and ends it after `step_limit` of them.
 
-    `settle_after` steps the GPU is waited for, and again at the end: `settled_ns` is the time between. Afterwards
-    `steps` are all steps; other exceptions than our own end of the run pass.
+    `on_gpu`: its steps are timed there, too, and the GPU is waited for at the end. Afterwards `steps` are all steps;
+    other exceptions than our own end of the run pass.
     """
 
-    def __init__(self, step_limit: int, code: str = "", settle_after: int | None = None) -> None:
+    def __init__(self, step_limit: int, code: str = "", *, on_gpu: bool = False) -> None:
         self._settings = Settings(steps=step_limit, trace=False, live=False, save=False)
         self._code = code
-        self._settle_after = settle_after
+        self._on_gpu = on_gpu
         self._undo = ExitStack()
         self.origin_ns = 0
         self.steps = Steps.empty()
-        self.settled_ns: int | None = None
 
     def __enter__(self) -> Self:
         self.origin_ns = perf_counter_ns()
-        self._loop = Loop(self, self._settings, self._code, _no_window, self.origin_ns, None)
-        if self._settle_after is not None and "torch" in sys.modules:
-            self._loop.settle_at = (self._settle_after, self._settings.steps or 0)
+        self._loop = Loop(self, self._settings, self._code, _no_window, self.origin_ns, None, on_gpu=self._on_gpu)
         self._loop.begin(hooks.install(self._loop, self._undo))
         return self
 
@@ -47,8 +43,6 @@ class ShortRun:
     ) -> bool:
         self._undo.close()
         self.steps = self._loop.finish(perf_counter_ns() - self.origin_ns, "")
-        if len(self._loop.settled_ns) == 2:
-            self.settled_ns = self._loop.settled_ns[1] - self._loop.settled_ns[0]
         stop = stop_behind(error)
         return stop is not None and stop.capture is self
 

@@ -8,12 +8,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpulab.capture import gpus
 from gpulab.capture.lines import LineSampler, Seen
 from gpulab.capture.update_line import UpdateLine
+from gpulab.errors import DeviceLost
 from gpulab.sources.kineto import CLOCK_MARK, Recording
 
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
@@ -23,6 +25,12 @@ _KINETO_LINE = re.compile(
     rb"|ERROR: External init callback must run in same thread).*\n?",
     re.MULTILINE,
 )
+
+
+# CUPTI of CUDA 12.6u2–13.0 loses or corrupts the first kernels of a session, one more with each session of the process
+# (pytorch#192021): so many kernels of ours run before the first step, and one more for each earlier session.
+SACRIFICED = 64
+_sessions = 0  # of the profiler that this process has begun through us
 
 
 class ProfilerUnavailable(Exception):
@@ -45,9 +53,8 @@ class Watched(Recording):
 class Window:
     """One profiler session. Marks each step as `ProfilerStep#N`, as torch's own schedule does."""
 
-    def __init__(self, device_kind: str, index: int | None, update: UpdateLine | None = None) -> None:
+    def __init__(self, device_kind: str, update: UpdateLine | None = None) -> None:
         self._device_kind = device_kind
-        self._index = index
         self._lines = LineSampler(update=update)
         self._profile: Any = None
         self._step: Any = None
@@ -76,19 +83,27 @@ class Window:
         activities = [ProfilerActivity.CPU]
         if self._device_kind == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            if _cuda_runs():  # else there is nothing to wait for, and nobody asked for CUDA yet
-                torch.cuda.synchronize(self._index)
         try:
+            gpus.synchronize()
             with _quiet():
                 self._profile = profile(activities=activities)
                 self._profile.start()
-        except RuntimeError as e:
-            self._profile = None
+            if self._device_kind == "cuda":
+                _sacrifice()
+        except (RuntimeError, DeviceLost) as e:
+            self._abandon()
             raise ProfilerUnavailable(f"torch.profiler refused to start: {e}") from e
         self._mark_clock()
         self._lines.start()
         self._began_ns = time.perf_counter_ns()
         self.start_cost_ns = self._began_ns - before
+
+    def _abandon(self) -> None:
+        """Take back a session that did not begin well."""
+        profile, self._profile = self._profile, None
+        if profile is not None:
+            with suppress(Exception), _quiet():
+                profile.stop()
 
     def _mark_clock(self) -> None:
         """Leave a mark in the trace whose time we know, so that both clocks can be tied."""
@@ -140,11 +155,17 @@ class Window:
         return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines.seen)
 
 
-def _cuda_runs() -> bool:
-    """Whether this process has started CUDA."""
+def _sacrifice() -> None:
+    """Run the kernels that a session may lose, on each GPU in use."""
     import torch
 
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+    global _sessions
+    _sessions += 1
+    for index in gpus.in_use():
+        lost = torch.zeros(1, device=f"cuda:{index}")
+        for _ in range(SACRIFICED + _sessions):
+            lost.add_(1)
+    gpus.synchronize()
 
 
 @contextmanager

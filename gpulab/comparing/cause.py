@@ -71,7 +71,7 @@ def _first_steps(known: Facts, unit: str) -> tuple[float, float]:
     others = counts & ~first
     if not first.any() or not others.any():
         return 0.0, 0.0
-    wall_us = steps.wall_ns / 1e3
+    wall_us = steps.time_ns / 1e3
     longer = float(wall_us[counts].mean() - wall_us[others].mean())
     samples = float(np.mean(steps.sample_count[counts])) if unit == "sample" else 1.0
     return float(wall_us[first].mean()), longer / samples if samples > 0 else 0.0

@@ -92,7 +92,7 @@ def _block(run: Run, rows: Int64, arm: int, index: int) -> Block:
         step_count=len(rows),
         dropped=0,
         sample_count=int(samples.sum()) if (samples >= 0).all() else None,
-        time_ns=int(run.steps.wall_ns[rows].sum()),
+        time_ns=int(run.steps.time_ns[rows].sum()),
     )
 
 

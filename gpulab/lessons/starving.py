@@ -144,7 +144,7 @@ def _both(answer: DataLoader[Any], given: DataLoader[Any], train: Train) -> tupl
 
 def _fed(loader: DataLoader[Any], train: Train) -> Fed:
     dropped = 2 + loader.num_workers * (loader.prefetch_factor or 0)
-    run = ShortRun(dropped + COUNTED, "", None)
+    run = ShortRun(dropped + COUNTED)
     with run:
         train(loader)
     wall_ns, wait_ns = run.steps.wall_ns[dropped:], run.steps.data_wait_ns[dropped:]

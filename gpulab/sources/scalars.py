@@ -59,13 +59,13 @@ def plain_name(name: str) -> str:
 
 def _of_steps(run: Run) -> Iterator[Scalar]:
     steps = run.steps
-    columns = {"wall_ms": steps.wall_ns / 1e6, "data_wait_ms": steps.data_wait_ns / 1e6}
+    columns = {"wall_ms": steps.time_ns / 1e6, "data_wait_ms": steps.data_wait_ns / 1e6}
     if steps.optimizer_ns.any():
         columns["optimizer_ms"] = steps.optimizer_ns / 1e6
     for name, value in columns.items():
         yield Scalar(f"step/{name}", steps.number, steps.end_ns, value)
-    known = (steps.sample_count >= 0) & (steps.wall_ns > 0)
-    rate = steps.sample_count[known] / (steps.wall_ns[known] / 1e9)
+    known = (steps.sample_count >= 0) & (steps.time_ns > 0)
+    rate = steps.sample_count[known] / (steps.time_ns[known] / 1e9)
     yield Scalar("step/samples_per_s", steps.number[known], steps.end_ns[known], rate)
 
 

@@ -84,7 +84,7 @@ def counted_rows(steps: Steps, size: Size) -> np.ndarray:
 
 def _step_s(run: Run) -> float:
     rows = select(run).rows
-    wall_ns = run.steps.wall_ns[rows] if len(rows) else run.steps.wall_ns
+    wall_ns = run.steps.time_ns[rows] if len(rows) else run.steps.time_ns
     return max(1e-6, float(np.mean(wall_ns)) / 1e9) if len(wall_ns) else 1.0
 
 

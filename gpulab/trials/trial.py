@@ -163,7 +163,7 @@ def short_trial(
 ) -> Block | BaseException:
     """Run the code as one block. `place`: its arm, turn and order. Gives back what the code raised, if it did."""
     losses = Losses()
-    block = ShortRun(size.total, setting.code.text, size.warmup if on_gpu else None)
+    block = ShortRun(size.total, setting.code.text, on_gpu=on_gpu)
     try:
         with block:
             stopper.now(block)
@@ -178,9 +178,6 @@ def short_trial(
         stopper.now(None)
     rows = counted_rows(block.steps, size)
     samples = block.steps.sample_count[rows]
-    time_ns = int(block.steps.wall_ns[rows].sum())
-    if block.settled_ns is not None and len(rows) == size.counted:
-        time_ns = block.settled_ns
     arm, turn, order = place
     return Block(
         arm=arm,
@@ -189,7 +186,7 @@ def short_trial(
         step_count=len(rows),
         dropped=len(block.steps) - len(rows),
         sample_count=int(samples.sum()) if len(rows) and (samples >= 0).all() else None,
-        time_ns=time_ns,
+        time_ns=int(block.steps.time_ns[rows].sum()),
         losses=losses.per_step(block.steps, block.origin_ns),
     )
 

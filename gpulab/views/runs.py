@@ -51,7 +51,7 @@ class Table:
 
 def _cells(row: Row, run: Run) -> tuple[str, ...]:
     rows = select(run).rows
-    step = spread_of_rounds(run.steps.wall_ns[rows], rows, turns_of(run, rows))
+    step = spread_of_rounds(run.steps.time_ns[rows], rows, turns_of(run, rows))
     return (
         str(row.position),
         cut(plain(run.settings.name), WIDEST_NAME) or "–",

@@ -239,7 +239,7 @@ def _compile_steps(case: Case) -> _Paused | None:
     rows = np.flatnonzero(later & ((steps.flags & StepFlag.COMPILE) != 0))
     if len(rows) < _LEAST_OF_OTHERS or not step:
         return None
-    longer_us = np.maximum(0.0, steps.wall_ns[rows] / 1e3 - step)
+    longer_us = np.maximum(0.0, steps.time_ns[rows] / 1e3 - step)
     cost_us = float(longer_us.sum()) / int(later.sum())
     slowest = int(rows[np.argmax(longer_us)])
     span = (int(steps.start_ns[slowest]), int(steps.end_ns[slowest]))

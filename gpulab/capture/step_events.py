@@ -1,0 +1,123 @@
+"""When a GPU passes the boundaries of the steps: a timing event at each, read later, so nothing waits for the GPU.
+
+The host may be hundreds of launches ahead of the GPU, so its own clock says little about a step. An event recorded at a
+boundary completes when the GPU has finished all that was launched before: the same definition of a step as in a trace
+(`analysis.device_steps`). The distance of two events is what the steps between them took.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections import deque
+from typing import Any
+
+import numpy as np
+
+from gpulab.capture import gpus
+from gpulab.run import Int64
+
+UNKNOWN = -1.0
+
+
+class StepEvents:
+    """One event for each mark, on the current stream of the GPU that trains. Training thread only.
+
+    Marks cost microseconds. Events that have completed are used again, so that there are as many as the host is steps
+    ahead. After an error of CUDA nothing more is recorded: the error belongs to the user's code, which meets it too.
+    """
+
+    def __init__(self) -> None:
+        self.index: int | None = None  # of the GPU; None: not known yet
+        self._pending: deque[Any] = deque()
+        self._unused: list[Any] = []
+        self._latest: Any = None  # the newest event that has completed
+        self._host_ns = array("q")  # of each mark
+        self._since_ms = array("d")  # from the mark before it, on the GPU; UNKNOWN
+        self._broken = False
+
+    def follow(self, index: int | None) -> None:
+        """The training turns out to work on this GPU: events count from here on."""
+        if index is not None and index != self.index:
+            self._forget()
+            self.index = index
+
+    def mark(self, t_ns: int) -> None:
+        """A boundary is here, at `t_ns` of the host's clock."""
+        if self._broken or not self._ready() or gpus.in_graph_capture():
+            return
+        try:
+            self._record(t_ns)
+            self._collect()
+        except RuntimeError:
+            self._broken = True
+
+    def finish(self, start_ns: Int64, end_ns: Int64) -> Int64:
+        """What each of these steps took on the GPU, in ns; -1 where a boundary has no event. Waits for the last one.
+
+        The columns are times of the host's clock, as they were marked. Empty where nothing was marked at all.
+        """
+        if not self._host_ns:
+            return np.empty(0, np.int64)
+        try:
+            if self._pending and not self._broken:
+                self._pending[-1].synchronize()
+                self._collect()
+        except RuntimeError:
+            self._broken = True
+        return self._between(start_ns, end_ns)
+
+    def _ready(self) -> bool:
+        """Whether a GPU is in use: an event on any other would open a context there."""
+        if self.index is None:
+            self.index = next(iter(gpus.in_use()), None)
+        return self.index is not None
+
+    def _record(self, t_ns: int) -> None:
+        cuda = sys.modules["torch"].cuda
+        event = self._unused.pop() if self._unused else cuda.Event(enable_timing=True)
+        event.record(cuda.current_stream(self.index))
+        self._pending.append(event)
+        self._host_ns.append(t_ns)
+
+    def _collect(self) -> None:
+        """Read what has completed."""
+        while self._pending and self._pending[0].query():
+            event, before = self._pending.popleft(), self._latest
+            self._since_ms.append(UNKNOWN if before is None else before.elapsed_time(event))
+            self._latest = event
+            if before is not None:
+                self._unused.append(before)
+
+    def _forget(self) -> None:
+        """Events of another GPU cannot be set against those to come."""
+        self._pending.clear()
+        self._unused.clear()
+        self._latest = None
+        del self._host_ns[:], self._since_ms[:]
+
+    def _between(self, start_ns: Int64, end_ns: Int64) -> Int64:
+        count = len(self._since_ms)
+        mark_of = {t: i for i, t in enumerate(self._host_ns[:count])}
+        first = np.array([mark_of.get(t, -1) for t in start_ns.tolist()], np.int64)
+        last = np.array([mark_of.get(t, -1) for t in end_ns.tolist()], np.int64)
+        since_ms = np.array(self._since_ms, np.float64)
+        at_ns = np.cumsum(np.maximum(since_ms, 0.0)) * 1e6
+        gaps = np.cumsum(since_ms == UNKNOWN)
+        measured = (first >= 0) & (last >= first)
+        measured[measured] = gaps[first[measured]] == gaps[last[measured]]
+        device_ns = np.full(len(start_ns), -1, np.int64)
+        device_ns[measured] = np.rint(at_ns[last[measured]] - at_ns[first[measured]]).astype(np.int64)
+        return device_ns
+
+
+def gpu_of(optimizer: Any) -> int | None:
+    """The GPU that holds the parameters of an optimizer; None where they lie elsewhere."""
+    try:
+        device = optimizer.param_groups[0]["params"][0].device
+        return device.index if device.type == "cuda" else None
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return None
+
+
+__all__ = ["StepEvents", "gpu_of"]
