@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from knob_cells import CPU, H100, T4, Cell, Net, new_cell, same, scene_of, traced  # noqa: E402
+from made_timelines import STREAM, Span, timeline  # noqa: E402
 from torch import nn  # noqa: E402
 
 from gpulab.errors import UsageError  # noqa: E402
 from gpulab.knobs.knob import Log  # noqa: E402
 from gpulab.knobs.precision import AMP, FP32_MATRIX_KERNELS, KERNELS, TF32, TF32_KERNELS  # noqa: E402
 from gpulab.knobs.scene import Scene, SeenModule, SeenOptimizer  # noqa: E402
+from gpulab.run import Category  # noqa: E402
 
 X = torch.ones(2, 4)
 Pair = namedtuple("Pair", "a b")
@@ -373,6 +376,37 @@ def test_tf32_says_where_there_is_none() -> None:
     assert (TF32.parse("on"), TF32.parse("False")) == (True, False)
     with pytest.raises(UsageError, match=r"tf32=onn: no value of tf32. Nearest: tf32=on"):
         TF32.parse("onn")
+
+
+CONV = "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw"
+OTHER_CONV = "sm80_xmma_wgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc"
+PRODUCT = "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x64x16"
+SGEMM = "ampere_sgemm_128x64_nn"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "value", "state"),
+    [
+        ([CONV, SGEMM], [CONV, PRODUCT], True, "took effect"),
+        ([CONV, SGEMM], [CONV, SGEMM], True, "no effect"),  # cuDNN's convolutions use TF32 by default
+        ([CONV, SGEMM], [OTHER_CONV, SGEMM], True, "no effect"),
+        ([CONV], [CONV], True, "cannot tell"),
+        ([SGEMM], [PRODUCT], True, "took effect"),
+        (["implicit_convolve_sgemm"], [CONV], True, "took effect"),
+        ([], [PRODUCT], True, "cannot tell"),  # nothing is known of the cell as written
+        ([SGEMM], ["nvjet_tst_128x256"], True, "cannot tell"),
+        ([CONV, PRODUCT], ["implicit_convolve_sgemm", SGEMM], False, "took effect"),
+        ([CONV, PRODUCT], [CONV, SGEMM], False, "no effect"),
+        ([SGEMM], [SGEMM], False, "cannot tell"),
+    ],
+)
+def test_tf32_took_effect_where_products_run_in_it_that_did_not(
+    before: list[str], after: list[str], value: bool, state: str
+) -> None:
+    scene = Scene(H100, tf32=not value, operators=frozenset(before))
+    spans = [Span(name, Category.KERNEL, STREAM, 10 * i, 5) for i, name in enumerate(after)]
+    run: Any = SimpleNamespace(timeline=timeline(spans))
+    assert TF32.verify(scene, value, Log({"settings": 3}), run).state == state
 
 
 def test_the_loop_learns_with_each() -> None:

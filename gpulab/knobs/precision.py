@@ -215,17 +215,11 @@ class Tf32:
         """Nothing is kept."""
 
     def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
-        """By the names of the matrix kernels."""
+        """By the matrix kernels that the cell as written does not run: cuDNN's convolutions use TF32 by default."""
         if not log.counts:
             return Verification("no effect", f"TF32 is {'on' if value else 'off'} in the cell as written")
         names = traced.kernels(run)
-        tf32 = traced.first_match(TF32_KERNELS, names)
-        if tf32 is not None:
-            return Verification("took effect" if value else "no effect", f"a TF32 kernel ran: {tf32}")
-        fp32 = traced.first_match(FP32_MATRIX_KERNELS, names)
-        if fp32 is not None:
-            return Verification("no effect" if value else "took effect", f"a float32 matrix kernel ran: {fp32}")
-        return Verification("cannot tell", "no matrix kernel in the trace tells by its name whether it uses TF32")
+        return _turned_on(scene, names) if value else _turned_off(scene, names)
 
     def permanent(self, scene: Scene, value: Value) -> Permanent:
         """Two lines before the loop."""
@@ -234,6 +228,35 @@ class Tf32:
             f'torch.set_float32_matmul_precision("{precision}")\ntorch.backends.cudnn.allow_tf32 = {bool(value)}'
         )
 
+
+def _turned_on(scene: Scene, names: tuple[str, ...]) -> Verification:
+    before = traced.first_match(TF32_KERNELS, tuple(sorted(scene.operators)))
+    counted = (n for n in names if n not in scene.operators and not (before and _CONVOLUTION.search(n)))
+    new = traced.first_match(TF32_KERNELS, tuple(counted))
+    if new is not None and scene.operators:
+        return Verification("took effect", f"a TF32 kernel ran that the cell as written does not run: {new}")
+    fp32 = traced.first_match(FP32_MATRIX_KERNELS, names)
+    if fp32 is not None and new is None:
+        return Verification("no effect", f"a float32 matrix kernel ran: {fp32}")
+    tf32 = traced.first_match(TF32_KERNELS, names)
+    if tf32 is not None:
+        return Verification("cannot tell", f"{tf32} may be a convolution's, which uses TF32 in the cell as written too")
+    return Verification("cannot tell", _NO_NAME)
+
+
+def _turned_off(scene: Scene, names: tuple[str, ...]) -> Verification:
+    tf32 = traced.first_match(TF32_KERNELS, names)
+    if tf32 is not None:
+        return Verification("no effect", f"a TF32 kernel ran: {tf32}")
+    fp32 = traced.first_match(FP32_MATRIX_KERNELS, names)
+    before = traced.first_match(TF32_KERNELS, tuple(sorted(scene.operators)))
+    if fp32 is None or before is None:
+        return Verification("cannot tell", _NO_NAME)
+    return Verification("took effect", f"a float32 matrix kernel ran: {fp32}; in the cell as written ran {before}")
+
+
+_CONVOLUTION = re.compile(r"fprop|dgrad|wgrad|conv", re.IGNORECASE)  # where some ran in TF32 before, others may
+_NO_NAME = "no matrix kernel in the trace tells by its name whether it uses TF32"
 
 AMP = Amp()
 TF32 = Tf32()
