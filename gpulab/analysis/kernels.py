@@ -21,7 +21,7 @@ from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
 
 SHORT_KERNEL_US = 10.0  # definitions.md: below it a launch (5–20 µs) costs more than the kernel
 NO_OPERATOR = "(launched outside any operator)"
-UNTOLD_AT_MOST = 0.01  # ours: of the time of all kernels
+UNKNOWN_AT_MOST = 0.01  # ours: of the time of all kernels
 
 _COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
 _HOST_MEMORY = {"Pageable": "pageable", "Pinned": "pinned"}
@@ -211,8 +211,8 @@ def _is_within(timeline: Timeline, rows: Int64, windows: Intervals | None) -> sp
 
 def _tensor_core_fraction(table: tuple[KernelRow, ...]) -> float | None:
     total_us = sum(row.time_us for row in table)
-    untold_us = sum(row.time_us for row in table if row.tensor_core is None)
-    if not total_us or untold_us > UNTOLD_AT_MOST * total_us:
+    unknown_us = sum(row.time_us for row in table if row.tensor_core is None)
+    if not total_us or unknown_us > UNKNOWN_AT_MOST * total_us:
         return None
     return sum(row.time_us for row in table if row.tensor_core) / total_us
 

@@ -11,14 +11,14 @@ from gpulab.analysis.kernel_classes import number_format
 from gpulab.analysis.spans import Mask
 from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
 
-_FORMATS = ("", "fp32", "tf32", "narrow", "untold")
+_FORMATS = ("", "fp32", "tf32", "narrow", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
 class PrecisionUse:
     """Shares of the time of all kernels but communication, by the format of matrix kernels; `half_able` is the share
     of kernels that only move data, which halves where the data does: not the optimizer's, which stays as it is.
-    `untold` is the share of matrix kernels whose names tell neither format nor use of tensor cores: Triton's.
+    `unknown` is the share of matrix kernels whose names tell neither format nor use of tensor cores: Triton's.
 
     `costliest` names the float32 kernel with the most time, up to its arguments, `costliest_tf32` the one in TF32.
     """
@@ -29,7 +29,7 @@ class PrecisionUse:
     half_able: float
     costliest: str
     costliest_tf32: str = ""
-    untold: float = 0.0
+    unknown: float = 0.0
 
 
 def precision_use(work: DeviceWork) -> PrecisionUse | None:
@@ -49,12 +49,12 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
         half_able=work.share(work.of("pointwise", "normalization", "copy", "layout") & ~work.of_optimizer),
         costliest=_costliest(work, format_of_row == 1),
         costliest_tf32=_costliest(work, format_of_row == 2),
-        untold=work.share(format_of_row == 4),
+        unknown=work.share(format_of_row == 4),
     )
 
 
 def _format(name: str) -> str:
-    return "untold" if uses_tensor_cores(name) is None else number_format(name)
+    return "unknown" if uses_tensor_cores(name) is None else number_format(name)
 
 
 def _costliest(work: DeviceWork, chosen: Mask) -> str:

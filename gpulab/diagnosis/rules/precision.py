@@ -15,7 +15,7 @@ def no_mixed_precision(case: Case) -> Finding | Untold | None:
     """Much of the computing time goes to matrix products in full precision or TF32; 16 bits would be faster."""
     use = _use(case)
     if isinstance(use, Untold) or use is None or use.fp32 + use.tf32 < case.thresholds.matrix_material:
-        return _untold_formats(case, use) if isinstance(use, PrecisionUse) else use
+        return _unknown_formats(case, use) if isinstance(use, PrecisionUse) else use
     device = case.facts.run.device
     ratio, from_tf32 = narrow_ratio(device), _narrow_over_tf32(case)
     if ratio is None:
@@ -79,13 +79,13 @@ def _narrow_over_tf32(case: Case) -> float:
     return max(1.0, narrow / tf32) if narrow and tf32 else 1.0
 
 
-def _untold_formats(case: Case, use: PrecisionUse) -> Untold | None:
+def _unknown_formats(case: Case, use: PrecisionUse) -> Untold | None:
     """Matrix products of kernels whose names say no format: Triton's, as torch.compile's max-autotune makes them."""
-    if use.fp32 + use.tf32 + use.untold < case.thresholds.matrix_material or not has_units(case.facts.run.device):
+    if use.fp32 + use.tf32 + use.unknown < case.thresholds.matrix_material or not has_units(case.facts.run.device):
         return None
     return Untold(
         "no_mixed_precision",
-        f"In which numbers {percent(use.untold)} of the computing time multiplies matrices",
+        f"In which numbers {percent(use.unknown)} of the computing time multiplies matrices",
         "The names of Triton's kernels do not say it; look at the dtype of the model's parameters and for autocast",
     )
 
