@@ -268,6 +268,14 @@ class FakeCuda:
         kinds = {"current": 0, "peak": 1}
         return {f"{name}_bytes.all.{kind}": of[name][at][i] for name in of for kind, at in kinds.items()}
 
+    def memory_stats_as_nested_dict(self, device: Any = None) -> dict[str, Any]:
+        """The same as torch keeps it."""
+        nested: dict[str, Any] = {}
+        for name, value in self.memory_stats(device).items():
+            kind, pool, moment = name.split(".")
+            nested.setdefault(kind, {}).setdefault(pool, {})[moment] = value
+        return nested
+
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         index = self.index(device)
         self.call("mem_get_info", index, context=True, waits=True)
@@ -300,7 +308,7 @@ def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Put the fake in the place of `torch.cuda`'s own functions until the test ends."""
     FakeEvent.fake = FakeGpuTensor.fake = fake
     calls = ("synchronize", "current_device", "set_device", "current_stream", "is_current_stream_capturing")
-    memory = ("memory_stats", "mem_get_info", "reset_peak_memory_stats", "empty_cache")
+    memory = ("memory_stats", "memory_stats_as_nested_dict", "mem_get_info", "reset_peak_memory_stats", "empty_cache")
     for name in (*calls, *memory, "get_device_properties", "get_rng_state_all", "set_rng_state_all"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
     answers = {

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.capture.memory import gpu_peak_bytes
+from gpulab.capture.memory import count_anew, gpu_peak_bytes
 from gpulab.comparison import Block, Comparison, Experiment
 from gpulab.errors import StoreError
 from gpulab.prediction.predict import Known, knobs_named, predict, refused
@@ -59,15 +59,14 @@ class Foretelling:
             return
         times: dict[int, list[float]] = {}
         for size in ROUNDS * sizes_to_run(before, targets):
-            at_start = gpu_peak_bytes(self.facts.run.device)
+            count_anew()
             block = run_size(first, size)
             if block is None:
                 return
             if block.step_count < LEAST_STEPS:
                 continue
             times.setdefault(size, []).append(block.time_ns / 1e3 / block.step_count)
-            peak = gpu_peak_bytes(self.facts.run.device)
-            reached = peak if peak > at_start else self.sizes.get(size, (0.0, None))[1]
+            reached = gpu_peak_bytes(self.facts.run.device) or None
             self.sizes[size] = float(np.mean(times[size])), reached
         known = self.facts.run.memory.peak_allocated_bytes
         if before in self.sizes and known:

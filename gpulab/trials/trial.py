@@ -13,6 +13,7 @@ from pathlib import Path
 from time import perf_counter_ns
 
 from gpulab.capture.losses import Losses
+from gpulab.capture.memory import count_anew
 from gpulab.capture.recorder import Capture, stop_behind
 from gpulab.capture.short_run import ShortRun
 from gpulab.comparison import Block
@@ -127,6 +128,7 @@ def full_trial(
     outcome: Outcome = "completed"
     logs: dict[str, Log] = {}
     seen = Observed()
+    counted = count_anew()
     capture.start()
     stopper.now(capture)
     origin_ns = perf_counter_ns() - capture.now()
@@ -152,6 +154,8 @@ def full_trial(
         stopper.now(None)
         detail = "".join(traceback.format_exception_only(error)).strip() if error is not None else ""
         run, write_trace = capture.finish(outcome, detail)
+    if counted is not None:
+        run = replace(run, choices=(*run.choices, counted))
     if changes is not None and error is None:
         run = replace(run, changes=changes(run, logs))
     path, unsaved = _save(run, write_trace, store)

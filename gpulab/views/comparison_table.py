@@ -121,7 +121,11 @@ def _memory_rows(a: Side, b: Side) -> list[Row]:
 
 
 def _memory(side: Side, field: str) -> int | None:
-    value: int | None = getattr(side.facts.run.memory, field) if side.facts is not None else None
+    """None where an earlier run of the process hides the exact peak: a reading below it is no peak to compare."""
+    run = side.facts.run if side.facts is not None else None
+    if run is None or (field != "peak_rss_bytes" and any(m.key == "memory" for m in run.missing)):
+        return None
+    value: int | None = getattr(run.memory, field)
     return value
 
 

@@ -66,14 +66,13 @@ def small_batch(case: Case) -> Finding | Untold | None:
     idle = idle_us(case)
     if idle < limits.idle_notice * _step(case):
         return None
-    memory, small = memory_fraction(case), small_kernels_fraction(work)
+    memory, small = memory_fraction_at_most(case), small_kernels_fraction(work)
     if memory is not None and memory > limits.memory_underused:
         return None
     half_idle = 1 - idle / _step(case) <= limits.utilization_low
     empty = small is not None and small >= _TO_SMALL and _launching_us(case) >= limits.launch_bad * _step(case)
     if half_idle and memory is None and not empty:
-        what, how = "Whether a larger batch would fit into the GPU's memory", "profile_memory=True"
-        return Untold("small_batch", what, f"Run it under gpulab, or record the trace with {how}")
+        return Untold("small_batch", "Whether a larger batch would fit into the GPU's memory", how_to_know_memory(case))
     if not (half_idle and memory is not None) and not empty:
         return None
     evidence = [Evidence(f"The GPU works for {percent(1 - idle / _step(case))} of {case.unit}")]
@@ -183,6 +182,22 @@ def memory_fraction(case: Case) -> float | None:
     memory, total = case.facts.run.memory, case.facts.run.device.memory_total_bytes
     total = memory.total_bytes or total
     return memory.peak_allocated_bytes / total if memory.peak_allocated_bytes and total else None
+
+
+def memory_fraction_at_most(case: Case) -> float | None:
+    """The same where the peak is exact; None where an earlier run hides it, so that it may have been higher."""
+    return None if _peak_is_hidden(case) else memory_fraction(case)
+
+
+def how_to_know_memory(case: Case) -> str:
+    """What would tell the peak of the GPU's memory."""
+    if _peak_is_hidden(case) and case.facts.run.memory.peak_allocated_bytes:
+        return "Run it in a restarted kernel: an earlier run of this process took more memory and hides this one's peak"
+    return "Run it under gpulab, or record the trace with profile_memory=True"
+
+
+def _peak_is_hidden(case: Case) -> bool:
+    return any(m.key == "memory" for m in case.facts.run.missing)
 
 
 def unhidden_us(case: Case, parts: tuple[str, ...]) -> float:

@@ -11,7 +11,14 @@ from gpulab.analysis.launches import LAUNCHING
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
-from gpulab.diagnosis.rules.launching import idle_us, memory_fraction, starves, unhidden_us
+from gpulab.diagnosis.rules.launching import (
+    how_to_know_memory,
+    idle_us,
+    memory_fraction,
+    memory_fraction_at_most,
+    starves,
+    unhidden_us,
+)
 from gpulab.run import Int64
 
 _GIB = 2**30
@@ -68,13 +75,13 @@ def memory_pressure(case: Case) -> Finding | Untold | None:
     if case.host_memory_full and rss and host:
         return _full("The machine's memory", rss / host, host, _ran_out(case), _HOST_CURE)
     if short and case.on_gpu and fraction is None:
-        return Untold("memory_pressure", "Whether the GPU's memory is full", _RECORD_MEMORY)
+        return Untold("memory_pressure", "Whether the GPU's memory is full", how_to_know_memory(case))
     return None
 
 
 def memory_underused(case: Case) -> Finding | Untold | None:
     """Half of the memory is free, and the operations do not fill the GPU: a hint, never while it waits for data."""
-    fraction, filled = memory_fraction(case), _filled(case)
+    fraction, filled = memory_fraction_at_most(case), _filled(case)
     if not case.on_gpu or filled is None or filled[0] >= _EMPTY or starves(case):
         return None
     working = 1 - idle_us(case) / (case.step_us or 1.0)
@@ -82,7 +89,7 @@ def memory_underused(case: Case) -> Finding | Untold | None:
         return None
     if fraction is None:
         what = "Whether a larger batch would fit into the GPU's memory: its operations fill only a part of the GPU"
-        return Untold("memory_underused", what, _RECORD_MEMORY)
+        return Untold("memory_underused", what, how_to_know_memory(case))
     if fraction > case.thresholds.memory_underused:
         return None
     return Finding(
@@ -127,7 +134,6 @@ _GPU_CURE = (
     "Mixed precision, a smaller batch with gradient accumulation, or activation checkpointing "
     "(torch.utils.checkpoint) make room."
 )
-_RECORD_MEMORY = "Run it under gpulab, or record the trace with profile_memory=True"
 # As torch, the C library and Python say it.
 _OUT_OF_MEMORY = re.compile(r"out of memory|allocate memory|not enough memory|OutOfMemoryError|MemoryError", re.I)
 _HOST_CURE = "Fewer loader workers, a smaller prefetch_factor, or a data set that is read piece by piece make room."
