@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 import time
@@ -221,6 +222,38 @@ def test_a_mig_part_is_read_by_its_own_handle(clock: list[float]) -> None:
     meter = nvml.nvml_meter("part", os.getpid(), module)
     (row,) = readings(meter, clock)
     assert row["gpu_memory_used_bytes"] == 6 * 2**30 and set(asked) == {(1, 0)}
+
+
+def test_a_mig_part_has_counters_of_its_own_and_the_rest_of_the_whole_gpu(clock: list[float]) -> None:
+    script = fakes.h100()
+    parts: list[fakes.FakeDevice] = [
+        {"name": "B", "uuid": f"MIG-{name}", "instance": number} for name, number in (("one", 1), ("other", 5))
+    ]
+    script["devices"].append({"name": "A", "uuid": "GPU-split", "parts": parts})
+    module = fakes.fake_nvml(script)
+    asked: list[tuple[object, int]] = []
+    sample_of = module.nvmlGpmMigSampleGet
+    module.nvmlGpmMigSampleGet = lambda gpu, instance, sample: (
+        asked.append((gpu, instance)) or sample_of(gpu, instance, sample)
+    )
+    meter = nvml.nvml_meter("MIG-other", os.getpid(), module)
+    _, last = readings(meter, clock, 2)
+    labels = {s.name: s.label for s in meter.series()}
+    assert last["power_w"] == 310 and last["sm_clock_mhz"] == 1980 and last["sm_active_fraction"] == pytest.approx(0.42)
+    whole = {name for name, label in labels.items() if label.endswith("(whole GPU)")}
+    assert whole >= {"power_w", "energy_j", "sm_clock_mhz", "temperature_c", "throttle_reasons"}
+    assert whole.isdisjoint({"gpu_memory_used_bytes", "other_gpu_processes", *COUNTERS})
+    assert set(asked) == {(1, 5)}, "the GPU's handle, the part's instance"
+    assert "gpu_utilization_pct" not in last and any("utilization" in m.what for m in meter.missing())
+    meter.close()
+    assert module.state.open_sessions == 0
+
+
+def test_pynvml_itself_has_the_calls_for_mig_as_they_are_made_here() -> None:
+    pynvml = pytest.importorskip("pynvml")
+    for name in ("nvmlGpmMigSampleGet", "nvmlGpmSampleGet", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetPowerUsage"):
+        real, fake = (inspect.signature(getattr(of, name)) for of in (pynvml, fakes._Fake({})))
+        assert len(real.parameters) == len(fake.parameters), name
 
 
 def test_the_only_gpu_needs_no_uuid() -> None:

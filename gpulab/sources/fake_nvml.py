@@ -13,6 +13,7 @@ from types import ModuleType, SimpleNamespace
 from typing import NotRequired, TypedDict, TypeVar
 
 ERROR_CODES = {
+    "InvalidArgument": 2,
     "NotSupported": 3,
     "NoPermission": 4,
     "NotFound": 6,
@@ -36,6 +37,7 @@ class FakeDevice(TypedDict):
     capability: NotRequired[tuple[int, int]]
     sm_count: NotRequired[int]  # NVML tells it of MIG parts only
     parts: NotRequired[list[FakeDevice]]
+    instance: NotRequired[int]  # of a MIG part: the number of its GPU instance
 
 
 Given = TypeVar("Given")
@@ -196,6 +198,12 @@ class _Fake:
             raise NVMLError(ERROR_CODES["NotSupported"])
         return values[min(self.calls.get(name, 1), len(values)) - 1]
 
+    def _whole(self, handle: Handle) -> FakeDevice:
+        """A GPU that is asked for what no MIG part tells of itself."""
+        if isinstance(handle, tuple):
+            raise NVMLError(ERROR_CODES["NotSupported"])
+        return self.script["devices"][handle]
+
     def _device(self, handle: Handle) -> FakeDevice:
         if isinstance(handle, tuple):
             return self.script["devices"][handle[0]]["parts"][handle[1]]
@@ -245,7 +253,9 @@ class _Fake:
     def nvmlDeviceGetAttributes_v2(self, handle: Handle) -> SimpleNamespace:
         return SimpleNamespace(multiprocessorCount=_given(self._device(handle).get("sm_count")))
 
-    def nvmlDeviceGetUtilizationRates(self, _handle: Handle) -> SimpleNamespace:
+    def nvmlDeviceGetUtilizationRates(self, handle: Handle) -> SimpleNamespace:
+        if "parts" in self._whole(handle):
+            raise NVMLError(ERROR_CODES["NotSupported"])  # NVML: not on a GPU that MIG splits
         last = self.script.get("exits_after")
         if last is not None and self.calls["nvmlDeviceGetUtilizationRates"] > last:
             os._exit(3)
@@ -255,38 +265,54 @@ class _Fake:
         used, total = int(self._value("nvmlDeviceGetMemoryInfo")), self._device(handle).get("memory_bytes", 80 * 2**30)
         return SimpleNamespace(used=used, total=total, free=total - used)
 
-    def nvmlDeviceGetPowerUsage(self, _handle: Handle) -> int:
+    def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
+        self._whole(handle)
         return int(self._value("nvmlDeviceGetPowerUsage"))
 
     def nvmlDeviceGetPowerManagementLimit(self, _handle: Handle) -> int:
         return 700_000
 
-    def nvmlDeviceGetTotalEnergyConsumption(self, _handle: Handle) -> int:
+    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
+        self._whole(handle)
         return int(self._value("nvmlDeviceGetTotalEnergyConsumption"))
 
-    def nvmlDeviceGetClockInfo(self, _handle: Handle, _clock: int) -> int:
+    def nvmlDeviceGetClockInfo(self, handle: Handle, _clock: int) -> int:
+        self._whole(handle)
         return int(self._value("nvmlDeviceGetClockInfo"))
 
-    def nvmlDeviceGetTemperature(self, _handle: Handle, _sensor: int) -> int:
+    def nvmlDeviceGetTemperature(self, handle: Handle, _sensor: int) -> int:
+        self._whole(handle)
         return int(self._value("nvmlDeviceGetTemperature"))
 
-    def nvmlDeviceGetCurrentClocksEventReasons(self, _handle: Handle) -> int:
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
+        self._whole(handle)
         return int(self._value("nvmlDeviceGetCurrentClocksEventReasons"))
 
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, _handle: Handle) -> int:
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle) -> int:
+        self._whole(handle)
         return int(self._value("nvmlDeviceGetCurrentClocksThrottleReasons"))
 
     def nvmlDeviceGetComputeRunningProcesses(self, _handle: Handle) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in self.script.get("processes", [])]
 
-    def nvmlGpmQueryDeviceSupport(self, _handle: Handle) -> SimpleNamespace:
+    def nvmlGpmQueryDeviceSupport(self, handle: Handle) -> SimpleNamespace:
+        self._whole(handle)
         return SimpleNamespace(isSupportedDevice=int(self.script.get("gpm", False)))
 
     def nvmlGpmSampleAlloc(self) -> GpmSample:
         self.samples.append(GpmSample())
         return self.samples[-1]
 
-    def nvmlGpmSampleGet(self, _handle: Handle, sample: GpmSample) -> GpmSample:
+    def nvmlDeviceGetGpuInstanceId(self, handle: Handle) -> int:
+        return _given(self._device(handle).get("instance"))
+
+    def nvmlGpmMigSampleGet(self, handle: Handle, instance: int, sample: GpmSample) -> GpmSample:
+        if instance not in [part.get("instance") for part in self._whole(handle).get("parts", [])]:
+            raise NVMLError(ERROR_CODES["InvalidArgument"])
+        return self.nvmlGpmSampleGet(handle, sample)
+
+    def nvmlGpmSampleGet(self, handle: Handle, sample: GpmSample) -> GpmSample:
+        self._whole(handle)
         assert not sample.freed, "a freed GPM sample is filled"
         sample.filled = True
         return sample

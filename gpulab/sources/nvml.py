@@ -15,6 +15,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import ModuleType
 
 from gpulab.sources.meters import Answer, Failure, Query, QueryMeter, SeriesInfo, Unavailable
@@ -102,7 +103,7 @@ def nvml_index_for(uuid: str | None, nvml: ModuleType | None = None) -> int | No
             found = _find(nv, uuid)
     except Exception:
         return None
-    return None if found is None else found[0]
+    return None if found is None else found.index
 
 
 def nvml_meter(uuid: str | None, pid: int, nvml: ModuleType | None = None) -> QueryMeter:
@@ -116,7 +117,7 @@ def nvml_meter(uuid: str | None, pid: int, nvml: ModuleType | None = None) -> Qu
     if found is None:
         nv.nvmlShutdown()
         return QueryMeter([], [Unavailable("GPU curves", f"NVML knows no GPU with the UUID {uuid}")])
-    gpu = _Gpu(nv, found[1], pid)
+    gpu = _Gpu(nv, found, pid)
     return QueryMeter(gpu.queries(), gpu.refused, gpu.close)
 
 
@@ -136,25 +137,40 @@ def mig_parts(nv: ModuleType, handle: object) -> Iterator[object]:
             yield nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
 
-def _find(nv: ModuleType, uuid: str | None) -> tuple[int, object] | None:
-    """Index and handle of a GPU; of a MIG part its own handle and the index of its GPU."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A GPU as NVML numbers it; of a MIG part also its own handle: `handle` is what memory and processes belong to."""
+
+    index: int
+    whole: object
+    handle: object
+
+    @property
+    def is_part(self) -> bool:
+        return self.handle is not self.whole
+
+
+def _find(nv: ModuleType, uuid: str | None) -> _Place | None:
     count: int = nv.nvmlDeviceGetCount()
     if uuid is None:
-        return (0, nv.nvmlDeviceGetHandleByIndex(0)) if count == 1 else None
+        only = nv.nvmlDeviceGetHandleByIndex(0) if count == 1 else None
+        return _Place(0, only, only) if count == 1 else None
     for index in range(count):
         with contextlib.suppress(nv.NVMLError):  # a GPU that answers nothing must not hide its neighbours
             whole = nv.nvmlDeviceGetHandleByIndex(index)
             for handle in (whole, *mig_parts(nv, whole)):
                 if bare_uuid(nv.nvmlDeviceGetUUID(handle)) == bare_uuid(uuid):
-                    return index, handle
+                    return _Place(index, whole, handle)
     return None
 
 
 class _Gpu:
     """The queries of one GPU, and what they hold open."""
 
-    def __init__(self, nv: ModuleType, handle: object, pid: int) -> None:
-        self._nv, self._handle, self._pid = nv, handle, pid
+    def __init__(self, nv: ModuleType, place: _Place, pid: int) -> None:
+        self._nv, self._pid, self._place = nv, pid, place
+        self._handle, self._whole = place.handle, place.whole
+        self._of_whole = " (whole GPU)" if place.is_part else ""
         self._owner = os.getpid()
         self._played = " (simulated)" if getattr(nv, "SIMULATED", False) else ""
         self._first_energy_mj: int | None = None
@@ -164,16 +180,21 @@ class _Gpu:
         self.refused: list[Unavailable] = []
 
     def queries(self) -> list[Query]:
-        """Every query this GPU might answer."""
-        nv, h = self._nv, self._handle
+        """Every query this GPU might answer. A MIG part has its own memory, processes and counters, and no other."""
+        nv, h, whole = self._nv, self._whole, self._of_whole
         simple: list[tuple[str, str, str, Callable[[], float | None]]] = [
-            ("gpu_utilization_pct", "%", "GPU utilization", lambda: nv.nvmlDeviceGetUtilizationRates(h).gpu),
+            ("gpu_utilization_pct", "%", f"GPU utilization{whole}", lambda: nv.nvmlDeviceGetUtilizationRates(h).gpu),
             ("gpu_memory_used_bytes", "bytes", "GPU memory used (all processes)", self._memory_reader()),
-            ("power_w", "W", "power", lambda: nv.nvmlDeviceGetPowerUsage(h) / 1e3),
-            ("energy_j", "J", "energy since the start", self._energy),
-            ("sm_clock_mhz", "MHz", "SM clock", lambda: nv.nvmlDeviceGetClockInfo(h, nv.NVML_CLOCK_SM)),
-            ("temperature_c", "°C", "temperature", lambda: nv.nvmlDeviceGetTemperature(h, nv.NVML_TEMPERATURE_GPU)),
-            ("throttle_reasons", "bits", "throttle reasons", self._throttle),
+            ("power_w", "W", f"power{whole}", lambda: nv.nvmlDeviceGetPowerUsage(h) / 1e3),
+            ("energy_j", "J", f"energy since the start{whole}", self._energy),
+            ("sm_clock_mhz", "MHz", f"SM clock{whole}", lambda: nv.nvmlDeviceGetClockInfo(h, nv.NVML_CLOCK_SM)),
+            (
+                "temperature_c",
+                "°C",
+                f"temperature{whole}",
+                lambda: nv.nvmlDeviceGetTemperature(h, nv.NVML_TEMPERATURE_GPU),
+            ),
+            ("throttle_reasons", "bits", f"throttle reasons{whole}", self._throttle),
         ]
         if sees_host_pids():
             simple.append(("other_gpu_processes", "processes", "other processes on the GPU", self._other_processes))
@@ -215,17 +236,21 @@ class _Gpu:
         return lambda: nv.nvmlDeviceGetMemoryInfo(h, version).used
 
     def _energy(self) -> float:
-        now: int = self._nv.nvmlDeviceGetTotalEnergyConsumption(self._handle)
+        now: int = self._nv.nvmlDeviceGetTotalEnergyConsumption(self._whole)
         if self._first_energy_mj is None:
             self._first_energy_mj = now
         return (now - self._first_energy_mj) / 1e3
+
+    def _temperature(self) -> float:
+        celsius: int = self._nv.nvmlDeviceGetTemperature(self._whole, self._nv.NVML_TEMPERATURE_GPU)
+        return float(celsius)
 
     def _throttle(self) -> float:
         ask = getattr(self._nv, "nvmlDeviceGetCurrentClocksEventReasons", None)
         if ask is not None:
             with contextlib.suppress(self._nv.NVMLError):  # drivers before 535 only know the old name
-                return float(ask(self._handle))
-        return float(self._nv.nvmlDeviceGetCurrentClocksThrottleReasons(self._handle))
+                return float(ask(self._whole))
+        return float(self._nv.nvmlDeviceGetCurrentClocksThrottleReasons(self._whole))
 
     def _other_processes(self) -> float | None:
         self._turn += 1
@@ -236,11 +261,11 @@ class _Gpu:
         return float(len(running - self._own_pids))
 
     def _gpm_query(self) -> list[Query]:
-        why = gpm_refusal(self._nv, self._handle)
+        why = gpm_refusal(self._nv, self._whole)
         if why is not None:
             self.refused.append(Unavailable(", ".join(GPM_LABELS), why))
             return []
-        self._gpm = _Gpm(self._nv, self._handle)
+        self._gpm = _Gpm(self._nv, self._place)
         series = [SeriesInfo(name, unit, label, f"NVML GPM{self._played}") for name, unit, label, _, _ in GPM_SERIES]
         return [Query(series, self._gpm.ask, reason_of)]
 
@@ -269,8 +294,8 @@ def gpm_refusal(nv: ModuleType, handle: object) -> str | None:
 class _Gpm:
     """Two GPM samples used in turn; each pair gives the average over the time between them."""
 
-    def __init__(self, nv: ModuleType, handle: object) -> None:
-        self._nv, self._handle = nv, handle
+    def __init__(self, nv: ModuleType, place: _Place) -> None:
+        self._nv, self._place = nv, place
         self._owner = os.getpid()
         self._samples: list[object] = []
         self._taken_s: float | None = None
@@ -291,7 +316,7 @@ class _Gpm:
             self._samples.append(self._nv.nvmlGpmSampleAlloc())
         older, newer = self._samples
         try:
-            self._nv.nvmlGpmSampleGet(self._handle, newer)
+            self._fill(newer)
         except Exception:
             self._taken_s = None  # the pair is broken: start with a new first sample
             raise
@@ -301,6 +326,14 @@ class _Gpm:
         self._request.sample1, self._request.sample2 = older, newer
         self._nv.nvmlGpmMetricsGet(self._request)
         return [self._answer(slot, factor) for slot, (_, _, _, _, factor) in enumerate(GPM_SERIES)]
+
+    def _fill(self, sample: object) -> None:
+        """A MIG part has no sample by its own handle: it is an instance of its GPU."""
+        nv, place = self._nv, self._place
+        if place.is_part:
+            nv.nvmlGpmMigSampleGet(place.whole, nv.nvmlDeviceGetGpuInstanceId(place.handle), sample)
+        else:
+            nv.nvmlGpmSampleGet(place.whole, sample)
 
     def free(self) -> None:
         """Give both samples back; before nvmlShutdown."""
