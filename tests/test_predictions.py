@@ -789,6 +789,7 @@ def test_a_trace_that_hides_what_the_host_waits_for_is_refused() -> None:
         ("NVIDIA H100 PCIe", 756),
         ("Tesla T4", 65),
         ("NVIDIA B200", 2250),
+        ("NVIDIA GeForce RTX 4090", 165.2),
     ],
 )
 def test_peaks_by_the_names_of_drivers(name: str, fp16: float) -> None:
@@ -796,7 +797,18 @@ def test_peaks_by_the_names_of_drivers(name: str, fp16: float) -> None:
     assert found is not None and found.fp16_tflops == fp16
 
 
-@pytest.mark.parametrize("name", ["NVIDIA GeForce GTX 1080", "NVIDIA GB200", "AMD EPYC", "T400", ""])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce GTX 1080",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
+        "NVIDIA GB200",
+        "AMD EPYC",
+        "T400",
+        "",
+    ],
+)
 def test_an_unknown_gpu_has_no_peaks(name: str) -> None:
     assert peaks_of(name) is None
 

@@ -20,7 +20,8 @@ class Peaks:
     bandwidth_gb_s: float
 
 
-# the first that matches; makers' data sheets, as in the project's table of definitions
+# the first that matches; makers' data sheets, as in the project's table of definitions; a laptop's GPU of that name is
+# another chip
 _TABLE: tuple[tuple[str, Peaks], ...] = (
     (r"\bT4\b", Peaks(8.1, None, 65, None, 320)),
     (r"V100", Peaks(15.7, None, 125, None, 900)),
@@ -29,9 +30,9 @@ _TABLE: tuple[tuple[str, Peaks], ...] = (
     (r"A100", Peaks(19.5, 156, 312, 312, 1555)),
     (r"\bL4\b", Peaks(30.3, 60, 121, 121, 300)),
     (r"\bL40S\b", Peaks(91.6, 183, 362, 362, 864)),
-    (r"RTX 3090(?! Ti)", Peaks(35.6, 35.6, 71, 71, 936)),
-    (r"RTX 4090(?! D)", Peaks(82.6, 82.6, 165.2, 165.2, 1008)),
-    (r"RTX 5090(?! D)", Peaks(104.8, 104.8, 209.5, 209.5, 1792)),
+    (r"RTX 3090(?! Ti| Laptop)", Peaks(35.6, 35.6, 71, 71, 936)),
+    (r"RTX 4090(?! D| Laptop)", Peaks(82.6, 82.6, 165.2, 165.2, 1008)),
+    (r"RTX 5090(?! D| Laptop)", Peaks(104.8, 104.8, 209.5, 209.5, 1792)),
     (r"H100.*NVL", Peaks(60, 418, 835, 835, 3900)),
     (r"H100.*PCIe", Peaks(51, 378, 756, 756, 2000)),
     (r"H100", Peaks(67, 494.5, 989, 989, 3350)),
