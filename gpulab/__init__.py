@@ -67,7 +67,17 @@ def __getattr__(name: str) -> Any:
     if name not in _DOORS:
         raise AttributeError(f"module 'gpulab' has no attribute {name!r}")
     module, attribute = _DOORS[name]
-    return getattr(import_module(module), attribute)
+    return getattr(_imported(module), attribute)
+
+
+def _imported(module: str) -> Any:
+    """A module of ours, or one sentence about what it lacks: a machine's own Python may have all but msgspec."""
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as e:
+        if e.name != "msgspec":
+            raise
+        raise ImportError("gpulab needs the package msgspec, which is not installed: pip install msgspec") from None
 
 
 def __dir__() -> list[str]:
@@ -76,13 +86,9 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext gpulab`: register the magics."""
-    from gpulab.magics import register
-
-    register(shell)
+    _imported("gpulab.magics").register(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext gpulab`: take the magics out again."""
-    from gpulab.magics import unregister
-
-    unregister(shell)
+    _imported("gpulab.magics").unregister(shell)

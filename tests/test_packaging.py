@@ -54,6 +54,43 @@ assert not heavy, heavy
     assert done.returncode == 0, done.stderr
 
 
+WITHOUT = """
+import sys
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {blocked!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocker())
+import gpulab
+"""
+USED = """
+import torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters())
+with gpulab.profile(show=False, save=False, live=False, device="cpu") as p:
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+assert len(p.run.steps) == 3
+"""
+
+
+def test_without_jupyter_a_block_is_measured() -> None:
+    blocked = {"IPython", "ipywidgets", "anywidget", "ipykernel", "jupyterlab", "traitlets"}
+    code = WITHOUT.format(blocked=blocked) + USED
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("door", ["gpulab.profile", "gpulab.load_ipython_extension(None)"])
+def test_without_msgspec_one_sentence_says_what_to_install(door: str) -> None:
+    code = WITHOUT.format(blocked={"msgspec"}) + door
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last == "ImportError: gpulab needs the package msgspec, which is not installed: pip install msgspec"
+    assert "No module named" not in done.stderr, "no traceback through the modules of gpulab"
+
+
 def test_every_direct_dependency_is_pinned_within_its_range() -> None:
     pins = _pins()
     for requirement in _requirements():
