@@ -325,4 +325,6 @@ def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
+    both = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
+    monkeypatch.setattr("torch.autograd.profiler._supported_activities", lambda: both)  # the profiler waits as on a GPU
     return fake
