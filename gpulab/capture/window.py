@@ -150,7 +150,11 @@ class Window:
         self._lines.stop()
         profile, self._profile = self._profile, None
         with _quiet():
-            profile.stop()
+            try:
+                profile.stop()
+            except RuntimeError:  # it waits for the GPU before it ends, and an error of the GPU stays
+                profile.profiler.use_device = None  # so it does not wait
+                profile.stop()
         self.stop_cost_ns = time.perf_counter_ns() - end_ns
         return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines.seen)
 
