@@ -20,7 +20,7 @@ SHELL := bash
 
 .PHONY: help
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
 demo: $(DEMO) ## profile a real training cell, print the report, write gpulab-demo.html
@@ -57,6 +57,10 @@ browser: $(TEST) ## pytest in JupyterLab and Chromium (CHROMIUM=path, else /usr/
 .PHONY: gpu
 gpu: ## pytest on an NVIDIA GPU, in PYTHON as it is (core dependencies and pytest)
 	$(PYTHON) -m pytest tests/gpu -rs
+
+.PHONY: gpu-first
+gpu-first: ## the first ten minutes on an NVIDIA GPU, in PYTHON as it is: make gpu-first OUT=folder
+	$(PYTHON) -m benchmarks.gpu_first --out $(or $(OUT),$(error name the folder: make gpu-first OUT=folder))
 
 .PHONY: bench
 bench: $(TEST) .venv-peers ## measure gpulab beside its peers, write benchmarks/results

@@ -1,0 +1,44 @@
+"""`python -m benchmarks.gpu_first --out FOLDER [--simulate] [--budget SECONDS] [PART…]`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from benchmarks.gpu_first import packages
+from benchmarks.gpu_first.conductor import Folder, clear, conduct, unknown
+from benchmarks.gpu_first.parts import BUDGET_S, PARTS
+from benchmarks.gpu_first.table import table
+
+
+def main() -> int:
+    """Exit status 0 when it ran to its end, whatever it measured; 2 where a package is missing."""
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu_first", description="Measure gpulab on a GPU for 10 minutes.")
+    parser.add_argument(
+        "names", nargs="*", metavar="PART", help="all without a name: " + "; ".join(p.name for p in PARTS)
+    )
+    parser.add_argument(
+        "--out", type=Path, required=True, metavar="FOLDER", help="at most eight files are written there"
+    )
+    parser.add_argument("--simulate", action="store_true", help="the CPU stands in for a GPU, with tiny sizes")
+    parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help="for everything together")
+    asked = parser.parse_args()
+    wrong = unknown(asked.names, PARTS)
+    if wrong:
+        parser.error(f"no part {wrong[0]!r}: {'; '.join(p.name for p in PARTS)}")
+    absent = packages.missing()
+    if absent:
+        print(packages.complaint(absent), file=sys.stderr)
+        return 2
+    folder = Folder(asked.out)
+    clear(folder)
+    chosen = [part for part in PARTS if not asked.names or part.name in asked.names]
+    page = table(conduct(chosen, folder, simulate=asked.simulate, budget_s=asked.budget))
+    folder.table.write_text(page, encoding="utf-8")
+    print(f"\n{page}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

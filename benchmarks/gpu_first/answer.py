@@ -1,0 +1,94 @@
+"""What one part has to say, on disk after every word: a part that is killed keeps what it said before."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+Verdict = Literal["agrees", "disagrees", "not measured"]
+
+
+class Check(TypedDict):
+    """One figure beside its truth, in words that a table can show."""
+
+    what: str
+    expected: str
+    measured: str
+    verdict: Verdict
+    note: str
+
+
+class Contents(TypedDict):
+    """What the file holds."""
+
+    simulated: bool
+    figures: dict[str, Any]
+    checks: list[Check]
+
+
+class Answer:
+    """Figures and checks of one part, written to a file at once."""
+
+    def __init__(self, file: Path, *, simulated: bool) -> None:
+        self._file = file
+        self.contents: Contents = {"simulated": simulated, "figures": {}, "checks": []}
+        self._write()
+
+    def figure(self, name: str, value: object) -> None:
+        """Keep a figure: a number, a text, or lists and dictionaries of them."""
+        self.contents["figures"][name] = value
+        self._write()
+
+    def check(self, what: str, expected: str, measured: str, *, agrees: bool, note: str = "") -> None:
+        """Keep a figure that was measured, beside what it must be."""
+        self._add(what, expected, measured, "agrees" if agrees else "disagrees", note)
+
+    def unmeasured(self, what: str, expected: str, why: str) -> None:
+        """Keep a figure that could not be measured, with the reason."""
+        self._add(what, expected, "–", "not measured", why)
+
+    def near(self, what: str, value: float | None, truth: float | None, tolerance: float, unit: str = "") -> None:
+        """A value that must be the truth, but for this fraction of it. None is "not measured"."""
+        expected = f"{_number(truth)}{unit} ± {tolerance:.0%}"
+        if value is None or truth is None:
+            return self.unmeasured(what, expected, "gpulab gives no value" if value is None else "the truth is unknown")
+        self.check(what, expected, f"{_number(value)}{unit}", agrees=abs(value - truth) <= tolerance * abs(truth))
+        return None
+
+    def _add(self, what: str, expected: str, measured: str, verdict: Verdict, note: str) -> None:
+        row: Check = {"what": what, "expected": expected, "measured": measured, "verdict": verdict, "note": note}
+        self.contents["checks"].append(row)
+        self._write()
+
+    def _write(self) -> None:
+        write_json(self._file, self.contents)
+
+
+def write_json(file: Path, value: Mapping[str, Any]) -> None:
+    """Replace the file in one step: a reader sees the old text or the new one, never half of either."""
+    new = file.with_name(f".{file.name}.new")
+    new.write_text(json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    os.replace(new, file)
+
+
+def plain(value: object) -> Any:
+    """The value as JSON has it: numbers that are none become null, other objects become text."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    item = getattr(value, "item", None)  # NumPy's scalars
+    number = item() if callable(item) else value
+    if isinstance(number, float):
+        return number if math.isfinite(number) else None
+    return number if isinstance(number, bool | int) else str(value)
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"

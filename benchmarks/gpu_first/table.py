@@ -1,0 +1,58 @@
+"""The results for people: the verdict first, then what disagrees, what could not be measured, what agrees."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.gpu_first.answer import Check, Verdict
+
+TITLES: dict[Verdict, str] = {
+    "disagrees": "What does not agree",
+    "not measured": "What could not be measured",
+    "agrees": "What agrees",
+}
+HEAD = ["| part | what | expected | measured | note |", "|---|---|---|---|---|"]
+
+
+def table(kept: Mapping[str, Any]) -> str:
+    """The whole page, in Markdown."""
+    lines = ["# First hour on a GPU", "", _verdict(kept), ""]
+    versions = kept["parts"].get("versions", {}).get("figures", {}).get("versions", {})
+    if versions:
+        lines += [", ".join(f"{name} {value}" for name, value in versions.items() if value is not None) + ".", ""]
+    for verdict, title in TITLES.items():
+        rows = [_row(name, check) for name, check in _checks(kept) if check["verdict"] == verdict]
+        if rows:
+            lines += [f"## {title}", "", *HEAD, *rows, ""]
+    lines += ["## The parts", "", "| part | what became of it | seconds | limit | detail |", "|---|---|---|---|---|"]
+    for name, result in kept["parts"].items():
+        cells = [name, result["state"], f"{result['seconds']:.0f}", f"{result['limit_s']:.0f}", result["detail"]]
+        lines.append(_cells(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _verdict(kept: Mapping[str, Any]) -> str:
+    verdicts = [check["verdict"] for _, check in _checks(kept)]
+    counts = {verdict: verdicts.count(verdict) for verdict in TITLES}
+    states = [result["state"] for result in kept["parts"].values()]
+    words = [
+        f"{counts['disagrees']} of {len(verdicts)} checks disagree, {counts['not measured']} could not be measured.",
+        f"{states.count('complete')} of {len(states)} parts ran to their end.",
+    ]
+    if any(result["simulated"] for result in kept["parts"].values()):
+        words.insert(0, "SIMULATED: there was no GPU, the CPU stood in its place. Nothing here says anything of a GPU.")
+    return " ".join(words)
+
+
+def _checks(kept: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
+    for name, result in kept["parts"].items():
+        yield from ((name, check) for check in result["checks"])
+
+
+def _row(name: str, check: Check) -> str:
+    return _cells([name, check["what"], check["expected"], check["measured"], check["note"]])
+
+
+def _cells(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
