@@ -19,6 +19,28 @@ INTRODUCTION = """\
 Written by `make bench` from `results/*.json`; do not edit. Ratios are medians of paired blocks within one run, with a
 95 % bootstrap interval. Targets are kept beside the figures, met or not.
 """
+FIRST_HOUR = """\
+## First hour on a GPU
+
+`make gpu-first OUT=folder` measures what gpulab says of a GPU beside a truth of its own, in at most ten minutes. **It has
+not run on a GPU yet**: so far only its script is tested, on a CPU in place of a GPU. Its parts, the most informative
+first, each in a process with a time limit of its own:
+
+| part | beside which truth |
+|---|---|
+| versions of driver, CUPTI, cuDNN and torch; every NVML query with its code and duration | – |
+| hardware counters, power and energy: idle, matrix products, copies, uploads, each alone and beside CUPTI | what the load must do |
+| step times and kernels per step while the host runs ahead: 40, 150 and 600 kernels, CUDA graphs | CUDA events |
+| kernels lost, early or shifted in 12 profiler sessions, with and without sacrificial kernels | the launches |
+| a dozen runs in one notebook | the first run |
+| graph capture, device-side assert, out of memory, an overwritten loss, a second GPU | the code without gpulab |
+| class and number format of every kernel, by name | operator and input types in the trace |
+| experiments with the same work and with exactly twice the work | ratios 1 and 2 |
+| `tests/gpu` | – |
+
+`results.json` has all figures, `table.md` the verdict: what agrees, what does not, what could not be measured. Two small
+traces are kept with the true times of their steps.
+"""
 
 
 def write() -> None:
@@ -49,6 +71,7 @@ def write() -> None:
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
             sections.append("\n".join([*section(kept), "", _where(kept)]))
+    sections.append(FIRST_HOUR)
     PAGE.write_text("\n\n".join(s.strip() for s in sections) + "\n", encoding="utf-8")
 
 
