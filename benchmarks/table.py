@@ -22,14 +22,14 @@ Written by `make bench` from `results/*.json`; do not edit. Ratios are medians o
 FIRST_HOUR = """\
 ## First hour on a GPU
 
-`make gpu-first OUT=folder` measures what gpulab says of a GPU beside a truth of its own, in at most ten minutes. **It has
-not run on a GPU yet**: so far only its script is tested, on a CPU in place of a GPU. Its parts, the most informative
-first, each in a process with a time limit of its own:
+`make gpu-first OUT=folder` measures what gpulab says of a GPU beside a truth of its own, in at most ten minutes.
+**It has not run on a GPU yet**: so far only its script is tested, on a CPU in place of a GPU. Its parts, the most
+informative first, each in a process with a time limit of its own:
 
 | part | beside which truth |
 |---|---|
 | versions of driver, CUPTI, cuDNN and torch; every NVML query with its code and duration | – |
-| hardware counters, power and energy: idle, matrix products, copies, uploads, each alone and beside CUPTI | what the load must do |
+| hardware counters, power, energy: idle, products, copies, uploads; alone and beside CUPTI | what the load must do |
 | step times and kernels per step while the host runs ahead: 40, 150 and 600 kernels, CUDA graphs | CUDA events |
 | kernels lost, early or shifted in 12 profiler sessions, with and without sacrificial kernels | the launches |
 | a dozen runs in one notebook | the first run |
@@ -38,8 +38,8 @@ first, each in a process with a time limit of its own:
 | experiments with the same work and with exactly twice the work | ratios 1 and 2 |
 | `tests/gpu` | – |
 
-`results.json` has all figures, `table.md` the verdict: what agrees, what does not, what could not be measured. Two small
-traces are kept with the true times of their steps.
+`results.json` has all figures, `table.md` the verdict: what agrees, what does not, what could not be measured. Two
+small traces are kept with the true times of their steps.
 """
 
 
