@@ -373,11 +373,19 @@ def test_a_gpu_without_curves_and_kernels_is_still_a_gpu(monkeypatch: pytest.Mon
 
 def test_the_doctor_sees_kernels_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with_torch(monkeypatch, fakes.h100())
-    answers_with(monkeypatch, '{"kernels": 3}', "CUPTI says something harmless")
+    answers_with(monkeypatch, '{"kernels": 63}', "CUPTI says something harmless")
     checks = checkup.examine()
     check = next(c for c in checks if c.name == "GPU work in the trace")
-    assert (check.state, check.found) == ("ok", "kernels come back: tried with 3 small kernels (CUPTI)")
+    assert (check.state, check.found) == ("ok", "63 of 64 small kernels came back (CUPTI)")
     assert "GPU kernels are traced one by one." in " ".join(render(checks).split())
+
+
+def test_copies_and_waits_are_no_kernels_of_the_trial() -> None:
+    def event(name: str, device: str = "CUDA") -> SimpleNamespace:
+        return SimpleNamespace(name=name, device_type=SimpleNamespace(name=device))
+
+    others = [event("Memset (Device)"), event("Memcpy HtoD"), event("Context Sync"), event("aten::add", "CPU")]
+    assert cuda_process.kernels_among([*others, *[event("vectorized_elementwise_kernel<4, …>")] * 3]) == 3
 
 
 def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -152,7 +152,7 @@ def _kernels_in_trace(try_tracing: Callable[[], Trial]) -> Check:
         return Check(what, "absent", "not tried: PyTorch does not use the GPU" if unused else "not tried: no GPU")
     trial = try_tracing()
     if trial.kernels:
-        return Check(what, "ok", f"kernels come back: tried with {_counted(trial.kernels, 'small kernel')} (CUPTI)")
+        return Check(what, "ok", f"{trial.kernels} of {cuda_process.LAUNCHED} small kernels came back (CUPTI)")
     return Check(what, "refused", f"refused: {trial.reason}", _against(trial.reason))
 
 

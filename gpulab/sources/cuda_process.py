@@ -12,6 +12,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from gpulab.sources.visible import Gpu
 TIMEOUT_S = 60.0  # importing PyTorch from a slow disk takes most of it
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # NVIDIA, Jetson, AMD, WSL
 DECIDING = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+LAUNCHED = 64  # in a trial: CUPTI of CUDA 12.6 to 13.0 loses a few at a session's start (pytorch#192021)
 
 Question = Literal["gpus", "kernels"]
 _BOOTSTRAP = """
@@ -35,7 +37,7 @@ _LOG_PREFIX = re.compile(r"^(?:\[[^\]]*\]|\w+:\S+ \S+ \S+ \S+\]|\s)+")
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What came of a small profiled kernel: how many came back, or why none did."""
+    """What came of `LAUNCHED` small profiled kernels: how many came back, or why none did."""
 
     kernels: int
     reason: str = ""
@@ -56,7 +58,7 @@ def _gpus(deciding: tuple[str | None, ...]) -> tuple[Gpu, ...]:
 
 
 def try_tracing() -> Trial:
-    """Profile a small kernel and see whether it comes back. Takes seconds."""
+    """Profile small kernels and see how many come back. Takes seconds."""
     return verdict(ask("kernels"))
 
 
@@ -117,17 +119,23 @@ def described(properties: Any) -> Gpu:
 
 
 def _kernels() -> int:
-    """Profile a few small kernels, count what the device reports."""
+    """Profile small kernels, count those that the device reports."""
     import torch
     from torch.profiler import ProfilerActivity, profile
 
     ones = torch.ones(256, 256, device="cuda")
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        for _ in range(3):
+        for _ in range(LAUNCHED):
             ones = ones + 1
         torch.cuda.synchronize()
-    return sum(event.device_type.name == "CUDA" for event in profiler.events() or ())
+    return kernels_among(profiler.events() or ())
+
+
+def kernels_among(events: Iterable[Any]) -> int:
+    """How many of torch's profiler events are kernels of a GPU: no copies, and no waits, which some versions record."""
+    on_device = (event.name for event in events if event.device_type.name == "CUDA")
+    return sum(not name.startswith("Mem") and "Sync" not in name for name in on_device)
 
 
 def _last_object(text: str) -> dict[str, object]:

@@ -71,7 +71,7 @@ def test_another_process_describes_the_same_gpus() -> None:
 
 def test_the_doctor_tries_cupti() -> None:
     trial = cuda_process.try_tracing()
-    assert trial.kernels >= 3, trial.reason
+    assert 60 <= trial.kernels <= cuda_process.LAUNCHED, trial  # a few of a session's first ones may be lost
     checks = {check.name: check for check in checkup.examine()}
     assert checks["GPU work in the trace"].state == "ok"
     assert checks["PyTorch"].state == "ok" and torch.cuda.get_device_name() in checks["PyTorch"].found
