@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
@@ -10,8 +11,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-import torch.nn.functional as F  # noqa: E402
-from torch import Tensor, nn  # noqa: E402
+from gpu_checks import Cell, Convolutions, Products, apart_fraction, product_error, switched_and_plain  # noqa: E402
 
 from gpulab.capture.recorder import Capture  # noqa: E402
 from gpulab.knobs.accumulation import ACCUMULATE  # noqa: E402
@@ -28,33 +28,6 @@ from gpulab.run import Run, Settings  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolve = nn.Conv2d(64, 256, 3, padding=1)
-        self.project = nn.Linear(256, 512)
-        self.head = nn.Linear(512, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = F.relu(self.convolve(x)).flatten(2).transpose(1, 2)
-        q = self.project(x).unflatten(2, (8, 64)).transpose(1, 2)
-        return self.head(F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2).mean(1))
-
-
-class Cell:
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        self.model = Net().cuda()
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-
-    def run(self, steps: int = 8) -> None:
-        x, y = torch.randn(16, 64, 16, 16, device="cuda"), torch.zeros(16, dtype=torch.long, device="cuda")
-        for _ in range(steps):
-            self.optimizer.zero_grad()
-            F.cross_entropy(self.model(x), y).backward()
-            self.optimizer.step()
-
-
 def captured(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, Scene, list[Log]]:
     capture = Capture(Settings(live=False, save=False, warmup=3, device="cuda"), "block", "loss.backward()")
     capture.start()
@@ -67,10 +40,10 @@ def captured(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, Scene, lis
     return run, seen.scene(run), logs
 
 
-def verified(knob: Knob, value: Value, written: Cell | None = None) -> Verification:
-    _, scene, _ = captured(written or Cell())
+def verified(knob: Knob, value: Value, make: Callable[[], Cell] = Cell) -> Verification:
+    _, scene, _ = captured(make())
     assert knob.refuses(scene, value) is None
-    run, _, (log,) = captured(Cell(), (knob, value))
+    run, _, (log,) = captured(make(), (knob, value))
     return knob.verify(scene, value, log, run)
 
 
@@ -79,7 +52,6 @@ def verified(knob: Knob, value: Value, written: Cell | None = None) -> Verificat
     [
         (AMP, "bf16"),
         (AMP, "fp16"),
-        (TF32, True),
         (ATTENTION, "math"),
         (FUSED_OPTIMIZER, True),
         (COMPILE, "default"),
@@ -108,16 +80,30 @@ def test_attention_in_half_precision(value: str) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_count_of_steps_comes_back_to_where_the_optimizer_reads_it(fused: bool) -> None:
-    cell, plain = Cell(), Cell()
-    for c in (cell, plain):
-        c.optimizer = torch.optim.AdamW(c.model.parameters(), fused=fused)
-        c.run(2)
-    with FUSED_OPTIMIZER.applied(not fused) as log:
-        cell.run(2)
-    plain.run(2)
-    assert log.counts == {"optimizers": 1}
+    cell, plain = switched_and_plain("cuda", fused=fused)
     for p, q in zip(cell.model.parameters(), plain.model.parameters(), strict=True):
         a, b = cell.optimizer.state[p]["step"], plain.optimizer.state[q]["step"]
         assert a.device == b.device and a == b == 4
-        assert torch.allclose(p, q, atol=1e-4)
+    assert apart_fraction((cell, plain)) < 0.01
     cell.run(1)
+
+
+def has_tf32() -> bool:
+    return bool(torch.cuda.get_device_capability() >= (8, 0))
+
+
+@pytest.mark.skipif(not has_tf32(), reason="TF32 needs Ampere or newer")
+def test_tf32_takes_effect_where_matrix_products_use_it() -> None:
+    exact = product_error("cuda")
+    with TF32.applied(True):
+        rounded = product_error("cuda")
+    assert exact < 1e-5 < rounded, "the switch itself"
+    assert product_error("cuda") < 1e-5, "and it is taken back"
+    said = verified(TF32, True, lambda: Cell(network=Products))
+    assert said.state == "took effect", said
+
+
+@pytest.mark.skipif(not has_tf32(), reason="TF32 needs Ampere or newer")
+def test_convolutions_that_use_tf32_as_written_are_no_evidence() -> None:
+    said = verified(TF32, True, lambda: Cell(network=Convolutions))
+    assert said.state != "took effect", said
