@@ -1,0 +1,1 @@
+"""A model of one training process and one GPU: it plays a loop, records what a profiler would, and knows the truth."""
