@@ -25,6 +25,7 @@ from benchmarks import (
     replay,
     report_time,
     restoring,
+    simulated_loops,
     table,
     trace_reading,
 )
@@ -47,6 +48,7 @@ BENCHMARKS = {
     "power": power.measure,
     "planted_knobs": planted_knobs.measure,
     "climbing": climbing.measure,
+    "simulated_loops": simulated_loops.measure,
     "planted_tuned": planted.tuned,
     "planted_aside": planted.aside,
     "advisers": advisers.measure,  # after the planted ones, whose findings it shows

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import climbing, growth_plot
+from benchmarks import climbing, growth_plot, simulated_loops
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
 from benchmarks.planted import report as planted_report
@@ -65,6 +65,7 @@ def write() -> None:
         ("climbing", climbing.section),
         ("planted_tuned", partial(planted_report.section, title="those that the rules were built with")),
         ("planted_aside", partial(planted_report.section, title="those kept aside")),
+        ("simulated_loops", simulated_loops.section),
         ("advisers", advisers_report.section),
     ):
         file = RESULTS / f"{name}.json"
