@@ -70,8 +70,8 @@ def record(
     machine.idle(PROFILER_START_NS)
     machine.profiled, began = True, machine.now
     machine.run(loop, plan.traced)
-    ended = machine.now
     machine.drain()
+    ended = max(machine.steps[-1].end_ns, *(t.end_ns for t in machine.tasks))  # as a live recording has it
     machine.profiled = False
     machine.run(loop, plan.after)
     traced = machine.steps[plan.warmup + plan.measured :][: plan.traced]
