@@ -39,8 +39,9 @@ def row_of(planted: SimulatedLoop) -> dict[str, Any]:
     ratios = ratios_of(planted)
     finding = judging.true_finding(planted, told)  # type: ignore[arg-type]
     cured = ratios.get(planted.causes[0]) if planted.causes else None
-    arms = {} if cured is None else {"cured": {"ratio": cured, "interval": [cured, cured]}}
-    foretold = judging.prediction_of(finding, {"arms": arms | _advised(planted, finding)})
+    arms: dict[str, Any] = {} if cured is None else {"cured": {"ratio": cured, "interval": [cured, cured]}}
+    arms |= _advised(planted, finding)
+    foretold = judging.prediction_of(finding, {"arms": arms})
     return {
         "name": planted.name,
         "because": planted.because,

@@ -80,7 +80,12 @@ class Task:
     launched_ns: int  # end of the launching call
     start_ns: int
     end_ns: int
-    is_kernel: bool
+    kernel: str  # its name; "": a copy
+
+    @property
+    def is_kernel(self) -> bool:
+        """Whether it computes or communicates."""
+        return bool(self.kernel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,7 +308,7 @@ class Machine:
         asked = self.now + gpu.launch_ns
         start = max(self._earliest(stream, asked), self._copying)
         end = self._copying = start + length
-        self._task(stream, asked, start, end, is_kernel=False)
+        self._task(stream, asked, start, end)
         self._pass("blocking_copy", (end - self.now) if waits else gpu.launch_ns)
         kind = name.format("Pinned" if pinned else "Pageable")
         self._span("cudaMemcpyAsync", Category.CUDA_RUNTIME, begun, self._correlation)
@@ -320,7 +325,7 @@ class Machine:
         start = self._earliest(stream, self.now)
         for kernel in kernels:
             end = start + kernel.ns
-            self._task(stream, self.now, start, end, is_kernel=True, queued=kernel is kernels[-1])
+            self._task(stream, self.now, start, end, kernel.name, queued=kernel is kernels[-1])
             row = Span(kernel.name, Category.KERNEL, stream, start, end, self._correlation)
             self._device_span(row, kernel.blocks_per_sm)
             start = end + self.gpu.graph_gap_ns
@@ -339,9 +344,9 @@ class Machine:
         return max(launched_ns + self.gpu.latency_ns, behind, self._after.get(stream, 0))
 
     def _task(
-        self, stream: int, launched_ns: int, start: int, end: int, *, is_kernel: bool, queued: bool = True
+        self, stream: int, launched_ns: int, start: int, end: int, kernel: str = "", *, queued: bool = True
     ) -> None:
-        self.tasks.append(Task(len(self.steps), stream, launched_ns, start, end, is_kernel))
+        self.tasks.append(Task(len(self.steps), stream, launched_ns, start, end, kernel))
         self._free[stream] = end
         if queued:
             self._queue.setdefault(stream, deque()).append(end)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from benchmarks.simulated_gpu.machine import Gpu, Machine, Played, Stretch, Task
-from benchmarks.simulated_gpu.program import Loop
+from benchmarks.simulated_gpu.program import COMPUTE, Loop
 from benchmarks.simulated_gpu.record import Recorded
 
 BEFORE_QUEUED = ("data_wait", "sync_wait", "blocking_copy", "allocator")
@@ -37,15 +37,27 @@ class StepTruth:
 
 def truth_of(recorded: Recorded) -> list[StepTruth]:
     """Of each profiled step."""
-    return [_step(step, recorded.tasks, recorded.machine.host) for step in recorded.traced]
+    numbers = {step.number for step in recorded.traced}
+    main = main_stream([t for t in recorded.tasks if t.step in numbers])
+    return [_step(step, main, recorded.tasks, recorded.machine.host) for step in recorded.traced]
 
 
-def _step(step: Played, tasks: list[Task], host: list[Stretch]) -> StepTruth:
+def main_stream(tasks: list[Task]) -> int:
+    """The stream that computes most."""
+    computed: Counter[int] = Counter({COMPUTE: 0})
+    for task in tasks:
+        if task.is_kernel and not task.kernel.startswith("nccl"):
+            computed[task.stream] += task.end_ns - task.start_ns
+    return computed.most_common(1)[0][0]
+
+
+def _step(step: Played, main: int, tasks: list[Task], host: list[Stretch]) -> StepTruth:
     mine = [t for t in tasks if t.step == step.number and t.is_kernel]
-    start, end = step.device_start_ns, step.device_end_ns
-    return StepTruth(
-        step.number, start, end, len(mine), sum(t.end_ns - t.start_ns for t in mine), _idle(start, end, tasks, host)
-    )
+    on_main = [t for t in tasks if t.stream == main]
+    start = max(step.start_ns, *(t.end_ns for t in on_main if t.step < step.number), 0)
+    end = max(step.end_ns, *(t.end_ns for t in on_main if t.step <= step.number), 0)
+    computed = sum(t.end_ns - t.start_ns for t in mine)
+    return StepTruth(step.number, start, end, len(mine), computed, _idle(start, end, tasks, host))
 
 
 def _idle(start: int, end: int, tasks: list[Task], host: list[Stretch]) -> dict[str, int]:
