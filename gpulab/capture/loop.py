@@ -16,6 +16,7 @@ from gpulab.capture import hooks
 from gpulab.capture.generators import frames, inside_generator
 from gpulab.capture.loader import Loaders, samples_in
 from gpulab.capture.loading_clock import LoadingClock
+from gpulab.capture.memory import PeakWatch
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.phases import Phases
 from gpulab.capture.step_events import StepEvents, gpu_of
@@ -130,6 +131,7 @@ class Loop:
         self.epoch_steps: int | None = None
         self.hooks_ns = 0  # time inside our marks
         self.events = StepEvents() if on_gpu else None
+        self.peaks: PeakWatch | None = None  # of a GPU's memory
 
     def begin(self, modules: hooks.ModuleHook | None) -> None:
         """The user's code is about to run. What is compiled by now is not its doing."""
@@ -244,6 +246,8 @@ class Loop:
         self.look()
         self.pauses.trained()
         self.tracker.backward()
+        if self.peaks is not None:
+            self.peaks.at_backward()
         if self._weights is None and self.tracker.undecided:
             self._weights = Watch.of(root)
 
@@ -296,6 +300,8 @@ class Loop:
         """Steps were closed: tell the view, end the run or go on. Returns whether the profiler was touched."""
         before, self.counted = self.counted, count
         self._note_step()
+        if self.peaks is not None:
+            self.peaks.at_step()
         phases = self.phases
         ending = self.stopping or self._enough()
         if count < phases.unchanged_until and not ending:

@@ -15,15 +15,17 @@ from typing import Literal
 
 import numpy as np
 
-from gpulab.capture import hooks, memory, turn
+from gpulab.capture import hooks, turn
 from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.feed import Delta, SeriesInfo, Status, Watcher
 from gpulab.capture.loading_clock import LoadingClock
 from gpulab.capture.loop import Closed, Loop, stop_behind
+from gpulab.capture.memory import PeakWatch
 from gpulab.capture.noticed import noticed
 from gpulab.capture.pause_hooks import PauseHooks
 from gpulab.capture.sampler import Sampler
 from gpulab.capture.source_lines import Naming, lines_above
+from gpulab.capture.used_gpu import busiest_gpu, moved
 from gpulab.capture.window import Window
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
@@ -76,7 +78,7 @@ class Capture:
         self._clock = LoadingClock(self._origin_ns)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
         self._sampler.start()
-        self._peak_before = memory.gpu_peak_bytes(self.device)
+        self._loop.peaks = PeakWatch() if on_gpu else None
         self._loop.begin(self._hook_torch())
         self._outer, active = active, self
         if self._watcher is not None:
@@ -111,6 +113,7 @@ class Capture:
             samples, lost, extremes = self._sampler.stop()
         steps = self._loop.finish(wall_ns, detail)
         timeline = self._phases.timeline(self._origin_ns, len(steps))
+        samples = self._follow_gpu(timeline, samples)
         traced: tuple[int, ...] = ()
         if timeline is not None:
             self._judge_device(timeline)
@@ -123,7 +126,7 @@ class Capture:
         naming = Naming(self.code, lines_above(self.code, self.source))
         lines = noticed(self._origin_ns, self._loop.pauses.heard, seen, naming)
         batches, untimed, kept = self._clock.finish(self._loop.tracker.feeder)
-        peaks, unknown_peaks = memory.peaks(self.device, self._peak_before, extremes)
+        peaks, unknown_peaks = (self._loop.peaks or PeakWatch()).peaks(self.device, extremes)
         run = Run(
             id=new_id(self._created),
             created=self._created.isoformat(timespec="seconds"),
@@ -253,6 +256,17 @@ class Capture:
             stop_requested=self._loop.stopping,
             alert=alert.words if alert is not None else "",
         )
+
+    def _follow_gpu(self, timeline: Timeline | None, samples: Samples) -> Samples:
+        """The code may have run on another GPU than the one that was assumed before: the curves of the run's device."""
+        events, peaks = self._loop.events, self._loop.peaks
+        candidates = (busiest_gpu(timeline), events and events.index, peaks and peaks.busiest())
+        used = next((index for index in candidates if index is not None), None)
+        right = moved(self.device, used, samples)
+        self.device = right.device
+        self._choices += right.choices
+        self._missing += right.missing
+        return right.samples
 
     def _judge_device(self, timeline: Timeline) -> None:
         """A GPU is there: did the profiled code use it, and did its kernels come back?"""

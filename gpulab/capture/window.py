@@ -102,8 +102,8 @@ class Window:
         """Take back a session that did not begin well."""
         profile, self._profile = self._profile, None
         if profile is not None:
-            with suppress(Exception), _quiet():
-                profile.stop()
+            with suppress(Exception):
+                _end(profile)
 
     def _mark_clock(self) -> None:
         """Leave a mark in the trace whose time we know, so that both clocks can be tied."""
@@ -149,14 +149,19 @@ class Window:
         self.step_ends()
         self._lines.stop()
         profile, self._profile = self._profile, None
-        with _quiet():
-            try:
-                profile.stop()
-            except RuntimeError:  # it waits for the GPU before it ends, and an error of the GPU stays
-                profile.profiler.use_device = None  # so it does not wait
-                profile.stop()
+        _end(profile)
         self.stop_cost_ns = time.perf_counter_ns() - end_ns
         return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines.seen)
+
+
+def _end(profile: Any) -> None:
+    """End a session of the profiler, also after an error of the GPU that stays."""
+    with _quiet():
+        try:
+            profile.stop()
+        except RuntimeError:  # it waits for the GPU before it ends
+            profile.profiler.use_device = None  # so it does not wait
+            profile.stop()
 
 
 def _sacrifice() -> None:
