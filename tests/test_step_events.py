@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import synthetic
 import torch
 from fake_cuda import FakeCuda
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpulab.analysis.facts import facts
 from gpulab.capture.loop import Loop
 from gpulab.capture.short_run import ShortRun
 from gpulab.capture.step_events import StepEvents, gpu_of
-from gpulab.run import Int64
+from gpulab.run import Int64, Run
+from gpulab.sources.encoding import decode, encode
+from gpulab.views.sections import sections
 
 MS = 1_000_000
 
@@ -132,8 +138,8 @@ def test_times_of_another_gpu_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     from fake_cuda import install
 
     fake = install(FakeCuda(2), monkeypatch)
-    fake.start(0)
     fake.start(1)
+    fake.start(0)
     fake.clock_ns = 0
     events = StepEvents()
     events.mark(0)
@@ -170,3 +176,44 @@ def test_without_a_gpu_no_step_has_a_time_there() -> None:
     with block:
         nothing(block._loop)
     assert len(block.steps.device_ns) == 0
+
+
+# -- what the record and the report make of it -------------------------------------------------------------------------
+
+
+def with_device_times(device_ns: Int64) -> Run:
+    run = synthetic.gpu_case().run
+    return dataclasses.replace(run, steps=dataclasses.replace(run.steps, device_ns=device_ns))
+
+
+def test_throughput_is_the_gpus() -> None:
+    host = synthetic.gpu_case().run
+    twice = facts(with_device_times(2 * host.steps.wall_ns))
+    before = facts(host)
+    assert before.step_us is not None and twice.step_us is not None
+    assert twice.step_us.median == pytest.approx(2 * before.step_us.median)
+    assert twice.samples_per_s == pytest.approx((before.samples_per_s or 0) / 2)
+
+
+def test_the_report_says_whose_time_a_step_has() -> None:
+    run = synthetic.gpu_case().run
+    some = run.steps.wall_ns.copy()
+    some[10] = -1
+    words = [
+        next(s for s in sections(facts(r)) if s.title == "Step time").lines
+        for r in (run, with_device_times(run.steps.wall_ns), with_device_times(some))
+    ]
+    assert any("no event of CUDA was recorded" in line for line in words[0])
+    assert any("when it has finished this one" in line for line in words[1])
+    assert any(line.startswith("1 of the ") for line in words[2])
+
+
+def test_a_stored_run_keeps_the_gpus_times() -> None:
+    run = with_device_times(synthetic.gpu_case().run.steps.wall_ns)
+    document, columns = encode(run)
+    assert (decode(document, io.BytesIO(columns)).steps.device_ns == run.steps.device_ns).all()
+
+
+def test_a_record_with_too_few_times_is_refused() -> None:
+    with pytest.raises(AssertionError, match="have 3 times on the GPU"):
+        with_device_times(np.zeros(3, np.int64)).check()

@@ -260,8 +260,8 @@ class Capture:
     def _follow_gpu(self, timeline: Timeline | None, samples: Samples) -> Samples:
         """The code may have run on another GPU than the one that was assumed before: the curves of the run's device."""
         events, peaks = self._loop.events, self._loop.peaks
-        candidates = (busiest_gpu(timeline), events and events.index, peaks and peaks.busiest())
-        used = next((index for index in candidates if index is not None), None)
+        grew, timed = peaks.busiest() if peaks is not None else None, events.index if events is not None else None
+        used = next((index for index in (busiest_gpu(timeline), grew, timed) if index is not None), None)
         right = moved(self.device, used, samples)
         self.device = right.device
         self._choices += right.choices

@@ -69,8 +69,9 @@ class StepEvents:
 
     def _ready(self) -> bool:
         """Whether a GPU is in use: an event on any other would open a context there."""
-        if self.index is None:
-            self.index = next(iter(gpus.in_use()), None)
+        if self.index is None and (used := gpus.in_use()):
+            current = sys.modules["torch"].cuda.current_device()
+            self.index = current if current in used else used[0]
         return self.index is not None
 
     def _record(self, t_ns: int) -> None:

@@ -129,12 +129,27 @@ def _step_lines(facts: Facts) -> list[str]:
         lines.append(f"Steps were found by: {plain(run.step_source)}.")
     elif len(run.steps):
         lines.append(f"Throughput (mean): {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
+    lines.append(_timed_where(facts))
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
         lines.append(_of_rounds(facts.turns) or "p10 – p90: eight in ten steps took between these times.")
     lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
         lines.append(f"Outside any step (before, between and after): {words.percent(facts.outside_steps_fraction)}.")
     return [line for line in lines if line]
+
+
+def _timed_where(facts: Facts) -> str:
+    """On a GPU: whose time the steps without the profiler have."""
+    run, rows = facts.run, facts.selection.rows
+    if run.source == "trace" or run.device.kind != "cuda" or not len(rows):
+        return ""
+    device_ns = run.steps.device_ns
+    missing = len(rows) if not len(device_ns) else int((device_ns[rows] < 0).sum())
+    if not missing:
+        return "A step lasts from when the GPU has finished the one before to when it has finished this one."
+    if missing == len(rows):
+        return "These are times of the CPU, which may be ahead of the GPU: no event of CUDA was recorded."
+    return f"{missing:,} of the {len(rows):,} steps have the CPU's time, which may be ahead of the GPU's."
 
 
 def _of_rounds(turns: int) -> str:

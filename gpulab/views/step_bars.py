@@ -70,9 +70,9 @@ def _parts_ns(facts: Facts) -> dict[str, Int64]:
     """Per part a column of nanoseconds; unprofiled steps have data wait and the rest."""
     steps = facts.run.steps
     parts = {name: np.zeros(len(steps), np.int64) for name in words.PARTS}
-    wait = np.minimum(steps.data_wait_ns, steps.wall_ns)
+    wait = np.minimum(steps.data_wait_ns, steps.time_ns)
     parts["data_wait"][:] = wait
-    parts[_REST] = steps.wall_ns - wait
+    parts[_REST] = steps.time_ns - wait
     for step in profiled_steps(facts):
         row = steps.number == step.number
         parts[_REST][row] = 0
