@@ -13,7 +13,7 @@ import pytest
 
 from gpulab.analysis.kernels import copies, kernels
 from gpulab.run import Timeline
-from gpulab.sources.kineto import Recording
+from gpulab.sources.kineto import CLOCK_MARK, Recording
 from gpulab.sources.trace_file import read_trace
 
 # As Kineto writes them (libkineto, CuptiActivity.cpp): the members of an object, without its braces.
@@ -90,9 +90,10 @@ def rows(event: type[OlderEvent]) -> list[OlderEvent]:
 
 
 def recorded(events: list[OlderEvent]) -> Timeline:
-    results = SimpleNamespace(events=lambda: events)
+    marked = [type(events[0])(CLOCK_MARK, "user_annotation", -10, 5, 0), *events]
+    results = SimpleNamespace(events=lambda: marked)
     profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
-    return Recording(profile, began_ns=0, ended_ns=1_000_000, clock_ns=0).timeline(0)
+    return Recording(profile, began_ns=0, ended_ns=1_000_000, clock_ns=-10).timeline(0)
 
 
 def test_copies_and_kernels_of_a_live_window_have_their_sizes() -> None:
@@ -125,6 +126,21 @@ def test_a_trace_file_of_the_same_window_has_the_same_columns(tmp_path: Path) ->
 def test_members_that_are_no_json_cost_one_row_its_figures() -> None:
     live = recorded([*rows(Event), Event("volta_sgemm", "kernel", 300_000, 10, 3, BROKEN)])
     assert np.isfinite(live.extra["blocks_per_sm"]).sum() == 1 and len(live) == 6
+
+
+def test_kernels_that_ran_before_the_recording_began_were_ours() -> None:
+    sacrificed = [
+        Event("cudaLaunchKernel", "cuda_runtime", -9_000, 500, 8),
+        Event("elementwise_kernel", "kernel", -4_000, 1_000, 8, KERNEL),
+    ]
+    live = recorded([*sacrificed, *rows(Event)])
+    assert len(live) == 5 and "elementwise_kernel" not in {live.names[i] for i in live.name_id}
+    assert len(live.extra["bytes"]) == 5
+
+
+def test_the_window_ends_when_the_gpu_has() -> None:
+    late = Event("volta_sgemm", "kernel", 900_000, 700_000, 9, KERNEL)
+    assert recorded([*rows(Event), late]).window_ns == (0, 1_600_000)
 
 
 def test_nothing_is_asked_of_rows_of_the_host() -> None:

@@ -58,15 +58,16 @@ class Recording:
     def timeline(self, origin_ns: int, *, event_limit: int | None = None) -> Timeline:
         """The spans as columns, on the run's clock (`origin_ns` is the run's start in perf_counter_ns).
 
-        Of more than `event_limit` spans the latest are left out; the window then ends where they begin.
-        Kineto's clock is tied to ours by a marked span that began within microseconds of a reading of our clock.
+        Of more than `event_limit` spans the latest are left out; the window then ends where they begin. What ran before
+        the recording began was ours. Kineto's clock is tied to ours by a marked span that began within microseconds of
+        a reading of our clock.
         """
         columns = _Columns.read(self.profile.profiler.kineto_results.events())
         start = columns.start_ns + self._clock_offset_ns(columns) - origin_ns
         # the profiler waits for the device before it stops, so the window ends when the device has
         device_end = (start + columns.duration_ns)[columns.on_device].max(initial=0)
         ended = max(self.ended_ns - origin_ns, int(device_end))
-        timeline = columns.timeline(start, (self.began_ns - origin_ns, ended))
+        timeline = _since(columns.timeline(start, (self.began_ns - origin_ns, ended)))
         return timeline if event_limit is None else cut(timeline, event_limit)
 
     def write(self, path: Path) -> None:
@@ -92,16 +93,26 @@ def cut(timeline: Timeline, limit: int) -> Timeline:
     """The first `limit` spans; the window ends where the first one left out begins."""
     if len(timeline) <= limit:
         return timeline
+    end_ns = int(timeline.start_ns[limit])
+    return dataclasses.replace(_rows(timeline, slice(limit)), window_ns=(timeline.window_ns[0], end_ns))
+
+
+def _since(timeline: Timeline) -> Timeline:
+    """The spans from the begin of the window on."""
+    first = int(np.searchsorted(timeline.start_ns, timeline.window_ns[0]))
+    return _rows(timeline, slice(first, None)) if first else timeline
+
+
+def _rows(timeline: Timeline, kept: slice) -> Timeline:
     return dataclasses.replace(
         timeline,
-        start_ns=timeline.start_ns[:limit],
-        duration_ns=timeline.duration_ns[:limit],
-        name_id=timeline.name_id[:limit],
-        category=timeline.category[:limit],
-        lane_id=timeline.lane_id[:limit],
-        correlation=timeline.correlation[:limit],
-        window_ns=(timeline.window_ns[0], int(timeline.start_ns[limit])),
-        extra={name: column[:limit] for name, column in timeline.extra.items()},
+        start_ns=timeline.start_ns[kept],
+        duration_ns=timeline.duration_ns[kept],
+        name_id=timeline.name_id[kept],
+        category=timeline.category[kept],
+        lane_id=timeline.lane_id[kept],
+        correlation=timeline.correlation[kept],
+        extra={name: column[kept] for name, column in timeline.extra.items()},
     )
 
 
