@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis.kernel_names import reading
+from gpulab.analysis.kernel_names import communicates
 from gpulab.intervals import Intervals, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 
@@ -48,7 +48,7 @@ def is_step(name: str) -> bool:
 
 def is_communication(name: str) -> bool:
     """A kernel that exchanges data with other GPUs: of NCCL, RCCL, NVSHMEM, symmetric memory, …"""
-    return reading(name).kind == "communication"
+    return communicates(name)
 
 
 def is_kernel_launch(name: str) -> bool:
