@@ -95,6 +95,10 @@ ELSEWHERE = {
     "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)": (
         "communication", "narrow", False,
     ),
+    "void (anonymous namespace)::multimem_one_shot_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)": (
+        "communication", "narrow", False,
+    ),
+    "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": ("communication", "narrow", False),
     "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 16>(float*)": (
         "communication", "fp32", False,
     ),

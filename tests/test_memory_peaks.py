@@ -10,7 +10,9 @@ from fake_cuda import FakeCuda
 
 from gpulab.capture import memory
 from gpulab.capture.memory import PeakWatch, count_anew
-from gpulab.run import Choice, Device, Memory, Missing
+from gpulab.run import Choice, Device, Memory, Missing, Settings
+from gpulab.trials.code import TextCode
+from gpulab.trials.trial import Setting, Stopper, full_trial
 
 GIB = 2**30
 H100 = Device("cuda", "Fake H100", 0, memory_total_bytes=80 * GIB)
@@ -155,3 +157,28 @@ def test_the_real_allocators_statistics_are_nested_as_read(monkeypatch: pytest.M
 def test_on_a_cpu_there_is_the_memory_of_the_processes_alone() -> None:
     found, missing = PeakWatch().peaks(Device("cpu", "CPU"), {"peak_rss_bytes": 7.0})
     assert found == Memory(peak_rss_bytes=7) and missing == ()
+
+
+def test_a_full_run_of_an_experiment_has_its_own_peak_and_says_how(fake_cuda: FakeCuda) -> None:
+    """Two arms in one process: the second one needs less."""
+    fake_cuda.start()
+    code = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    block = fake.allocate(size)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    del block
+"""
+    runs = []
+    for gib in (10, 4):
+        names = {"fake": fake_cuda, "size": gib * GIB}
+        setting = Setting(TextCode.parsed(code, names), {}, "arm")
+        settings = Settings(live=False, save=False, trace=False, device="cpu")
+        trial = full_trial(setting, settings, Stopper(), None, quiet=True)
+        assert trial.error is None
+        runs.append(trial.run)
+        assert torch.cuda.max_memory_allocated(0) == gib * GIB
+    assert all(any(c.value == "counted anew for each run" for c in run.choices) for run in runs)

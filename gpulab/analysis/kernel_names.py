@@ -98,9 +98,10 @@ TENSOR_CORE = (
     NamePattern("xmma", _PYPROF),
     NamePattern("sm(8[0-9]|90|1[0-2][0-9])[^ ]*gemm", _CUBLAS),
     NamePattern("nvjet", _CUBLAS),  # cuBLAS for Hopper and Blackwell
-    NamePattern("sdpa_sm[0-9]+_flash", "cuDNN's fused attention: cudnn_generated_fort_native_sdpa_sm90_flash_fprop_…"),
     NamePattern("bmm_[^ ]*sm1[0-9][0-9]", "TensorRT-LLM batched products for Blackwell, trace b200_moe"),
-    NamePattern("flash(?!infer)", "FlashAttention, csrc/flash_attn"),
+    NamePattern(
+        "flash(?!infer)", "FlashAttention, csrc/flash_attn; cuDNN's attention, …native_sdpa_sm90_flash_fprop_…"
+    ),
     NamePattern("flashinfer::[^ ]*prefill", "FlashInfer: its other kernels are not all matrix products"),
     NamePattern("fmha", "CUTLASS and TensorRT-LLM fused attention"),
     NamePattern("marlin", "Marlin, products of 16 bits by 4"),
