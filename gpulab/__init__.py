@@ -86,9 +86,13 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext gpulab`: register the magics."""
-    _imported("gpulab.magics").register(shell)
+    from gpulab.magics import register
+
+    register(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext gpulab`: take the magics out again."""
-    _imported("gpulab.magics").unregister(shell)
+    from gpulab.magics import unregister
+
+    unregister(shell)
