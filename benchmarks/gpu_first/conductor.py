@@ -109,7 +109,7 @@ def play(part: Part, folder: Folder, limit_s: float, *, simulate: bool) -> Resul
         seconds = time.monotonic() - began
         _log(folder.log, part.name, printed)
         state: State = "timed out" if code is None else "crashed" if code else "complete"
-        return _result(state, seconds, limit_s, "" if state == "complete" else _last_line(printed), _contents(file))
+        return _result(state, seconds, limit_s, _reason(code, printed), _contents(file))
 
 
 def _command(part: Part, folder: Folder, answer: Path, *, simulate: bool) -> list[str]:
@@ -121,7 +121,13 @@ def _command(part: Part, folder: Folder, answer: Path, *, simulate: bool) -> lis
 def _process(command: list[str], environment: dict[str, str], limit_s: float, scratch: str) -> tuple[int | None, str]:
     """Exit code (None: killed at the limit) and what it printed. Its children end with it."""
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    own = {"PYTHONPATH": path, "GPULAB_DIR": str(Path(scratch, "runs")), "PYTHONUNBUFFERED": "1", **environment}
+    own = {
+        "PYTHONPATH": path,
+        "GPULAB_DIR": str(Path(scratch, "runs")),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+    own |= environment
     output = Path(scratch, "output.txt")
     with output.open("wb") as target:
         process = subprocess.Popen(
@@ -173,9 +179,14 @@ def _result(state: State, seconds: float, limit_s: float, detail: str, contents:
     }
 
 
-def _last_line(printed: str) -> str:
+def _reason(code: int | None, printed: str) -> str:
+    """Why a part did not end well, with the last line that it printed; empty where it did."""
+    if code == 0:
+        return ""
     lines = [line.strip() for line in printed.splitlines() if line.strip()]
-    return lines[-1][:500] if lines else "it printed nothing"
+    last = lines[-1][:500] if lines else "it printed nothing"
+    how = "ended at its limit; " if code is None else f"ended by signal {-code}; " if code < 0 else ""
+    return f"{how}{last}"
 
 
 def clear(folder: Folder) -> None:

@@ -22,6 +22,8 @@ def measure(answer: Answer, stage: Stage) -> None:
     arguments = [str(ROOT / "tests" / "gpu"), "-m", "gpu", "-p", "no:cacheprovider", "-rs", "--tb=short"]
     if importlib.util.find_spec("pytest_timeout") is not None:
         arguments += ["--timeout", str(TIMEOUT_S)]
+    if importlib.util.find_spec("hypothesis") is None:  # tests/conftest.py needs it, the tests of the GPU do not
+        arguments += ["--noconftest", "-o", f"pythonpath={ROOT / 'tests'}"]
     code = pytest.main(arguments, plugins=[kept])
     answer.figure("exit_code", int(code))
     answer.figure("outcomes", dict(Counter(kept.outcomes.values())))

@@ -48,6 +48,15 @@ def _verdict(kept: Mapping[str, Any]) -> str:
 def _checks(kept: Mapping[str, Any]) -> Iterator[tuple[str, Check]]:
     for name, result in kept["parts"].items():
         yield from ((name, check) for check in result["checks"])
+        if result["state"] != "complete":
+            yield name, _unsaid(result)
+
+
+def _unsaid(result: Mapping[str, Any]) -> Check:
+    """A part that did not come to its end has left something out."""
+    what = "the rest of the part" if result["checks"] else "the whole part"
+    why = f"{result['state']}: {result['detail']}"
+    return {"what": what, "expected": "an end", "measured": "–", "verdict": "not measured", "note": why}
 
 
 def _row(name: str, check: Check) -> str:
