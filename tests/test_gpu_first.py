@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gzip
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import psutil
 import pytest
+import real_traces
 import torch
 from made_timelines import MAIN, STREAM, Span, timeline
 
@@ -81,6 +83,12 @@ def test_what_must_not_break_does_not_break_on_the_cpu(played: dict[str, Content
     assert len(checks) > 12
     assert [c for c in checks if c["verdict"] == "disagrees"] == []
     assert [c["what"] for c in checks if c["verdict"] == "not measured"] == ["a cell on cuda:1"]
+
+
+def test_nothing_fails_that_only_a_gpu_should_stop(played: dict[str, Contents]) -> None:
+    reasons = {c["note"] for contents in played.values() for c in contents["checks"] if c["verdict"] == "not measured"}
+    theirs = r"simulated|0 GPUs here|the truth is unknown|Skipped: needs an NVIDIA GPU|no test has run; simulated"
+    assert [reason for reason in reasons if not re.fullmatch(theirs, reason)] == []
 
 
 def test_nothing_is_said_of_kernels_where_none_can_be(played: dict[str, Contents]) -> None:
@@ -184,10 +192,10 @@ def gone(pid: int) -> bool:
 
 
 def test_a_part_is_skipped_where_too_little_time_is_left(tmp_path: Path, modules: dict[str, str]) -> None:
-    parts = [Part("hangs", "hangs", 60, 1, {}, modules), Part("long", "answers", 60, 30, {}, modules)]
-    results = conduct(parts, Folder(tmp_path / "out"), simulate=True, budget_s=9)["parts"]
+    parts = [Part("hangs", "hangs", 2, 1, {}, modules), Part("long", "answers", 60, 30, {}, modules)]
+    results = conduct(parts, Folder(tmp_path / "out"), simulate=True, budget_s=20)["parts"]
     assert [result["state"] for result in results.values()] == ["timed out", "skipped"]
-    assert re.search(r"0 s were left and it needs 30 s", results["long"]["detail"])
+    assert re.search(r"^1\d s were left and it needs 30 s$", results["long"]["detail"])
     assert results["long"]["checks"] == []
 
 
@@ -229,7 +237,8 @@ def test_the_command_measures_writes_and_ends_well(tmp_path: Path) -> None:
     assert {name: result["state"] for name, result in results.items()} == dict.fromkeys(chosen, "complete")
     page = (out / "table.md").read_text()
     assert page.splitlines()[2].startswith("SIMULATED: there was no GPU")
-    assert page in done.stdout, "it is printed as well"
+    assert page.splitlines()[2] in done.stdout, "it is printed as well"
+    assert "What agrees" in page and "What agrees" not in done.stdout
 
 
 def test_what_is_missing_is_named_at_once_and_in_one_list(
@@ -339,6 +348,15 @@ def answer(tmp_path: Path) -> Answer:
     return Answer(tmp_path / "answer.json", simulated=False)
 
 
+def test_what_fails_costs_only_itself(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
+    with answer.guarded("the first", "a figure"):
+        raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate a lot")
+    answer.check("the second", "a figure", "1", agrees=True)
+    first, second = answer.contents["checks"]
+    assert (first["verdict"], first["note"]) == ("not measured", "OutOfMemoryError: CUDA out of memory.")
+    assert second["verdict"] == "agrees" and "Traceback" in capsys.readouterr().err
+
+
 def curve(value: float, seconds: int = 10) -> list[tuple[float, float]]:
     return [(float(second), value) for second in range(seconds)]
 
@@ -412,6 +430,16 @@ def test_kernels_are_joined_with_operator_and_types() -> None:
         Kernel("nvjet_tst_128", "aten::mm", ("c10::BFloat16", "c10::BFloat16"), 2, 10.0),
         Kernel("graph_kernel", "", (), 1, 5.0),
     ]
+
+
+def test_the_join_works_on_a_trace_of_an_h100() -> None:
+    """Written by another PyTorch with `record_shapes`: what the part on names will read."""
+    with gzip.open(real_traces.path("h100_owlv2_starved"), "rt", encoding="utf-8", errors="replace") as text:
+        kernels = names.kernels_of(json.load(text))
+    assert len(kernels) > 50 and all(kernel.operator for kernel in kernels)
+    products = [kernel for kernel in kernels if kernel.operator in ("aten::addmm", "aten::bmm")]
+    assert products and all("c10::BFloat16" in kernel.types for kernel in products)
+    assert names.wrong_classes(kernels) == [] and names.wrong_formats(kernels, "bf16") == []
 
 
 BF16, FP32 = ("c10::BFloat16", "c10::BFloat16"), ("float", "float")

@@ -34,9 +34,9 @@ def main() -> int:
     folder = Folder(asked.out)
     clear(folder)
     chosen = [part for part in PARTS if not asked.names or part.name in asked.names]
-    page = table(conduct(chosen, folder, simulate=asked.simulate, budget_s=asked.budget))
-    folder.table.write_text(page, encoding="utf-8")
-    print(f"\n{page}")
+    kept = conduct(chosen, folder, simulate=asked.simulate, budget_s=asked.budget)
+    folder.table.write_text(table(kept), encoding="utf-8")
+    print(f"\n{table(kept, short=True)}")
     return 0
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -59,6 +61,15 @@ class Answer:
         self.check(what, expected, f"{_number(value)}{unit}", agrees=abs(value - truth) <= tolerance * abs(truth))
         return None
 
+    @contextmanager
+    def guarded(self, what: str, expected: str) -> Iterator[None]:
+        """What fails inside is not measured; the part goes on. The traceback goes to the log."""
+        try:
+            yield
+        except Exception as e:
+            traceback.print_exc()
+            self.unmeasured(what, expected, reason_of(e))
+
     def _add(self, what: str, expected: str, measured: str, verdict: Verdict, note: str) -> None:
         row: Check = {"what": what, "expected": expected, "measured": measured, "verdict": verdict, "note": note}
         self.contents["checks"].append(row)
@@ -66,6 +77,17 @@ class Answer:
 
     def _write(self) -> None:
         write_json(self._file, self.contents)
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def listed(items: Sequence[str], most: int = 8) -> str:
+    """The first few, and how many more there are."""
+    more = f"; and {len(items) - most} more" if len(items) > most else ""
+    return "; ".join(items[:most]) + more
 
 
 def write_json(file: Path, value: Mapping[str, Any]) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gpulab
-from benchmarks.gpu_first.answer import Answer
+from benchmarks.gpu_first.answer import Answer, reason_of
 from benchmarks.gpu_first.stage import Stage
 from gpulab.capture import recorder
 from gpulab.run import Run
@@ -52,7 +52,7 @@ def _profiled(stage: Stage, loop: Callable[[], None]) -> tuple[Run | None, BaseE
 
 
 def _reason(error: BaseException | None) -> str:
-    return "nothing was raised" if error is None else f"{type(error).__name__}: {error}".splitlines()[0][:300]
+    return "nothing was raised" if error is None else reason_of(error)
 
 
 # -- a CUDA graph captured in step 1, 2, … 8, where a window of gpulab's may begin or end ------------------------------

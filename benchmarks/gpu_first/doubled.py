@@ -47,7 +47,8 @@ def measure(answer: Answer, stage: Stage) -> None:
         repeats = stage.size(PRODUCTS, 20)
         for knob, value, truth in (("repeats", 2 * repeats, 2.0), ("run_name", "second", 1.0)):
             what = f"{'twice the work' if truth == 2.0 else 'the same work'}, {name}"
-            _judge(answer, what, truth, _compared(stage, cell, {knob: value}, repeats))
+            with answer.guarded(f"ratio, {what}", f"{truth:g}"):
+                _judge(answer, what, truth, _compared(stage, cell, {knob: value}, repeats))
 
 
 def _compared(stage: Stage, cell: str, knob: dict[str, object], repeats: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -43,6 +43,7 @@ class Metered:
     curves: Mapping[str, Curve]
     runs: int
     seconds: float
+    missing: Mapping[str, str] = field(default_factory=dict)  # what the meter does not read, and why
 
     def mean(self, name: str) -> float | None:
         """The mean of a curve; None where it was not read."""
@@ -90,15 +91,18 @@ def measure(answer: Answer, stage: Stage) -> None:
     """Each load alone, then beside CUPTI."""
     seconds = 2.5 if not stage.simulated else 0.4
     for make in (idle, products, copies, uploads):
-        load = make(stage)
-        alone = metered(stage, load, seconds, nullcontext())
-        _keep(answer, f"{load.name}, alone", load, alone)
-        judge(answer, stage, load, alone)
-        beside = metered(stage, load, seconds, torch.profiler.profile(activities=stage.activities))
-        _keep(answer, f"{load.name}, beside CUPTI", load, beside)
-        _same_beside_cupti(answer, load, alone, beside)
-        del load
+        with answer.guarded(f"load: {make.__name__}", "the meters' figures"):
+            _alone_and_beside_cupti(answer, stage, make(stage), seconds)
         stage.release()
+
+
+def _alone_and_beside_cupti(answer: Answer, stage: Stage, load: Load, seconds: float) -> None:
+    alone = metered(stage, load, seconds, nullcontext())
+    _keep(answer, f"{load.name}, alone", load, alone)
+    judge(answer, stage, load, alone)
+    beside = metered(stage, load, seconds, torch.profiler.profile(activities=stage.activities))
+    _keep(answer, f"{load.name}, beside CUPTI", load, beside)
+    _same_beside_cupti(answer, load, alone, beside)
 
 
 def metered(stage: Stage, load: Load, seconds: float, around: AbstractContextManager[object]) -> Metered:
@@ -107,7 +111,7 @@ def metered(stage: Stage, load: Load, seconds: float, around: AbstractContextMan
         _kept_up(load, 0.0 if stage.simulated else SETTLE_S)
         with Reader(stage) as reader:
             runs, took_s = _kept_up(load, seconds)
-    return Metered(reader.curves, runs, took_s)
+    return Metered(reader.curves, runs, took_s, reader.missing)
 
 
 def _kept_up(load: Load, seconds: float) -> tuple[int, float]:
@@ -170,6 +174,7 @@ def _keep(answer: Answer, name: str, load: Load, metered: Metered) -> None:
     means = {series: metered.mean(series) for series in metered.curves}
     rate = metered.runs / metered.seconds
     figures = {"mean": means, "readings": {series: len(curve) for series, curve in metered.curves.items()}}
+    figures["missing"] = dict(metered.missing)
     answer.figure(name, {**figures, "gb_per_s": load.bytes * rate / 1e9, "tflop_per_s": load.flop * rate / 1e12})
 
 

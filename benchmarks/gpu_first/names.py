@@ -20,12 +20,13 @@ import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
-from benchmarks.gpu_first.answer import Answer
+from benchmarks.gpu_first.answer import Answer, listed
 from benchmarks.gpu_first.networks import NETWORKS
 from benchmarks.gpu_first.stage import Stage
 from gpulab.analysis.kernel_classes import class_of, number_format
 
 WARMUPS = 2
+EXPECTED = "as operator and input type say"
 NARROW = {"c10::Half", "c10::BFloat16"}
 # The costliest kernel of such an operator is of that class: PyTorch's native_functions.yaml names the operators.
 _CLASS_OF_OPERATOR = (
@@ -107,18 +108,19 @@ def measure(answer: Answer, stage: Stage, compiled: bool = False) -> None:
     cases, small = (COMPILED, SMALL[:1]) if compiled else (EAGER, SMALL[1:])
     for case in small if stage.simulated else cases:
         what = f"class and format of all kernels, {case.name}"
-        try:
+        with answer.guarded(what, EXPECTED):
             kernels = kernels_of(traced(stage, case))
-        except Exception as e:
-            words = f"{type(e).__name__}: {e}".splitlines()[0][:300]
-            answer.unmeasured(what, "as operator and input type say", words)
-            continue
-        answer.figure(case.name, [asdict(k) | {"class": k.read_class, "format": k.read_format} for k in kernels])
-        if not kernels:
-            answer.unmeasured(what, "as operator and input type say", "simulated" if stage.simulated else "no kernel")
-            continue
-        wrong = [*wrong_classes(kernels), *wrong_formats(kernels, case.number_format)]
-        answer.check(what, "as operator and input type say", "; ".join(wrong) or "they are", agrees=not wrong)
+            answer.figure(case.name, [asdict(k) | {"class": k.read_class, "format": k.read_format} for k in kernels])
+            judge(answer, what, kernels, case.number_format, "simulated" if stage.simulated else "no kernel")
+
+
+def judge(answer: Answer, what: str, kernels: list[Kernel], case_format: str, why_none: str) -> None:
+    """What gpulab reads out of the names against operators and types."""
+    if not kernels:
+        answer.unmeasured(what, EXPECTED, why_none)
+        return
+    wrong = [*wrong_classes(kernels), *wrong_formats(kernels, case_format)]
+    answer.check(what, EXPECTED, listed(wrong) or "they are", agrees=not wrong)
 
 
 def traced(stage: Stage, case: Case) -> dict[str, Any]:

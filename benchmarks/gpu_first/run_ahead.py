@@ -75,8 +75,9 @@ class Truth:
 def measure(answer: Answer, stage: Stage) -> None:
     """Every loop under gpulab."""
     for case in SMALL if stage.simulated else CASES:
-        run, truth = profiled(stage, case)
-        judge(answer, stage, case, facts(run), truth)
+        with answer.guarded(f"step, {case.name}", "the time between CUDA events"):
+            run, truth = profiled(stage, case)
+            judge(answer, stage, case, facts(run), truth)
 
 
 def profiled(stage: Stage, case: Case) -> tuple[Run, Truth]:

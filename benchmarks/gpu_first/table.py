@@ -15,15 +15,15 @@ TITLES: dict[Verdict, str] = {
 HEAD = ["| part | what | expected | measured | note |", "|---|---|---|---|---|"]
 
 
-def table(kept: Mapping[str, Any]) -> str:
-    """The whole page, in Markdown."""
+def table(kept: Mapping[str, Any], *, short: bool = False) -> str:
+    """The page, in Markdown; a `short` one leaves out what agrees."""
     lines = ["# First hour on a GPU", "", _verdict(kept), ""]
     versions = kept["parts"].get("versions", {}).get("figures", {}).get("versions", {})
     if versions:
         lines += [", ".join(f"{name} {value}" for name, value in versions.items() if value is not None) + ".", ""]
     for verdict, title in TITLES.items():
         rows = [_row(name, check) for name, check in _checks(kept) if check["verdict"] == verdict]
-        if rows:
+        if rows and not (short and verdict == "agrees"):
             lines += [f"## {title}", "", *HEAD, *rows, ""]
     lines += ["## The parts", "", "| part | what became of it | seconds | limit | detail |", "|---|---|---|---|---|"]
     for name, result in kept["parts"].items():

@@ -20,6 +20,7 @@ from benchmarks.gpu_first.stage import Mark, Stage
 
 WAIT, WARMUP, ACTIVE = 2, 2, 5
 LIMIT_BYTES = 4 * 2**20
+EXPECTED = f"at most {LIMIT_BYTES:,} bytes"
 Step = Callable[[], None]
 
 
@@ -28,19 +29,13 @@ def measure(answer: Answer, stage: Stage, folder: str) -> None:
     Path(folder).mkdir(parents=True, exist_ok=True)
     for name, make in (("cudnn_attention_run_ahead", attention), ("graph_replay", replay)):
         file = Path(folder, f"{name}.pt.trace.json.gz")
-        try:
+        with answer.guarded(f"trace {name}", EXPECTED):
             steps_ms = recorded(stage, make(stage), file)
-        except Exception as e:
-            file.unlink(missing_ok=True)
-            words = f"{type(e).__name__}: {e}".splitlines()[0][:300]
-            answer.unmeasured(f"trace {name}", f"at most {LIMIT_BYTES:,} bytes", words)
-            continue
-        size = file.stat().st_size
-        answer.figure(name, {"file": f"traces/{file.name}", "bytes": size, "true_step_ms": steps_ms})
-        small = size <= LIMIT_BYTES
-        answer.check(f"trace {name}", f"at most {LIMIT_BYTES:,} bytes", f"{size:,} bytes", agrees=small)
-        if not small:
-            file.unlink()
+            size = file.stat().st_size
+            answer.figure(name, {"file": f"traces/{file.name}", "bytes": size, "true_step_ms": steps_ms})
+            answer.check(f"trace {name}", EXPECTED, f"{size:,} bytes", agrees=size <= LIMIT_BYTES)
+            if size > LIMIT_BYTES:
+                file.unlink()
         stage.release()
 
 
