@@ -11,9 +11,11 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 import real_traces
@@ -25,10 +27,13 @@ from benchmarks.gpu_first import conductor, metering, names, packages, run_ahead
 from benchmarks.gpu_first.answer import Answer, Contents, plain
 from benchmarks.gpu_first.conductor import Folder, Part, conduct
 from benchmarks.gpu_first.metering import Metered
-from benchmarks.gpu_first.names import Kernel
+from benchmarks.gpu_first.names import Kernel as NamedKernel
 from benchmarks.gpu_first.parts import BUDGET_S, PARTS
 from benchmarks.gpu_first.stage import Stage
 from benchmarks.gpu_first.table import table
+from benchmarks.simulated_gpu.program import Graph, Kernel, Loop, Operator, Read, Update
+from benchmarks.simulated_gpu.record import Plan, record
+from gpulab.analysis.facts import Facts, facts
 from gpulab.run import Category, Timeline
 from gpulab.sources.fake_nvml import fake_nvml, h100, t4
 
@@ -393,6 +398,54 @@ def test_the_truth_of_steps_is_the_median_of_those_asked_for() -> None:
     assert truth.settled_us == 42_000
 
 
+def played_on_a_simulated_gpu(case: run_ahead.Case, *, timed: bool = True) -> tuple[Facts, run_ahead.Truth]:
+    """The loop of the case on the model of a GPU: what gpulab says of it, and the model's own account.
+
+    `timed`: the steps were timed on the GPU; else their times are the host's.
+    """
+    spins = tuple(Kernel("spin_kernel(long)", round(1e6 * case.step_ms / case.launches)) for _ in range(case.launches))
+    work = (Graph(50_000, spins),) if case.graph else tuple(Operator("spin", 3_000, (spin,)) for spin in spins)
+    update = Update((Operator("aten::add_", 20_000, (Kernel("vectorized_elementwise_kernel", 2_000),)),))
+    loop = Loop((*work, update, Read(pinned=True)) if case.item else (*work, update))
+    recorded = record(loop, plan=Plan(warmup=3, measured=12, traced=5, after=0))
+    ends = {step.number: 0 for step in recorded.machine.steps}
+    for task in recorded.tasks:
+        ends[task.step] = max(ends[task.step], task.end_ns)
+    lengths_ns = np.diff([0, *(ends[number] for number in sorted(ends))])
+    steps = replace(recorded.run.steps, device_ns=lengths_ns if timed else np.empty(0, np.int64))
+    return facts(replace(recorded.run, steps=steps)), run_ahead.Truth(tuple((lengths_ns[1:] / 1e6).tolist()))
+
+
+CASES = (
+    run_ahead.Case(40),
+    run_ahead.Case(150, item=True),
+    run_ahead.Case(600),
+    run_ahead.Case(150, graph=True),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_a_loop_that_runs_ahead_agrees_on_a_simulated_gpu(answer: Answer, case: run_ahead.Case) -> None:
+    shown, truth = played_on_a_simulated_gpu(case)
+    run_ahead.judge(answer, Stage(simulated=False), case, shown, truth)
+    wrong = [check for check in answer.contents["checks"] if check["verdict"] != "agrees"]
+    assert wrong == []
+    assert verdicts(answer).keys() == {f"{what}, {case.name}" for what in ("step", "traced step", "kernels")}
+
+
+def test_times_of_a_host_that_runs_ahead_disagree(answer: Answer) -> None:
+    shown, truth = played_on_a_simulated_gpu(CASES[0], timed=False)
+    run_ahead.judge(answer, Stage(simulated=False), CASES[0], shown, truth)
+    assert verdicts(answer)[f"step, {CASES[0].name}"] == "disagrees"
+
+
+def test_steps_of_another_length_and_kernels_of_another_number_disagree(answer: Answer) -> None:
+    shown, truth = played_on_a_simulated_gpu(CASES[0])
+    longer = run_ahead.Truth(tuple(1.2 * ms for ms in truth.step_ms))
+    run_ahead.judge(answer, Stage(simulated=False), replace(CASES[0], launches=41), shown, longer)
+    assert set(verdicts(answer).values()) == {"disagrees"}
+
+
 def session(lost: set[int], early: set[int], shifted: set[int]) -> Timeline:
     """Four kernels that may be lost, then five that count."""
     spans = [
@@ -427,8 +480,8 @@ def test_kernels_are_joined_with_operator_and_types() -> None:
         {"ph": "s", "cat": "ac2g", "name": "ac2g"},
     ]
     assert names.kernels_of({"traceEvents": events}) == [
-        Kernel("nvjet_tst_128", "aten::mm", ("c10::BFloat16", "c10::BFloat16"), 2, 10.0),
-        Kernel("graph_kernel", "", (), 1, 5.0),
+        NamedKernel("nvjet_tst_128", "aten::mm", ("c10::BFloat16", "c10::BFloat16"), 2, 10.0),
+        NamedKernel("graph_kernel", "", (), 1, 5.0),
     ]
 
 
@@ -448,24 +501,26 @@ BF16, FP32 = ("c10::BFloat16", "c10::BFloat16"), ("float", "float")
 @pytest.mark.parametrize(
     ("kernel", "case_format", "wrong"),
     [
-        (Kernel("nvjet_tst_128x64_h_bz_coopA_TNT", "aten::mm", BF16, 1, 9.0), "bf16", 0),
-        (Kernel("ampere_sgemm_128x64_tn", "aten::mm", FP32, 1, 9.0), "fp32", 0),
-        (Kernel("ampere_sgemm_128x64_tn", "aten::mm", FP32, 1, 9.0), "TF32", 0),  # it may, it need not
-        (Kernel("ampere_sgemm_128x64_tn", "aten::mm", BF16, 1, 9.0), "bf16", 1),
-        (Kernel("ampere_bf16_s16816gemm_bf16_128x64", "aten::mm", FP32, 1, 9.0), "fp32", 1),
-        (Kernel("ampere_bf16_s16816gemm_bf16_128x64", "aten::mm", FP32, 1, 9.0), "TF32", 1),
-        (Kernel("void elementwise_kernel<float>", "aten::add", FP32, 1, 9.0), "bf16", 0),  # multiplies nothing
+        (NamedKernel("nvjet_tst_128x64_h_bz_coopA_TNT", "aten::mm", BF16, 1, 9.0), "bf16", 0),
+        (NamedKernel("ampere_sgemm_128x64_tn", "aten::mm", FP32, 1, 9.0), "fp32", 0),
+        (NamedKernel("ampere_sgemm_128x64_tn", "aten::mm", FP32, 1, 9.0), "TF32", 0),  # it may, it need not
+        (NamedKernel("ampere_sgemm_128x64_tn", "aten::mm", BF16, 1, 9.0), "bf16", 1),
+        (NamedKernel("ampere_bf16_s16816gemm_bf16_128x64", "aten::mm", FP32, 1, 9.0), "fp32", 1),
+        (NamedKernel("ampere_bf16_s16816gemm_bf16_128x64", "aten::mm", FP32, 1, 9.0), "TF32", 1),
+        (NamedKernel("void elementwise_kernel<float>", "aten::add", FP32, 1, 9.0), "bf16", 0),  # multiplies nothing
     ],
 )
-def test_a_format_read_out_of_a_name_is_held_against_the_types(kernel: Kernel, case_format: str, wrong: int) -> None:
+def test_a_format_read_out_of_a_name_is_held_against_the_types(
+    kernel: NamedKernel, case_format: str, wrong: int
+) -> None:
     assert len(names.wrong_formats([kernel], case_format)) == wrong
 
 
 def test_a_class_read_out_of_a_name_is_held_against_the_operator() -> None:
-    product = Kernel("ampere_sgemm_128x64_tn", "aten::mm", FP32, 1, 9.0)
-    helper = Kernel("void at::native::reduce_kernel<512>", "aten::mm", FP32, 1, 1.0)
-    stranger = Kernel("void at::native::reduce_kernel<512>", "aten::bmm", FP32, 1, 8.0)
-    images = Kernel("nchwToNhwcKernel", "aten::cudnn_convolution", FP32, 1, 7.0)
+    product = NamedKernel("ampere_sgemm_128x64_tn", "aten::mm", FP32, 1, 9.0)
+    helper = NamedKernel("void at::native::reduce_kernel<512>", "aten::mm", FP32, 1, 1.0)
+    stranger = NamedKernel("void at::native::reduce_kernel<512>", "aten::bmm", FP32, 1, 8.0)
+    images = NamedKernel("nchwToNhwcKernel", "aten::cudnn_convolution", FP32, 1, 7.0)
     assert names.wrong_classes([product, images, helper]) == []
     (wrong,) = names.wrong_classes([product, stranger, helper])
     assert "of aten::bmm is matrix, read as reduction" in wrong
