@@ -133,6 +133,8 @@ def judge(answer: Answer, stage: Stage, case: Case, shown: Facts, truth: Truth) 
             "counted": shown.selection.rows.tolist(),
             "traced": rows,
             "truth_ms": list(truth.step_ms),
+            "device_ms": (run.steps.device_ns / 1e6).tolist(),
+            "host_ms": (run.steps.wall_ns / 1e6).tolist(),
             "choices": [f"{choice.what}: {choice.value}" for choice in run.choices],
             "missing": [f"{lost.what}: {lost.reason}" for lost in run.missing],
             **figures,
