@@ -59,8 +59,8 @@ def first_step_ns(timeline: Timeline) -> int:
 
 def calls(timeline: Timeline) -> np.ndarray:
     """Rows of the calls of CUDA that the profiled steps have made."""
-    found = rows(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
-    return found[timeline.start_ns[found] >= first_step_ns(timeline)]
+    chosen = rows(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+    return chosen[timeline.start_ns[chosen] >= first_step_ns(timeline)]
 
 
 def launches(timeline: Timeline) -> np.ndarray:
@@ -80,10 +80,10 @@ def lost_launches(timeline: Timeline) -> tuple[int, int]:
 
 def kernels(timeline: Timeline) -> np.ndarray:
     """Rows of the kernels that the profiled steps have launched, and of those whose launch is not in the trace."""
-    found = rows(timeline, Category.KERNEL)
+    chosen = rows(timeline, Category.KERNEL)
     before = rows(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
     before = before[timeline.start_ns[before] < first_step_ns(timeline)]
-    return found[~np.isin(timeline.correlation[found], timeline.correlation[before])]
+    return chosen[~np.isin(timeline.correlation[chosen], timeline.correlation[before])]
 
 
 def delays_ns(timeline: Timeline) -> list[int | None]:

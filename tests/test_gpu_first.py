@@ -294,14 +294,14 @@ def test_every_name_of_nvml_that_is_asked_for_is_there() -> None:
 
 def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """The calls that a CPU build can only be asked for, with the arguments that they take."""
-    made: list[str] = []
+    calls: list[str] = []
 
     class Event:
         def __init__(self, *, enable_timing: bool) -> None:
             assert enable_timing
 
         def record(self) -> None:
-            made.append("record")
+            calls.append("record")
 
         def elapsed_time(self, other: object) -> float:
             assert isinstance(other, Event)
@@ -309,14 +309,14 @@ def test_the_gpu_is_used_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: made.append("synchronize"))
-    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: made.append(f"{cycles} cycles"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append("synchronize"))
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: calls.append(f"{cycles} cycles"))
     real = Stage.here(simulate=False)
     assert (real.simulated, real.device, len(real.activities)) == (False, "cuda", 2)
     spin = real.spinner()
-    made.clear()
+    calls.clear()
     spin(0.5)
-    assert made == [f"{stage.CALIBRATION_CYCLES // 50} cycles"], "25 ms have so many cycles, half a millisecond 1/50"
+    assert calls == [f"{stage.CALIBRATION_CYCLES // 50} cycles"], "25 ms have so many cycles, half a millisecond 1/50"
     assert Stage.here(simulate=True).simulated
 
 
@@ -374,10 +374,10 @@ def test_matrix_products_must_keep_tensor_cores_busy(
     curves = {"tensor_active_fraction": curve(tensor), "power_w": curve(500.0), "energy_j": energy}
     load = metering.Load("matrix products in bf16", lambda: None, flop=1e12)
     metering.judge(answer, Stage(simulated=True), load, Metered(curves, 10, 10.0))
-    found = verdicts(answer)
-    assert found["tensor active, matrix products"] == said
-    assert found["energy against power over time, matrix products in bf16"] == said
-    assert found["SM active, matrix products"] == "not measured"
+    judged = verdicts(answer)
+    assert judged["tensor active, matrix products"] == said
+    assert judged["energy against power over time, matrix products in bf16"] == said
+    assert judged["SM active, matrix products"] == "not measured"
 
 
 @pytest.mark.parametrize(("rate_mb", "said"), [(50_000.0, "agrees"), (25_000.0, "disagrees")])
