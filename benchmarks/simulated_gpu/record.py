@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -131,10 +131,9 @@ def _steps(machine: Machine, loop: Loop, plan: Plan) -> Steps:
         "optimizer_ns": [p.optimizer_ns for p in played],
         "batch_count": [sum(isinstance(i, LoadData) for i in loop.items(p.number)) for p in played],
         "sample_count": [BATCH if _fed(loop) else -1] * len(played),
-        "device_wall_ns": [p.device_end_ns - p.device_start_ns for p in played],
+        "device_ns": [p.device_end_ns - p.device_start_ns for p in played],
     }
-    kept = {f.name for f in fields(Steps)}
-    arrays = {name: np.array(values, np.int64) for name, values in columns.items() if name in kept}
+    arrays = {name: np.array(values, np.int64) for name, values in columns.items()}
     return Steps(**arrays, phase=np.array([int(p) for p in phases], np.uint8), flags=flags)
 
 
