@@ -63,11 +63,12 @@ def predict_from(plan: Plan, settings: Mapping[str, str], known: Known = NOTHING
                 plan = predictor(plan, chosen[name], known)
             except ValueError:
                 raise Refused(f"{name}={chosen[name]} is no value of this knob") from None
+        if not chosen:
+            raise Refused("nothing is changed")
+        foretold = _of(plan, chosen)
     except Refused as why:
         return refused(chosen, str(why))
-    if not chosen:
-        return refused(chosen, "nothing is changed")
-    return calibrated(_of(plan, chosen), known.errors.get(knobs_named(chosen), ()))
+    return calibrated(foretold, known.errors.get(knobs_named(chosen), ()))
 
 
 def refused(settings: Mapping[str, str], why: str) -> Prediction:
@@ -81,6 +82,7 @@ def knobs_named(settings: Mapping[str, str]) -> str:
 
 
 def _of(plan: Plan, settings: Mapping[str, str]) -> Prediction:
+    """Raises Refused where the step has to be played again, and the GPU's work was not recorded."""
     middle, low, high = plan.ratio()
     basis = "; ".join(dict.fromkeys(plan.basis))
     memory, its_basis = _memory(plan, settings)
