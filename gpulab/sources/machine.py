@@ -159,7 +159,10 @@ def _cpu() -> Device:
 def _gpus(torch: ModuleType) -> list[Gpu]:
     """The GPUs this PyTorch can use, as it numbers them: once CUDA runs here by its own word, before that by NVML's."""
     if torch.cuda.is_initialized():
-        return [cuda_process.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
+        with contextlib.suppress(RuntimeError):  # an error of the GPU stays: NVML still tells what is there
+            return [
+                cuda_process.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())
+            ]
     if torch.version.cuda is None and torch.version.hip is None:
         return []
     if torch.version.cuda is not None and _driver_is_too_old(torch):
@@ -176,7 +179,10 @@ def _driver_is_too_old(torch: ModuleType) -> bool:
 
 def _current(torch: ModuleType) -> int:
     """The current GPU; before CUDA runs in this process it is the first one."""
-    return int(torch.cuda.current_device()) if torch.cuda.is_initialized() else 0
+    if torch.cuda.is_initialized():
+        with contextlib.suppress(RuntimeError):
+            return int(torch.cuda.current_device())
+    return 0
 
 
 def _gpu(torch: ModuleType, index: int, gpu: Gpu) -> Device:
