@@ -16,6 +16,7 @@ from gpulab.errors import DeviceLost
 from gpulab.knobs import randomness
 from gpulab.trials.apart import torch_settings
 from gpulab.trials.seeds import seeded
+from gpulab.trials.trial import release
 
 
 def trained() -> dict[str, Any]:
@@ -84,6 +85,14 @@ def test_the_users_error_passes_where_random_numbers_cannot_be_put_back(
         fake_cuda.fail()
     assert [entry.name for entry in caught.traceback][-2:] == ["fail", "call"] and caught.value.__context__ is None
     assert torch.equal(torch.get_rng_state(), cpu)
+
+
+def test_a_lost_gpu_hinders_neither_a_thread_nor_what_is_released(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start()
+    fake_cuda.error = ILLEGAL_ACCESS
+    torch_settings()()
+    release(RuntimeError("of an arm"))
+    assert fake_cuda.calls == ["current_device", "empty_cache"]
 
 
 def test_random_numbers_of_gpus_are_put_back(fake_cuda: FakeCuda) -> None:

@@ -223,7 +223,9 @@ def torch_settings() -> Callable[[], None]:
     if torch is None:
         return lambda: None
     grad, threads, device = torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_device()
-    gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
+    gpu: int | None = None
+    with suppress(RuntimeError):  # an error of the GPU stays: the code may do without it
+        gpu = torch.cuda.current_device() if torch.cuda.is_initialized() else None
     autocast: dict[str, tuple[bool, Any]] = {}
     for kind in ("cpu", "cuda"):
         with suppress(Exception):  # a build without it

@@ -22,7 +22,7 @@ from gpulab.trials import cold_files, schedule
 from gpulab.trials.kept_batches import kept_batches
 from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.trials.runner import Runner
-from gpulab.trials.trial import Setting, release, short_trial
+from gpulab.trials.trial import Setting, short_trial
 from gpulab.trials.wrapped import Wrapped
 
 IDEAL = Arm({"batches": "kept on the device"})
@@ -169,7 +169,9 @@ class Differential(Runner):
                     )
                 return
             arm.failure = f"{type(error).__name__}: {error}"
-            release(error)
+            self._let_go(error)
+            if self.error is not None:
+                return
         self._note(f"The cell cannot run on kept batches ({arm.failure}).")
 
     def _prepare_cold(self, run: Run, size: schedule.Size) -> None:
@@ -185,14 +187,15 @@ class Differential(Runner):
 
         error = self._probe(Within(self._code, looking), size, "looking for files")
         if error is not None:
-            release(error)
+            self._let_go(error)
         self._files = opened.data
         arm.failure = cold_files.why_not(self._files)
 
     def _probe(self, code: Code, size: schedule.Size, what: str) -> Exception | None:
         """One short run that does not count; what it raised."""
         self.tell(Progress(what, 0, 1, None))
-        self._restore()
+        if not self._restore():
+            return None
         result = short_trial(Setting(code, {}, what), size, (0, 0, 0), self._stopper, on_gpu=False)
         if isinstance(result, Block):
             return None

@@ -10,13 +10,13 @@ from typing import Any
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
-from gpulab.capture import turn
+from gpulab.capture import gpus, turn
 from gpulab.capture.schedule import TRACED
 from gpulab.capture.state import State
 from gpulab.capture.tensors import TooLarge
 from gpulab.comparing.blocks import compare_blocks
 from gpulab.comparison import Block, Comparison, Experiment, Side
-from gpulab.errors import UsageError
+from gpulab.errors import DeviceLost, UsageError
 from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Log
@@ -82,6 +82,7 @@ class Runner:
         self._restored = ""
         self._state: State | None = None
         self._whole = False  # all of it is copied, and can be put back
+        self._lost = False  # a GPU takes no more work
         self._made: dict[str, Any] = {}  # the names after the code ran as written
         self._arms: list[_Arm] = []
         self._blocks: list[Block] = []
@@ -149,10 +150,15 @@ class Runner:
                 f"{copied}, and again at the end."
             )
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
+        """Put all back. False where nothing can run any more."""
         if self._state is None:
-            return
-        done = self._state.restore()
+            return not self._lost
+        try:
+            done = self._state.restore()
+        except DeviceLost as e:
+            self._lose(e)
+            return False
         self._note(*(f"Could not be put back: {what}." for what in done.could_not))
         self._used_up += [name for name in done.taken_from if name not in self._used_up]
         changed = [name for name in done.left if name not in done.taken_from]
@@ -160,6 +166,25 @@ class Runner:
             self._note(
                 f"The cell changed {_quoted(changed)}, which cannot be put back: it may not behave the same twice."
             )
+        return True
+
+    def _lose(self, lost: DeviceLost) -> None:
+        """Nothing can be put back: the experiment ends, with the error of the user's code, if there is one."""
+        self._lost, self._state = True, None
+        self._note(f"Not put back: {lost}")
+        if self.error is None:
+            self.error = lost
+        elif not isinstance(self.error, DeviceLost):
+            self.error.add_note(lost.NEXT_STEP)
+
+    def _let_go(self, error: Exception) -> None:
+        """Free what a failed run holds; if it has made the GPU unusable, the experiment ends with it."""
+        lost = gpus.lost()
+        if lost is None:
+            release(error)
+        else:
+            self.error = error
+            self._lose(lost)
 
     def _note(self, *words: str) -> None:
         self._notes += [w for w in words if w not in self._notes]
@@ -191,8 +216,8 @@ class Runner:
             if self._stopper.asked or self.error is not None or ready.failure or ready.trial is not None:
                 continue
             self._say(ready.arm.label, number)
-            self._restore()
-            self._try(ready, quiet=True)
+            if self._restore():
+                self._try(ready, quiet=True)
         self._with_other_seeds(first)
 
     def _foretell(self, run: Run) -> None:
@@ -216,7 +241,8 @@ class Runner:
         ready = self._made_ready(Arm(settings), self._written.scene) if self._written is not None else a
         if ready.failure or a.trial is None:
             return None
-        self._restore()
+        if not self._restore():
+            return None
         length = schedule.block_size([a.trial.run])
         with variables_set(ready.setting.code, ready.setting.variables):
             on_gpu = a.trial.run.device.kind == "cuda"
@@ -226,7 +252,7 @@ class Runner:
         if not isinstance(result, Exception):
             self.error = result
         else:
-            release(result)
+            self._let_go(result)
         return None
 
     def _first(self) -> _Arm:
@@ -252,13 +278,14 @@ class Runner:
             if self._stopper.asked or self.error is not None:
                 return
             self._say(f"as written, seed {seed}", 0)
-            self._restore()
+            if not self._restore():
+                return
             with seeded(seed):
                 steps = UNPROFILED_STEPS + TRACED
                 settings = Settings(steps=steps, trace=False, live=False, save=False, device=self._plan.device)
                 trial = full_trial(first.setting, settings, self._stopper, None, quiet=True)
-            if trial.error is not None:
-                release(trial.error)
+            if isinstance(trial.error, Exception):
+                self._let_go(trial.error)
             first.seed_losses.append(trial.losses)
 
     def _made_ready(self, arm: Arm, scene: Scene) -> _Arm:
@@ -315,7 +342,7 @@ class Runner:
             arm.trial, self.error = trial, error
         else:
             arm.failure = _failed(error, trial)
-            release(error)
+            self._let_go(error)
 
     def _changes(self, arm: _Arm, run: Run, logs: Mapping[str, Log]) -> tuple[Change, ...]:
         """Whether its settings took effect in that run."""
@@ -362,7 +389,8 @@ class Runner:
             number, total = len(blocks) + 1, turns * len(order)
             left = (time.monotonic() - began) / (number - 1) * (total - number + 1) if number > 1 else None
             self.tell(Progress(f"block {number} of {total}: {arm.arm.label}", number - 1, total, left))
-            self._restore()
+            if not self._restore():
+                break
             with variables_set(arm.setting.code, arm.setting.variables):
                 result = short_trial(arm.setting, size, (i, turn, number - 1), self._stopper, on_gpu=on_gpu)
             if isinstance(result, Block):
@@ -373,7 +401,7 @@ class Runner:
                 break
             else:
                 arm.failure = _failed(result, arm.trial)
-                release(result)
+                self._let_go(result)
             if self._stopper.asked:
                 break
 

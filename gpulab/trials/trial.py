@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns
+from typing import Self
 
 from gpulab.capture.losses import Losses
 from gpulab.capture.memory import count_anew
@@ -81,6 +82,26 @@ class Stopper:
             self.stop()
 
 
+@dataclass(slots=True)
+class _Raised:
+    """What the user's code raised, our own end of it aside.
+
+    Knobs that are taken out after it may raise on top of it, on a lost GPU for one.
+    """
+
+    error: BaseException | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self.error = error if stop_behind(error) is None else None
+
+    def first(self, error: BaseException) -> BaseException:
+        """The error that came first of these two; an interrupt is never passed over."""
+        return error if self.error is None or not isinstance(error, Exception) else self.error
+
+
 class _Limit:
     """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
 
@@ -118,13 +139,13 @@ def full_trial(
     quiet: bool,
     changes: Callable[[Run, Mapping[str, Log]], tuple[Change, ...]] | None = None,
 ) -> Trial:
-    """Run the code once with capture and trace. Never raises what the code raises.
+    """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
     `changes` tells of a run that did not fail whether the knobs took effect: the record holds it.
     """
     capture = Capture(settings, setting.code.source, setting.code.text)
     losses = Losses()
-    error: BaseException | None = None
+    raised, error = _Raised(), None
     outcome: Outcome = "completed"
     logs: dict[str, Log] = {}
     seen = Observed()
@@ -141,19 +162,14 @@ def full_trial(
             lines, reads = stack.enter_context(watching(setting.code.namespace, setting.variables))
             logs.update(reads)
             code = setting.code.through(lines) if reads else setting.code
-            with users_code():
+            with users_code(), raised:
                 code.run(quiet=quiet)
     except BaseException as e:
-        stop = stop_behind(e)
-        if stop is None:
-            outcome, error = ("interrupted" if isinstance(e, KeyboardInterrupt) else "failed"), e
-        else:
-            outcome, error = "stopped", None if stop.capture is capture else stop
+        outcome, error = _ending(capture, raised.first(e))
     finally:
         limit.cancel()
         stopper.now(None)
-        detail = "".join(traceback.format_exception_only(error)).strip() if error is not None else ""
-        run, write_trace = capture.finish(outcome, detail)
+        run, write_trace = _finished(capture, outcome, error)
     if counted is not None:
         run = replace(run, choices=(*run.choices, counted))
     if changes is not None and error is None:
@@ -166,7 +182,7 @@ def short_trial(
     setting: Setting, size: Size, place: tuple[int, int, int], stopper: Stopper, *, on_gpu: bool
 ) -> Block | BaseException:
     """Run the code as one block. `place`: its arm, turn and order. Gives back what the code raised, if it did."""
-    losses = Losses()
+    losses, raised = Losses(), _Raised()
     block = ShortRun(size.total, setting.code.text, on_gpu=on_gpu)
     try:
         with block:
@@ -174,10 +190,10 @@ def short_trial(
             with ExitStack() as stack:
                 _apply(setting, stack)
                 stack.enter_context(losses.heard())
-                with users_code():
+                with users_code(), raised:
                     setting.code.run(quiet=True)
     except BaseException as e:
-        return e
+        return raised.first(e)
     finally:
         stopper.now(None)
     rows = counted_rows(block.steps, size)
@@ -220,6 +236,31 @@ def release(error: BaseException | None) -> None:
     if torch is not None and torch.cuda.is_initialized():
         with suppress(RuntimeError):  # a GPU whose error stays has nothing to give
             torch.cuda.empty_cache()
+
+
+def _ending(capture: Capture, error: BaseException) -> tuple[Outcome, BaseException | None]:
+    """How the code ended, and its error, unless that was our own end of it.
+
+    Here and not in `full_trial`: a local there that names our own end is in the traceback of it, and so keeps alive all
+    that the code held, GPU memory too.
+    """
+    stop = stop_behind(error)
+    if stop is None:
+        return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), error
+    return "stopped", None if stop.capture is capture else stop
+
+
+def _finished(
+    capture: Capture, outcome: Outcome, error: BaseException | None
+) -> tuple[Run, Callable[[Path], None] | None]:
+    """End the capture. A fault of ours there must not take the place of what the code raised."""
+    detail = "".join(traceback.format_exception_only(error)).strip() if error is not None else ""
+    try:
+        return capture.finish(outcome, detail)
+    except Exception:
+        if error is None:
+            raise
+    raise error
 
 
 def _apply(setting: Setting, stack: ExitStack) -> dict[str, Log]:
