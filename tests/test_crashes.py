@@ -80,6 +80,27 @@ def test_a_window_on_a_lost_gpu(fake_cuda: FakeCuda) -> None:
     assert "aten::add" in recording.timeline(0).names, "what was recorded of the host is kept"
 
 
+def test_a_window_waits_for_the_gpus_in_use_only(fake_cuda: FakeCuda) -> None:
+    fake_cuda.clock_ns = 0
+    fake_cuda.start(1)
+    fake_cuda.current = 0  # the code says cuda:1 wherever it means it
+    window = Window("cuda", 1)
+    window.start()
+    fake_cuda.current = 1
+    fake_cuda.enqueue(5_000_000)
+    fake_cuda.current = 0
+    window.stop()
+    assert fake_cuda.clock_ns == 5_000_000 and fake_cuda.contexts == []
+
+
+def test_a_window_on_code_of_the_cpu_starts_no_cuda(fake_cuda: FakeCuda) -> None:
+    window = Window("cuda", 0)
+    window.start()
+    torch.ones(3) + 1
+    assert "aten::add" in window.stop().timeline(0).names
+    assert fake_cuda.started_by is None and fake_cuda.contexts == []
+
+
 @pytest.mark.parametrize("step", [1, 3, 5, 8])
 def test_a_profiled_block(names: dict[str, Any], step: int) -> None:
     names["fails_at"] = step

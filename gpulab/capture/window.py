@@ -157,11 +157,9 @@ class Window:
 def _end(profile: Any) -> None:
     """End a session of the profiler, also after an error of the GPU that stays."""
     with _quiet():
-        try:
-            profile.stop()
-        except RuntimeError:  # it waits for the GPU before it ends
-            profile.profiler.use_device = None  # so it does not wait
-            profile.stop()
+        gpus.lost()  # waits for the GPUs in use
+        profile.profiler.use_device = None  # its own waiting starts CUDA, and raises on a GPU whose error stays
+        profile.stop()
 
 
 def _sacrifice() -> None:
