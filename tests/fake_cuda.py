@@ -299,6 +299,18 @@ class FakeCuda:
         self.initialized = True
         return [state.clone() for state in self.random_states]
 
+    def zeros(self, original: Any) -> Any:
+        """torch.zeros, also on a GPU."""
+
+        def zeros(*size: Any, device: Any = None, **options: Any) -> torch.Tensor:
+            if device is None or torch.device(device).type != "cuda":
+                return original(*size, device=device, **options)
+            self.call("zeros", self.index(device), context=True)
+            self.launched("zeros")
+            return original(*size, **options).as_subclass(FakeGpuTensor)
+
+        return zeros
+
     def set_rng_state_all(self, states: list[torch.Tensor]) -> None:
         self.call("set_rng_state_all", waits=True)
         self.random_states = [state.clone() for state in states]
@@ -325,6 +337,7 @@ def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     }
     for name, answer in answers.items():
         monkeypatch.setattr(torch.cuda, name, answer)
+    monkeypatch.setattr(torch, "zeros", fake.zeros(torch.zeros))
     both = {torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA}
     monkeypatch.setattr("torch.autograd.profiler._supported_activities", lambda: both)  # the profiler waits as on a GPU
     return fake
