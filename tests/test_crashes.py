@@ -71,7 +71,7 @@ def profiler_is_off() -> bool:
 
 def test_a_window_on_a_lost_gpu(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
-    window = Window("cuda", 0)
+    window = Window("cuda")
     window.start()
     torch.ones(3) + 1
     fake_cuda.error = ASSERT
@@ -84,7 +84,7 @@ def test_a_window_waits_for_the_gpus_in_use_only(fake_cuda: FakeCuda) -> None:
     fake_cuda.clock_ns = 0
     fake_cuda.start(1)
     fake_cuda.current = 0  # the code says cuda:1 wherever it means it
-    window = Window("cuda", 1)
+    window = Window("cuda")
     window.start()
     fake_cuda.current = 1
     fake_cuda.enqueue(5_000_000)
@@ -94,11 +94,28 @@ def test_a_window_waits_for_the_gpus_in_use_only(fake_cuda: FakeCuda) -> None:
 
 
 def test_a_window_on_code_of_the_cpu_starts_no_cuda(fake_cuda: FakeCuda) -> None:
-    window = Window("cuda", 0)
+    window = Window("cuda")
     window.start()
     torch.ones(3) + 1
     assert "aten::add" in window.stop().timeline(0).names
     assert fake_cuda.started_by is None and fake_cuda.contexts == []
+
+
+CAPTURING = CELL.replace("    loss =", "    graph = gpu.fake.capture()\n    graph.__enter__()\n    loss =")
+CAPTURING += "    graph.__exit__(None, None, None)\n"
+
+
+@pytest.mark.parametrize("trains", ["optimizer.step()", "model.weight.data -= 0.1 * model.weight.grad"])
+def test_steps_inside_a_graph_capture(names: dict[str, Any], fake_cuda: FakeCuda, trains: str) -> None:
+    with gpulab.profile(show=False, save=False, live=False, device="cuda", steps=30) as profile:
+        exec(CAPTURING.replace("optimizer.step()", trains), names)
+    assert fake_cuda.violations == [] and fake_cuda.captured == []
+    assert len(profile.run.steps) >= 30
+
+
+def test_blocks_of_steps_inside_a_graph_capture(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
+    compared(CAPTURING, {"workers": 1}, names)
+    assert fake_cuda.violations == [] and fake_cuda.captured == []
 
 
 @pytest.mark.parametrize("step", [1, 3, 5, 8])
@@ -109,6 +126,7 @@ def test_a_profiled_block(names: dict[str, Any], step: int) -> None:
         exec(CELL, names)
     assert "in fail\n" in lines(caught.value) and profiler_is_off()
     assert profile.run.outcome == "failed" and ASSERT in profile.run.outcome_detail
+    assert not [m.reason for m in profile.run.missing if "gpulab failed" in m.reason]
     assert len(profile.run.steps) >= step - 1
 
 
@@ -132,15 +150,15 @@ def test_an_arm_fails(names: dict[str, Any]) -> None:
 
 
 def test_a_block_of_an_arm_fails(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
-    cell = "torch.cuda.Event().record()\n" + CELL.replace(
-        "number == fails_at", "fails_at == -2 and gpu.fake.event_count > 2"
+    cell = "gpu.fake.calls.append('run')\n" + CELL.replace(
+        "number == fails_at", "fails_at == -2 and gpu.fake.calls.count('run') > 2"
     )
     with pytest.raises(RuntimeError, match=ASSERT) as caught:
         compared(cell, {"fails_at": [-2]}, names)
     assert "in fail\n" in lines(caught.value) and caught.value.__notes__ == [NEXT_STEP]
     side = gpulab.experiments[-1].found.sides[1]
     assert side.facts is not None and not side.blocks and ASSERT in side.failure
-    assert "Event.record" not in fake_cuda.calls[fake_cuda.calls.index("launch") :], "nothing more was run"
+    assert "run" not in fake_cuda.calls[fake_cuda.calls.index("launch") :], "nothing more was run"
 
 
 def test_an_error_that_the_cell_swallows(names: dict[str, Any]) -> None:

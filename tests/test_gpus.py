@@ -12,6 +12,8 @@ from fake_cuda import ILLEGAL_ACCESS, FakeCuda
 
 from gpulab.capture import gpus
 from gpulab.capture.state import State
+from gpulab.capture.step_events import StepEvents
+from gpulab.capture.weights import Watch
 from gpulab.errors import DeviceLost
 from gpulab.knobs import randomness
 from gpulab.trials.apart import torch_settings
@@ -54,11 +56,26 @@ def test_a_training_is_put_back_without_a_context_on_another_gpu(fake_cuda: Fake
     fake_cuda.taken = {1}  # another process holds it alone
     namespace = trained()
     state = State.of(namespace, None)
+    assert fake_cuda.calls == ["synchronize", "synchronize"], "before and after the copies: streams do not wait"
     before = namespace["model"].weight.clone()
     namespace["model"].weight.data.zero_()
     assert state.restore().could_not == ()
     assert torch.equal(namespace["model"].weight, before)
     assert "synchronize" in fake_cuda.calls and fake_cuda.contexts == []
+
+
+def test_weights_are_not_looked_at_while_a_graph_is_captured(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start()
+    weight = fake_cuda.tensor(2.0).requires_grad_()
+    with fake_cuda.capture():
+        assert Watch.of(weight * 3) is None
+    assert fake_cuda.captured == []
+    watch = Watch.of(weight * 3)
+    assert watch is not None and fake_cuda.launches == ["Tensor.clone"]
+    weight.data.add_(1)
+    with fake_cuda.capture():
+        assert not watch.changed()
+    assert fake_cuda.captured == [] and watch.changed()
 
 
 def nothing() -> AbstractContextManager[None]:
@@ -92,7 +109,8 @@ def test_a_lost_gpu_hinders_neither_a_thread_nor_what_is_released(fake_cuda: Fak
     fake_cuda.error = ILLEGAL_ACCESS
     torch_settings()()
     release(RuntimeError("of an arm"))
-    assert fake_cuda.calls == ["current_device", "empty_cache"]
+    StepEvents().mark(1)
+    assert set(fake_cuda.calls) == {"current_device", "empty_cache", "is_current_stream_capturing"}
 
 
 def test_random_numbers_of_gpus_are_put_back(fake_cuda: FakeCuda) -> None:

@@ -6,6 +6,8 @@ import weakref
 from collections import deque
 from typing import Any
 
+from gpulab.capture.gpus import in_graph_capture
+
 _VALUES = 16
 _NODES = 1000
 
@@ -19,18 +21,21 @@ class Watch:
 
     @classmethod
     def of(cls, root: Any) -> Watch | None:
-        """Watch what the backward pass from `root` (a tensor or several) trains; None where nothing is found."""
+        """Watch what the backward pass from `root` (a tensor or several) trains.
+
+        None where there is nothing, and while a CUDA graph is captured: the values would be those of its replay.
+        """
         try:
-            leaf = _nearest_leaf(root)
+            leaf = None if in_graph_capture() else _nearest_leaf(root)
             return None if leaf is None else cls(leaf)
         except Exception:  # a user's tensor type may refuse anything
             return None
 
     def changed(self) -> bool:
-        """Whether the values differ from those seen first. On a GPU this waits for the device."""
+        """Whether the values differ from those seen first. On a GPU this waits for the device, but in no capture."""
         leaf = self._leaf()
         try:
-            return leaf is not None and bool((_values(leaf) != self._seen).any())
+            return leaf is not None and not in_graph_capture() and bool((_values(leaf) != self._seen).any())
         except Exception:
             return False
 
