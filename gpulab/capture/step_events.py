@@ -44,11 +44,12 @@ class StepEvents:
 
     def mark(self, t_ns: int) -> None:
         """A boundary is here, at `t_ns` of the host's clock."""
-        if self._broken or not self._ready() or gpus.in_graph_capture():
+        if self._broken or gpus.in_graph_capture():
             return
         try:
-            self._record(t_ns)
-            self._collect()
+            if self._ready():
+                self._record(t_ns)
+                self._collect()
         except RuntimeError:
             self._broken = True
 
