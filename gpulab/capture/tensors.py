@@ -159,6 +159,7 @@ class Tensors:
         with torch.no_grad():
             for piece in self._pieces:
                 piece.copy(to_host=piece.gpu not in roomy)
+        gpus.synchronize(self._gpus)  # the code may use another stream
         kept = _sums((p.kept_on, p.bytes) for p in self._pieces)
         self.gpu_bytes = {gpu: n for gpu, n in kept.items() if gpu is not None}
 
