@@ -209,6 +209,18 @@ def test_batches_from_ordinary_memory(pinned: bool) -> None:
         assert "does nothing" not in answer.cure  # pinned memory alone makes the copy faster
 
 
+def test_a_copy_that_the_host_waits_for_counts_once() -> None:
+    """The GPU idles for launches all the time: that is no time of the copy's."""
+
+    def step(machine: Machine) -> None:
+        machine.upload(800, pinned=False)
+        many(150, "aten::add", ADD, gpu_us=3, host_us=20)(machine)
+
+    case = loop(step).case()
+    assert case.step_us == pytest.approx(800 + 150 * 20, rel=0.05)
+    assert told(transfers.blocking_copy(case)).recoverable_us_per_step == pytest.approx(800, rel=0.1)
+
+
 # -- number formats ----------------------------------------------------------------------------------------------------
 
 

@@ -65,8 +65,8 @@ def blocking_copy(case: Case) -> Finding | Untold | None:
         return None
     found = next((b for b in case.facts.blocking if b.direction == "upload"), None)
     exposed, moved, _ = exposed_upload_us(case.facts.work)
-    blocked = min(found.waited_us, _not_for_data_us(case)) if found is not None else 0.0
-    if found is None or not exposed + blocked:
+    lost = _lost_to_copies_us(case, found, exposed) if found is not None else 0.0
+    if found is None or not lost:
         return None
     why = case.withheld("idle_causes")
     if why is not None:
@@ -80,7 +80,7 @@ def blocking_copy(case: Case) -> Finding | Untold | None:
             Evidence(f"copies{size} per {_step_word(case)} take {ms(exposed)} in which the GPU computes nothing"),
             Evidence(f"the program waits {ms(found.waited_us)} in them and starts nothing else", _longest(found.times)),
         ),
-        exposed + blocked,
+        lost,
         "likely",
         parts=("memcpy", "blocking_copy", "sync_wait", "launch"),
         settings=_pinned(case),
@@ -89,6 +89,15 @@ def blocking_copy(case: Case) -> Finding | Untold | None:
         source_line=_line(case, found.times),
         gone=_pairs(found.times),
     )
+
+
+def _lost_to_copies_us(case: Case, found: BlockingCalls, exposed_us: float) -> float:
+    """The most that such copies cost: time without computing on the device, and no more than the host stands still.
+
+    While the host stands still the device copies: that time counts once.
+    """
+    idle_us = min(found.idle_us, _not_for_data_us(case))
+    return min(max(found.waited_us, exposed_us), exposed_us + idle_us)
 
 
 def _not_for_data_us(case: Case) -> float:
