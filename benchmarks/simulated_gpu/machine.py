@@ -52,7 +52,7 @@ class Gpu:
     copy_ns: int = 1_500  # of any copy, beside its bytes
     pageable_bytes_per_us: int = 5_000
     pinned_bytes_per_us: int = 20_000
-    hand_off_ns: int = 1_800_000  # of a batch from a worker: definitions.md, Feeding
+    hand_off_ns: int = 2_000_000  # of a batch from a worker: definitions.md, Feeding
     profiler_ns: int = 0  # that the profiler adds to each operator
     queue_depth: int = 1_024
 
