@@ -12,11 +12,15 @@ from fake_cuda import ASSERT, FakeCuda
 
 import gpulab
 from gpulab.analysis.facts import facts
+from gpulab.capture.loop import Loop
 from gpulab.capture.recorder import Capture
 from gpulab.capture.window import Window
-from gpulab.errors import DeviceLost, StoreError
+from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
+from gpulab.trials.code import TextCode
+from gpulab.trials.schedule import Size
+from gpulab.trials.trial import Setting, Stopper, short_trial
 
 SETUP = """
 import fake_cuda
@@ -238,3 +242,32 @@ train()
     assert sides[1].failure.startswith("out of memory") and not sides[1].blocks
     assert not sides[2].failure and len(sides[2].blocks) == 2
     assert fake_cuda.allocated == [0, 0] and fake_cuda.error is None
+
+
+# -- faults of our own -------------------------------------------------------------------------------------------------
+
+
+def test_a_profiler_that_cannot_be_ended_costs_the_trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Window.stop
+
+    def broken(window: Window) -> Any:
+        stop(window)
+        raise ValueError("no end")
+
+    monkeypatch.setattr(Window, "stop", broken)
+    with gpulab.profile(show=False, save=False, live=False, device="cpu", whole=True) as p:
+        torch.ones(3) + 1
+    assert p.run.timeline is None
+    assert any("could not be ended (ValueError: no end)" in m.reason for m in p.run.missing)
+
+
+def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any) -> None:
+        raise ValueError("no note")
+
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, namespace)
+    cell = TextCode.parsed(CELL, namespace)
+    monkeypatch.setattr(Loop, "_note_step", broken)
+    ended = short_trial(Setting(cell, {}, "as written"), Size(1, 2), (0, 0, 0), Stopper(), on_gpu=False)
+    assert isinstance(ended, GpulabError) and "no note" in str(ended)

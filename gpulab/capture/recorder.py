@@ -106,7 +106,7 @@ class Capture:
             self._undo.close()
             if active is self:
                 active = self._outer
-            self._phases.finish(stepless=self._loop.stepless)
+            self._end_window()
             if self._watcher is not None:
                 self._watcher.end()
         finally:
@@ -163,6 +163,15 @@ class Capture:
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
         )
         return run, recording.write if recording is not None and timeline is not None else None
+
+    def _end_window(self) -> None:
+        """Stop the profiler. A fault there costs the trace, not the run."""
+        try:
+            self._phases.finish(stepless=self._loop.stepless)
+        except Exception as e:
+            self._phases.abandon()
+            reason = f"the profiler could not be ended ({type(e).__name__}: {str(e).partition(chr(10))[0]})"
+            self._missing.append(Missing("step breakdown and kernels", reason, key="breakdown"))
 
     def _environment(self) -> Environment:
         """With the compute threads that the run was given: by its end the knob has put back what was before."""

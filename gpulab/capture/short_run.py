@@ -27,6 +27,7 @@ class ShortRun:
         self._undo = ExitStack()
         self.origin_ns = 0
         self.steps = Steps.empty()
+        self.fault: Exception | None = None  # of ours: the steps are not all
 
     def __enter__(self) -> Self:
         self.origin_ns = perf_counter_ns()
@@ -42,6 +43,7 @@ class ShortRun:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._undo.close()
+        self.fault = self._loop.fault
         self.steps = self._loop.finish(perf_counter_ns() - self.origin_ns, "")
         stop = stop_behind(error)
         return stop is not None and stop.capture is self

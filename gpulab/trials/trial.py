@@ -18,7 +18,7 @@ from gpulab.capture.memory import count_anew
 from gpulab.capture.recorder import Capture, stop_behind
 from gpulab.capture.short_run import ShortRun
 from gpulab.comparison import Block
-from gpulab.errors import StoreError
+from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs.knob import Knob, Log, Value
 from gpulab.knobs.observing import Observed, observe
 from gpulab.knobs.reads import watching
@@ -181,7 +181,7 @@ def full_trial(
 def short_trial(
     setting: Setting, size: Size, place: tuple[int, int, int], stopper: Stopper, *, on_gpu: bool
 ) -> Block | BaseException:
-    """Run the code as one block. `place`: its arm, turn and order. Gives back what the code raised, if it did."""
+    """Run the code as one block. `place`: its arm, turn and order. Gives back what was raised, if it was."""
     losses, raised = Losses(), _Raised()
     block = ShortRun(size.total, setting.code.text, on_gpu=on_gpu)
     try:
@@ -196,6 +196,8 @@ def short_trial(
         return raised.first(e)
     finally:
         stopper.now(None)
+    if block.fault is not None:
+        return GpulabError(f"gpulab failed while measuring a block: {block.fault}")
     rows = counted_rows(block.steps, size)
     samples = block.steps.sample_count[rows]
     arm, turn, order = place
