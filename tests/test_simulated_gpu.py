@@ -297,7 +297,7 @@ def test_workers_make_batches_beside_the_training_and_each_makes_one_at_a_time()
         return steady_step_ns(Loop((LoadData(40_000 * US), *compute, Read()), workers=workers)) / 1e6
 
     alone, two, eight = step_ms(0), step_ms(2), step_ms(8)
-    assert 50 < alone < 52 and 19.5 < two < 21 and 10 < eight < 11
+    assert 50 < alone < 52 and 19.5 < two < 21 and 12 < eight < 13  # 10 ms of computing, 2 ms of handing over
 
 
 def test_a_release_of_memory_waits_for_the_gpu() -> None:
