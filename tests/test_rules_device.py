@@ -173,7 +173,7 @@ def test_reading_a_value_costs_the_idle_time_that_follows() -> None:
     assert 400 <= (finding.recoverable_us_per_step or 0.0) <= idle + 1
     assert ".item()" in finding.evidence[0].words and "in each step" in finding.summary
     (calls,) = case.facts.blocking
-    assert calls.per_step == 1 and 400 <= calls.idle_us <= idle  # the copy itself was only started
+    assert calls.per_step == 2 and 400 <= calls.idle_us <= idle  # the copy into ordinary memory, and the wait for it
 
 
 def test_no_value_is_read() -> None:

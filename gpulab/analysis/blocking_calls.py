@@ -20,7 +20,8 @@ from gpulab.run import Category, Int64
 Direction = Literal["read", "upload", "wait"]
 DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")
 
-# A copy call that returns sooner has only started the copy: definitions.md, a launch takes 5 to 20 µs.
+# A copy call that returns sooner has only started the copy: definitions.md, a launch takes 5 to 20 µs. One that reads
+# into ordinary memory returns when the copy is done, however short it is (CUDA's documentation: API synchronization).
 STARTED_NS = 20_000
 
 # What a person wrote, where several operators are open at the call: the outermost of these.
@@ -95,7 +96,8 @@ def _direction(work: DeviceWork, calls: Int64) -> Int64:
     of_operator[-1] = -1
     waiting = ~copying
     kind[waiting] = np.where(of_operator[operator] >= 0, of_operator[operator], DIRECTIONS.index("wait"))[waiting]
-    kind[copying & started] = -1
+    returns_done = spans.named(t, lambda n: n.startswith("Memcpy DtoH (Device -> Pageable"))
+    kind[copying & started & ~((of_copy >= 0) & returns_done[of_copy])] = -1
     return kind
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.blocking_calls import Direction
-from gpulab.analysis.breakdown import StepParts
+from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, subtract, union, union_of
 from gpulab.prediction.calibration import calibrated
@@ -60,7 +60,8 @@ def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, 
             begin, end = _loop(today, key)
             more = _traced_share(today, subtract(gone, _all_pauses(facts.run)))
             computed = 0.0 if today.on_gpu else today.compute_us / today.step.median
-            paused = _without_pauses(begin, end, gone, more, computed, usually=key in COMPILING)
+            least_ns = _busy_ns(today) * len(begin)
+            paused = _without_pauses(begin, end, gone, more, computed, least_ns, usually=key in COMPILING)
             found = _without_traced(today, gone) if paused is None else paused
     except Refused as why:
         return refused({}, str(why))
@@ -74,11 +75,12 @@ def pauses_of(run: Run, key: str) -> Intervals:
 
 
 def _without_pauses(
-    begin: Int64, end: Int64, pauses: Intervals, more: float, computed: float, *, usually: bool
+    begin: Int64, end: Int64, pauses: Intervals, more: float, computed: float, least_ns: float, *, usually: bool
 ) -> Prediction | None:
     """Over the steps that count, each up to the begin of the next; None where no pause falls into them.
 
-    `more`: of a step, what goes with them and only the trace shows. `computed`: of it, what a CPU computes.
+    `more`: of a step, what goes with them and only the trace shows. `computed`: of it, what a CPU computes. `least_ns`:
+    what a GPU works in all these steps, which remains.
 
     `usually`: a step with a pause takes without it what those without one take; where there are none, what is left
     of a step is more than it would take, as what belongs to the pause and has no name is in it.
@@ -91,7 +93,7 @@ def _without_pauses(
     unseen = usually and bool(paused.all())
     if usually and not unseen:
         each = np.maximum(each, np.where(paused, took - float(np.median(took[~paused])), 0))
-    gone = min(float(whole), float(each.sum()) + more * whole)
+    gone = max(0.0, min(whole - least_ns, float(each.sum()) + more * whole))
     doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
     warmed = 0.0 if usually else min(gone, rest * computed)
     ratio, low, high = (
@@ -101,6 +103,14 @@ def _without_pauses(
     words = f"{gone / 1e6:.0f} ms of {whole / 1e6:,.0f} ms of training, in {count} place{'s' if count != 1 else ''}"
     interval = (LEFT * low if unseen else low, max(high, ratio))
     return Prediction({}, ratio, interval, words[:1].upper() + words[1:], only_sign=unseen)
+
+
+def _busy_ns(today: Today) -> float:
+    """What a GPU works in a typical step; 0 on a CPU."""
+    account = today.facts.breakdown
+    if account is None or account.device_index is None or not account.steps:
+        return 0.0
+    return float(np.median([sum(s.parts_ns[p] for p in DEVICE_PARTS) for s in account.steps]))
 
 
 def _loop(today: Today, key: str) -> tuple[Int64, Int64]:
