@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gpulab.analysis.breakdown import breakdown
 from gpulab.errors import TraceError
 from gpulab.loading.trace import load_run
-from gpulab.run import Category, Timeline
+from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 from gpulab.sources import trace_text
 from gpulab.sources.trace_file import Trace, read_trace
 from tests import made_traces as made
@@ -610,6 +610,7 @@ class TestAnything:
             assert len(run.timeline or ()) > 0
 
     @given(EVENTS)
+    @example([{"ph": "X", "dur": 1.797693134862316e305}])  # in nanoseconds it is infinite
     @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
     def test_any_events(self, tmp_path: Path, events: list[Event]) -> None:
         self.load(made.write(tmp_path, json.dumps({"traceEvents": events})))
@@ -674,9 +675,30 @@ def test_real_traces_are_read_whole(name: str) -> None:
 )
 def test_real_traces_agree_with_an_independent_count(name: str, kernels: float, busy: float, loader: float) -> None:
     run = load_run(real_traces.path(name))
+    host = int(run.steps.start_ns[0]), int(run.steps.end_ns[-1])
+    assert counted(run.timeline, host, {Category.KERNEL}) == pytest.approx(kernels, abs=0.0001)
+    assert counted(run.timeline, host, set(DEVICE_CATEGORIES)) == pytest.approx(busy, abs=0.0001)
+    assert run.steps.data_wait_ns.sum() / (host[1] - host[0]) == pytest.approx(loader, abs=0.0001)
     account = breakdown(run)
     assert account is not None
-    assert account.kernel_busy_fraction == pytest.approx(kernels, abs=0.0001)
-    assert account.busy_fraction == pytest.approx(busy, abs=0.0001)
-    window = int(run.steps.end_ns[-1] - run.steps.start_ns[0])
-    assert run.steps.data_wait_ns.sum() / window == pytest.approx(loader, abs=0.0001)
+    device = account.steps[0].start_ns, account.steps[-1].end_ns  # the last step ends with its work
+    assert account.kernel_busy_fraction == pytest.approx(counted(run.timeline, device, {Category.KERNEL}))
+    assert account.busy_fraction == pytest.approx(counted(run.timeline, device, set(DEVICE_CATEGORIES)))
+
+
+def counted(timeline: Timeline | None, window: tuple[int, int], categories: set[Category]) -> float:
+    """The share of a window in which the device works, span by span."""
+    assert timeline is not None
+    chosen = np.isin(timeline.category, [int(c) for c in categories])
+    busy, reached = 0, window[0]
+    for start, end in zip(timeline.start_ns[chosen].tolist(), timeline.end_ns[chosen].tolist(), strict=True):
+        begin, until = max(start, reached), min(end, window[1])
+        busy += max(0, until - begin)
+        reached = max(reached, until)
+    return busy / (window[1] - window[0])
+
+
+def test_busy_is_what_the_tensorboard_plugin_says() -> None:
+    """Its last step ends with its last kernel, too."""
+    account = breakdown(load_run(real_traces.path("v100_resnet50_workers0")))
+    assert account is not None and account.kernel_busy_fraction == pytest.approx(0.5551, abs=0.0001)

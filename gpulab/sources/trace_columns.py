@@ -208,7 +208,7 @@ def is_annotation(name: str) -> bool:
 
 def float_us_to_ns(value: Float64) -> Int64:
     """Nanoseconds; NO_TIME for what is no time."""
-    good = np.abs(np.where(np.isfinite(value), value, np.inf)) * 1e3 < LIMIT_NS
+    good = np.abs(np.where(np.isfinite(value), value, np.inf)) < LIMIT_NS / 1e3
     value = np.where(good, value, 0.0)
     whole = np.floor(value)
     ns = whole.astype(np.int64) * 1000 + np.rint((value - whole) * 1e3).astype(np.int64)
