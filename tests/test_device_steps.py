@@ -13,6 +13,7 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.integrity import integrity
 from gpulab.prediction.replay import Changes, Replay
 from gpulab.run import Category, Phase, Run, Steps
+from gpulab.views.step_bars import bars
 
 US, MS = 1_000, 1_000_000
 
@@ -116,3 +117,10 @@ def test_a_copy_beside_the_kernels_holds_no_step_back() -> None:
     account = facts(dataclasses.replace(run, timeline=timeline(spans))).breakdown
     assert account is not None
     assert [s.end_ns - s.start_ns for s in account.steps] == pytest.approx([MS, MS, MS], rel=0.02)
+
+
+def test_bars_of_profiled_steps_stand_where_the_gpu_works_for_them() -> None:
+    known = facts(ahead(150, 5, 100))
+    drawn = bars(known)
+    assert (drawn.right_s - drawn.left_s).tolist() == pytest.approx([0.1] * 5, rel=0.001)
+    assert known.outside_steps_fraction == pytest.approx(0, abs=0.001)

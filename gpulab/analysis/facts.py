@@ -75,17 +75,18 @@ def facts(run: Run) -> Facts:
     turns = turns_of(run, judged)
     accounts = tuple(account.by(turns) for account in accounts)
     account = next(iter(accounts), None)
+    time_ns = _time_ns(run, traced, account)
     work = None if "kernels" in withheld else device_work(run.timeline, account)
     return Facts(
         run=run,
         selection=selection,
         step_us=spread_of_rounds(steps.time_ns[rows], rows, turns),
-        traced_step_us=spread_of_rounds(_traced_wall_ns(run, traced, account), traced, turns),
+        traced_step_us=spread_of_rounds(time_ns[traced], traced, turns),
         data_wait_us=spread_of_rounds(steps.data_wait_ns[judged], judged, turns) if fed else None,
         optimizer_us=spread(steps.optimizer_ns[judged]) if steps.optimizer_ns.any() else None,
         samples_per_s=_samples_per_s(run, rows),
         steps_per_s=_rate(len(rows), int(steps.time_ns[rows].sum())),
-        outside_steps_fraction=_outside_steps(run),
+        outside_steps_fraction=_outside_steps(run, time_ns),
         observer_us_per_step=run.observer.hooks_ns / len(steps) / 1e3 if len(steps) else None,
         breakdown=account,
         integrity=trust,
@@ -107,18 +108,19 @@ def facts(run: Run) -> Facts:
     )
 
 
-def _traced_wall_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:
-    """Of each profiled step, as its device counts: the host may be far ahead of a GPU."""
-    if account is None or account.whole_window or account.device_index is None:
-        return run.steps.time_ns[traced]
-    return np.diff(account.windows)[:, 0]
+def _time_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:
+    """Of each step, as its device counts: the host may be far ahead of a GPU. Profiled ones by the trace."""
+    time_ns = run.steps.time_ns.copy()
+    if account is not None and not account.whole_window and account.device_index is not None:
+        time_ns[traced] = np.diff(account.windows)[:, 0]
+    return time_ns
 
 
-def _outside_steps(run: Run) -> float | None:
+def _outside_steps(run: Run, time_ns: Int64) -> float | None:
     """The code's own wall time in no step, over all of it."""
     if not len(run.steps) or run.code_wall_ns <= 0:
         return None
-    return max(0, run.code_wall_ns - int(run.steps.wall_ns.sum())) / run.code_wall_ns
+    return max(0, run.code_wall_ns - int(time_ns.sum())) / run.code_wall_ns
 
 
 def _rate(count: int, time_ns: int) -> float | None:

@@ -48,13 +48,14 @@ def bars(facts: Facts) -> Bars:
     parts = _parts_ns(facts)
     profiled = np.isin(steps.number, [s.number for s in profiled_steps(facts)])
     per_bar = max(1, -(-len(steps) // MOST_BARS))
-    pause = np.concatenate([[0], steps.start_ns[1:] - steps.end_ns[:-1]]) > _PAUSE * facts.run.wall_ns
+    start_ns, end_ns = _windows(facts)
+    pause = np.concatenate([[0], start_ns[1:] - end_ns[:-1]]) > _PAUSE * facts.run.wall_ns
     first = _first_rows(profiled, pause, per_bar)
     last = np.append(first[1:], len(steps)) - 1
     count = last - first + 1
     return Bars(
-        left_s=steps.start_ns[first] / 1e9,
-        right_s=steps.end_ns[last] / 1e9,
+        left_s=start_ns[first] / 1e9,
+        right_s=end_ns[last] / 1e9,
         parts_ms={name: np.add.reduceat(ns, first) / count / 1e6 for name, ns in parts.items()},
         profiled=profiled[first],
         per_bar=int(count.max()),
@@ -64,6 +65,16 @@ def bars(facts: Facts) -> Bars:
 def profiled_steps(facts: Facts) -> tuple[StepParts, ...]:
     """The steps with full parts; a window that stands as one is no step of the run."""
     return () if facts.breakdown is None or facts.breakdown.whole_window else facts.breakdown.steps
+
+
+def _windows(facts: Facts) -> tuple[Int64, Int64]:
+    """Begin and end of each step: a profiled one lies where its device works for it."""
+    steps = facts.run.steps
+    start_ns, end_ns = steps.start_ns.copy(), steps.end_ns.copy()
+    for step in profiled_steps(facts):
+        row = steps.number == step.number
+        start_ns[row], end_ns[row] = step.start_ns, step.end_ns
+    return start_ns, end_ns
 
 
 def _parts_ns(facts: Facts) -> dict[str, Int64]:
