@@ -14,7 +14,7 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.capture.loop import Loop
 from gpulab.capture.recorder import Capture
-from gpulab.capture.window import Window
+from gpulab.capture.window import SACRIFICED, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
@@ -271,3 +271,62 @@ def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.Mo
     monkeypatch.setattr(Loop, "_note_step", broken)
     ended = short_trial(Setting(cell, {}, "as written"), Size(1, 2), (0, 0, 0), Stopper(), on_gpu=False)
     assert isinstance(ended, GpulabError) and "no note" in str(ended)
+
+
+# -- kernels that a session of the profiler may lose -------------------------------------------------------------------
+
+
+def test_each_session_begins_with_kernels_that_may_be_lost(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Kernels:
+        def add_(self, number: int) -> None:
+            counts[-1] += 1
+
+    fake_cuda.start()
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: Kernels())
+    counts: list[int] = []
+    for _ in range(2):
+        counts.append(0)
+        window = Window("cuda")
+        window.start()
+        window.stop()
+    assert counts[0] >= SACRIFICED and counts[1] == counts[0] + 1, "one more is lost with each session of a process"
+
+
+def test_kernels_of_ours_are_not_seen_by_the_users_modes(fake_cuda: FakeCuda) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Log(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    fake_cuda.start()
+    window = Window("cuda")
+    with Log() as log:
+        window.start()
+        seen = list(log.seen)
+    window.stop()
+    assert not [name for name in seen if "add_" in name or "zeros" in name]
+
+
+def test_a_window_asks_kineto_for_sizes_and_occupancy() -> None:
+    window = Window("cuda")
+    window.start()
+    torch.ones(3) + 1
+    events = window.stop().profile.profiler.kineto_results.events()
+    (event,) = [e for e in events if e.name() == "aten::add"]
+    assert event.metadata_json(), "without the session's option this is empty"
+
+
+def test_a_second_profiled_run_says_that_the_profiler_is_attached(names: dict[str, Any]) -> None:
+    for _ in range(2):
+        profile = gpulab.profile(show=False, save=False, live=False)
+        with profile:
+            exec(CELL, names)
+    assert [c for c in profile.run.choices if c.value == "attached since an earlier run"]

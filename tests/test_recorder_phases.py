@@ -305,8 +305,10 @@ def test_on_a_gpu_a_window_that_ends_in_its_first_step_keeps_it() -> None:
 def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
-    loop = Loop(on_gpu=True).steps(3)
-    clock[0] = schedule.GPU_PATIENCE_S + 1
+    loop = Loop(on_gpu=True)
+    clock[0] = 100.0  # building the model, and the first step, in which it is compiled
+    loop.steps(3)
+    clock[0] += schedule.GPU_PATIENCE_S + 1
     loop.steps(4)
     assert loop.windows[0].marks[0][0] == 5, "after one step of warm-up and three measured ones"
     assert loop.finish().traced == (6, 7)
@@ -337,3 +339,12 @@ def test_a_window_is_not_ended_within_a_graph_capture(monkeypatch: pytest.Monkey
     capturing[0] = False
     loop.steps(1)
     assert not any(w.open for w in loop.windows) and loop.phases.recording == "recording 1"
+
+
+def test_on_a_gpu_a_slow_start_does_not_bring_the_first_window_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+    loop = Loop(on_gpu=True)
+    clock[0] = 10 * schedule.GPU_PATIENCE_S
+    loop.steps(schedule.plan(Settings(), None, on_gpu=True).windows[0].after - 1)
+    assert loop.windows == []

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import synthetic
 import torch
-from fake_cuda import FakeCuda
+from fake_cuda import FakeCuda, FakeStream
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -123,32 +124,71 @@ def test_a_gpu_that_nobody_uses_gets_no_event(fake_cuda: FakeCuda) -> None:
     assert len(events.finish(np.array([1]), np.array([2]))) == 0
 
 
+class OnGpu:
+    """An optimizer whose parameters lie on a GPU."""
+
+    def __init__(self, index: int) -> None:
+        parameter = SimpleNamespace(device=torch.device("cuda", index))
+        self.param_groups = [{"params": [parameter]}]
+
+
 def test_events_count_on_the_gpu_that_trains(fake_cuda: FakeCuda) -> None:
-    fake_cuda.count = 2
-    fake_cuda.start()
-    events = StepEvents()
-    events.mark(1)
-    events.follow(0)
-    assert events.index == 0 and fake_cuda.event_count == 1
-    events.follow(None)
-    assert events.index == 0
-
-
-def test_times_of_another_gpu_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    from fake_cuda import install
-
-    fake = install(FakeCuda(2), monkeypatch)
-    fake.start(1)
-    fake.start(0)
-    fake.clock_ns = 0
+    """Another cell has left tensors on the first GPU; its stream is idle."""
+    fake_cuda.start(1)
+    fake_cuda.start(0)
+    fake_cuda.clock_ns = 0
     events = StepEvents()
     events.mark(0)
-    events.follow(1)
-    for at in (1_000, 2_000):
-        fake.clock_ns = at
+    assert events.index is None and fake_cuda.event_count == 0, "two GPUs are in use: nobody knows yet"
+    for at in (1_000, 2_000, 3_000):
+        fake_cuda.clock_ns = at
+        events.updated(OnGpu(1))
         events.mark(at)
-        fake.enqueue(5_000, fake.stream_of(1))
+        fake_cuda.enqueue(5_000, fake_cuda.stream_of(1))
+    assert events.index == 1
+    taken = events.finish(np.array([0, 1_000, 2_000]), np.array([1_000, 2_000, 3_000]))
+    assert taken.tolist() == [-1, 5_000, 5_000]
+
+
+def test_times_of_another_gpu_are_forgotten(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start(0)
+    fake_cuda.clock_ns = 0
+    events = StepEvents()
+    events.mark(0)
+    fake_cuda.start(1)
+    for at in (1_000, 2_000):
+        fake_cuda.clock_ns = at
+        events.updated(OnGpu(1))
+        events.mark(at)
+        fake_cuda.enqueue(5_000, fake_cuda.stream_of(1))
     assert events.finish(np.array([0, 1_000]), np.array([1_000, 2_000])).tolist() == [-1, 5_000]
+
+
+def test_training_on_a_stream_of_its_own_is_timed_there(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`with torch.cuda.stream(side)` around the step, the loader outside of it."""
+    fake_cuda.start(0)
+    fake_cuda.clock_ns = 0
+    side, events = FakeStream(fake_cuda, 0), StepEvents()
+    for at in (0, 1_000, 2_000):
+        fake_cuda.clock_ns = at
+        with monkeypatch.context() as inside:
+            inside.setattr(torch.cuda, "current_stream", lambda index: side)
+            events.updated(OnGpu(0))
+        events.mark(at)
+        fake_cuda.enqueue(100_000, side)
+    assert events.finish(np.array([0, 1_000]), np.array([1_000, 2_000])).tolist() == [100_000, 100_000]
+
+
+def test_an_event_that_completes_before_its_predecessor_measures_nothing(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start(0)
+    fake_cuda.clock_ns = 0
+    late, events = FakeStream(fake_cuda, 0), StepEvents()
+    fake_cuda.enqueue(50_000, late)
+    events.mark(0)
+    events._stream = late
+    events.mark(1_000)
+    events.mark(2_000)
+    assert events.finish(np.array([0, 1_000]), np.array([1_000, 2_000])).tolist() == [50_000, -1]
 
 
 def test_an_error_that_stays_is_left_to_the_users_code(fake_cuda: FakeCuda) -> None:
@@ -203,7 +243,7 @@ def test_the_report_says_whose_time_a_step_has() -> None:
         next(s for s in sections(facts(r)) if s.title == "Step time").lines
         for r in (run, with_device_times(run.steps.wall_ns), with_device_times(some))
     ]
-    assert any("no event of CUDA was recorded" in line for line in words[0])
+    assert any("CUDA events were not available" in line for line in words[0])
     assert any("when it has finished this one" in line for line in words[1])
     assert any(line.startswith("1 of the ") for line in words[2])
 

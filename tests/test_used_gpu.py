@@ -7,7 +7,7 @@ import pytest
 from fake_cuda import FakeCuda
 
 from gpulab.capture.memory import PeakWatch
-from gpulab.capture.used_gpu import Moved, busiest_gpu, moved
+from gpulab.capture.used_gpu import Moved, moved, working_gpus
 from gpulab.run import Category, Device, Samples, Series
 from tests.made_timelines import MAIN, OTHER_GPU, STREAM, STREAM_2, Span, timeline
 
@@ -24,17 +24,17 @@ CURVES = Samples((curve("gpu_utilization_pct", "NVML"), curve("sm_active", "NVML
 def test_the_gpu_that_worked_longest_not_the_one_with_most_kernels() -> None:
     one_long = Span("k", Category.KERNEL, OTHER_GPU, 0, 100, 1)
     many_at_once = [Span("k", Category.KERNEL, lane, 0, 60, 2) for lane in (STREAM, STREAM_2)]
-    assert busiest_gpu(timeline([one_long, *many_at_once])) == 1
-    assert busiest_gpu(timeline(many_at_once)) == 0
-    assert busiest_gpu(timeline([Span("aten::mm", Category.CPU_OP, MAIN, 0, 60)])) is None
-    assert busiest_gpu(None) is None
+    assert working_gpus(timeline([one_long, *many_at_once])) == [1, 0]
+    assert working_gpus(timeline(many_at_once)) == [0]
+    assert working_gpus(timeline([Span("aten::mm", Category.CPU_OP, MAIN, 0, 60)])) == []
+    assert working_gpus(None) == []
 
 
 def test_a_cell_on_the_second_gpu(fake_cuda: FakeCuda) -> None:
     watch = PeakWatch()
     fake_cuda.start(1)
     block = fake_cuda.allocate(2**30, index=1)
-    found = moved(FIRST, watch.busiest(), CURVES)
+    found = moved(FIRST, [watch.busiest() or 0], CURVES)
     assert (found.device.index, found.device.uuid) == (1, "0000-1")
     assert [s.name for s in found.samples.series] == ["cpu_pct"]
     (choice,), (missing,) = found.choices, found.missing
@@ -43,17 +43,17 @@ def test_a_cell_on_the_second_gpu(fake_cuda: FakeCuda) -> None:
     assert fake_cuda.contexts == []
 
 
-@pytest.mark.parametrize("used", [0, None])
-def test_nothing_changes_on_the_gpu_that_was_assumed(used: int | None, fake_cuda: FakeCuda) -> None:
+@pytest.mark.parametrize("worked", [[0], [], [1, 0]])
+def test_nothing_changes_where_the_gpu_that_was_assumed_worked_too(worked: list[int], fake_cuda: FakeCuda) -> None:
     fake_cuda.start(0)
-    assert moved(FIRST, used, CURVES) == Moved(FIRST, CURVES)
+    assert moved(FIRST, worked, CURVES) == Moved(FIRST, CURVES)
 
 
 def test_a_gpu_that_torch_does_not_see_changes_nothing(fake_cuda: FakeCuda) -> None:
     fake_cuda.start(0)
-    assert moved(FIRST, 7, CURVES) == Moved(FIRST, CURVES)
+    assert moved(FIRST, [7], CURVES) == Moved(FIRST, CURVES)
 
 
 def test_a_run_on_the_cpu_stays_there() -> None:
     cpu = Device("cpu", "CPU")
-    assert moved(cpu, 1, CURVES) == Moved(cpu, CURVES)
+    assert moved(cpu, [1], CURVES) == Moved(cpu, CURVES)

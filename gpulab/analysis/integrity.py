@@ -13,9 +13,8 @@ from typing import Literal
 import numpy as np
 
 from gpulab.analysis import spans
-from gpulab.analysis.device_steps import called_ns, device_windows, host_steps
+from gpulab.analysis.device_steps import device_windows, host_steps
 from gpulab.analysis.trace_steps import FoundSteps, find_steps
-from gpulab.intervals import covers
 from gpulab.run import Category, Int64, Run, Timeline
 
 State = Literal["ok", "degraded", "unusable"]
@@ -28,7 +27,6 @@ LOST_NOTICE, LOST_LIMIT = 0.001, 0.02
 CLOCK_TOLERANCE_NS = 1_000
 EARLY_NOTICE = 0.001
 
-WORK_AFTER_LIMIT = 0.1  # of the launched work: beyond it a step on the GPU is a guess. Ours: no published source.
 # The CPU runs ahead by more than a small part of a step, and by more than it takes to look. Ours.
 HOST_AHEAD_NS, HOST_AHEAD_STEPS = 1_000_000, 0.05
 
@@ -163,27 +161,6 @@ def _clock_shift(seen: _Seen) -> Check:
     return found_or_ok("clock_shift", shifted, "degraded", meaning, HOST_AGAINST_DEVICE)
 
 
-def _work_after_window(seen: _Seen) -> Check:
-    """The profiler waits for the GPU before it stops; where it did not, the end of the launched work is missing."""
-    t = seen.timeline
-    _, host, _ = host_steps(seen.run, t)
-    mine = seen.device[covers(host, called_ns(t, seen.device))]
-    beyond_ns = np.clip(t.end_ns[mine] - t.window_ns[1], 0, t.duration_ns[mine])
-    share = float(beyond_ns.sum() / max(1, t.duration_ns[mine].sum()))
-    meaning = (
-        f"{share:.0%} of the GPU's work that the steps launched lies after the end of the recording: how long these "
-        "steps took on the GPU cannot be told"
-    )
-    bad = share > WORK_AFTER_LIMIT
-    return found_or_ok(
-        "work_after_window",
-        int((beyond_ns > 0).sum()) if share > LOST_NOTICE else 0,
-        "unusable" if bad else "degraded",
-        meaning,
-        (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE) if bad else (),
-    )
-
-
 def _host_ahead(seen: _Seen) -> Check:
     """A loop that never waits for the GPU is normal. Its steps are counted on the GPU, and the report says so."""
     t = seen.timeline
@@ -304,7 +281,6 @@ _CHECKS: tuple[Callable[[_Seen], Check], ...] = (
     _launches_without_kernels,
     _kernels_before_launch,
     _clock_shift,
-    _work_after_window,
     _host_ahead,
     _duplicated_steps,
     _missing_steps,

@@ -19,7 +19,7 @@ from gpulab.capture.loading_clock import LoadingClock
 from gpulab.capture.memory import PeakWatch
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.phases import Phases
-from gpulab.capture.step_events import StepEvents, gpu_of
+from gpulab.capture.step_events import StepEvents
 from gpulab.capture.tracker import Answer, StepTracker
 from gpulab.capture.update_line import UpdateLine
 from gpulab.capture.weights import Watch
@@ -140,13 +140,16 @@ class Loop:
         self._newly_compiled()
         _running.append(self)
 
+    def ends(self, end_ns: int) -> None:
+        """The user's code has ended, `end_ns` after the run began."""
+        self._mark_device(self._origin_ns + end_ns)
+
     def finish(self, end_ns: int, error: str) -> Steps:
         """The run is over, `end_ns` after it began, with this error, if any: its steps."""
         _running[:] = [loop for loop in _running if loop is not self]
         self._outside = frozenset()
         steps = self.tracker.finish(self._origin_ns + end_ns)
         if self.events is not None:
-            self._mark_device(self._origin_ns + end_ns)
             device_ns = self.events.finish(steps.start_ns + self._origin_ns, steps.end_ns + self._origin_ns)
             steps = replace(steps, device_ns=device_ns)
         self._workers.fail(error, end_ns)  # torch may have told the user's code and not us
@@ -234,8 +237,8 @@ class Loop:
         entered = perf_counter_ns()
         self.update_line.met(sys._getframe())
         self.pauses.trained()
-        if self.events is not None and not self.counted:
-            self.events.follow(gpu_of(optimizer))
+        if self.events is not None:
+            self.events.updated(optimizer)
         self._after_mark(self.tracker.optimized(id(optimizer), start_ns, entered), entered)
 
     @guarded

@@ -78,8 +78,16 @@ class PeakWatch:
             why = "no tensor was on this GPU"
             return None, None, (Missing(f"peak of the {_ALLOCATED}", why, key="memory"),)
         if after.allocated_peak > before.allocated_peak or before.peak_is_now:
-            return after.allocated_peak, after.reserved_peak, ()
+            return after.allocated_peak, self._reserved(index, after), ()
         return self._as_read(index, after)
+
+    def _reserved(self, index: int, after: _Reading) -> int:
+        """The peak of what the allocator holds; the most that was read where an earlier run held more."""
+        before = self._start(index)
+        if after.reserved_peak > before.reserved_peak or before.reserved_peak == before.reserved:
+            return after.reserved_peak
+        read = self._most[index][1] if index < len(self._most) else 0
+        return max(read, after.reserved)
 
     def _as_read(self, index: int, after: _Reading) -> tuple[int, int, tuple[Missing, ...]]:
         """An earlier run of this process hides the peak: the most that was read, which the true one is not below."""

@@ -42,7 +42,7 @@ class Phases:
         self._refused = _profiler_in_code(code)  # why the profiler cannot run at all
         self._hindered: str | None = None  # why it could not at some time
         self._on_gpu = on_gpu
-        self._began_s = perf_counter()
+        self._warm_s: float | None = None  # when the warm-up was over
         self._schedule = schedule.plan(settings, settings.steps, certain=False, on_gpu=on_gpu)
         self._window: Window | None = None
         self._planned: schedule.Window | None = None  # None while the whole code is profiled
@@ -112,8 +112,10 @@ class Phases:
     def _due(self, before: int, done: int) -> schedule.Window | None:
         """The window that is due; the first one also where steps take so long that it would come late."""
         planned = self._schedule.window_at(before, done) or self._postponed
+        if self._warm_s is None and done >= self._schedule.warmup:
+            self._warm_s = perf_counter()
         if planned is None and self.recording is None and self._schedule.sooner_after <= done:
-            late = perf_counter() - self._began_s > schedule.GPU_PATIENCE_S
+            late = perf_counter() - (self._warm_s or 0.0) > schedule.GPU_PATIENCE_S
             return self._schedule.windows[0] if late and done < self._schedule.windows[0].after else None
         return planned
 

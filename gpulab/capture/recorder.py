@@ -25,11 +25,11 @@ from gpulab.capture.noticed import noticed
 from gpulab.capture.pause_hooks import PauseHooks
 from gpulab.capture.sampler import Sampler
 from gpulab.capture.source_lines import Naming, lines_above
-from gpulab.capture.used_gpu import busiest_gpu, moved
-from gpulab.capture.window import Window
+from gpulab.capture.used_gpu import moved, working_gpus
+from gpulab.capture.window import Window, sessions
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
-from gpulab.run import Choice, Environment, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Timeline
+from gpulab.run import Choice, Environment, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Steps, Timeline
 from gpulab.sources.configuration import configured
 from gpulab.sources.kineto import launches
 from gpulab.sources.machine import detect_device, environment
@@ -79,6 +79,12 @@ class Capture:
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
         self._sampler.start()
         self._loop.peaks = PeakWatch() if on_gpu else None
+        if on_gpu and sessions():
+            reason = (
+                "an earlier run of this process was profiled; PyTorch's profiler stays attached, which may make CUDA "
+                "calls 10 to 20 % slower"
+            )
+            self._choices.append(Choice("profiler", "attached since an earlier run", reason))
         self._loop.begin(self._hook_torch())
         self._outer, active = active, self
         if self._watcher is not None:
@@ -101,6 +107,7 @@ class Capture:
     def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, Callable[[Path], None] | None]:
         global active
         wall_ns = self.now()
+        self._loop.ends(wall_ns)
         own_ns = self._own_ns + self._phases.cost_ns
         try:
             self._undo.close()
@@ -114,6 +121,8 @@ class Capture:
         steps = self._loop.finish(wall_ns, detail)
         timeline = self._phases.timeline(self._origin_ns, len(steps))
         samples = self._follow_gpu(timeline, samples)
+        if self._loop.events is not None and self._loop.events.index != self.device.index:
+            steps = replace(steps, device_ns=Steps.empty().device_ns)  # they were of another GPU
         traced: tuple[int, ...] = ()
         if timeline is not None:
             self._judge_device(timeline)
@@ -268,10 +277,12 @@ class Capture:
 
     def _follow_gpu(self, timeline: Timeline | None, samples: Samples) -> Samples:
         """The code may have run on another GPU than the one that was assumed before: the curves of the run's device."""
+        if self.settings.device not in ("auto", "cuda"):
+            return samples  # the user named it
         events, peaks = self._loop.events, self._loop.peaks
         grew, timed = peaks.busiest() if peaks is not None else None, events.index if events is not None else None
-        used = next((index for index in (busiest_gpu(timeline), grew, timed) if index is not None), None)
-        right = moved(self.device, used, samples)
+        worked = working_gpus(timeline) or [index for index in (grew, timed) if index is not None]
+        right = moved(self.device, worked, samples)
         self.device = right.device
         self._choices += right.choices
         self._missing += right.missing

@@ -42,9 +42,11 @@ class ShortRun:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
+        end_ns = perf_counter_ns() - self.origin_ns
+        self._loop.ends(end_ns)
         self._undo.close()
         self.fault = self._loop.fault
-        self.steps = self._loop.finish(perf_counter_ns() - self.origin_ns, "")
+        self.steps = self._loop.finish(end_ns, "")
         stop = stop_behind(error)
         return stop is not None and stop.capture is self
 

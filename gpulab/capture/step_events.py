@@ -21,14 +21,17 @@ UNKNOWN = -1.0
 
 
 class StepEvents:
-    """One event for each mark, on the current stream of the GPU that trains. Training thread only.
+    """One event for each mark, on the GPU and the stream on which the step's update ran; else on the current stream.
 
-    Marks cost microseconds. Events that have completed are used again, so that there are as many as the host is steps
-    ahead. After an error of CUDA nothing more is recorded: the error belongs to the user's code, which meets it too.
+    Training thread only. Marks cost microseconds. Events that have completed are used again, so that there are as many
+    as the host is steps ahead. After an error of CUDA nothing more is recorded: the error belongs to the user's code,
+    which meets it too.
     """
 
     def __init__(self) -> None:
         self.index: int | None = None  # of the GPU; None: not known yet
+        self._stream: Any = None  # of the open step's update
+        self._tries = 0  # to find out which GPU is in use
         self._pending: deque[Any] = deque()
         self._unused: list[Any] = []
         self._latest: Any = None  # the newest event that has completed
@@ -36,11 +39,15 @@ class StepEvents:
         self._since_ms = array("d")  # from the mark before it, on the GPU; UNKNOWN
         self._broken = False
 
-    def follow(self, index: int | None) -> None:
-        """The training turns out to work on this GPU: events count from here on."""
-        if index is not None and index != self.index:
+    def updated(self, optimizer: Any) -> None:
+        """An optimizer has stepped: the step's events belong where its parameters are."""
+        index = gpu_of(optimizer)
+        if index is None or self._broken or gpus.in_graph_capture():
+            return
+        if index != self.index:
             self._forget()
             self.index = index
+        self._stream = sys.modules["torch"].cuda.current_stream(index)
 
     def mark(self, t_ns: int) -> None:
         """A boundary is here, at `t_ns` of the host's clock."""
@@ -54,31 +61,37 @@ class StepEvents:
             self._broken = True
 
     def finish(self, start_ns: Int64, end_ns: Int64) -> Int64:
-        """What each of these steps took on the GPU, in ns; -1 where a boundary has no event. Waits for the last one.
+        """What each of these steps took on the GPU, in ns; -1 where a boundary has no event. Waits for the events.
 
         The columns are times of the host's clock, as they were marked. Empty where nothing was marked at all.
         """
         if not self._host_ns:
             return np.empty(0, np.int64)
         try:
-            if self._pending and not self._broken:
-                self._pending[-1].synchronize()
+            if not self._broken:
+                for event in self._pending:
+                    event.synchronize()
                 self._collect()
         except RuntimeError:
             self._broken = True
         return self._between(start_ns, end_ns)
 
     def _ready(self) -> bool:
-        """Whether a GPU is in use: an event on any other would open a context there."""
-        if self.index is None and (used := gpus.in_use()):
-            current = sys.modules["torch"].cuda.current_device()
-            self.index = current if current in used else used[0]
+        """Whether it is known which GPU works: an event on any other would open a context there, or mean nothing.
+
+        Asking takes tens of microseconds, so it is done more and more seldom.
+        """
+        if self.index is None:
+            self._tries += 1
+            used = gpus.in_use() if self._tries & (self._tries - 1) == 0 else []
+            self.index = used[0] if len(used) == 1 else None
         return self.index is not None
 
     def _record(self, t_ns: int) -> None:
         cuda = sys.modules["torch"].cuda
         event = self._unused.pop() if self._unused else cuda.Event(enable_timing=True)
-        event.record(cuda.current_stream(self.index))
+        event.record(self._stream or cuda.current_stream(self.index))
+        self._stream = None
         self._pending.append(event)
         self._host_ns.append(t_ns)
 
@@ -86,7 +99,8 @@ class StepEvents:
         """Read what has completed."""
         while self._pending and self._pending[0].query():
             event, before = self._pending.popleft(), self._latest
-            self._since_ms.append(UNKNOWN if before is None else before.elapsed_time(event))
+            since_ms = UNKNOWN if before is None else before.elapsed_time(event)
+            self._since_ms.append(since_ms if since_ms >= 0 else UNKNOWN)  # streams need not end in order
             self._latest = event
             if before is not None:
                 self._unused.append(before)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gpulab.analysis import spans
@@ -21,24 +22,28 @@ class Moved:
     missing: tuple[Missing, ...] = ()
 
 
-def busiest_gpu(timeline: Timeline | None) -> int | None:
-    """The number of the GPU that worked longest in a trace; None where there is none."""
+def working_gpus(timeline: Timeline | None) -> list[int]:
+    """The numbers of the GPUs that worked in a trace, the one that worked longest first."""
     if timeline is None:
-        return None
+        return []
     work = spans.in_category(timeline, *DEVICE_CATEGORIES)
     busy = {i: measure(spans.covered(timeline, work & spans.on_device(timeline, i))) for i in spans.devices(timeline)}
-    return max(busy, key=lambda i: busy[i], default=None)
+    return sorted(busy, key=lambda i: -busy[i])
 
 
-def moved(device: Device, used: int | None, samples: Samples) -> Moved:
-    """The same device and curves where `used` is its number or unknown; else those of GPU number `used`."""
-    if device.kind != "cuda" or used is None or used == device.index:
+def moved(device: Device, worked: Sequence[int], samples: Samples) -> Moved:
+    """The same device and curves where it worked, too, or nobody knows; else those of the GPU that worked most.
+
+    `worked` are numbers of GPUs, the busiest first.
+    """
+    if device.kind != "cuda" or not worked or device.index in worked:
         return Moved(device, samples)
+    used = worked[0]
     try:
         device_used = detect_device(f"cuda:{used}")
     except UsageError:
         return Moved(device, samples)
-    reason = f"the code ran on GPU {used}, not on GPU {device.index}, which was assumed before it started CUDA"
+    reason = f"the code ran on GPU {used}, and not on GPU {device.index}, which was assumed when the run began"
     kept = tuple(s for s in samples.series if not s.source.startswith("NVML"))
     lost = (Missing("GPU curves", f"they were of GPU {device.index}: {reason}", key="curves"),)
     return Moved(
@@ -49,4 +54,4 @@ def moved(device: Device, used: int | None, samples: Samples) -> Moved:
     )
 
 
-__all__ = ["Moved", "busiest_gpu", "moved"]
+__all__ = ["Moved", "moved", "working_gpus"]

@@ -30,7 +30,12 @@ _KINETO_LINE = re.compile(
 # CUPTI of CUDA 12.6u2–13.0 loses or corrupts the first kernels of a session, one more with each session of the process
 # (pytorch#192021): so many kernels of ours run before the first step, and one more for each earlier session.
 SACRIFICED = 64
-_sessions = 0  # of the profiler that this process has begun through us
+_sessions = 0  # of the profiler on a GPU that this process has begun through us
+
+
+def sessions() -> int:
+    """How often the profiler has recorded a GPU in this process, as far as gpulab began it."""
+    return _sessions
 
 
 class ProfilerUnavailable(Exception):
@@ -86,7 +91,7 @@ class Window:
         try:
             gpus.synchronize()
             with _quiet():
-                self._profile = profile(activities=activities)
+                self._profile = profile(activities=activities, experimental_config=_with_arguments())
                 self._profile.start()
             if self._device_kind == "cuda":
                 _sacrifice()
@@ -154,6 +159,16 @@ class Window:
         return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines.seen)
 
 
+def _with_arguments() -> Any:
+    """Let Kineto's rows tell sizes of copies and occupancy; None where this PyTorch cannot (pytorch#161624)."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    try:
+        return _ExperimentalConfig(expose_kineto_event_metadata=True)
+    except TypeError:
+        return None
+
+
 def _end(profile: Any) -> None:
     """End a session of the profiler, also after an error of the GPU that stays."""
     with _quiet():
@@ -163,15 +178,17 @@ def _end(profile: Any) -> None:
 
 
 def _sacrifice() -> None:
-    """Run the kernels that a session may lose, on each GPU in use."""
+    """Run the kernels that a session may lose, on each GPU in use, unseen by the user's modes."""
     import torch
+    from torch.utils._python_dispatch import _disable_current_modes
 
     global _sessions
     _sessions += 1
-    for index in gpus.in_use():
-        lost = torch.zeros(1, device=f"cuda:{index}")
-        for _ in range(SACRIFICED + _sessions):
-            lost.add_(1)
+    with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
+        for index in gpus.in_use():
+            lost = torch.zeros(1, device=f"cuda:{index}")
+            for _ in range(SACRIFICED + _sessions):
+                lost.add_(1)
     gpus.synchronize()
 
 

@@ -87,7 +87,7 @@ def _without_pauses(
     """
     each = paint(np.stack((begin, end), axis=1), [pauses])[:, 0]
     took, paused = end - begin, each > 0
-    count, whole = len(intersect(union(begin, end), pauses)), int(took.sum())
+    count, whole = len(intersect(union(begin, end), pauses)), max(int(took.sum()), round(least_ns))
     if not count:
         return None
     unseen = usually and bool(paused.all())

@@ -17,7 +17,7 @@ _DECODE = msgspec.json.Decoder(Args).decode
 def device_columns(events: list[Any], rows: Int64) -> dict[str, Float64]:
     """The columns that a trace file has, too: one value per event, NaN off `rows`. No column where Kineto wrote none.
 
-    Empty where the events of this PyTorch have no `metadata_json` (2.13 has it).
+    Empty where the events of this PyTorch have no `metadata_json`, or the session did not ask for it.
     """
     if not len(rows) or not hasattr(events[0], "metadata_json"):
         return {}

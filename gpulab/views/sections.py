@@ -148,7 +148,7 @@ def _timed_where(facts: Facts) -> str:
     if not missing:
         return "A step lasts from when the GPU has finished the one before to when it has finished this one."
     if missing == len(rows):
-        return "These are times of the CPU, which may be ahead of the GPU: no event of CUDA was recorded."
+        return "These are times of the CPU, which may be ahead of the GPU: CUDA events were not available."
     return f"{missing:,} of the {len(rows):,} steps have the CPU's time, which may be ahead of the GPU's."
 
 
