@@ -59,7 +59,10 @@ def test_which_losses_need_no_copy(compute: Callable[[Tensor], Tensor], own: boo
 def test_what_torch_compile_gives_is_recognized() -> None:
     model, x = torch.nn.Linear(4, 1), torch.ones(3, 4)
     whole = torch.compile(lambda: model(x).mean(), backend="aot_eager")
-    assert not _has_memory_of_its_own(whole()) and _has_memory_of_its_own(whole() / 4)
+    try:
+        assert not _has_memory_of_its_own(whole()) and _has_memory_of_its_own(whole() / 4)
+    finally:
+        torch._dynamo.reset()  # what was compiled here closes hooks of later tests
 
 
 def test_a_loss_of_a_cuda_graph_is_read_after_the_next_replay(fake_cuda: FakeCuda) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,20 @@ KILLED = "DataLoader worker (pid 41) is killed by signal: Killed. "
 
 
 class Deadly(Dataset[Any]):
-    """Its worker is killed, or ends, at item 21."""
+    """Its worker is killed, or ends, at item 21, once `received` is set: the batches before were trained with."""
 
-    def __init__(self, how: int = signal.SIGKILL) -> None:
-        self.how = how
+    def __init__(self, how: int = signal.SIGKILL, received: Event | None = None) -> None:
+        self.how, self.received = how, received
 
     def __len__(self) -> int:
         return 64
 
     def __getitem__(self, i: int) -> torch.Tensor:
         if i == 21:
-            time.sleep(0.3)  # the batches before are received by then
+            if self.received is not None:
+                self.received.wait(60)
+            else:
+                time.sleep(0.3)  # the batches before are received by then
             if self.how < 0:
                 os._exit(-self.how)
             os.kill(os.getpid(), self.how)
@@ -63,10 +67,13 @@ def test_a_worker_that_dies_is_the_users_error_and_a_row_of_the_record(how: int,
     pids: list[int] = []
 
     def cell() -> None:
-        batches = iter(DataLoader(Deadly(how), batch_size=4, num_workers=1))
+        received = multiprocessing.Event()
+        batches = iter(DataLoader(Deadly(how, received), batch_size=4, num_workers=1))
         pids.extend(w.pid for w in batches._workers)
-        for x in batches:
+        for number, x in enumerate(batches, 1):
             step(x)
+            if number == 5:
+                received.set()
 
     with pytest.raises(RuntimeError) as caught, gpulab.profile("deadly", show=False, save=False) as p:
         cell()
