@@ -351,3 +351,28 @@ def test_a_real_trace_with_stacks_names_the_users_function() -> None:
     assert isinstance(run, Run) and run.timeline is not None
     place = line_of(run, layers(run.timeline, 0)["data_wait"])
     assert place is not None and place.function == "run_on_input" and place.file.endswith("pipeline/model.py")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_collection_begins_while_the_stack_is_looked_at(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython holds a lock in `_current_frames` that a thread which starts meanwhile waits for."""
+    import gc
+
+    current_frames, seen = sys._current_frames, []
+
+    def looked() -> dict[int, Any]:
+        seen.append(gc.isenabled())
+        return current_frames()
+
+    monkeypatch.setattr(sys, "_current_frames", looked)
+    if not enabled:
+        gc.disable()
+    try:
+        sampler = LineSampler()
+        sampler.start()
+        while len(seen) < 3:
+            time.sleep(0.001)
+        sampler.stop()
+        assert not any(seen) and gc.isenabled() is enabled
+    finally:
+        gc.enable()

@@ -8,6 +8,7 @@ since the one before (analysis/places.py). A frame is held for microseconds, nev
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -70,7 +71,13 @@ class LineSampler:
         period_s, over, spent_ns = self._period_s, self._going.acquire, thread_time_ns()
         cost_ns: list[int] = []
         while not over(timeout=period_s) and len(times) < MOST_SAMPLES:
-            stack = users_stack(frames().get(watched))
+            collects = gc.isenabled()
+            gc.disable()  # a collection inside `_current_frames` blocks the whole process (cpython#106883)
+            try:
+                stack = users_stack(frames().get(watched))
+            finally:
+                if collects:
+                    gc.enable()
             spots.append(stack[0] if stack else None)
             seen.callers.update(stack[1:])
             after.append(passed(stack))

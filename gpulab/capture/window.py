@@ -91,7 +91,10 @@ class Window:
         try:
             gpus.synchronize()
             with _quiet():
-                self._profile = profile(activities=activities, experimental_config=_with_arguments())
+                self._profile = profile(
+                    activities=activities,
+                    experimental_config=_with_arguments() if self._device_kind == "cuda" else None,
+                )
                 self._profile.start()
             if self._device_kind == "cuda":
                 _sacrifice()
