@@ -103,8 +103,8 @@ $(TEST): $(CORE) pyproject.toml constraints.txt
 	$(PIP) -c constraints.txt -e '.[demo,fast,lab,test,dev]'
 	rm -rf $(OLD_KERNEL)
 	$(PIP) --no-deps --target $(OLD_KERNEL) ipykernel==6.31.0 nest-asyncio==1.6.0
-	PYTHONPATH=$(abspath $(OLD_KERNEL)) $(BIN)/python -m ipykernel install --prefix $(VENV) \
-	  --name gpulab-ipykernel6 --display-name 'Python 3 (ipykernel 6.31)' --env PYTHONPATH $(abspath $(OLD_KERNEL))
+	PYTHONPATH="$(abspath $(OLD_KERNEL))" $(BIN)/python -m ipykernel install --prefix $(VENV) \
+	  --name gpulab-ipykernel6 --display-name 'Python 3 (ipykernel 6.31)' --env PYTHONPATH "$(abspath $(OLD_KERNEL))"
 	@# with Node, the test that a rebuild of the live view's module gives the same bytes can run
 	@if command -v npm >/dev/null; then npm ci --prefix gpulab/views/live --ignore-scripts --no-audit --no-fund --silent; fi
 	touch $@ $(DEMO) $(LAB)
