@@ -1,4 +1,7 @@
-"""What a run could leave behind in a process: found by looking at whose code it is, never by comparing with before.
+"""What a run could leave behind in a process or in a traceback: found by looking at whose code it is.
+
+That is asked of the package's folder, never of the word gpulab: `git clone` gives its own folder that name, and an
+environment in it holds every library. Nothing is compared with before.
 
 Needs nothing of the tests, so that a kernel can be given this file's text and answer for itself.
 """
@@ -7,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import os
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, MethodType, ModuleType
@@ -57,9 +62,9 @@ def _in_torch() -> Iterator[str]:
     loading = (pin_memory, dataloader._DatasetKind)
     for owner in (torch, torch.autograd, *classes, *loading):
         # Lightning wraps torch.compile for good when it is imported: what counts is the outermost function's home
-        yield from (f"patch of {owner.__name__}.{name}" for name, found in vars(owner).items() if _is_ours(found))
+        yield from (f"patch of {owner.__name__}.{name}" for name, found in vars(owner).items() if is_own_code(found))
     for owner in (module, optimizer):
-        yield from (f"hook in {name}" for name, hook in _global_hooks(owner) if _is_ours(hook))
+        yield from (f"hook in {name}" for name, hook in _global_hooks(owner) if is_own_code(hook))
     if torch.autograd._profiler_enabled():
         yield "a torch.profiler is active"
 
@@ -71,11 +76,11 @@ def _pause_hooks() -> Iterator[str]:
         return
     compiler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     callbacks = [*gc.callbacks, *getattr(compiler, "start_callbacks", []), *getattr(compiler, "end_callbacks", [])]
-    yield from (f"callback {callback!r}" for callback in callbacks if _is_ours(callback))
+    yield from (f"callback {callback!r}" for callback in callbacks if is_own_code(callback))
     for target in found.TARGETS:
         owner = sys.modules.get(target.module)
         owner = vars(owner).get(target.owner) if owner is not None and target.owner else owner
-        if owner is not None and _is_ours(vars(owner).get(target.name)):
+        if owner is not None and is_own_code(vars(owner).get(target.name)):
             yield f"patch of {target.module}.{target.owner}.{target.name}"
 
 
@@ -85,11 +90,24 @@ def _global_hooks(owner: ModuleType) -> Iterator[tuple[str, object]]:
             yield from ((name, hook) for hook in hooks.values())
 
 
-def _is_ours(found: object) -> bool:
+def is_own_code(found: object) -> bool:
     """By the file of its code: `functools.wraps` changes a function's names, not that."""
-    folder = str(Path(str(sys.modules["gpulab"].__file__)).parent) + os.sep
     function = _function(found)
-    return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(folder)
+    return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_package_folder())
+
+
+def own_frames(shown: str | BaseException) -> list[str]:
+    """The lines of a traceback, as Python or IPython writes it, that name a file of gpulab's package."""
+    text = shown if isinstance(shown, str) else "".join(traceback.format_exception(shown))
+    folder = _package_folder()
+    below_home = "~" + folder.removeprefix(os.path.expanduser("~").rstrip(os.sep))  # as IPython writes it
+    return [line for line in text.splitlines() if folder in line or below_home in line]
+
+
+def _package_folder() -> str:
+    found = importlib.util.find_spec("gpulab")
+    assert found is not None and found.origin is not None
+    return str(Path(found.origin).parent) + os.sep
 
 
 def _function(found: object) -> object:

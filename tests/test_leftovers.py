@@ -1,16 +1,27 @@
-"""The proof that nothing is left behind can fail: every sort is found, also after the first import of torch."""
+"""The proof that nothing is left behind can fail: every sort is found, also after the first import of torch.
+
+A frame of gpulab's in a traceback is found too, and no other frame is taken for one.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import threading
+import traceback
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import leftovers
 import pytest
+from IPython.core.ultratb import FormattedTB
+
+import gpulab
+from gpulab.errors import GpulabError
+
+PACKAGE = Path(gpulab.__file__).parent
 
 LEAKS = """
 def test_leaks():
@@ -77,3 +88,24 @@ def test_threads_and_processes_of_ours_are_found() -> None:
     thread.join()
     assert "thread gpulab-test" in found and any(f.startswith("process ") for f in found)
     assert leftovers.leftovers() == []
+
+
+@pytest.mark.parametrize("home", ["/nowhere", str(PACKAGE.parent), str(PACKAGE.parents[1])])
+def test_a_frame_of_ours_is_found_in_a_traceback(home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", home)
+    with pytest.raises(GpulabError) as caught:
+        gpulab.load("absent.json")
+    shown = FormattedTB(mode="Context").text(type(caught.value), caught.value, caught.value.__traceback__)
+    assert leftovers.own_frames(caught.value) and leftovers.own_frames(shown)
+    assert ("~" in leftovers.own_frames(shown)[0]) == (home != "/nowhere")
+
+
+@pytest.mark.parametrize("folder", [PACKAGE.parent / ".venv" / "lib", PACKAGE.with_name("gpulab_cells")])
+def test_a_library_below_a_folder_named_gpulab_is_not_ours(folder: Path) -> None:
+    scope: dict[str, Any] = {}
+    exec(compile("def fail():\n    1 / 0", str(folder / "library.py"), "exec"), scope)
+    with pytest.raises(ZeroDivisionError) as caught:
+        scope["fail"]()
+    assert str(folder) in "".join(traceback.format_exception(caught.value))
+    assert not leftovers.own_frames(caught.value) and not leftovers.is_own_code(scope["fail"])
+    assert leftovers.is_own_code(gpulab.load)

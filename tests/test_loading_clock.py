@@ -15,6 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from leftovers import own_frames
 from loading_datasets import (
     AtOnce,
     Burn,
@@ -263,7 +264,7 @@ def test_what_fails_in_a_worker_says_what_it_says_without_us(method: str) -> Non
     with pytest.raises(ValueError, match="item 9 is broken") as profiled:
         trained(loader)
     assert str(profiled.value) == str(plain.value)
-    assert "loading_datasets.py" in str(profiled.value) and "gpulab/capture" not in str(profiled.value)
+    assert "loading_datasets.py" in str(profiled.value) and not own_frames(str(profiled.value))
 
 
 def test_batches_after_one_that_failed_keep_their_own_times() -> None:

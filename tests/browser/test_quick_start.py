@@ -16,7 +16,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 expect.set_options(timeout=PATIENCE_MS)
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
 
-QUICK_START = Path(__file__).resolve().parents[2] / "notebooks" / "00_quick_start.ipynb"
+ROOT = Path(__file__).resolve().parents[2]
+QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
 KERNELS = ["python3", "gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS", "").split()]
 LOAD, SETUP, TRAINING, LOOK = range(4)  # its code cells
 AS_WRITTEN, ENDLESS = "in range(2):", "in range(100_000):"  # epochs: only Stop ends the longer training
@@ -27,14 +28,16 @@ SHOWN = [
     "Costliest operators",
     "Nothing that gpulab tried to measure is missing.",
 ]
-LOOK_INSIDE = """
-import threading, ipywidgets, torch
+LOOK_INSIDE = f"""
+import sys, threading, ipywidgets, torch
+sys.path.append({str(ROOT / "tests")!r})
 from gpulab.run import StepFlag
+from leftovers import is_own_code
 print("torn steps:", int(((run.steps.flags & StepFlag.PARTIAL) != 0).sum()))
 print("threads:", [t.name for t in threading.enumerate() if "gpulab" in t.name])
 print("handlers:", [name for name in get_ipython().kernel.control_handlers if "gpulab" in name])
 print("widgets:", len(ipywidgets.widgets.widget._instances))
-print("patched:", "gpulab" in torch.utils.data.DataLoader.__iter__.__code__.co_filename)
+print("patched:", is_own_code(torch.utils.data.DataLoader.__iter__))
 """
 SET_SOURCE = """
 ([index, source]) => {
