@@ -37,7 +37,8 @@ runs = Runs()
 runs.show_with(runs_view.text, runs_view.html)
 runs.export_with(Figures(COLUMNS, run_row))
 
-_OURS = str(Path(__file__).parent)
+_OURS = str(Path(__file__).parent) + os.sep
+_DEMO = _OURS + "demo" + os.sep  # written as a user writes
 
 
 @overload
@@ -299,7 +300,7 @@ def _next_of_theirs(trace: TracebackType | None) -> TracebackType | None:
 
 def _is_ours(trace: TracebackType) -> bool:
     filename = trace.tb_frame.f_code.co_filename
-    return filename.startswith(_OURS) and "/demo/" not in filename[len(_OURS) :].replace("\\", "/")
+    return filename.startswith(_OURS) and not filename.startswith(_DEMO)
 
 
 def _outcome(error: BaseException | None) -> tuple[Outcome, str]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +75,18 @@ def test_an_error_of_the_codes_own_is_no_end() -> None:
     with pytest.raises(ValueError, match="mine"), gpulab.profile("own", steps=8, show=False, save=False) as p:
         raise ValueError("mine")
     assert p.run.outcome == "failed"
+
+
+@pytest.mark.parametrize("folder", ["gpulab_cells", "gpulab/demo"])
+def test_a_frame_stays_whose_folder_only_begins_as_ours(folder: str) -> None:
+    file = str(Path(gpulab.__file__).parents[1] / folder / "train.py")
+    code = compile("def train():\n    raise ValueError('mine')\ntrain()", file, "exec")
+    with pytest.raises(ValueError, match="mine") as caught, gpulab.profile("beside", show=False, save=False):
+        exec(code, {})
+    assert [frame.name for frame in traceback.extract_tb(caught.value.__traceback__) if frame.filename == file] == [
+        "<module>",
+        "train",
+    ]
 
 
 def test_a_loop_shorter_than_the_steps_asked_for_still_has_a_breakdown() -> None:
