@@ -492,7 +492,7 @@ def test_where_calls_take_most_of_a_step_on_a_cpu_one_run_tells_a_larger_batch()
     updating = dataclasses.replace(known, optimizer_us=Spread(20e3, 20e3, 20e3, 8))
     assert ratio_of(updating, batch_size=64) == pytest.approx(0.01 + 0.99 / 2, rel=1e-3)
     assert predict(calling(0.4), {"batch_size": "128"}).only_sign
-    work = OptimizerWork("AdamW", "fused", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, True, EMPTY, EMPTY)
+    work = OptimizerWork("AdamW", "fused", 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, True, 0, EMPTY, EMPTY)
     fused = dataclasses.replace(calling(0.1), optimizer_us=Spread(16e3, 16e3, 16e3, 8), optimizer=work)
     fixed = 1 - (0.9 * (1 - 0.4 * 44 / 28)) ** 2
     assert ratio_of(fused, batch_size=64) == pytest.approx(fixed / 2 + 1 - fixed, rel=1e-3), "parameters are read, too"

@@ -14,6 +14,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.device_work import DeviceWork, median_per_step_us
 from gpulab.analysis.host_operators import SHORT_NS, own_ns
 from gpulab.analysis.launches import CallTree
+from gpulab.analysis.optimizer_bytes import FUSED_ADAM_BYTES, UpdateBytes, bytes_of_update
 from gpulab.analysis.updates import step_times, zero_times
 from gpulab.intervals import EMPTY, Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
@@ -21,9 +22,9 @@ from gpulab.run import Category, Int64, Timeline
 Style = Literal["for-loop", "foreach", "fused"]
 
 _ANNOTATION = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
-# Of the 28 bytes that a fused Adam moves of each 32-bit parameter so many move once more in each step, however many
+# Of the bytes that a fused Adam moves of each 32-bit parameter so many move once more in each step, however many
 # samples it has: both passes read the parameters, the backward pass writes gradients, whose memory is fetched first.
-ABOUT_PARAMETERS = 16 / 28
+ABOUT_PARAMETERS = 16 / FUSED_ADAM_BYTES
 OFTEN = 0.04  # of the computing of an update: operators that take less do not tell how many tensors there are
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 
@@ -35,6 +36,7 @@ class OptimizerWork:
     `operators` are those directly inside Optimizer.step, `zeroing` the calls that set gradients to 0. `host_us` is
     the training thread's time in each, `idle_us` the part of it in which the GPU did nothing, `device_us` the time of
     what was launched in it (both 0 on a CPU). `has_momentum`: some state is scaled in place, as SGD does with one.
+    `further_adds`: passes over all parameters that weight decay and Nesterov's momentum take; 0 where it is fused.
     """
 
     name: str
@@ -50,6 +52,7 @@ class OptimizerWork:
     calling_share: float
     passes: float
     has_momentum: bool
+    further_adds: int
     step_times: Intervals
     zero_times: Intervals
 
@@ -57,6 +60,16 @@ class OptimizerWork:
     def per_parameter(self) -> float:
         """What the parameters cost in a step, in times of the update; at least, for what computes reads them too."""
         return 1 + ABOUT_PARAMETERS if self.style == "fused" else 1.0
+
+    @property
+    def update_bytes(self) -> UpdateBytes | None:
+        """What an update moves of each parameter; None for a class that PyTorch cannot fuse.
+
+        A fused SGD does not show whether it has a momentum: it counts with one, as it is mostly used.
+        """
+        has_momentum = self.has_momentum or self.style == "fused"
+        foreach = self.style == "foreach"
+        return bytes_of_update(self.name, has_momentum=has_momentum, further_adds=self.further_adds, foreach=foreach)
 
 
 def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | None = None) -> OptimizerWork | None:
@@ -73,9 +86,10 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
     count = len(windows)
     calling, passes = _computing(timeline, inside, intersect(stepping, union(windows[:, 0], windows[:, 1])))
     names = _counted(timeline, inside, stepping)
+    name = _name(timeline, marks)
     zeroed = _counted(timeline, inside, zeroing)
     return OptimizerWork(
-        name=_name(timeline, marks),
+        name=name,
         style=_style(names),
         operators=sum(names.values()) / count,
         host_us=median_per_step_us(windows, stepping),
@@ -88,6 +102,7 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
         calling_share=calling,
         passes=passes,
         has_momentum=any(names[n] for n in ("aten::mul_", "aten::_foreach_mul_")),
+        further_adds=_further_adds(name, names),
         step_times=stepping,
         zero_times=zeroing,
     )
@@ -123,6 +138,18 @@ def _style(names: Counter[str]) -> Style | None:
     if any(n.startswith("aten::_foreach_") for n in names):
         return "foreach"
     return "for-loop" if names else None
+
+
+def _further_adds(name: str, names: Counter[str]) -> int:
+    """Weight decay makes a new tensor of its sum; so does Nesterov's momentum, unless it adds to all tensors at once.
+
+    SGD with a momentum scales each tensor once, and adds to it twice without Nesterov's.
+    """
+    foreach = _style(names) == "foreach"
+    operators = "aten::_foreach_" if foreach else "aten::"
+    new, in_place, scaled = (names[operators + n] for n in ("add", "add_", "mul_"))
+    is_nesterov = name == "SGD" and scaled > 0 and (in_place > 2 * scaled if foreach else new > scaled)
+    return int(new > 0) + int(is_nesterov)
 
 
 def _name(timeline: Timeline, marks: spans.Mask) -> str:

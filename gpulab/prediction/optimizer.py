@@ -1,9 +1,9 @@
 """The optimizer's share of a step: one kernel for all parameters, or a step only every k-th time.
 
-What moving a parameter once costs is read off the optimizer's own operators. On a CPU `aten::mul_` in place reads and
-writes 8 bytes of each parameter: a fused step moves 28 (Adam) or 20 (SGD with momentum) bytes of each, so it takes 3.5
-or 2.5 times as long as one `mul_` over all parameters, less what it costs to begin each of those operators: a fused
-step begins once. On a GPU definitions.md gives the bytes: 28 fused, 80 one operator after the other.
+How many bytes an update moves, fused and not, says `analysis.optimizer_bytes`. What moving them costs is read off the
+optimizer's own operators. On a CPU `aten::mul_` in place reads and writes 8 bytes of each parameter: a fused Adam moves
+28, so it takes 3.5 times as long as one `mul_` over all parameters, less what it costs to begin each of those
+operators: a fused step begins once. On a GPU the work that the update launches takes less time as it moves less.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.analysis.optimizer_bytes import ADD, SCALE, bytes_of
 from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.intervals import covers
 from gpulab.prediction.known import Known
@@ -21,13 +22,10 @@ from gpulab.prediction.step import Plan
 from gpulab.prediction.today import Refused, Today, at_least, is_on
 from gpulab.run import Category, Int64
 
-MUL_BYTES = 8
-FUSED_BYTES = {"AdamW": 28, "Adam": 28, "SGD": 20, "Adagrad": 20}
-LOOP_BYTES = {"AdamW": 80, "Adam": 72, "SGD": 32, "Adagrad": 44}
-LOOP_BYTES_ELSE = 40
+OTHER_BYTES = 40  # of an update that PyTorch cannot fuse: ours, about four operators
 FUSED_HOST = 0.2  # of the host's time in a step that launches for each parameter is left: ours
 ASIDE_HOST = 0.1  # one call for all gradients: ours
-ASIDE_BYTES = 12  # the knob's own sum of gradients: reads two, writes one
+ASIDE_BYTES = bytes_of(ADD)  # the knob's own sum of gradients
 PYTHON_US = 60.0  # of a step's own Python, whatever the parameters: measured 40 to 100
 PER_TENSOR_US = 1.5  # of gathering the parameters: measured 1 to 3
 BEGIN_US = 4.0  # of one operator on a CPU under the profiler, at most: measured 2 to 4
@@ -37,15 +35,16 @@ FUSED_DOUBT = (0.6, 1.6)  # how far off the fused step itself may be
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """An optimizer's step, per step of training. `pass_us`: moving all parameters by `mul_` on a CPU; None: none seen.
+    """An optimizer's step, per step of training; `time_us` is of the unprofiled ones.
 
-    `time_us` is of the unprofiled steps. `fused_passes` is how many times as much a fused step moves.
+    `pass_us` is one operator's pass over all parameters on a CPU, None where none was seen, and `pass_bytes` what it
+    moves of each.
     """
 
     work: OptimizerWork
     time_us: float
     pass_us: float | None
-    fused_passes: float
+    pass_bytes: int
     tensors: float
 
 
@@ -67,7 +66,7 @@ def _inside(today: Today) -> Inside:
         work=work,
         time_us=time.median,
         pass_us=None if moving is None else moving / once,
-        fused_passes=1.0 if plain else FUSED_BYTES.get(work.name, LOOP_BYTES_ELSE) / MUL_BYTES,
+        pass_bytes=bytes_of(ADD if plain else SCALE),
         tensors=len(rows) / once / len(account.steps),
     )
 
@@ -95,9 +94,10 @@ def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
         return plan.doubted(0.0, f"the optimizer is {'fused' if fused else 'not fused'} already")
     if fused:
         raise Refused("what an optimizer that is not fused would take cannot be told from a fused one")
-    if name not in FUSED_BYTES:
+    moved = inside.work.update_bytes
+    if moved is None:
         raise Refused(f"how many bytes a fused {name} moves is not known")
-    share = FUSED_BYTES[name] / LOOP_BYTES[name]
+    share = moved.fused_fraction
     if plan.today.on_gpu:
         changes = _scaled(plan.today, inside, device=share, host=FUSED_HOST)
         words = f"a fused {name} moves {share:.0%} of the bytes and has few launches"
@@ -105,7 +105,7 @@ def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
     if inside.pass_us is None:
         raise Refused(f"the operators of {name} do not tell what one pass over its parameters takes")
     overhead = PYTHON_US + PER_TENSOR_US * inside.tensors
-    after = min(inside.time_us, overhead + inside.fused_passes * inside.pass_us)
+    after = min(inside.time_us, overhead + moved.fused_bytes / inside.pass_bytes * inside.pass_us)
     words = (
         f"the optimizer takes {inside.time_us / 1e3:.2f} ms of a step; fused it moves each parameter once, "
         f"about {after / 1e3:.2f} ms"
@@ -123,12 +123,13 @@ def accumulate(plan: Plan, value: str, known: Known) -> Plan:
         return plan.doubted(0.0, "each batch is a step already")
     inside = _inside(plan.today)
     kept = 1 - 1 / rounds
-    aside = ASIDE_BYTES / LOOP_BYTES.get(inside.work.name, LOOP_BYTES_ELSE)
+    moved = inside.work.update_bytes
+    aside = ASIDE_BYTES / (OTHER_BYTES if moved is None else moved.unfused_bytes)
     words = f"the optimizer, {inside.time_us / 1e3:.2f} ms of a step, really steps only every {rounds}th time"
     if plan.today.on_gpu:
         changes = _scaled(plan.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
         return replace(plan, changes=plan.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)
-    put_us = ASIDE_BYTES / MUL_BYTES * inside.pass_us if inside.pass_us is not None else aside * inside.time_us
+    put_us = ASIDE_BYTES / inside.pass_bytes * inside.pass_us if inside.pass_us is not None else aside * inside.time_us
     put_us += PYTHON_US + PER_TENSOR_US * inside.tensors
     saved = kept * inside.time_us - put_us
     return replace(plan, saved_us=plan.saved_us + saved).doubted(ACCUMULATE_SD, words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpulab.analysis.optimizer_bytes import FUSED_ADAM_BYTES
 from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case, Untold
@@ -10,10 +11,8 @@ from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.launching import idle_us
 from gpulab.intervals import Intervals
 
-# Bytes moved per parameter, fused over not fused. AdamW: definitions.md, 28 against 80. SGD with momentum and decay
-# reads or writes 4 bytes 11 times one operator after the other, 5 times fused; the others likewise by their formula.
-_KEPT_BYTES = {"AdamW": 28 / 80, "Adam": 28 / 72, "SGD": 20 / 44, "Adagrad": 20 / 44}
-_PASSES = 2.8  # of an operator that reads two numbers and writes one, 10 bytes on average: a fused Adam moves 28
+_PASS_BYTES = 10  # of a parameter by one operator, on average: some read one number and write one, some read two
+_FUSED_PASSES = FUSED_ADAM_BYTES / _PASS_BYTES
 _GROUPED = (
     "Adadelta",
     "Adamax",
@@ -49,7 +48,7 @@ def unfused_optimizer(case: Case) -> Finding | Untold | None:
         saved,
         "likely",
         parts=("optimizer", "compute/optimizer", "launch/optimizer") if case.on_gpu else ("compute", "optimizer"),
-        settings=(("fused_optimizer", "True"),) if updating and found.name in _KEPT_BYTES else (),
+        settings=(("fused_optimizer", "True"),) if updating and found.update_bytes is not None else (),
         cure=_cure(found, updating > 0, zeroing > 0),
         source_line=_line(case, times),
     )
@@ -69,7 +68,7 @@ def _on_gpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
     """What fusing the update and dropping the gradients would save at most: idle time, and bytes that need not move."""
     updating = 0.0
     if found.style in ("for-loop", "foreach"):
-        updating = found.idle_us + found.device_us * (1 - _KEPT_BYTES.get(found.name, 1.0))
+        updating = found.idle_us + found.device_us * (1 - _kept_fraction(found))
     zeroing = found.zero_idle_us + found.zero_device_us if found.zeroing else 0.0
     return updating, zeroing
 
@@ -84,15 +83,20 @@ def _on_cpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
     took, step = case.facts.optimizer_us, case.facts.step_us
     if took is None or step is None or found.style in (None, "fused"):
         return 0.0, zeroing
-    if found.name in _KEPT_BYTES:
-        one_pass = found.name == "SGD" and not found.has_momentum
-        updating = 0.0 if one_pass else took.median * (1 - _KEPT_BYTES[found.name])
+    if found.update_bytes is not None:
+        updating = took.median * (1 - _kept_fraction(found))
         return updating if took.median >= _CPU_NOTICE * step.median else 0.0, zeroing
     if found.style != "for-loop":
         return 0.0, zeroing
-    kept = (1 - found.calling_share) * min(1.0, _PASSES / found.passes if found.passes else 1.0)
+    kept = (1 - found.calling_share) * min(1.0, _FUSED_PASSES / found.passes if found.passes else 1.0)
     updating = took.median * (1 - kept)
     return updating if updating >= _CPU_NOTICE * step.median else 0.0, zeroing
+
+
+def _kept_fraction(found: OptimizerWork) -> float:
+    """Of the bytes that the update moves, what it moves fused; all of them where PyTorch cannot fuse it."""
+    moved = found.update_bytes
+    return 1.0 if moved is None else moved.fused_fraction
 
 
 def _summary(found: OptimizerWork, one_by_one: bool, share: float) -> str:
@@ -130,6 +134,8 @@ def _evidence(case: Case, found: OptimizerWork, updating: float, zeroing: float)
         )
         if case.on_gpu:
             told.append(Evidence(f"the GPU works {ms(found.device_us)} on it and idles for {ms(found.idle_us)}"))
+            if found.update_bytes is not None:
+                told.append(Evidence(f"a fused {found.name} moves {percent(_kept_fraction(found))} of the bytes"))
     return told
 
 
@@ -137,7 +143,7 @@ def _cure(found: OptimizerWork, updating: bool, zeroing: bool) -> str:
     parts = []
     if zeroing:
         parts.append("optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0")
-    if updating and found.name in _KEPT_BYTES:
+    if updating and found.update_bytes is not None:
         parts.append(f"torch.optim.{found.name}(…, fused=True)")
     elif updating:
         whole = f"{found.name}(…, foreach=True)"
