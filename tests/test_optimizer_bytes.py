@@ -154,3 +154,22 @@ def test_fusing_a_plain_sgd_gives_back_no_work_of_the_gpu() -> None:
     case = loop(step).case()
     assert case.facts.optimizer is not None and case.facts.optimizer.device_us == pytest.approx(400)
     assert unfused_optimizer(case) is None
+
+
+@pytest.mark.parametrize(("operator", "bytes_moved"), [("_fused_adamw_", 28), ("_foreach_addcdiv_", 80)])
+def test_gradients_put_aside_are_held_against_the_bytes_that_the_update_moves_today(
+    operator: str, bytes_moved: int
+) -> None:
+    def step(machine: Machine) -> None:
+        machine.operator("aten::mm", "sgemm", 1_000, 20)
+        start = machine.host
+        machine.operator(f"aten::{operator}", "multi_tensor_apply_kernel", 1_000, 20)
+        machine.mark("Optimizer.step#AdamW.step", start)
+        machine.call("cudaDeviceSynchronize", 1, waits=True)
+
+    made = loop(step).case(unprofiled_us=2_100)
+    steps = made.facts.run.steps
+    timed = dataclasses.replace(steps, optimizer_ns=np.full(len(steps), 20_000))
+    known = facts(dataclasses.replace(made.facts.run, steps=timed))
+    ratio = predict(known, {"accumulate": "1000"}).ratio
+    assert ratio == pytest.approx((1_000 + 1_000 * 12 / bytes_moved) / 2_000, rel=0.05)

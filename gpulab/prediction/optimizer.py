@@ -123,8 +123,7 @@ def accumulate(plan: Plan, value: str, known: Known) -> Plan:
         return plan.doubted(0.0, "each batch is a step already")
     inside = _inside(plan.today)
     kept = 1 - 1 / rounds
-    moved = inside.work.update_bytes
-    aside = ASIDE_BYTES / (OTHER_BYTES if moved is None else moved.unfused_bytes)
+    aside = ASIDE_BYTES / _moved_bytes(inside.work)
     words = f"the optimizer, {inside.time_us / 1e3:.2f} ms of a step, really steps only every {rounds}th time"
     if plan.today.on_gpu:
         changes = _scaled(plan.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
@@ -133,6 +132,13 @@ def accumulate(plan: Plan, value: str, known: Known) -> Plan:
     put_us += PYTHON_US + PER_TENSOR_US * inside.tensors
     saved = kept * inside.time_us - put_us
     return replace(plan, saved_us=plan.saved_us + saved).doubted(ACCUMULATE_SD, words)
+
+
+def _moved_bytes(work: OptimizerWork) -> int:
+    """Of each parameter by the update as it is."""
+    if work.update_bytes is None:
+        return OTHER_BYTES
+    return work.update_bytes.fused_bytes if work.style == "fused" else work.update_bytes.unfused_bytes
 
 
 def _scaled(today: Today, inside: Inside, *, device: float, host: float) -> Changes:
