@@ -88,7 +88,7 @@ def climb(
 def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     """Climb within the bounds, remember and show what came of it. What ended it early is raised after that."""
     check(bounds)
-    climber = Climber(code, bounds, _diagnosed, _foretold)
+    climber = Climber(code, bounds, _diagnosed, _foretold, memory_full=thresholds_of().memory_full)
     with Climbing(climber.stop, show=show) as climbing:
         climber.tell, climber.told = climbing.tell, climbing.told
         found = climber.run()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ from made_comparisons import PARTS_A, alike, as_written, blocks, facts_with, fas
 from scripted_climb import DATASET, HEALTHY, SCENE, Machine, Script, finding, nothing_foretold
 
 import gpulab
+from gpulab import climbing
 from gpulab.climbing import conduct, parsed
 from gpulab.comparing.blocks import compare_blocks
 from gpulab.comparison import LossComparison
@@ -24,8 +27,11 @@ from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Memory
+from gpulab.trials.climb import Climber
 from gpulab.trials.climb_policy import Ground, Tried, candidates, ways_back
 from gpulab.trials.climb_verdict import broken_loss, judged
+from gpulab.trials.code import TextCode
+from gpulab.trials.ladder import Bounds
 from gpulab.trials.plan import Plan
 from gpulab.views.climb_sections import headline, kept_edit
 from gpulab.views.climbed import Climbed
@@ -222,6 +228,20 @@ def test_nearly_all_memory_is_too_much() -> None:
     full = replace(b.facts.run, memory=Memory(15 * 2**30, 15 * 2**30, 2**30, 16 * 2**30))
     outcome, words = verdict(b, facts=replace(b.facts, run=full))
     assert outcome == "memory" and "94%" in words
+
+
+@pytest.mark.parametrize(("table", "outcome"), [("", "kept"), ("[thresholds]\nmemory_full = 0.6\n", "memory")])
+def test_the_users_file_says_what_full_memory_is(
+    table: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "own"))
+    (tmp_path / "gpulab.toml").write_text(table)
+    machine = Machine(two_knobs, starving, peak_bytes=lambda s: 7 * 2**34 // 10)
+    monkeypatch.setattr(climbing, "Climber", functools.partial(Climber, engine=machine._engine))
+    monkeypatch.setattr(climbing, "_diagnosed", machine._diagnosed)
+    climbed = conduct(TextCode.parsed("workers = 0\n", {}), Bounds(rungs=1, save=False), show=False)
+    assert [rung.outcome for rung in climbed.rungs] == [outcome]
 
 
 # -- the course, on a scripted machine ---------------------------------------------------------------------------------
@@ -547,10 +567,6 @@ def climb_with(
     diagnosis: Diagnosis, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cell: str = CELL, **bounds: Any
 ) -> Climbed:
     """A real climb after a diagnosis that was made up."""
-    from gpulab import climbing
-    from gpulab.trials.code import TextCode
-    from gpulab.trials.ladder import Bounds
-
     monkeypatch.setattr(climbing, "_diagnosed", lambda known: diagnosis)
     given = Bounds(**{"rungs": 1, "pairs": 5, "steps": 4, "save": False, **bounds})
     return conduct(TextCode.parsed(cell, names), given, show=False)
@@ -589,9 +605,6 @@ def test_a_cell_without_steps_has_nothing_to_climb(names: dict[str, Any]) -> Non
 
 @pytest.mark.timeout(120)
 def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.trials.climb import Climber
-    from gpulab.trials.code import TextCode
-    from gpulab.trials.ladder import Bounds
     from gpulab.trials.plan import Progress
 
     before = weights(names)

@@ -14,6 +14,7 @@ from gpulab.comparing.loss import compare_losses
 from gpulab.comparing.statistics import TOO_FEW
 from gpulab.comparison import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
 from gpulab.diagnosis.finding import Diagnosis
+from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
@@ -65,6 +66,7 @@ class Climber:
         diagnose: Diagnose,
         foretell: Foretell,
         *,
+        memory_full: float = DEFAULT.memory_full,
         tell: Listener = lambda progress: None,
         told: OnRung = lambda ladder: None,
         engine: MakeEngine = Runner,
@@ -75,6 +77,7 @@ class Climber:
         self.trials: list[Trial] = []  # all full runs, in order
         self._code, self._bounds, self._engine = code, bounds, engine
         self._diagnose, self._foretell = diagnose, foretell
+        self._memory_full = memory_full
         self._asked = False
         self._current: Engine | None = None
         self._began = 0.0
@@ -202,7 +205,7 @@ class Climber:
             loss = self._judged_loss(result, new)
             if self._over():  # while the seeds ran
                 return rung
-            verdict = judged(result, loss, tuple(new), self._bounds.allow)
+            verdict = judged(result, loss, tuple(new), self._bounds.allow, self._memory_full)
         made = result.b.prediction
         if made is not None and not made.refused:
             rung = replace(rung, prediction=made)

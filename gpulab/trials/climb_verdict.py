@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from gpulab.comparing.headline import WIDE
 from gpulab.comparing.statistics import TOO_FEW
 from gpulab.comparison import Comparison, LossComparison, Side
+from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.trials.ladder import Outcome
 
-MEMORY_FULL = 0.90  # definitions.md, Thresholds: memory > 90 %
 KEEPING = ("same", "within the band")
 # They change when batches come and who makes them, not what is trained.
 SAME_TRAINING = ("workers", "prefetch", "pin_memory", "persistent_workers", "compute_threads")
@@ -38,14 +38,23 @@ def spoiled(found: Comparison, names: Collection[str]) -> Judged | None:
     return None
 
 
-def judged(found: Comparison, loss: LossComparison | None, names: Collection[str], allow: Collection[str]) -> Judged:
-    """The verdict on one try. `names` are the knobs it set, `allow` those that may change the training."""
+def judged(
+    found: Comparison,
+    loss: LossComparison | None,
+    names: Collection[str],
+    allow: Collection[str],
+    memory_full: float = DEFAULT.memory_full,
+) -> Judged:
+    """The verdict on one try. `names` are the knobs it set, `allow` those that may change the training.
+
+    From `memory_full` on, a fraction of the device's memory, a faster setting is not kept.
+    """
     early = spoiled(found, names)
     if early is not None:
         return early
     if found.verdict != "faster":
         return _not_faster(found)
-    full = _memory_full(found.b)
+    full = _memory_full(found.b, memory_full)
     if full:
         return Judged("memory", full)
     if loss is None or loss.verdict == "not measurable":
@@ -86,13 +95,13 @@ def _not_faster(found: Comparison) -> Judged:
     return Judged("no gain", "no measurable difference")
 
 
-def _memory_full(side: Side) -> str:
+def _memory_full(side: Side, memory_full: float) -> str:
     memory = side.facts.run.memory if side.facts is not None else None
     if memory is None or not memory.total_bytes:
         return ""
     peak = memory.peak_reserved_bytes or memory.peak_allocated_bytes or 0
     share = peak / memory.total_bytes
-    return f"it takes {share:.0%} of the device's memory: the next larger batch would not fit" * (share > MEMORY_FULL)
+    return f"it takes {share:.0%} of the device's memory: the next larger batch would not fit" * (share >= memory_full)
 
 
 def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
@@ -119,4 +128,4 @@ def _of_loss(loss: LossComparison) -> str:
     return f"and the loss moves no further than with another seed ({loss.seeds + 1} seeds)"
 
 
-__all__ = ["MEMORY_FULL", "Judged", "broken_loss", "judged", "spoiled", "unsure"]
+__all__ = ["Judged", "broken_loss", "judged", "spoiled", "unsure"]
