@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import functools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from made_cases import case_of, finding, inside, run_of
 import gpulab
 from gpulab import cli
 from gpulab.analysis.facts import facts
+from gpulab.analysis.kernels import SHORT_KERNEL_US
 from gpulab.analysis.loading import WaitParts, WorkerRow
 from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Diagnosis, Evidence
@@ -32,6 +35,7 @@ from gpulab.views.document import document
 from gpulab.views.findings import finding_sections, untold_sections
 from gpulab.views.report import Report
 
+UNITS = (100, 1e3, 1000, 1e6, 1e9)
 ASKED_FOR = {
     "key", "summary", "evidence", "recoverable_us_per_step", "confidence", "knob", "predicted_ratio",
     "predicted_interval", "source_line", "lesson",
@@ -175,6 +179,34 @@ def test_every_threshold_has_its_source() -> None:
     page = (Path(__file__).parents[1] / "docs" / "thresholds.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}` | {getattr(DEFAULT, name):g} | {source} |" for name, source in SOURCES.items()]
+
+
+def test_the_report_and_the_findings_count_the_same_short_kernels() -> None:
+    assert DEFAULT.short_kernel_us == SHORT_KERNEL_US
+
+
+def test_every_threshold_decides_something() -> None:
+    package = Path(gpulab.__file__).parent
+    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    assert [f.name for f in dataclasses.fields(Thresholds) if not re.search(rf"\.{f.name}\b", code)] == []
+
+
+def _limits_in(path: Path) -> list[str]:
+    """Comparisons with a figure that has no name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
+    return [f"{path.name}:{node.lineno}" for node in compared if any(map(_is_limit, ast.walk(node)))]
+
+
+def _is_limit(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return isinstance(node.right, ast.Constant) and node.right.value not in UNITS
+    return isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value not in (0.0, 1.0, *UNITS)
+
+
+def test_no_rule_has_a_limit_without_a_name() -> None:
+    rules = Path(gpulab.__file__).parent / "diagnosis" / "rules"
+    assert [limit for path in sorted(rules.glob("*.py")) for limit in _limits_in(path)] == []
 
 
 def starving() -> Run:

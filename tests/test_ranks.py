@@ -30,7 +30,7 @@ ALL_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm)"
 
 
 def compare_ranks(runs: dict[int, Run]) -> RankComparison:
-    return ranks.compare_ranks({rank: facts(run) for rank, run in runs.items()})
+    return ranks.compare_ranks({rank: facts(run) for rank, run in runs.items()}, skew_notice=DEFAULT.skew_notice)
 
 
 def rank_run(kernels: list[Kernel], step_us: int = 1_000) -> Run:
@@ -83,6 +83,17 @@ def test_the_rank_that_arrives_last_is_the_straggler() -> None:
     assert found.straggler == 1
     assert found.collectives == 1
     assert [(r.waiting_us, r.transfer_us) for r in found.ranks] == [(500, 100), (0, 100), (400, 100)]
+
+
+def test_the_users_threshold_says_how_long_others_must_wait_for_a_straggler() -> None:
+    runs = {0: rank_run([(ALL_REDUCE, 9, 200, 300)]), 1: rank_run([(ALL_REDUCE, 9, 400, 100)])}
+    known = {rank: facts(run) for rank, run in runs.items()}
+    share = 200 / 1_000
+    assert ranks.compare_ranks(known, skew_notice=share).straggler == 1
+    assert ranks.compare_ranks(known, skew_notice=share + 0.01).straggler is None
+    job, patient = Ranks("made", runs, 2), DEFAULT.changed({"skew_notice": share + 0.01})
+    assert diagnose_job(job, patient).diagnosis.first.key != "straggler"
+    assert diagnose_job(job, DEFAULT).diagnosis.first.key == "straggler"
 
 
 def test_ranks_in_step_have_no_straggler() -> None:
@@ -165,7 +176,7 @@ def test_the_costliest_of_a_job_comes_first_and_says_what_is_next(us: float, fir
 
 
 def test_a_real_job_with_a_late_rank() -> None:
-    found = ranks.compare_ranks({i: facts(load_run(path(f"v100_dlrm_8ranks/rank{i}"))) for i in range(8)})
+    found = compare_ranks({i: load_run(path(f"v100_dlrm_8ranks/rank{i}")) for i in range(8)})
     [straggler] = diagnose_ranks(found).findings  # moving the data is 1 % of the step: all else is the wait
     assert straggler.key == "straggler" and "Rank 7 arrives last" in straggler.summary
     assert straggler.recoverable_us_per_step == pytest.approx(6_034, rel=0.01)

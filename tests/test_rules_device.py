@@ -95,6 +95,17 @@ def test_short_kernels_of_a_slow_host_are_launch_bound_by_as_much_as_the_gpu_idl
     assert dict(finding.settings) == {"compile": "reduce-overhead"}
 
 
+def test_the_users_threshold_says_which_operations_are_short() -> None:
+    def words(limit_us: float) -> str:
+        case = loop(many(200, "aten::add", ADD, gpu_us=4)).case(
+            thresholds=DEFAULT.changed({"short_kernel_us": limit_us})
+        )
+        return " ".join(e.words for e in told(launching.launch_bound(case)).evidence)
+
+    assert "100 % of the GPU's operations last less than 10 µs" in words(10)
+    assert "0 % of the GPU's operations last less than 3 µs" in words(3)
+
+
 def test_long_kernels_are_not() -> None:
     def step(machine: Machine) -> None:
         many(50, "aten::add", ADD, gpu_us=100)(machine)
@@ -709,6 +720,8 @@ def test_other_programs_on_the_gpu(values: list[float], said: bool) -> None:
     samples = Samples((series("other_gpu_processes", values),))
     answer = sharing.gpu_shared(loop(many(9, "aten::mm", HMMA, 100)).case(samples=samples))
     assert isinstance(answer, Finding) == said
+    seldom = DEFAULT.changed({"readings_notice": 0.8})
+    assert sharing.gpu_shared(loop(many(9, "aten::mm", HMMA, 100)).case(samples=samples, thresholds=seldom)) is None
     if isinstance(answer, Finding):
         assert "2 other programs" in answer.summary and answer.evidence[0].span == (1_000_000, 2_000_000)
 

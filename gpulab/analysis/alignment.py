@@ -15,6 +15,7 @@ from gpulab.analysis.tensor_cores import names_tell
 # CUTLASS names how many numbers a kernel can load at once: all 8 of 16 bits (4 of TF32) only where sizes allow it.
 _ALIGNED = re.compile(r"align(\d+)")
 SHAPE_COLUMNS = ("product_m", "product_n", "product_k")
+# NVIDIA's guide to matrix multiplication: multiples of 16 bytes, 8 numbers of 16 bits. 64: ours, as nanoGPT's.
 UNIT = 8
 UNIT_OF_VOCABULARY = 64
 VOCABULARY = 8192  # ours: a side of this size is a vocabulary, not the width of a layer

@@ -123,6 +123,12 @@ def kernels(timeline: Timeline, windows: Intervals | None = None) -> Kernels:
     )
 
 
+def short_count_fraction(timeline: Timeline, windows: Intervals, below_us: float) -> float | None:
+    """Of the kernels launched within the windows, those shorter than that; None where there is no kernel."""
+    rows = _launched(timeline, np.flatnonzero(spans.in_category(timeline, Category.KERNEL)), windows)
+    return float((timeline.duration_ns[rows] < below_us * 1e3).mean()) if len(rows) else None
+
+
 def operators(timeline: Timeline, windows: Intervals | None = None) -> tuple[OperatorRow, ...]:
     """Host operators that began within the windows, with what they launched; the costliest on the device first.
 

@@ -11,8 +11,8 @@ from gpulab.analysis.steps import loaded_ahead, select
 from gpulab.intervals import EMPTY, Intervals, clip, covers, measure, union
 from gpulab.run import Batches, Category, Float64, Int64, Run
 
-LEAST_PART = 0.01  # of a batch's time: of less, nobody can say how much was waiting
-FEWEST = 3  # batches for a median
+LEAST_PART = 0.01  # ours: of a batch's time: of less, nobody can say how much was waiting
+FEWEST = 3  # ours: batches for a median
 
 Rows = np.ndarray  # of bool, one per batch
 

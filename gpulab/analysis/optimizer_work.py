@@ -25,7 +25,7 @@ _ANNOTATION = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
 # Of the bytes that a fused Adam moves of each 32-bit parameter so many move once more in each step, however many
 # samples it has: both passes read the parameters, the backward pass writes gradients, whose memory is fetched first.
 ABOUT_PARAMETERS = 16 / FUSED_ADAM_BYTES
-OFTEN = 0.04  # of the computing of an update: operators that take less do not tell how many tensors there are
+OFTEN = 0.04  # ours: of the computing of an update: operators that take less do not tell how many tensors there are
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 
 

@@ -19,11 +19,12 @@ from gpulab.analysis import spans
 from gpulab.intervals import Intervals, clip, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Pause, Place, Run, StackSamples, Timeline
 
+# Ours, of looks at the stack every few milliseconds.
 LEAST_SHARE = 0.5  # of the time that is spoken for: below it no single line is to blame
-LEAST_LOOKS = 2
+LEAST_LOOKS = 2  # one may be chance
 LATE = 2.0  # times the usual time between two looks: the thread that looks was kept waiting
 TELLING = 3.0  # times it: a single late look is evidence enough, where nearly all of its time lies in the stretch
-NEARLY_ALL = 0.8
+NEARLY_ALL = 0.8  # of a late look's time
 
 _NAME = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<function>.+)")
 _INSTALLED = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")

@@ -19,8 +19,6 @@ from gpulab.analysis.integrity import Check, Integrity, State, found_or_ok
 from gpulab.intervals import clip, intersect, measure
 from gpulab.run import Category, Int64, Missing, Timeline
 
-SKEW_NOTICE = 0.05  # of the step: definitions.md, exposed communication > 5 %
-
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
@@ -73,8 +71,12 @@ def job_integrity(problems: Sequence[Missing]) -> Integrity:
     return Integrity(tuple(checks))
 
 
-def compare_ranks(facts: Mapping[int, Facts], problems: Sequence[Missing] = ()) -> RankComparison:
+def compare_ranks(
+    facts: Mapping[int, Facts], problems: Sequence[Missing] = (), *, skew_notice: float
+) -> RankComparison:
     """Split the communication of each rank into waiting and transfer.
+
+    A rank stands out as the straggler from `skew_notice` on, the share of their step that the others wait for it.
 
     Ranks without the work of a GPU, or whose trace cannot carry its accounting, are left out.
     """
@@ -89,7 +91,7 @@ def compare_ranks(facts: Mapping[int, Facts], problems: Sequence[Missing] = ()) 
     )
     count = sum(len(d) for d in next(iter(kernels.values()), {}).values())
     trust = job_integrity(problems)
-    straggler = None if "straggler" in trust.withheld else _straggler(ranks)
+    straggler = None if "straggler" in trust.withheld else _straggler(ranks, skew_notice)
     return RankComparison(ranks, straggler, count if mismatch is None else None, mismatch, trust)
 
 
@@ -163,7 +165,7 @@ def _rank(
     )
 
 
-def _straggler(ranks: tuple[RankFacts, ...]) -> int | None:
+def _straggler(ranks: tuple[RankFacts, ...], skew_notice: float) -> int | None:
     """The rank that waits least, where the others wait for a share of their step that matters."""
     waits = {r.rank: r.waiting_us for r in ranks if r.waiting_us is not None}
     if len(waits) < 2:
@@ -171,7 +173,7 @@ def _straggler(ranks: tuple[RankFacts, ...]) -> int | None:
     last = min(waits, key=lambda rank: waits[rank])
     others = [r for r in ranks if r.rank != last and r.waiting_us is not None]
     share = float(np.median([((r.waiting_us or 0) - waits[last]) / r.step_us for r in others]))
-    return last if share >= SKEW_NOTICE else None
+    return last if share >= skew_notice else None
 
 
-__all__ = ["SKEW_NOTICE", "RankComparison", "RankFacts", "compare_ranks", "job_integrity"]
+__all__ = ["RankComparison", "RankFacts", "compare_ranks", "job_integrity"]

@@ -19,7 +19,7 @@ class Spread:
     count: int
 
 
-FEWEST_ROUNDS = 3
+FEWEST_ROUNDS = 3  # ours: of fewer no median is worth the name
 BUNCHED = 0.05  # ours, of a step: so far apart are the waits of a typical step and of a typical round
 
 

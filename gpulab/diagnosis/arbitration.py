@@ -22,6 +22,9 @@ _NO_ROOM = "The machine's memory is nearly full: more processes or a cache would
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
 _RANGE_ONLY = 0.8  # where even a prediction of the cure tells no figure: of two alike the one that is known comes first
 
+_ALL = 0.99  # ours: of its own time; what is missing then is rounding, not another finding's
+_LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
+
 
 def arbitrate(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings worth telling, the first to cure first; at least one.
@@ -94,8 +97,7 @@ def _outweighs(case: Case, finding: Finding, starved_us: float) -> bool:
 def _starves(case: Case, found: Sequence[Finding]) -> bool:
     if any(f.key in FEEDING for f in found):
         return True
-    idle, wait = case.idle, case.loop_waits
-    return idle is not None and idle >= case.thresholds.idle_notice and wait >= idle / 2
+    return case.idle is not None and case.idle >= case.thresholds.idle_notice and case.waits_mostly_for_data
 
 
 def _feeding_first(case: Case, found: list[Finding]) -> list[Finding]:
@@ -168,7 +170,7 @@ class _Budget:
         """The finding with its available time, which is then gone."""
         given, own = self.available(finding), finding.recoverable_us_per_step
         others = dict.fromkeys(k for p in finding.parts for k in self.takers.get(_base(p), ()))
-        shares = tuple(others) if given is not None and own is not None and given < 0.99 * own else ()
+        shares = tuple(others) if given is not None and own is not None and given < _ALL * own else ()
         inside = (given or 0.0) - min(given or 0.0, _claimed_between(finding))
         self._spend(finding, inside)
         return replace(finding, recoverable_us_per_step=given, shares_with=shares)
@@ -253,7 +255,7 @@ def _after(case: Case, left_us: float, following: Finding | None) -> str:
     if following is None:
         return f"Nothing else is known that costs {percent(case.thresholds.silence)} of {case.unit} or more."
     rest = left_us - (following.recoverable_us_per_step or 0.0)
-    gain = f"at most {left_us / rest:.3g}" if rest > 0.1 * left_us else "more than 10"
+    gain = f"at most {left_us / rest:.3g}" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}"
     return f"Next comes {name_of(following.key)}: curing that too could make the rest {gain} times as fast."
 
 

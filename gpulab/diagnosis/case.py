@@ -12,7 +12,9 @@ from gpulab.diagnosis.finding import Finding, Untold
 from gpulab.diagnosis.thresholds import Thresholds
 from gpulab.run import Phase
 
-FEWEST_STEPS = 6  # a warm-up, a step that counts, the profiled ones and those beside them
+FEWEST_STEPS = 6  # ours: a warm-up, a step that counts, the profiled ones and those beside them
+
+_MOST = 0.5  # ours: what makes up half of it is its first cause
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class Case:
         if self.withheld("idle_causes") is None or wait is None or not step:
             return self.share("data_wait")
         return min(1.0, wait.median / step)
+
+    @property
+    def waits_mostly_for_data(self) -> bool:
+        """Whether the loop's wait for data is most of the GPU's idle time; on a CPU nothing contradicts it."""
+        return self.loop_waits >= _MOST * (self.idle or 0.0)
 
     @property
     def handed_over_us(self) -> float:

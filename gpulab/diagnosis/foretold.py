@@ -17,8 +17,8 @@ from gpulab.prediction.removal import PAUSES, WAITS, predict_removal
 from gpulab.prediction.step import plan_of
 from gpulab.prediction.today import Refused
 
-NOTHING_GAINED = 0.99  # of today's time
-HARDLY_LESS = 0.9  # of its bound: no word about it
+NOTHING_GAINED = 0.99  # ours, of today's time: half of what a comparison can tell (2 %)
+HARDLY_LESS = 0.9  # ours, of the finding's own bound: no word about so small a difference
 
 
 def foretold(facts: Facts, found: Sequence[Finding], step_us: float | None, known: Known) -> list[Finding]:

@@ -15,23 +15,35 @@ SOURCES: Mapping[str, str] = {
     "data_wait_bad": "TraceML: critical at 20 % of a step",
     "idle_notice": "ours: below 15 % a busy pipeline has its usual gaps between kernels",
     "idle_bad": "ours: twice the notice",
+    "other_work_notice": "ours: half of idle_notice, for work that the trace names is no usual gap",
+    "on_cpu_notice": "ours: half of idle_notice, for operators on the CPU beside an idle GPU are no usual gap",
     "launch_notice": "xprof: launch-bound from 3 %, critical from 15 %; only where idle_notice holds, too",
     "launch_bad": "xprof: launch-bound from 3 %, critical from 15 %",
     "exposed_notice": "ours: a step hides its communication where less than 5 % of it shows",
     "exposed_bad": "ours: three times the notice",
+    "skew_notice": "ours: as exposed_notice, for waiting for another rank is communication that nothing hides",
     "unknown_too_much": "ours: an accounting with more unknown names no cause",
     "outside_notice": "ours: below it the time between steps is what epochs and their evaluation usually take",
+    "outside_least_s": "ours: between the steps of a shorter cell lies mostly what starting up takes",
     "pause_notice": "ours: saving, logging and collecting garbage are no training, but small doses are good practice",
     "evaluation_notice": "ours: evaluation was asked for, so it counts only where it takes a fifth of the time",
     "loading_cause": "ours: a cause of slow loading is named where it makes up half of a batch's time",
     "cpu_full": "ours: from 90 % of the usable cores on, one more process takes time from the others",
     "calling_notice": "ours: where starting operations takes more than computing them",
+    "calling_left_notice": "ours: half of calling_notice, for what other findings tell is left out of it",
     "rearranging_notice": "ours: on a CPU less is what attention heads and gradients take anyway",
     "short_kernel_us": "ours: a kernel shorter than that costs less than its launch, which takes 5 to 20 µs",
+    "small_kernels_notice": "ours: where half of kernel time fills only a part of the GPU, a larger batch costs little",
+    "optimizer_cpu_notice": "ours: the profiler makes small operators of a CPU slower; less may be its cost",
+    "attention_cpu_notice": "ours: on a CPU an operator's time is also its call's; less may be calls alone",
+    "pointwise_cpu_notice": "ours: on a CPU an operator's time is also its call's; more so of short operators",
     "matrix_material": "ours: below this share of kernel time faster matrix products change little",
     "memory_full": "ours: above 90 % the allocator begins to give back and ask again",
     "memory_underused": "Gao et al., ICSE 2024: a batch is small where peak memory stays below 50 %",
     "utilization_low": "Gao et al., ICSE 2024: and mean utilization below 50 %",
+    "sm_active_low": "DCGM: SM active below 0.5 likely means that the GPU is not used effectively",
+    "readings_notice": "ours: of a meter's readings; what is seen in fewer of them is a moment",
+    "slowed_notice": "ours: as silence, for a clock this much below its highest costs that share of computing",
     "alert_data_wait": "ours: half of each step; a run may starve a little without an alert",
     "alert_gpu_idle": "ours: utilization (NVML) below 30 %, a live hint and no diagnosis",
     "alert_after_s": "ours: what passes within seconds is nothing to act on",
@@ -53,23 +65,35 @@ class Thresholds:
     data_wait_bad: float = 0.20
     idle_notice: float = 0.15
     idle_bad: float = 0.30
+    other_work_notice: float = 0.075
+    on_cpu_notice: float = 0.075
     launch_notice: float = 0.03
     launch_bad: float = 0.15
     exposed_notice: float = 0.05
     exposed_bad: float = 0.15
+    skew_notice: float = 0.05
     unknown_too_much: float = 0.40
     outside_notice: float = 0.30
+    outside_least_s: float = 5.0
     pause_notice: float = 0.05
     evaluation_notice: float = 0.20
     loading_cause: float = 0.50
     cpu_full: float = 0.90
     calling_notice: float = 0.50
+    calling_left_notice: float = 0.25
     rearranging_notice: float = 0.10
     short_kernel_us: float = 10.0
+    small_kernels_notice: float = 0.50
+    optimizer_cpu_notice: float = 0.15
+    attention_cpu_notice: float = 0.10
+    pointwise_cpu_notice: float = 0.15
     matrix_material: float = 0.20
     memory_full: float = 0.90
     memory_underused: float = 0.50
     utilization_low: float = 0.50
+    sm_active_low: float = 0.50
+    readings_notice: float = 0.10
+    slowed_notice: float = 0.03
     alert_data_wait: float = 0.50
     alert_gpu_idle: float = 0.70
     alert_after_s: float = 20.0

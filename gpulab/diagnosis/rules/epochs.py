@@ -9,6 +9,8 @@ from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
 from gpulab.run import Int64, Loader, StepFlag
 
+_MOST_STEPS = 0.5  # ours: more beginnings than that are no epochs, but `next(iter(loader))` in the loop
+
 
 def worker_restart(case: Case) -> Finding | Untold | None:
     """Workers are started again for each epoch, and the first step of it waits until they have a batch.
@@ -24,7 +26,7 @@ def worker_restart(case: Case) -> Finding | Untold | None:
     again = fresh[whole[fresh]][1:] if len(fresh) and fresh[0] == 0 else fresh[whole[fresh]]
     if not len(again):
         return None
-    if len(fresh) > len(run.steps) / 2:
+    if len(fresh) > _MOST_STEPS * len(run.steps):
         return _every_step(case) if loader is not None else None
     others = np.setdiff1d(np.flatnonzero(whole), fresh)
     usual_ns = float(np.median(run.steps.data_wait_ns[others])) if len(others) else 0.0

@@ -13,6 +13,8 @@ from gpulab.run import Loader
 Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
 
 _UNKNOWN_MACHINE = 8  # workers proposed at most where the usable cores are not known
+_MOSTLY_LOADING = 0.5  # ours, of the step: from there on cores are worth more to workers than to computing
+_LEAST_COMPUTING = 0.01  # ours, of the step: as much as can be told from nothing
 _COLLATED = (
     "Put the batch together in few operations: torch.stack, or pad_sequence once per batch, instead of item by item "
     "and number by number in collate_fn; what concerns one item alone belongs into __getitem__."
@@ -93,12 +95,12 @@ def _threads_beside(case: Case, workers: int, step_us: float, waited_us: float) 
     if inside is None or mostly_waits(inside):
         return None
     beside = max(1, math.floor(cores) - workers)
-    return beside if waited_us >= step_us / 2 and beside < threads else None
+    return beside if waited_us >= _MOSTLY_LOADING * step_us and beside < threads else None
 
 
 def _workers_needed(case: Case, workers: int, step_us: float, waited_us: float) -> int:
     """⌈time to make a batch / time to compute one⌉, and one more for an uneven one (definitions.md, feeding)."""
-    computing = max(step_us - waited_us, 0.01 * step_us)
+    computing = max(step_us - waited_us, _LEAST_COMPUTING * step_us)
     inside = case.facts.loading
     making = inside.batch_us if inside is not None else waited_us if not workers else workers * step_us
     return math.ceil(making / computing) + 1

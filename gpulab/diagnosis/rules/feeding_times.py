@@ -5,6 +5,9 @@ from __future__ import annotations
 from gpulab.analysis.loading import LoadingFacts
 from gpulab.diagnosis.headline import ms
 
+_MOST = 0.5  # ours: what takes half of a batch's time decides what its workers need
+_PART_TOLD, _WAIT_TOLD = 0.01, 0.05  # ours, of a batch's time: a smaller part, or wait, is left out of the sentence
+
 
 def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
     """µs per batch by cause. Waiting for a core is part of what computes; other waiting is not ready for one."""
@@ -21,7 +24,7 @@ def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
 
 def mostly_waits(inside: LoadingFacts) -> bool:
     """At least half of the time to make a batch is waiting for a disk, a network or a lock: it needs no core."""
-    return times_by_cause(inside)["storage_bound"] >= inside.batch_us / 2
+    return times_by_cause(inside)["storage_bound"] >= _MOST * inside.batch_us
 
 
 def making(inside: LoadingFacts) -> str:
@@ -36,11 +39,11 @@ def _split(inside: LoadingFacts) -> str:
         "putting together": inside.collate_us,
         "page-locking": inside.pin_us or 0.0,
     }
-    told = ", ".join(f"{name} {ms(us)}" for name, us in parts.items() if us >= 0.01 * inside.batch_us)
+    told = ", ".join(f"{name} {ms(us)}" for name, us in parts.items() if us >= _PART_TOLD * inside.batch_us)
     waits = {"for a disk, a network or a lock": "storage_bound", "for a free processor core": "cpu_oversubscribed"}
     times = times_by_cause(inside)
     for what, key in waits.items():
-        if times[key] >= 0.05 * inside.batch_us:
+        if times[key] >= _WAIT_TOLD * inside.batch_us:
             told += f"; {ms(times[key])} is waiting {what}"
     return told
 

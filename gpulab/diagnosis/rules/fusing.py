@@ -18,14 +18,11 @@ from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import percent
 from gpulab.intervals import Intervals
 
-# On a CPU an operator's time is also its call's and the profiler's: only what no doubt of that kind can explain counts.
-_CPU_ATTENTION, _CPU_CHAINS = 0.10, 0.15
-
 
 def unfused_attention(case: Case) -> Finding | None:
     """Attention that writes the matrix of all pairs of positions to memory, takes its softmax and reads it again."""
     found = _attention(case)
-    if found is None or (not case.on_gpu and found.share < _CPU_ATTENTION):
+    if found is None or (not case.on_gpu and found.share < case.thresholds.attention_cpu_notice):
         return None
     computing = case.part_us("compute") if case.on_gpu else (case.step_us or 0.0)
     flash = "flash" if case.on_gpu else "auto"
@@ -59,7 +56,11 @@ def unfused_attention(case: Case) -> Finding | None:
 def memory_bound_ops(case: Case) -> Finding | None:
     """Small operations in a row, each of which reads and writes all its numbers in memory."""
     found = _pointwise(case)
-    if found is None or _is_compiled(case) or (not case.on_gpu and found.saved_share < _CPU_CHAINS):
+    if (
+        found is None
+        or _is_compiled(case)
+        or (not case.on_gpu and found.saved_share < case.thresholds.pointwise_cpu_notice)
+    ):
         return None
     computing = case.part_us("compute") if case.on_gpu else (case.step_us or 0.0)
     return Finding(

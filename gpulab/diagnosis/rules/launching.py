@@ -6,6 +6,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.host_operators import SHORT_NS
+from gpulab.analysis.kernels import short_count_fraction
 from gpulab.analysis.launch_gaps import not_launching_us, small_kernels_fraction, waiting_for_data
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
@@ -13,7 +14,7 @@ from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.afterwards import calls_of_own
 from gpulab.intervals import joined
 
-_TO_SMALL = 0.5  # of kernel time in kernels that leave multiprocessors empty
+_MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
 
 def launch_bound(case: Case) -> Finding | Untold | None:
@@ -28,8 +29,7 @@ def launch_bound(case: Case) -> Finding | Untold | None:
     launching = _launching_us(case)
     if launching < case.thresholds.launch_notice * _step(case):
         return None
-    kernels = case.facts.trace.kernels if case.facts.trace is not None else None
-    short = kernels.short_count_fraction if kernels is not None else None
+    short = short_count_fraction(work.timeline, work.host_windows, case.thresholds.short_kernel_us)
     evidence = [Evidence(f"{ms(launching)} of {ms(_step(case))} pass while the CPU prepares the next operation")]
     if launches is not None and launches.median_us is not None and launches.per_step:
         each = "step" if case.unit == "each step" else "window"
@@ -47,7 +47,7 @@ def launch_bound(case: Case) -> Finding | Untold | None:
         "fast as the GPU finishes them.",
         tuple(evidence),
         launching,
-        "measured" if short is not None and short >= 0.5 else "likely",
+        "measured" if short is not None and short >= _MOSTLY_SHORT else "likely",
         parts=("launch", "queued"),
         settings=(("compile", "reduce-overhead"),),
         cure='Start fewer, larger operations: model = torch.compile(model, mode="reduce-overhead"), which also replays '
@@ -70,7 +70,11 @@ def small_batch(case: Case) -> Finding | Untold | None:
     if memory is not None and memory > limits.memory_underused:
         return None
     half_idle = 1 - idle / _step(case) <= limits.utilization_low
-    empty = small is not None and small >= _TO_SMALL and _launching_us(case) >= limits.launch_bad * _step(case)
+    empty = (
+        small is not None
+        and small >= limits.small_kernels_notice
+        and _launching_us(case) >= limits.launch_bad * _step(case)
+    )
     if half_idle and memory is None and not empty:
         return Untold("small_batch", "Whether a larger batch would fit into the GPU's memory", how_to_know_memory(case))
     if not (half_idle and memory is not None) and not empty:
@@ -106,7 +110,7 @@ def _mostly_calls(case: Case) -> Finding | None:
     calling_us = host.calling_share * _step(case) - (updating.host_us if updating is not None else 0.0)
     beside = calls_of_own(case)
     calling_us -= beside.share * _step(case) if beside is not None else 0.0
-    if calling_us < case.thresholds.calling_notice / 2 * _step(case):  # the rest has other rules
+    if calling_us < case.thresholds.calling_left_notice * _step(case):  # the rest has other rules
         return None
     short = f"{host.short_count:,.0f} of {host.count:,.0f} operations per step last less than {SHORT_NS // 1000} µs"
     return _too_small(
@@ -161,8 +165,7 @@ def _too_small(case: Case, summary: str, evidence: str, recoverable_us: float) -
 
 def starves(case: Case) -> bool:
     """Waiting for data covers most of the idle time: then nothing that gives the GPU more work can help."""
-    wait = case.loop_waits
-    return wait >= case.thresholds.data_wait_notice and wait >= (case.idle or 0.0) / 2
+    return case.loop_waits >= case.thresholds.data_wait_notice and case.waits_mostly_for_data
 
 
 def idle_us(case: Case) -> float:

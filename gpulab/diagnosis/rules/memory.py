@@ -22,7 +22,6 @@ from gpulab.diagnosis.rules.launching import (
 from gpulab.run import Int64
 
 _GIB = 2**30
-_EMPTY = 0.5  # definitions.md: SM active below 0.5 is bad
 
 
 def allocator_thrash(case: Case) -> Finding | Untold | None:
@@ -82,7 +81,7 @@ def memory_pressure(case: Case) -> Finding | Untold | None:
 def memory_underused(case: Case) -> Finding | Untold | None:
     """Half of the memory is free, and the operations do not fill the GPU: a hint, never while it waits for data."""
     fraction, filled = memory_fraction_at_most(case), _filled(case)
-    if not case.on_gpu or filled is None or filled[0] >= _EMPTY or starves(case):
+    if not case.on_gpu or filled is None or filled[0] >= case.thresholds.sm_active_low or starves(case):
         return None
     working = 1 - idle_us(case) / (case.step_us or 1.0)
     if working <= case.thresholds.utilization_low:  # then `small_batch` says it

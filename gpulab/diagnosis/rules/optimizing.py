@@ -22,8 +22,6 @@ _GROUPED = (
     "RMSprop",
     "Rprop",
 )  # of torch.optim, in groups or one by one
-# On a CPU the profiler makes small operators slower: only an optimizer that takes this much of unprofiled steps counts.
-_CPU_NOTICE = 0.15
 
 
 def unfused_optimizer(case: Case) -> Finding | Untold | None:
@@ -85,12 +83,12 @@ def _on_cpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
         return 0.0, zeroing
     if found.update_bytes is not None:
         updating = took.median * (1 - _kept_fraction(found))
-        return updating if took.median >= _CPU_NOTICE * step.median else 0.0, zeroing
+        return updating if took.median >= case.thresholds.optimizer_cpu_notice * step.median else 0.0, zeroing
     if found.style != "for-loop":
         return 0.0, zeroing
     kept = (1 - found.calling_share) * min(1.0, _FUSED_PASSES / found.passes if found.passes else 1.0)
     updating = took.median * (1 - kept)
-    return updating if updating >= _CPU_NOTICE * step.median else 0.0, zeroing
+    return updating if updating >= case.thresholds.optimizer_cpu_notice * step.median else 0.0, zeroing
 
 
 def _kept_fraction(found: OptimizerWork) -> float:

@@ -18,9 +18,10 @@ from gpulab.run import Category, Pause, PauseKind, Phase, StepFlag
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "gc")
-_LEAST = {"gc": 3}  # times: below that chance speaks
+# Times: ours. One pause may be chance; Python collects garbage twice in nearly every run.
+_LEAST = {"gc": 3}
 _LEAST_OF_OTHERS = 2
-_NAMED = 3
+_NAMED = 3  # of other work, in the sentence: the longest
 _COLLECTING = ("gc.collect(", "release_memory(", "clear_device_cache(", "garbage_collect(")
 _GC_CURE = (
     "Where the code calls gc.collect(), leave that out of the loop. Else call gc.freeze() once before it, or "
@@ -256,7 +257,7 @@ def _named_work(case: Case) -> Finding | None:
     """Work that the trace names and that is no part of training, while the device idles."""
     other_us = max(0.0, case.part_us("other") - _pauses_in_steps_us(case))
     share = other_us / (case.step_us or 1.0)
-    if share < case.thresholds.idle_notice / 2:
+    if share < case.thresholds.other_work_notice:
         return None
     return Finding(
         "logging_or_eval",
@@ -295,7 +296,9 @@ def _pauses_in_steps_us(case: Case) -> float:
 def _between(case: Case) -> Finding | None:
     """Time between the steps that no pause names, in a run long enough for it to be no start-up."""
     run, step = case.facts.run, case.step_us
-    if run.source == "trace" or not step or len(run.steps) < 2 or run.code_wall_ns < 5e9:
+    if run.source == "trace" or not step or len(run.steps) < 2:
+        return None
+    if run.code_wall_ns < case.thresholds.outside_least_s * 1e9:
         return None
     named = [p for p in run.pauses if run.steps.start_ns[0] <= p.start_ns < run.steps.end_ns[-1]]
     gaps = np.stack((run.steps.end_ns[:-1], run.steps.start_ns[1:]), axis=1)

@@ -58,7 +58,7 @@ def _partly(case: Case) -> Finding | None:
     on_cpu, costliest = _on_cpu(timeline)
     time_ns = measure(clip(on_cpu, *window))
     share = time_ns / max(1, sum(s.end_ns - s.start_ns for s in account.steps))
-    if not costliest or share < case.thresholds.idle_notice / 2:
+    if not costliest or share < case.thresholds.on_cpu_notice:
         return None
     longest = max(on_cpu.tolist(), key=lambda i: i[1] - i[0])
     return Finding(

@@ -8,6 +8,7 @@ from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import percent
 
+_MOVING_TOLD = 0.01  # ours, of computing: below it half the bytes bring next to nothing
 _MATERIAL = 0.1  # ours: of the time of all products; below it their gain is not told on its own
 
 
@@ -112,7 +113,7 @@ def _unknown_units(case: Case) -> Untold | None:
 
 def _moving(use: PrecisionUse) -> tuple[Evidence, ...]:
     """What half the bytes would bring to the rest; not told where it is next to nothing."""
-    if use.half_able < 0.01:
+    if use.half_able < _MOVING_TOLD:
         return ()
     words = (
         f"another {percent(use.half_able)} of the computing time only moves data: half of that, at best, comes on top"

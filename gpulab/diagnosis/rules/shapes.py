@@ -10,6 +10,7 @@ from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import ms, percent
 
+_TOLD_ENOUGH = 0.5  # ours, of the products' time: where so much has sizes, none of them odd, no question is open
 _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as long (NVIDIA shows 2 to 4 times)
 
 
@@ -69,7 +70,7 @@ def odd_shapes(case: Case) -> Finding | Untold | None:
     if found is None or found.on_units < case.thresholds.matrix_material:
         return None
     if found.odd < case.thresholds.silence:
-        if found.told >= found.on_units / 2:
+        if found.told >= _TOLD_ENOUGH * found.on_units:
             return None
         return Untold(
             "odd_shapes",

@@ -9,8 +9,6 @@ from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.headline import percent
 from gpulab.sources.nvml import THROTTLE_NAMES
 
-_OFTEN = 0.10  # ours: of the readings; a single one is a moment
-_SLOWED = 0.03  # ours: a clock this much below its own highest reading costs that share of computing
 _POWER_CAP = 0x004
 
 
@@ -22,7 +20,7 @@ def gpu_shared(case: Case) -> Finding | Untold | None:
     if others is None or not len(others.value):
         return _unread(case, "gpu_shared", "Whether other programs used the GPU too", "other processes")
     busy = float((others.value > 0).mean())
-    if busy < _OFTEN:
+    if busy < case.thresholds.readings_notice:
         return None
     most = int(others.value.max())
     seen = np.flatnonzero(others.value > 0)
@@ -47,9 +45,11 @@ def throttled(case: Case) -> Finding | Untold | None:
         return _unread(case, "throttled", "Whether heat or power held the GPU's clock down", "throttle")
     bits = reasons.value.astype(np.int64)
     often = {name: float(((bits & bit) != 0).mean()) for bit, name in THROTTLE_NAMES.items()}
-    told = {name: share for name, share in often.items() if share >= _OFTEN}
+    told = {name: share for name, share in often.items() if share >= case.thresholds.readings_notice}
     slower = _slower(case)
-    if not told or (set(told) == {THROTTLE_NAMES[_POWER_CAP]} and (slower is None or slower < _SLOWED)):
+    if not told or (
+        set(told) == {THROTTLE_NAMES[_POWER_CAP]} and (slower is None or slower < case.thresholds.slowed_notice)
+    ):
         return None  # a GPU at its limit of power that keeps its clock does what it was bought for
     held = (bits & sum(bit for bit, name in THROTTLE_NAMES.items() if name in told)) != 0
     evidence = [Evidence(f"{name}: {percent(share)} of the readings") for name, share in told.items()]

@@ -11,6 +11,7 @@ from gpulab.diagnosis.headline import ms
 from gpulab.diagnosis.rules.launching import idle_us
 from gpulab.intervals import Intervals, joined
 
+_SEVERAL, _ONCE = 1.5, 0.75  # ours: from there on a count per step rounds to several, or to one
 # What a person wrote, by the operator that the trace names.
 _WRITTEN = {
     "aten::item": ".item(), float() or printing of a value",
@@ -114,7 +115,9 @@ def _how_often(case: Case, found: list[BlockingCalls]) -> str:
     per_step = sum(b.per_step for b in found)
     if case.unit != "each step":
         return f" {per_step:,.0f} times"
-    return f" {per_step:,.0f} times in each step" if per_step >= 1.5 else " in each step" if per_step >= 0.75 else ""
+    return (
+        f" {per_step:,.0f} times in each step" if per_step >= _SEVERAL else " in each step" if per_step >= _ONCE else ""
+    )
 
 
 def _calls(found: list[BlockingCalls]) -> str:
