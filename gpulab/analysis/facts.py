@@ -61,6 +61,23 @@ class Facts:
     optimizer: OptimizerWork | None = None  # inside Optimizer.step and zero_grad, from the trace
     turns: int = 1  # steps of a round, of which times of a step are means: workers may hand their batches over at once
 
+    @property
+    def has_workers(self) -> bool | None:
+        """Whether other processes load data: as the loader says, else as a trace names its iterators; None: unknown."""
+        if self.run.loader is not None:
+            return self.run.loader.num_workers > 0
+        names = self.run.timeline.names if self.run.timeline is not None else ()
+        if any("_SingleProcessDataLoaderIter" in name for name in names):
+            return False
+        return True if any("_MultiProcessingDataLoaderIter" in name for name in names) else None
+
+    @property
+    def worker_count(self) -> int | None:
+        """How many processes load data; None where that was not recorded: a trace tells only whether there are any."""
+        if self.run.loader is not None:
+            return self.run.loader.num_workers
+        return 0 if self.has_workers is False else None
+
 
 def facts(run: Run) -> Facts:
     """Compute every figure of a run's report."""

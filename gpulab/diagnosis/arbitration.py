@@ -106,7 +106,7 @@ def _feeding_first(case: Case, found: list[Finding]) -> list[Finding]:
     Unless batches are made in time, and only come late from their process: that adds to what a step computes.
     """
     feeding = next((f.key for f in found if f.key in FEEDING), None)
-    if feeding is None or not case.worker_count or case.handed_over_us:
+    if feeding is None or not case.facts.has_workers or case.handed_over_us:
         return found
     return [
         f

@@ -77,7 +77,7 @@ class Case:
         0 also where the workers need longer for a batch than the loop does without its wait: then they never catch up,
         and a worker that always computes hands over slowly besides.
         """
-        inside, wait, workers = self.facts.loading, self.facts.data_wait_us, self.worker_count
+        inside, wait, workers = self.facts.loading, self.facts.data_wait_us, self.facts.worker_count
         if inside is None or not workers:
             return 0.0
         rest_us = (self.step_us or 0.0) - (wait.median if wait is not None else 0.0)
@@ -116,19 +116,6 @@ class Case:
         """Why the trace cannot carry that figure, as a sentence; None where it can, or there is no trace."""
         reason = self.facts.integrity.reason(figure) if self.facts.integrity is not None else None
         return None if reason is None else f"{reason[:1].upper()}{reason[1:]}"
-
-    @property
-    def worker_count(self) -> int | None:
-        """Processes that load data: as the loader says, else as its iterator's class in a trace tells; None unknown.
-
-        A trace that shows only that there are workers counts as 1.
-        """
-        if self.facts.run.loader is not None:
-            return self.facts.run.loader.num_workers
-        names = self.facts.run.timeline.names if self.facts.run.timeline is not None else ()
-        if any("_SingleProcessDataLoaderIter" in name for name in names):
-            return 0
-        return 1 if any("_MultiProcessingDataLoaderIter" in name for name in names) else None
 
 
 Rule = Callable[[Case], Finding | Untold | None]

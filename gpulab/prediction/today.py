@@ -75,11 +75,8 @@ class Today:
 
     @property
     def workers(self) -> int | None:
-        """Processes that load data: as the loader says, else as a trace names its iterator; None: unknown."""
-        if self.run.loader is not None:
-            return self.run.loader.num_workers
-        names = self.run.timeline.names if self.run.timeline is not None else ()
-        return 0 if any("_SingleProcessDataLoaderIter" in name for name in names) else None
+        """Processes that load data; None: not recorded."""
+        return self.facts.worker_count
 
     @cached_property
     def work(self) -> DeviceWork:

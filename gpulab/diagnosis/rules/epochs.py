@@ -19,7 +19,7 @@ def worker_restart(case: Case) -> Finding | Untold | None:
     """
     run, loader, step = case.facts.run, case.facts.run.loader, case.step_us
     stay = loader is not None and loader.persistent_workers and not loader.remade  # else they end with their loader
-    if not step or not len(run.steps) or case.worker_count == 0 or stay:
+    if not step or not len(run.steps) or case.facts.worker_count == 0 or stay:
         return None
     fresh = np.flatnonzero((run.steps.flags & StepFlag.EPOCH_START) != 0)
     whole = (run.steps.flags & StepFlag.PARTIAL) == 0

@@ -172,17 +172,17 @@ def _collecting_meanwhile(case: Case) -> float:
     run = case.facts.run
     waits = loading_times(run)
     collecting = union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind == "gc")
-    return measure(intersect(collecting, waits)) / max(1, measure(waits)) if case.worker_count == 0 else 0.0
+    return measure(intersect(collecting, waits)) / max(1, measure(waits)) if case.facts.worker_count == 0 else 0.0
 
 
 def _loads(case: Case) -> str:
     """Who loads the data: as the loader says, else as the iterator's class in a trace tells."""
-    workers, loader = case.worker_count, case.facts.run.loader
-    if workers is None:
-        return ""
+    loader, has_workers = case.facts.run.loader, case.facts.has_workers
     if loader is not None:
-        return f"; it loads with {workers} worker{'s' if workers != 1 else ''}"
-    if workers == 0:
+        return f"; it loads with {loader.num_workers} worker{'s' if loader.num_workers != 1 else ''}"
+    if has_workers is None:
+        return ""
+    if not has_workers:
         return "; the training process loads the data itself (num_workers=0)"
     return "; worker processes load the data"
 

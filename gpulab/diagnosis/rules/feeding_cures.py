@@ -30,14 +30,14 @@ def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> C
 
     No knob keeps a batch from being put together anew, so `slow_collate` is never told to keep its items.
     """
-    loader, workers, inside = case.facts.run.loader, case.worker_count, case.facts.loading
+    loader, workers, inside = case.facts.run.loader, case.facts.worker_count, case.facts.loading
     collating = _collating(loader) if key == "slow_collate" else ""
     if inside is not None and case.handed_over_us:
         return _hand_over_less(inside)
     if loader is not None and loader.iterable:
         shared = "Give the iterable dataset workers that share its items, or prepare them before the training."
         return (), collating or shared
-    if workers is None or (loader is None and workers):
+    if workers is None:
         more = "Load with more workers (num_workers), or make each item cheaper to load."
         return (), collating or more
     room = _room_for_workers(case)

@@ -30,7 +30,7 @@ def _written(case: Case, key: str) -> str:
 
 
 def _sampled(case: Case) -> str:
-    if case.worker_count != 0:
+    if case.facts.worker_count != 0:
         return ""
     run, waits = case.facts.run, _waits(case)
     place = line_of(run, waits)
