@@ -569,6 +569,11 @@ class Run:
         return self.settings.name or self.id
 
     @property
+    def traced_rows(self) -> npt.NDArray[np.intp]:
+        """Rows of `steps` that lie wholly inside the profiled window."""
+        return np.flatnonzero(np.isin(self.steps.number, self.traced_numbers))
+
+    @property
     def code_wall_ns(self) -> int:
         """Wall time of the code itself: without what gpulab did before it began and to start and stop the profiler."""
         ours = self.observer

@@ -11,6 +11,7 @@ from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.thresholds import DEFAULT
+from gpulab.intervals import measure
 from gpulab.loading.trace import load_run
 from gpulab.prediction.today import Today
 from gpulab.run import Timeline
@@ -50,3 +51,34 @@ def test_a_real_trace_tells_whether_there_are_workers_and_not_how_many(name: str
     assert known.has_workers is some and known.worker_count == (None if some else 0)
     words = " ".join(e.words for f in diagnose(known).findings for e in f.evidence)
     assert ("worker processes load the data" in words, "(num_workers=0)" in words) == (False, not some)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_the_profiled_steps_are_told_alike_in_all_their_forms(name: str) -> None:
+    account = synthetic.cases()[name].facts.breakdown
+    assert account is not None and account.step_host_windows is not None
+    assert account.wall_ns == sum(sum(step.parts_ns.values()) for step in account.steps) == measure(account.covered)
+    assert account.span_ns == (account.covered[0, 0], account.covered[-1, 1])
+    assert account.mean_step_us == pytest.approx(account.wall_ns / len(account.steps) / 1e3)
+    assert measure(account.host_covered) == sum(end - start for start, end in account.step_host_windows.tolist())
+
+
+def test_a_window_that_stands_as_one_has_no_steps() -> None:
+    account = synthetic.cases()["gpu"].facts.breakdown
+    assert account is not None
+    as_one = dataclasses.replace(account, whole_window=True)
+    assert as_one.step_host_windows is None and len(as_one.host_windows) == len(account.steps)
+    without = dataclasses.replace(account, steps=())
+    assert without.mean_step_us is None and not len(without.covered) and without.step_host_windows is None
+
+
+def test_the_typical_step_is_the_unprofiled_one_where_there_is_one() -> None:
+    known = synthetic.cases()["gpu"].facts
+    assert known.step_us is not None and known.traced_step_us is not None and known.data_wait_us is not None
+    assert known.typical_step_us is known.step_us
+    assert known.data_wait_fraction == known.data_wait_us.median / known.step_us.median
+    profiled = dataclasses.replace(known, step_us=None)
+    assert profiled.typical_step_us is known.traced_step_us
+    nothing = dataclasses.replace(profiled, traced_step_us=None)
+    assert nothing.typical_step_us is None and nothing.data_wait_fraction is None
+    assert Case(nothing, DEFAULT).step_us == (known.breakdown.mean_step_us if known.breakdown is not None else None)

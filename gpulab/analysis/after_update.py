@@ -38,10 +38,9 @@ def after_update(run: Run, account: Breakdown, optimizer: OptimizerWork) -> Afte
     Without fetching batches, updating, zeroing gradients and pauses that are known by name. None of it where a backward
     pass follows the update: then that is training, too.
     """
-    windows = account.host_windows
-    timeline = run.timeline
-    if timeline is None or account.whole_window or not len(optimizer.step_times) or not len(windows):
-        return Afterwards(windows, EMPTY)
+    windows, timeline = account.step_host_windows, run.timeline
+    if timeline is None or windows is None or not len(optimizer.step_times):
+        return Afterwards(EMPTY, EMPTY)
     fed = bool(run.steps.batch_count.any())
     stack = None if fed else run.stack
     rest = _tails(windows, optimizer) if stack is None else _below(stack, windows)

@@ -89,6 +89,36 @@ class Breakdown:
         """The steps of the training loop, [n, 2] in ns."""
         return np.array([s.host for s in self.steps], dtype=np.int64).reshape(-1, 2)
 
+    @property
+    def step_host_windows(self) -> Intervals | None:
+        """The same where they are steps; None where no step was found."""
+        return None if self.whole_window or not self.steps else self.host_windows
+
+    @property
+    def covered(self) -> Intervals:
+        """The time of all steps on the accounted device, merged."""
+        return union(self.windows[:, 0], self.windows[:, 1])
+
+    @property
+    def host_covered(self) -> Intervals:
+        """The time of all steps of the training loop, merged."""
+        return union(self.host_windows[:, 0], self.host_windows[:, 1])
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        """From the begin of the first step to the end of the last, on the accounted device; needs a step."""
+        return self.steps[0].start_ns, self.steps[-1].end_ns
+
+    @property
+    def wall_ns(self) -> int:
+        """The steps' own time on the accounted device, added up."""
+        return sum(s.end_ns - s.start_ns for s in self.steps)
+
+    @property
+    def mean_step_us(self) -> float | None:
+        """None without a step."""
+        return self.wall_ns / len(self.steps) / 1e3 if self.steps else None
+
     def typical_share(self, *parts: str) -> float:
         """Median over the steps of the share that these parts have together: one odd step does not speak for all.
 

@@ -22,7 +22,7 @@ def host_steps(run: Run, timeline: Timeline) -> tuple[list[int], Intervals, list
     """Numbers, windows on the host and flags of the steps to account; without any, the whole window as one."""
     if not run.traced_numbers:
         return [0], np.array([timeline.window_ns], dtype=np.int64), [int(StepFlag.PARTIAL)]
-    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
+    rows = run.traced_rows
     windows = np.stack((run.steps.start_ns[rows], run.steps.end_ns[rows]), axis=1)
     return run.steps.number[rows].tolist(), windows, run.steps.flags[rows].tolist()
 

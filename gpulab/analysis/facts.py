@@ -62,6 +62,17 @@ class Facts:
     turns: int = 1  # steps of a round, of which times of a step are means: workers may hand their batches over at once
 
     @property
+    def typical_step_us(self) -> Spread | None:
+        """A step as it is without the profiler, where such steps were measured; else a profiled one."""
+        return self.step_us or self.traced_step_us
+
+    @property
+    def data_wait_fraction(self) -> float | None:
+        """Of the typical step, waiting for the DataLoader; None where either was not measured."""
+        step, wait = self.typical_step_us, self.data_wait_us
+        return wait.median / step.median if step is not None and wait is not None and step.median > 0 else None
+
+    @property
     def has_workers(self) -> bool | None:
         """Whether other processes load data: as the loader says, else as a trace names its iterators; None: unknown."""
         if self.run.loader is not None:
@@ -83,7 +94,7 @@ def facts(run: Run) -> Facts:
     """Compute every figure of a run's report."""
     steps, selection = run.steps, select(run)
     rows = selection.rows
-    traced = np.flatnonzero(np.isin(steps.number, run.traced_numbers))
+    traced = run.traced_rows
     trust = integrity(run)
     withheld = trust.withheld if trust is not None else frozenset()
     accounts = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)

@@ -40,9 +40,9 @@ class HostOperators:
 
 def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | None:
     """None where no operator ran in the accounted steps, or no step was found."""
-    if account.whole_window:
+    windows = account.step_host_windows
+    if windows is None:
         return None
-    windows = account.host_windows
     mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
     mine &= ~spans.named(timeline, spans.is_loader)
     tree = CallTree.of(timeline, np.flatnonzero(mine))

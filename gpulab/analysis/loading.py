@@ -235,8 +235,7 @@ def _copy_us(run: Run) -> float | None:
         return None
     copies = spans.in_category(timeline, Category.GPU_MEMCPY) & spans.named(timeline, lambda name: "HtoD" in name)
     busy = spans.covered(timeline, copies)
-    rows = np.flatnonzero(np.isin(run.steps.number, run.traced_numbers))
-    each = [measure(clip(busy, int(run.steps.start_ns[i]), int(run.steps.end_ns[i]))) for i in rows]
+    each = [measure(clip(busy, int(run.steps.start_ns[i]), int(run.steps.end_ns[i]))) for i in run.traced_rows]
     return _median_us(np.array(each, np.int64))
 
 

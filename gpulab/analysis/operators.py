@@ -68,7 +68,7 @@ def _table(
     timeline: Timeline, rows: npt.NDArray[np.intp], own_ns: Int64, account: Breakdown, device_ns: Int64 | None
 ) -> tuple[CostRow, ...]:
     """Sum by name over these rows."""
-    n_steps, wall_ns = len(account.steps), int(np.diff(account.windows).sum()) or 1
+    n_steps, wall_ns = len(account.steps), account.wall_ns or 1
     size, names = len(timeline.names), timeline.name_id[rows]
 
     def by_name(column: Int64 | None) -> npt.NDArray[np.float64]:

@@ -81,11 +81,11 @@ def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
 def _windows(run: Run, account: Breakdown) -> Intervals | None:
     """The accounted steps; None where they or looks at the stack are missing."""
     stack = run.stack
-    if run.timeline is None or stack is None or account.whole_window or not account.steps:
+    if run.timeline is None or stack is None:
         return None
     if not len(stack.t_ns) or len(stack.calls_users) != len(stack.t_ns):
         return None
-    return account.host_windows
+    return account.step_host_windows
 
 
 def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:

@@ -100,7 +100,7 @@ Collectives = dict[str, Int64]  # kernel name → durations in ns, in order of s
 
 def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
     rows = np.flatnonzero(_communicating(timeline, account))
-    start, end = account.steps[0].start_ns, account.steps[-1].end_ns
+    start, end = account.span_ns
     rows = rows[(timeline.start_ns[rows] >= start) & (timeline.start_ns[rows] < end)]
     found: Collectives = {}
     for name_id in np.unique(timeline.name_id[rows]).tolist():
@@ -141,7 +141,7 @@ def _shortest(kernels: Mapping[int, Collectives]) -> Collectives:
 def _rank(
     rank: int, timeline: Timeline, account: Breakdown, own: Collectives, transfer: Collectives | None
 ) -> RankFacts:
-    start, end, steps = account.steps[0].start_ns, account.steps[-1].end_ns, len(account.steps)
+    (start, end), steps = account.span_ns, len(account.steps)
     mine = _communicating(timeline, account)
     kernel = spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, account.device_index or 0)
     communication = clip(spans.covered(timeline, mine), start, end)
@@ -155,7 +155,7 @@ def _rank(
 
     return RankFacts(
         rank=rank,
-        step_us=per_step(sum(s.end_ns - s.start_ns for s in account.steps)),
+        step_us=per_step(account.wall_ns),
         breakdown=account,
         communication_us=per_step(total),
         exposed_us=per_step(total - overlapped),

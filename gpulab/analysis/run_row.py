@@ -102,14 +102,9 @@ def _figures(found: Facts) -> dict[str, Cell]:
         "steps_per_s": found.steps_per_s,
         "busy_fraction": account.busy_fraction if account else None,
         "kernel_busy_fraction": account.kernel_busy_fraction if account else None,
-        "data_wait_fraction": _data_wait_fraction(found),
+        "data_wait_fraction": found.data_wait_fraction,
         "outside_steps_fraction": found.outside_steps_fraction,
     }
-
-
-def _data_wait_fraction(found: Facts) -> float | None:
-    step, wait = found.step_us or found.traced_step_us, found.data_wait_us
-    return wait.median / step.median if step and wait and step.median > 0 else None
 
 
 def _settings(run: Run) -> dict[str, Cell]:

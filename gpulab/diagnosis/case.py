@@ -27,12 +27,10 @@ class Case:
     @property
     def step_us(self) -> float | None:
         """The typical step: unprofiled where there is one, else profiled; a trace without steps stands as one."""
-        step, account = self.facts.step_us or self.facts.traced_step_us, self.facts.breakdown
+        step, account = self.facts.typical_step_us, self.facts.breakdown
         if step is not None:
             return step.median
-        if account is None or not account.steps:
-            return None
-        return sum(s.end_ns - s.start_ns for s in account.steps) / len(account.steps) / 1e3
+        return account.mean_step_us if account is not None else None
 
     @property
     def whole_us(self) -> float | None:
@@ -60,10 +58,10 @@ class Case:
     @property
     def loop_waits(self) -> float:
         """Share of the step that the loop waits for data and the GPU idles; where that is withheld, works or not."""
-        wait, step = self.facts.data_wait_us, self.step_us
-        if self.withheld("idle_causes") is None or wait is None or not step:
+        waited = self.facts.data_wait_fraction
+        if self.withheld("idle_causes") is None or waited is None:
             return self.share("data_wait")
-        return min(1.0, wait.median / step)
+        return min(1.0, waited)
 
     @property
     def waits_mostly_for_data(self) -> bool:

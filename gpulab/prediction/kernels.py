@@ -118,8 +118,7 @@ def _share(today: Today, mask: spans.Mask) -> float:
     """Of the profiled steps that these rows cover on the training threads."""
     account = today.facts.breakdown
     assert account is not None
-    step_us = sum(s.end_ns - s.start_ns for s in account.steps) / 1e3 / max(1, len(account.steps))
-    return min(1.0, training_spans_us(today, mask) / step_us) if step_us else 0.0
+    return min(1.0, training_spans_us(today, mask) / account.mean_step_us) if account.mean_step_us else 0.0
 
 
 def _telling(low: float, high: float, why: str) -> tuple[float, float]:

@@ -170,12 +170,11 @@ def _without_traced(today: Today, intervals: Intervals | None) -> Prediction:
     if intervals is None:
         raise Refused("on a CPU no call waits for a device")
     account = today.facts.breakdown
-    steps = account.steps if account is not None else ()
-    if not steps:
+    if account is None or not account.steps:
         raise Refused("there is no profiled step")
-    if today.on_gpu or not len(intersect(intervals, union_of((s.start_ns, s.end_ns) for s in steps))):
+    if today.on_gpu or not len(intersect(intervals, account.covered)):
         raise Refused("nothing of it falls into the steps that count")
-    shares = _traced_shares(steps, intervals)
+    shares = _traced_shares(account.steps, intervals)
     ratio = 1 - float(np.median(shares))
     spread = float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD
     return Prediction(

@@ -12,7 +12,7 @@ from gpulab.analysis.device_work import DeviceWork, device_work
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.launches import CallTree
 from gpulab.analysis.steps import Spread
-from gpulab.intervals import covers, intersect, measure, union_of
+from gpulab.intervals import covers, intersect, measure
 from gpulab.prediction.replay import Changes, Played, Replay
 from gpulab.run import Category, Run
 
@@ -56,7 +56,7 @@ class Today:
     @classmethod
     def of(cls, facts: Facts) -> Today:
         """Raises Refused where no step was measured."""
-        step = facts.step_us or facts.traced_step_us
+        step = facts.typical_step_us
         if step is None or step.median <= 0:
             raise Refused("no complete step was measured")
         wait = facts.data_wait_us.median if facts.data_wait_us is not None else 0.0
@@ -128,8 +128,7 @@ class Today:
         operators = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.on_training_thread(timeline))
         tree = CallTree.of(timeline, operators)
         loading = spans.covered(timeline, spans.named(timeline, spans.is_loader) & spans.on_training_thread(timeline))
-        windows = union_of(s.host for s in account.steps)
-        inside = covers(intersect(loading, windows), timeline.start_ns[tree.rows])
+        inside = covers(intersect(loading, account.host_covered), timeline.start_ns[tree.rows])
         is_loader = spans.named(timeline, spans.is_loader)[tree.rows]
         above = np.where(tree.parent >= 0, is_loader[np.maximum(tree.parent, 0)], True)
         return float((inside & above & ~is_loader).sum()) / max(1, len(account.steps)) / self.batches

@@ -196,7 +196,7 @@ def _gain_us(finding: Finding, prediction: Prediction, ground: Ground) -> float:
 
 
 def _step_us(facts: Facts) -> float:
-    step = facts.step_us or facts.traced_step_us
+    step = facts.typical_step_us
     return step.median if step is not None else 0.0
 
 

@@ -9,7 +9,7 @@ from gpulab.diagnosis.finding import Finding
 from gpulab.prediction.prediction import Prediction
 from gpulab.trials.ladder import Climb, Rung
 from gpulab.views import comparison_document
-from gpulab.views.climb_ladder import busy_fraction, data_wait_fraction
+from gpulab.views.climb_ladder import busy_fraction
 from gpulab.views.climb_sections import headline, kept_edit
 from gpulab.views.comparison_table import memory_peak_bytes
 from gpulab.views.document import finite
@@ -65,7 +65,7 @@ def _side(side: Side | None) -> dict[str, object]:
         "us_per_step": side.us_per_step if side is not None else None,
         "us_per_sample": side.us_per_sample if side is not None else None,
         "busy_fraction": busy_fraction(known),
-        "data_wait_fraction": data_wait_fraction(known),
+        "data_wait_fraction": known.data_wait_fraction if known is not None else None,
         "memory_bytes": memory_peak_bytes(side) if side is not None else None,
     }
 

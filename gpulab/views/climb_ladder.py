@@ -68,14 +68,6 @@ def busy_fraction(known: Facts | None) -> float | None:
     return account.busy_fraction if account.busy_fraction is not None else account.typical_share("compute")
 
 
-def data_wait_fraction(known: Facts | None) -> float | None:
-    """Share of the unprofiled steps in which the loop waits for the DataLoader."""
-    step = (known.step_us or known.traced_step_us) if known is not None else None
-    if known is None or step is None or known.data_wait_us is None or not step.median:
-        return None
-    return known.data_wait_us.median / step.median
-
-
 def _notes(found: Climb, step: int | None) -> tuple[str, ...]:
     known = found.written.facts if found.written is not None else None
     on_gpu = known is not None and known.run.device.kind == "cuda"
@@ -111,7 +103,8 @@ def _figures(side: Side | None, per_sample: bool, step: int | None) -> tuple[str
     if side is None:
         return (NONE,) * 5
     us, peak = _us(side, per_sample=per_sample), memory_peak_bytes(side)
-    busy, waits = busy_fraction(side.facts), data_wait_fraction(side.facts)
+    busy = busy_fraction(side.facts)
+    waits = side.facts.data_wait_fraction if side.facts is not None else None
     return (
         NONE if us is None else words.duration(us),
         NONE if busy is None else words.percent(busy),
@@ -146,4 +139,4 @@ def _loss_at(side: Side, step: int | None) -> str:
     return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
 
 
-__all__ = ["NONE", "busy_fraction", "data_wait_fraction", "ladder", "result"]
+__all__ = ["NONE", "busy_fraction", "ladder", "result"]

@@ -179,13 +179,12 @@ def _load(case: Case) -> float | None:
 
 def _waits(case: Case) -> str:
     """What shows that it costs: empty where nothing does."""
-    inside, wait = case.facts.loading, case.facts.data_wait_us
+    inside = case.facts.loading
     waited = inside.core_wait_fraction if inside is not None else None
     if waited is not None:
         enough = waited >= case.thresholds.idle_notice
         return f"the workers wait for a free core for {percent(waited)} of the time they load" if enough else ""
-    step = case.step_us
-    share = case.share("data_wait") if case.idle is not None else (wait.median / step if wait and step else 0.0)
+    share = case.share("data_wait") if case.idle is not None else case.facts.data_wait_fraction or 0.0
     if share >= case.thresholds.data_wait_notice:
         return f"each step still waits {percent(share)} of its time for data"
     return ""

@@ -90,7 +90,7 @@ class _Wait:
 
 def _waiting(case: Case) -> _Wait | Untold | None:
     """None where it does not wait long enough to be worth telling; Untold where that cannot be known."""
-    step, waited = case.facts.step_us or case.facts.traced_step_us, case.facts.data_wait_us
+    step, waited = case.facts.typical_step_us, case.facts.data_wait_us
     step_us, waited_us = case.step_us, waited.median if waited is not None else case.part_us("data_wait")
     if not step_us:
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpulab.analysis import spans
 from gpulab.analysis.places import LEAST_SHARE, LineShare, line_of, lines_of
 from gpulab.diagnosis.case import Case
-from gpulab.intervals import EMPTY, Intervals, intersect, union
+from gpulab.intervals import EMPTY, Intervals, intersect
 
 
 def line_of_loading(case: Case, key: str) -> str:
@@ -54,8 +54,7 @@ def _waits(case: Case) -> Intervals:
     if timeline is None or account is None or not account.steps:
         return EMPTY
     inside = spans.on_training_thread(timeline) & spans.named(timeline, spans.is_loader)
-    steps = account.host_windows
-    return intersect(spans.covered(timeline, inside), union(steps[:, 0], steps[:, 1]))
+    return intersect(spans.covered(timeline, inside), account.host_covered)
 
 
 __all__ = ["line_of_loading"]

@@ -102,9 +102,7 @@ def _pointwise(case: Case) -> PointwiseChains | None:
 
 def _windows(case: Case) -> Intervals | None:
     account = case.facts.breakdown
-    if account is None or account.whole_window:
-        return None
-    return account.host_windows
+    return account.step_host_windows if account is not None else None
 
 
 def _is_compiled(case: Case) -> bool:

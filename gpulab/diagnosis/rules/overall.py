@@ -63,7 +63,7 @@ def _no_steps(case: Case) -> Finding | None:
 
 def _too_few(case: Case) -> Finding | None:
     n = len(case.facts.run.steps)
-    known = case.facts.step_us is not None or case.facts.traced_step_us is not None
+    known = case.facts.typical_step_us is not None
     if not n or (known and not case.too_few_steps):
         return None
     return _unknown(
@@ -91,7 +91,7 @@ def _damaged(case: Case) -> Finding | None:
 
 
 def _not_profiled(case: Case) -> Finding | None:
-    step = case.facts.step_us or case.facts.traced_step_us
+    step = case.facts.typical_step_us
     if case.facts.breakdown is not None or step is None:
         return None
     waited = case.facts.data_wait_us
@@ -159,8 +159,8 @@ def _spread_thin(case: Case) -> bool:
 
 def _feeding(case: Case) -> float:
     """Of the typical step, waiting for data."""
-    wait, step = case.facts.data_wait_us, case.step_us
-    return wait.median / step if wait is not None and step else case.share("data_wait")
+    waited = case.facts.data_wait_fraction
+    return waited if waited is not None else case.share("data_wait")
 
 
 def _rest(case: Case) -> tuple[Evidence, ...]:
@@ -182,10 +182,11 @@ def _working(case: Case) -> float:
 
 
 def _basis(case: Case, account: Breakdown) -> str:
-    step = case.facts.step_us or case.facts.traced_step_us
+    step = case.facts.typical_step_us
     if step is not None:
         return f"Median step {ms(step.median)} over {_steps(step)}"
-    return f"From {ms((account.steps[-1].end_ns - account.steps[0].start_ns) / 1e3)}"
+    start_ns, end_ns = account.span_ns
+    return f"From {ms((end_ns - start_ns) / 1e3)}"
 
 
 def _steps(step: Spread) -> str:

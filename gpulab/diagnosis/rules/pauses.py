@@ -288,8 +288,8 @@ def _pauses_in_steps_us(case: Case) -> float:
     account = case.facts.breakdown
     if account is None or not account.steps:
         return 0.0
-    windows = union_of((s.start_ns, s.end_ns) for s in account.steps)
-    share = measure(intersect(windows, union_of(account.pauses_ns))) / max(1, measure(windows))
+    steps = account.covered
+    share = measure(intersect(steps, union_of(account.pauses_ns))) / max(1, measure(steps))
     return share * (case.step_us or 0.0)
 
 

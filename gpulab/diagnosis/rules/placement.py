@@ -54,10 +54,9 @@ def _partly(case: Case) -> Finding | None:
     timeline, account = case.facts.run.timeline, case.facts.breakdown
     if timeline is None or account is None or case.withheld("idle_causes"):
         return None
-    window = (account.steps[0].start_ns, account.steps[-1].end_ns)
     on_cpu, costliest = _on_cpu(timeline)
-    time_ns = measure(clip(on_cpu, *window))
-    share = time_ns / max(1, sum(s.end_ns - s.start_ns for s in account.steps))
+    time_ns = measure(clip(on_cpu, *account.span_ns))
+    share = time_ns / max(1, account.wall_ns)
     if not costliest or share < case.thresholds.on_cpu_notice:
         return None
     longest = max(on_cpu.tolist(), key=lambda i: i[1] - i[0])
