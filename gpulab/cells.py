@@ -12,6 +12,9 @@ from typing import Any, Literal
 
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain, Variables, names_in, replace_literals
+from gpulab.user_code import runs_users_code
+
+runs_users_code(__file__)
 
 AWAIT = (
     "This cell awaits at its top level, which a magic cannot do. Write instead: "

@@ -24,10 +24,13 @@ from gpulab.doors import open_run
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.sources.checkup import examine
 from gpulab.sources.store import Store
+from gpulab.user_code import runs_users_code
 from gpulab.views import doctor, words
 from gpulab.views.compared import Compared
 from gpulab.views.ranked import RankedReport
 from gpulab.views.report import Report
+
+runs_users_code(__file__)
 
 USAGE_STATUS = 2
 INTERRUPTED_STATUS = 130

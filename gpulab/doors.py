@@ -24,6 +24,7 @@ from gpulab.loading.ranks import load
 from gpulab.run import Change, Outcome, Ranks, Run, Settings
 from gpulab.sources.runs import Figures, Runs
 from gpulab.sources.store import DOCUMENT, Store, read, trace_path
+from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import runs as runs_view
 from gpulab.views.alert_lines import alert_lines_or_none
 from gpulab.views.compared import Compared
@@ -36,9 +37,6 @@ from gpulab.views.stage import Stage, in_notebook
 runs = Runs()
 runs.show_with(runs_view.text, runs_view.html)
 runs.export_with(Figures(COLUMNS, run_row))
-
-_OURS = str(Path(__file__).parent) + os.sep
-_DEMO = _OURS + "demo" + os.sep  # written as a user writes
 
 
 @overload
@@ -202,7 +200,7 @@ class profile:
         except Exception as e:  # a fault of ours: it must not take the place of the user's own exception
             sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
         if error is not None:
-            hide_our_frames(error)
+            hide_gpulabs_frames(error)
         stop = stop_behind(error)
         return stop is not None and stop.capture is self._capture
 
@@ -263,44 +261,6 @@ def check(settings: Settings) -> None:
             f"--warmup {settings.warmup} leaves nothing of --steps {settings.steps}: "
             "ask for more steps or less warm-up."
         )
-
-
-def hide_our_frames(error: BaseException) -> None:
-    """Take gpulab's own frames out of a traceback, so that the user sees their code as without us.
-
-    The errors it was raised from or groups are treated likewise.
-    """
-    waiting: list[BaseException] = [error]
-    seen: set[int] = set()
-    while waiting:
-        e = waiting.pop()
-        if id(e) in seen:
-            continue
-        seen.add(id(e))
-        e.__traceback__ = _without_ours(e.__traceback__)
-        grouped = e.exceptions if isinstance(e, BaseExceptionGroup) else ()
-        waiting += [linked for linked in (e.__cause__, e.__context__, *grouped) if linked is not None]
-
-
-def _without_ours(trace: TracebackType | None) -> TracebackType | None:
-    first = _next_of_theirs(trace)
-    at = first
-    while at is not None:
-        following = _next_of_theirs(at.tb_next)
-        at.tb_next = following
-        at = following
-    return first
-
-
-def _next_of_theirs(trace: TracebackType | None) -> TracebackType | None:
-    while trace is not None and _is_ours(trace):
-        trace = trace.tb_next
-    return trace
-
-
-def _is_ours(trace: TracebackType) -> bool:
-    filename = trace.tb_frame.f_code.co_filename
-    return filename.startswith(_OURS) and not filename.startswith(_DEMO)
 
 
 def _outcome(error: BaseException | None) -> tuple[Outcome, str]:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 from gpulab import cells
 from gpulab.capture import recorder
 from gpulab.comparison import Experiment, Side
-from gpulab.doors import hide_our_frames, report, runs
+from gpulab.doors import report, runs
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.scene import Scene
@@ -24,6 +24,7 @@ from gpulab.trials.code import FunctionCode, TextCode
 from gpulab.trials.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
 from gpulab.trials.trial import Trial
 from gpulab.turning import experiments, remember
+from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.compared import Compared
 from gpulab.views.panel import PLAIN, Level, Panel
 from gpulab.views.panel_controls import close
@@ -317,7 +318,7 @@ class Lab:
     def _failed(self, job: _Job, error: BaseException) -> tuple[str, Level]:
         if isinstance(error, GpulabError):
             return str(error), "bad"
-        hide_our_frames(error)
+        hide_gpulabs_frames(error)
         if self._output is not None:
             self._output.show_text("".join(traceback.format_exception(error)))
         return f"The cell raised {''.join(traceback.format_exception_only(error)).strip()}", "bad"

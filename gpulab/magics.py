@@ -25,12 +25,15 @@ from traitlets import Bool, Int, Unicode
 
 from gpulab import cells
 from gpulab.errors import GpulabError, UsageError
+from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
     from gpulab.doors import profile
     from gpulab.trials.changing import Changing
     from gpulab.trials.plan import Plan
     from gpulab.views.compared import Compared
+
+runs_users_code(__file__)
 
 _EPILOG = """\
 examples:
@@ -187,9 +190,7 @@ class GPUProfile(Magics):
         except LineError:
             raise
         except BaseException as error:
-            from gpulab.doors import hide_our_frames
-
-            hide_our_frames(error)
+            hide_gpulabs_frames(error)
             cells.show_as_bare(self.shell, error)
             raise
         _offer_panel()
@@ -298,9 +299,7 @@ class GPUProfile(Magics):
             raise LineError(str(e)) from None
         except BaseException as error:
             if command in ("climb", "headspace"):  # it runs the user's cell: what that raises is shown as from the cell
-                from gpulab.doors import hide_our_frames
-
-                hide_our_frames(error)
+                hide_gpulabs_frames(error)
                 cells.show_as_bare(self.shell, error)
             raise
 

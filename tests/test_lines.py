@@ -21,7 +21,7 @@ import gpulab
 from gpulab.analysis.breakdown import layers
 from gpulab.analysis.places import line_of, lines_of
 from gpulab.capture.lines import LineSampler
-from gpulab.capture.source_lines import Naming, is_users, users_spot
+from gpulab.capture.source_lines import Naming, users_spot
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Lane, Place, Run, StackSamples, Timeline
 
@@ -173,15 +173,9 @@ def test_a_frame_is_not_kept() -> None:
     assert seen() is None
 
 
-def test_whose_code_it_is() -> None:
-    import logging.handlers
-
-    assert is_users(__file__)
-    assert is_users(str(Path(gpulab.__file__).parent / "demo" / "digits.py"))
-    for file in (torch.__file__, logging.handlers.__file__, gpulab.__file__, "<string>", "<frozen os>", ""):
-        assert not is_users(str(file)), file
+def test_the_innermost_line_of_the_users() -> None:
     spot = users_spot(sys._getframe())
-    assert spot is not None and spot[0] == __file__ and spot[2] == "test_whose_code_it_is"
+    assert spot is not None and spot[0] == __file__ and spot[2] == "test_the_innermost_line_of_the_users"
 
 
 def test_places_of_a_file_have_their_text_and_equal_ones_are_one() -> None:

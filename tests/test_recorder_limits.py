@@ -18,6 +18,7 @@ from gpulab import doors
 from gpulab.capture import deadline, schedule
 from gpulab.capture.deadline import Deadline
 from gpulab.run import Run
+from gpulab.user_code import Owner, owners
 from gpulab.views import sections
 
 LIMIT_S = 0.2
@@ -256,7 +257,7 @@ def test_a_deadline_that_is_cancelled_in_time_calls_nothing() -> None:
 def test_code_of_the_capture_is_not_interrupted_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[int] = []
     limit = Deadline(0.01, lambda: called.append(1), lambda: None)
-    monkeypatch.setattr(deadline, "_OURS", __file__)
+    monkeypatch.setitem(owners, __file__, Owner.GPULAB)
     limit.start()
     end = time.monotonic() + 0.2
     spin(lambda: time.monotonic() > end)

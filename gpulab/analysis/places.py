@@ -9,7 +9,6 @@ line is then the one at which the function begins.
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +17,7 @@ import numpy.typing as npt
 from gpulab.analysis import spans
 from gpulab.intervals import Intervals, clip, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Pause, Place, Run, StackSamples, Timeline
+from gpulab.user_code import is_users_in_trace
 
 # Ours, of looks at the stack every few milliseconds.
 LEAST_SHARE = 0.5  # of the time that is spoken for: below it no single line is to blame
@@ -27,16 +27,6 @@ TELLING = 3.0  # times it: a single late look is evidence enough, where nearly a
 NEARLY_ALL = 0.8  # of a late look's time
 
 _NAME = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<function>.+)")
-_INSTALLED = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
-# torch strips the folder of an installed library from its file names: what is left begins with the library's own name.
-_INSTALLED_NAMES = (
-    "torch torchvision torchaudio torchtext torchdata torchmetrics numpy scipy pandas PIL cv2 sklearn skimage datasets "
-    "transformers accelerate lightning pytorch_lightning lightning_fabric lightning_utilities timm diffusers peft trl "
-    "tokenizers safetensors huggingface_hub deepspeed apex megatron fsspec tqdm wandb mlflow tensorboard tensorboardX "
-    "matplotlib IPython ipykernel ipywidgets traitlets tornado zmq albumentations webdataset nvidia triton einops ray "
-    "ignite fastai composer streaming monai jax flax tensorflow keras decorator gpulab"
-)
-_LIBRARIES = frozenset(_INSTALLED_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,11 +149,8 @@ def _innermost(timeline: Timeline, rows: npt.NDArray[np.intp]) -> tuple[Int64, I
 
 
 def _is_users(name: str) -> bool:
-    found = _NAME.fullmatch(name)
-    if found is None or _INSTALLED.search(found["file"]):
-        return False
-    top = re.split(r"[/\\]", found["file"])[0].removesuffix(".py")
-    return top not in sys.stdlib_module_names and top not in _LIBRARIES
+    traced = _NAME.fullmatch(name)
+    return traced is not None and is_users_in_trace(traced["file"])
 
 
 def _place(name: str) -> Place:

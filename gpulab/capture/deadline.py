@@ -12,11 +12,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
-from types import FrameType
+
+from gpulab.user_code import within_gpulab
 
 RETRY_S = 0.1
-_OURS = str(Path(__file__).parent)
 
 _waiting: set[_Knock] = set()  # the interpreter keeps no reference of its own
 
@@ -24,8 +23,8 @@ _waiting: set[_Knock] = set()  # the interpreter keeps no reference of its own
 class Deadline:
     """From `after_s` on calls `due` on the main thread, again and again until it is cancelled.
 
-    Never within gpulab's own capture, which `due` changes: there it tries again a little later. Started on another
-    thread than the main one, it calls `otherwise` once instead, on a third.
+    Never within a call of gpulab's own, whose state `due` may change: there it tries again a little later. Started on
+    another thread than the main one, it calls `otherwise` once instead, on a third.
     """
 
     def __init__(self, after_s: float, due: Callable[[], None], otherwise: Callable[[], None]) -> None:
@@ -61,17 +60,8 @@ class Deadline:
         if self._over.is_set() or os.getpid() != self._process:  # a forked worker inherits what is pending
             return
         interrupted = sys._getframe(1).f_back  # the frame between is that of `_Knock.__bool__`
-        if not _is_ours(interrupted):
+        if not within_gpulab(interrupted):
             self._due()
-
-
-def _is_ours(frame: FrameType | None) -> bool:
-    """Whether a call of gpulab's capture is going on."""
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(_OURS):
-            return True
-        frame = frame.f_back
-    return False
 
 
 class _Knock:

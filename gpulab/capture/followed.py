@@ -1,4 +1,4 @@
-"""Which objects are put back attribute by attribute, and whose code is the user's: the border of what a state covers.
+"""Which objects are put back attribute by attribute: the border of what a state covers.
 
 An object that stands for something outside of Python (an open file, a thread, a window) must not be turned back: the
 thing itself would not follow. So only three sorts are: what torch trains with, by its base class; objects of the
@@ -7,16 +7,11 @@ libraries that people train with; and objects of classes that the user wrote.
 
 from __future__ import annotations
 
-import functools
 import sys
-import sysconfig
-from types import CodeType
 from typing import Any
 
-TRAINING_LIBRARIES = (
-    *("accelerate", "ema_pytorch", "fastai", "ignite", "lightning", "lightning_fabric", "peft", "pytorch_lightning"),
-    *("timm", "torchmetrics", "torchvision", "transformers", "trl"),
-)
+from gpulab.user_code import TRAINING_LIBRARIES, is_users_class
+
 TORCH_PARTS = ("torch.amp", "torch.cuda.amp", "torch.nn", "torch.optim", "torch.utils.data")
 OUTSIDE = (  # threads, processes, files, windows, kernels
     *("IPython", "_io", "_thread", "asyncio", "concurrent", "ctypes", "enum", "io", "ipykernel", "ipywidgets"),
@@ -34,7 +29,6 @@ OUTSIDE_PARTS = (
     "transformers.utils.notebook",
 )
 PLAIN = ("types.SimpleNamespace", "argparse.Namespace")
-OURS = __name__.partition(".")[0]
 
 
 def is_put_back(kind: type) -> bool:
@@ -44,31 +38,16 @@ def is_put_back(kind: type) -> bool:
     if issubclass(kind, BaseException | type) or any(_stands_for_something(base) for base in kind.__mro__):
         return False
     home = str(kind.__module__)
-    if is_plain(kind) or is_users(kind):
+    if is_plain(kind) or is_users_class(kind):
         return True
     if _part_of(home, TORCH_PARTS):
         return not _is_loader_iterator(kind)
     return home.partition(".")[0] in TRAINING_LIBRARIES and not _part_of(home, OUTSIDE_PARTS)
 
 
-def is_users(kind: type) -> bool:
-    """Whether the user wrote this class: in the notebook, or in a module beside it."""
-    home = str(kind.__module__)
-    if home == "__main__":
-        return True
-    module = sys.modules.get(home)
-    file = getattr(module, "__file__", None)
-    return isinstance(file, str) and not _installed(file) and home.partition(".")[0] != OURS
-
-
 def is_plain(kind: type) -> bool:
     """Whether it is a bare holder of attributes."""
     return f"{kind.__module__}.{kind.__qualname__}" in PLAIN
-
-
-def is_users_code(code: CodeType) -> bool:
-    """Whether the user wrote this code."""
-    return not _installed(code.co_filename)
 
 
 def torch_bases() -> tuple[type, ...]:
@@ -117,17 +96,3 @@ def _stands_for_something(kind: type) -> bool:
 
 def _part_of(home: str, parts: tuple[str, ...]) -> bool:
     return any(home == part or home.startswith(part + ".") for part in parts)
-
-
-@functools.lru_cache(maxsize=4096)
-def _installed(file: str) -> bool:
-    if "site-packages" in file or "dist-packages" in file or file.startswith("<frozen"):
-        return True
-    return file.startswith(_library_folders())
-
-
-@functools.cache
-def _library_folders() -> tuple[str, ...]:
-    ours = sys.modules[OURS].__file__ or ""
-    paths = sysconfig.get_paths()
-    return (paths["stdlib"], paths["platstdlib"], ours.removesuffix("__init__.py") or "\0")

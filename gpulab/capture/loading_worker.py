@@ -8,14 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from gpulab.capture.fetch_clock import Row, time_fetcher
 from gpulab.capture.loading_memory import Memory
-
-_OURS = str(Path(__file__).parent)
+from gpulab.user_code import hide_gpulabs_frames
 
 
 class WorkerStart:
@@ -84,29 +81,13 @@ def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
     """What a worker sends in place of a batch is the text of its traceback: none of our lines shall be in it."""
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with suppress(Exception):
-            _hide_our_frames(sys.exc_info()[1])
+        error = sys.exc_info()[1]
+        if error is not None:
+            with suppress(Exception):
+                hide_gpulabs_frames(error)
         return wrapper(*args, **kwargs)
 
     return wrapped
-
-
-def _hide_our_frames(error: BaseException | None) -> None:
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        at = error.__traceback__ = _theirs(error.__traceback__)
-        while at is not None:
-            following = at.tb_next = _theirs(at.tb_next)
-            at = following
-        error = error.__cause__ or error.__context__
-
-
-def _theirs(trace: TracebackType | None) -> TracebackType | None:
-    """The first of these frames that is not ours."""
-    while trace is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
-        trace = trace.tb_next
-    return trace
 
 
 __all__ = ["WorkerStart"]

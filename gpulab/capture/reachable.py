@@ -35,6 +35,7 @@ from gpulab.capture.contents import (
 from gpulab.capture.place import Place
 from gpulab.capture.randomness import is_generator
 from gpulab.capture.tensors import Met
+from gpulab.user_code import is_users_class, is_users_code
 
 LARGE = 10_000  # elements; a dataset's list of files, not a training's list of parameters
 LONG = 1_000  # elements: looked at after all that is shorter
@@ -183,7 +184,7 @@ class Reachable:
                 self._near.append((cell_value(cell), Place(name), False))
         for default in (function.__defaults__, function.__kwdefaults__):
             self._near.append((default, place, False))
-        if followed.is_users_code(function.__code__):
+        if is_users_code(function.__code__):
             if function.__dict__:
                 self.kept.append(KeptAttributes(function, place))
                 self._near.extend((x, place.attribute(name), False) for name, x in function.__dict__.items())
@@ -218,7 +219,7 @@ class Reachable:
 
     def _is_users(self, kind: type) -> bool:
         if kind not in self._users:
-            self._users[kind] = followed.is_users(kind)
+            self._users[kind] = is_users_class(kind)
         return self._users[kind]
 
 

@@ -1,59 +1,23 @@
 """Which line of the user's own code a stack stands at, and how that line is called on screen.
 
-The user's own code is all but Python's library, what is installed, and gpulab itself (its demo counts as the user's).
 Only names and numbers are kept of a frame: no frame, no code object, nothing of the user's.
 """
 
 from __future__ import annotations
 
 import linecache
-import os
 import sys
-import sysconfig
 from collections.abc import Iterator
-from pathlib import Path
 from types import FrameType
 
 from gpulab.run import Place
+from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, ipython_cells, is_cell, owners
 
 Spot = tuple[str, int, str]  # file as Python has it, line, function
 Stack = tuple[Spot, ...]
 
 CELL = "cell"
-_NAMELESS = "<cell>"  # a cell that is compiled without IPython: trials/code.py
 _LONGEST = 200  # characters of a line
-_OURS = str(Path(__file__).parents[1]) + os.sep
-_RUNNERS = tuple(str(Path(_OURS, *file)) for file in (("cells.py",), ("magics.py",), ("trials", "code.py")))
-_DEMO = _OURS + "demo" + os.sep
-_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_LIBRARY = tuple(
-    os.path.realpath(path) + os.sep for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")} if path
-)
-_RUNNER = 2
-_kinds: dict[str, int] = {}  # by file name: 0 a library's, 1 the user's, or `_RUNNER`
-_known: dict[str, bool] = {}  # by file name: asked for each frame of each sample
-
-
-def is_users(file: str) -> bool:
-    """Whether code of that file name is the user's own."""
-    known = _known.get(file)
-    if known is None:
-        known = _is_users(file)
-        if len(_known) < 100_000:
-            _known[file] = known
-    return known
-
-
-def _is_users(file: str) -> bool:
-    if _is_cell(file):
-        return True
-    if file.startswith("<") or not file:  # generated: a dataclass's methods, what torch.compile makes
-        return False
-    if file.startswith(_OURS):
-        return file.startswith(_DEMO)
-    if any(part in file for part in _INSTALLED):
-        return False
-    return not os.path.realpath(file).startswith((*_LIBRARY, _OURS))
 
 
 def users_spot(frame: FrameType | None) -> Spot | None:
@@ -64,49 +28,27 @@ def users_spot(frame: FrameType | None) -> Spot | None:
 def users_stack(frame: FrameType | None) -> Stack:
     """All lines of the user's from this frame outwards, the innermost first.
 
-    Libraries nest a hundred frames deep, and a look pays for each: so what is known of a file is one look-up.
+    Libraries nest a hundred frames deep, and a look pays for each: so whose file it is takes one look-up.
     """
-    found: list[Spot] = []
-    kinds = _kinds
+    spots: list[Spot] = []
+    owner_of, user, runner = owners, Owner.USER, Owner.RUNNER
     while frame is not None:
         code = frame.f_code
-        kind = kinds.get(code.co_filename)
-        if kind is None:
-            kind = _kind(code.co_filename)
-        if kind == _RUNNER:
+        owner = owner_of[code.co_filename]
+        if owner is user:
+            spots.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname))
+        elif owner is runner:  # what is outside of it is not profiled
             break
-        if kind:
-            found.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname))
         frame = frame.f_back
-    return tuple(found)
-
-
-def _kind(file: str) -> int:
-    found = _RUNNER if file in _RUNNERS else int(is_users(file))
-    if len(_kinds) < 100_000:
-        _kinds[file] = found
-    return found
+    return tuple(spots)
 
 
 def _spots(frame: FrameType | None) -> Iterator[Spot]:
-    while frame is not None:
+    while frame is not None and owners[frame.f_code.co_filename] is not Owner.RUNNER:
         code = frame.f_code
-        if code.co_filename in _RUNNERS:  # what is outside of them is not profiled
-            return
-        if is_users(code.co_filename):
+        if owners[code.co_filename] is Owner.USER:
             yield code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
         frame = frame.f_back
-
-
-def _is_cell(file: str) -> bool:
-    return file == _NAMELESS or file in _executions() or file.startswith("<ipython-input-")
-
-
-def _executions() -> dict[str, int]:
-    """The cells that IPython has compiled: their file names, and the number of each."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return getattr(getattr(shell, "compile", None), "_filename_map", {})
 
 
 class Naming:
@@ -143,14 +85,14 @@ class Naming:
     def _place(self, file: str, line: int, function: str) -> Place:
         function = "" if function.startswith("<") and "." not in function else function.replace("<locals>.", "")
         lines = linecache.getlines(file)
-        if file == _NAMELESS:
+        if file == CELL_WITHOUT_IPYTHON:
             return Place(CELL, line, function, _text(self._code, line))
-        if not _is_cell(file):
+        if not is_cell(file):
             return Place(file, line, function, _text(lines, line))
         text = _text(lines, line)
         if _alike(lines, self._code):
             return Place(CELL, line + self._above + _blank(self._code) - _blank(lines), function, text)
-        number = _executions().get(file)
+        number = ipython_cells().get(file)
         return Place("another cell" if number is None else f"cell [{number}]", line, function, text)
 
 
@@ -194,4 +136,4 @@ def lines_above(code: str, source: str) -> int:
     return 1
 
 
-__all__ = ["CELL", "Naming", "Spot", "Stack", "is_users", "lines_above", "users_spot", "users_stack"]
+__all__ = ["CELL", "Naming", "Spot", "Stack", "lines_above", "users_spot", "users_stack"]

@@ -10,7 +10,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from gpulab.capture.source_lines import Spot, is_users
+from gpulab.capture.source_lines import Spot
+from gpulab.user_code import is_users_file
 
 _ITEMS = ("__getitems__", "__getitem__", "__iter__")
 _TRANSFORMS = ("transform", "transforms", "target_transform")
@@ -69,7 +70,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
 
 def _spot(function: Any) -> Spot | None:
     code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-    if code is None or not is_users(code.co_filename):
+    if code is None or not is_users_file(code.co_filename):
         return None
     return code.co_filename, code.co_firstlineno, code.co_qualname
 

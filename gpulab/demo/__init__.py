@@ -7,5 +7,8 @@ files once and opened, decoded and augmented for every sample, so that loading i
 from __future__ import annotations
 
 from gpulab.demo.digits import DigitsFolder, write_digits
+from gpulab.user_code import counts_as_users
+
+counts_as_users(__file__)
 
 __all__ = ["DigitsFolder", "write_digits"]

@@ -14,6 +14,9 @@ from typing import Any, Literal
 
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain, Variables, names_in, replace_literals
+from gpulab.user_code import CELL_WITHOUT_IPYTHON, runs_users_code
+
+runs_users_code(__file__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +108,7 @@ class TextCode:
     def run(self, *, quiet: bool) -> object:
         """Run it."""
         with hushed() if quiet else contextlib.nullcontext():
-            exec(compile(self.tree, "<cell>", "exec"), self.namespace, self.seen_through)
+            exec(compile(self.tree, CELL_WITHOUT_IPYTHON, "exec"), self.namespace, self.seen_through)
         return None
 
     def replacing(self, variables: Mapping[str, Plain]) -> TextCode:

@@ -20,6 +20,7 @@ from threading import get_ident
 from typing import Any
 
 from gpulab.knobs.patching import replaced
+from gpulab.user_code import PACKAGE_FOLDER
 
 MOST = 200_000  # files
 ASKED = 200  # files of which the system is asked whether it has let go
@@ -149,7 +150,7 @@ def _held() -> list[str]:
 
 def _code_folders() -> tuple[str, ...]:
     own = {sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()}
-    own |= {"/usr/lib", "/lib", "/proc", "/sys", "/dev", "/etc", str(Path(__file__).parents[1])}
+    own |= {"/usr/lib", "/lib", "/proc", "/sys", "/dev", "/etc", str(PACKAGE_FOLDER)}
     return tuple(sorted({os.path.join(folder, "") for folder in own if folder and folder != os.sep}))
 
 

@@ -1,0 +1,328 @@
+"""Whose code it is: files, classes, frames and traces; each module that marks itself is recognised where it stands."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import logging.handlers
+import pkgutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, ModuleType
+from typing import Any
+
+import pytest
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+import gpulab
+from gpulab import cells, cli, demo, magics, user_code
+from gpulab.capture import followed
+from gpulab.capture.recorder import Capture
+from gpulab.capture.source_lines import users_stack
+from gpulab.demo import digits
+from gpulab.trials import code
+from gpulab.trials.code import FunctionCode, TextCode
+from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_file, is_users_in_trace, owners
+
+torch = pytest.importorskip("torch")
+from torch.utils.data import DataLoader, Dataset  # noqa: E402
+
+RUNNERS = (cells, cli, magics, code)
+
+
+def modules_of_the_package() -> Iterator[tuple[str, str]]:
+    """Name and file of each, without importing it."""
+    for info in pkgutil.walk_packages(gpulab.__path__, "gpulab."):
+        spec = importlib.util.find_spec(info.name)
+        assert spec is not None and spec.origin is not None
+        yield info.name, spec.origin
+
+
+def test_each_module_of_the_package_is_gpulabs_own_but_for_the_demo() -> None:
+    for name, file in modules_of_the_package():
+        in_demo = name == "gpulab.demo" or name.startswith("gpulab.demo.")
+        assert is_users_file(file) is in_demo, name
+        assert is_gpulabs_file(file) is not in_demo, name
+
+
+def test_whose_file_it_is(tmp_path: Path) -> None:
+    assert owners[__file__] is owners[str(tmp_path / "train.py")] is owners["<cell>"] is Owner.USER
+    assert owners["<ipython-input-3-abc>"] is owners[str(digits.__file__)] is Owner.USER
+    for file in (torch.__file__, logging.handlers.__file__, "<string>", "<frozen os>", ""):
+        assert owners[str(file)] is Owner.LIBRARY, file
+    assert owners[str(gpulab.__file__)] is Owner.GPULAB
+    assert owners[str(Path(str(gpulab.__file__)).parent) + "_of_mine/train.py"] is Owner.USER
+
+
+def test_a_file_that_is_reached_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "linked").symlink_to(Path(str(gpulab.__file__)).parent)
+    (tmp_path / "python").symlink_to(Path(logging.__file__).parent)
+    assert owners[str(tmp_path / "linked" / "run.py")] is Owner.GPULAB
+    assert owners[str(tmp_path / "linked" / "cells.py")] is Owner.RUNNER
+    assert owners[str(tmp_path / "linked" / "demo" / "digits.py")] is Owner.USER
+    assert owners[str(tmp_path / "python" / "handlers.py")] is Owner.LIBRARY
+
+
+def test_a_module_that_marks_itself_later_is_seen_from_then_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "gpulab"
+    monkeypatch.setattr(user_code, "_GPULAB", (f"{folder}/",))
+    monkeypatch.setattr(user_code, "_runners", set())
+    monkeypatch.setattr(user_code, "_stand_ins", ())
+    owners.clear()
+    runner, sample = str(folder / "runner.py"), str(folder / "sample" / "data.py")
+    assert owners[runner] is owners[sample] is Owner.GPULAB
+    user_code.runs_users_code(runner)
+    user_code.counts_as_users(str(folder / "sample" / "__init__.py"))
+    assert owners[runner] is Owner.RUNNER and owners[sample] is Owner.USER
+    monkeypatch.undo()
+    owners.clear()
+
+
+def test_whose_class_it_is() -> None:
+    class Local:
+        pass
+
+    assert is_users_class(Local) and is_users_class(digits.DigitsFolder)
+    assert not any(map(is_users_class, (int, Path, torch.nn.Linear, TextCode, logging.handlers.QueueHandler)))
+
+
+def test_code_that_was_generated_may_be_the_users() -> None:
+    @dataclasses.dataclass
+    class Point:
+        x: int
+
+    assert user_code.is_users_code(Point.__init__.__code__), "generated for a class of the user's"
+    assert user_code.is_users_code(test_code_that_was_generated_may_be_the_users.__code__)
+    assert not user_code.is_users_code(torch.nn.Linear.forward.__code__)
+    assert not user_code.is_users_code(importlib.util.find_spec.__code__)
+
+
+@pytest.mark.parametrize(
+    ("file", "users"),
+    [
+        ("train.py", True),
+        ("src/train.py", True),
+        ("/home/u/project/data/loader.py", True),
+        ("C:\\work\\train.py", True),
+        ("torch/nn/modules/module.py", False),
+        ("ema_pytorch/ema_pytorch.py", False),
+        ("json/decoder.py", False),
+        ("decorator.py", False),
+        ("/opt/conda/lib/python3.11/threading.py", False),
+        ("/usr/lib/python3/dist-packages/yaml/loader.py", False),
+        ("C:\\env\\Lib\\site-packages\\x\\y.py", False),
+    ],
+)
+def test_files_that_a_trace_names(file: str, users: bool) -> None:
+    assert is_users_in_trace(file) is users
+
+
+def test_the_libraries_that_objects_are_put_back_of_are_libraries_in_a_trace_too() -> None:
+    assert set(followed.TRAINING_LIBRARIES) <= user_code.LIBRARIES
+    assert set(followed.OUTSIDE) <= user_code.LIBRARIES | sys.stdlib_module_names
+
+
+# -- what runs the user's code -----------------------------------------------------------------------------------------
+
+
+def owner_above() -> Owner:
+    """Whose the first frame above the caller is that is neither the user's nor a library's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = owners[frame.f_code.co_filename]
+        if owner in (Owner.GPULAB, Owner.RUNNER):
+            return owner
+        frame = frame.f_back
+    raise AssertionError("nothing of gpulab's is above")
+
+
+@pytest.fixture
+def shell() -> Iterator[InteractiveShell]:
+    config = Config()
+    config.HistoryManager.enabled = False
+    InteractiveShell.clear_instance()
+    shell = InteractiveShell.instance(config=config)
+    shell.extension_manager.load_extension("gpulab")
+    yield shell
+    shell.extension_manager.unload_extension("gpulab")
+    InteractiveShell.clear_instance()
+
+
+CELL = "above = owner_above(); stack = users_stack(sys._getframe())"
+
+
+def check(names: dict[str, Any]) -> None:
+    assert names["above"] is Owner.RUNNER
+    (spot,) = names["stack"]
+    assert spot[1] == 1, "only the cell's own line: what is above the runner is not profiled"
+
+
+def names_for_a_cell() -> dict[str, Any]:
+    return {"owner_above": owner_above, "users_stack": users_stack, "sys": sys}
+
+
+def test_a_cell_under_the_magic(shell: InteractiveShell) -> None:
+    shell.push(names_for_a_cell())
+    shell.run_cell(f"%%gpuprofile --no-save --no-live --no-trace\n{CELL}").raise_error()
+    check(shell.user_ns)
+
+
+def test_a_statement_after_the_magic(shell: InteractiveShell) -> None:
+    shell.push(names_for_a_cell())
+    shell.run_cell(f"%gpuprofile --no-save --no-live --no-trace {CELL}").raise_error()
+    check(shell.user_ns)
+
+
+def test_what_the_magic_does_before_the_cell_has_no_line(
+    shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the magic is the whole cell as IPython runs it, and here this file."""
+    start, seen = Capture.start, []
+
+    def noted(capture: Capture) -> None:
+        seen.append(users_stack(sys._getframe(1)))
+        start(capture)
+
+    monkeypatch.setattr(Capture, "start", noted)
+    shell.run_cell("%%gpuprofile --no-save --no-live --no-trace\n1").raise_error()
+    assert seen == [()]
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_cell_of_an_experiment(quiet: bool, shell: InteractiveShell) -> None:
+    shell.push(names_for_a_cell())
+    cells.CellCode(shell, CELL, cells.parsed(shell, CELL)).run(quiet=quiet)
+    check(shell.user_ns)
+
+
+def test_text_and_a_function_of_an_experiment() -> None:
+    names = names_for_a_cell()
+    TextCode.parsed(CELL, names).run(quiet=True)
+    check(names)
+
+    seen: dict[str, Any] = {}
+
+    def train() -> None:
+        seen.update(above=owner_above(), stack=users_stack(sys._getframe()))
+
+    FunctionCode(train).run(quiet=True)
+    assert seen["above"] is Owner.RUNNER and [spot[2].split(".")[-1] for spot in seen["stack"]] == ["train"]
+
+
+def test_a_script_of_the_command_line(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\n"
+        "from gpulab.user_code import Owner, owners, within_gpulab\n"
+        "print(owners[sys._getframe(1).f_code.co_filename].value, within_gpulab(sys._getframe()))\n"
+    )
+    order = [sys.executable, "-m", "gpulab", "record", "--no-save", "--no-trace", str(script)]
+    done = subprocess.run(order, capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines()[0] == "runner False"
+
+
+@pytest.mark.parametrize("module", RUNNERS, ids=lambda module: module.__name__)
+def test_a_module_that_runs_the_users_code_marks_itself(module: ModuleType) -> None:
+    assert owners[str(module.__file__)] is Owner.RUNNER
+    assert is_gpulabs_file(str(module.__file__)), "and it is taken out of tracebacks"
+
+
+# -- a call of gpulab's own --------------------------------------------------------------------------------------------
+
+
+class Asking(Dataset[Any]):
+    """Notes whether each item is asked for within a call of gpulab's."""
+
+    def __init__(self) -> None:
+        self.within: list[bool] = []
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> Any:
+        self.within.append(user_code.within_gpulab(sys._getframe()))
+        return torch.zeros(2)
+
+
+def test_a_batch_is_fetched_within_a_call_of_gpulabs_and_the_loop_runs_outside_of_it() -> None:
+    dataset, outside = Asking(), []
+    with gpulab.profile(show=False, save=False, trace=False):
+        for _ in DataLoader(dataset, batch_size=2):
+            outside.append(user_code.within_gpulab(sys._getframe()))
+    assert all(dataset.within) and len(dataset.within) == 8
+    assert not any(outside) and len(outside) == 4
+
+
+def test_the_demos_frames_are_no_call_of_gpulabs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def write(_: Path) -> None:
+        raise RuntimeError(str(user_code.within_gpulab(sys._getframe())))
+
+    monkeypatch.setattr(digits, "write_digits", write)
+    with pytest.raises(RuntimeError, match="False"):
+        demo.DigitsFolder(tmp_path)
+
+
+# -- tracebacks --------------------------------------------------------------------------------------------------------
+
+
+def files_of(error: BaseException) -> list[str]:
+    trace, files = error.__traceback__, []
+    while trace is not None:
+        files.append(trace.tb_frame.f_code.co_filename)
+        trace = trace.tb_next
+    return files
+
+
+def raised(run: Callable[[], object]) -> BaseException:
+    try:
+        run()
+    except BaseException as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def test_gpulabs_frames_are_taken_out_of_an_error_and_of_what_it_came_from() -> None:
+    def fail() -> None:
+        try:
+            FunctionCode(lambda: 1 / 0).run(quiet=False)
+        except ZeroDivisionError as e:
+            raise ExceptionGroup("two", [ValueError("one"), e]) from e
+
+    error = raised(lambda: FunctionCode(fail).run(quiet=False))
+    assert any(map(is_gpulabs_file, files_of(error)))
+    user_code.hide_gpulabs_frames(error)
+    assert isinstance(error, ExceptionGroup) and error.__cause__ is not None
+    for each in (error, error.__cause__, *error.exceptions):
+        assert set(files_of(each)) <= {__file__}
+    assert len(files_of(error)) == 3 and len(files_of(error.__cause__)) == 2
+
+
+def test_an_error_within_gpulab_alone_has_no_frames_left() -> None:
+    error = raised(lambda: TextCode.parsed("(", {}))
+    trace = error.__traceback__
+    while trace is not None and not is_gpulabs_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    assert trace is not None
+    user_code.hide_gpulabs_frames(error.with_traceback(trace))
+    assert error.__traceback__ is None
+
+
+class Failing(Dataset[Any]):
+    """Has no items."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        raise ValueError("no item")
+
+
+def test_the_text_of_a_workers_error_is_as_without_gpulab() -> None:
+    with pytest.raises(ValueError, match="no item") as plain:
+        list(DataLoader(Failing(), num_workers=1, multiprocessing_context="fork"))
+    with pytest.raises(ValueError, match="no item") as profiled, gpulab.profile(show=False, save=False, trace=False):
+        list(DataLoader(Failing(), num_workers=1, multiprocessing_context="fork"))
+    assert str(profiled.value) == str(plain.value)
