@@ -23,6 +23,7 @@ import numpy as np
 from gpulab.capture.feed import Float32
 from gpulab.capture.sampler_process import Order
 from gpulab.run import Device, Missing, Samples, Series
+from gpulab.sources.child_path import import_path
 from gpulab.sources.fake_nvml import FakeScript
 from gpulab.sources.machine import usable_cores
 from gpulab.sources.meters import SeriesInfo
@@ -223,10 +224,8 @@ class _Curve:
 
 def _spawn(order: Order) -> subprocess.Popen[bytes]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
-    package_root = str(Path(__file__).resolve().parents[2])
-    path = [*(p or os.getcwd() for p in sys.path), package_root]
     return subprocess.Popen(
-        [sys.executable, "-S", "-P", "-c", BOOTSTRAP, order.to_json(), json.dumps(path)],
+        [sys.executable, "-S", "-P", "-c", BOOTSTRAP, order.to_json(), json.dumps(import_path())],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from gpulab.errors import StoreError, TraceError
 from gpulab.loading.trace import load_run
 from gpulab.run import Missing, Ranks, Run
 from gpulab.sources import encoding
+from gpulab.sources.child_path import import_path
 from gpulab.sources.machine import usable_cores
 from gpulab.sources.store import DOCUMENT, read
 
@@ -87,9 +87,7 @@ def _read_here(file: Path) -> Run | str:
 def _read_apart(file: Path, folder: Path) -> Run | str:
     """In a process of its own, which hands the record over as the store writes it."""
     folder.mkdir()
-    root = str(Path(__file__).resolve().parents[2])
-    path = json.dumps([*(p or os.getcwd() for p in sys.path), root])
-    order = [sys.executable, "-S", "-P", "-c", _WORKER, path, str(file), str(folder)]
+    order = [sys.executable, "-S", "-P", "-c", _WORKER, json.dumps(import_path()), str(file), str(folder)]
     done = subprocess.run(order, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"

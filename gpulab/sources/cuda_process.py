@@ -14,9 +14,9 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any, Literal
 
+from gpulab.sources.child_path import import_path
 from gpulab.sources.visible import Gpu
 
 TIMEOUT_S = 60.0  # importing PyTorch from a slow disk takes most of it
@@ -82,8 +82,7 @@ def verdict(done: subprocess.CompletedProcess[str] | None) -> Trial:
 
 def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
     """Start a Python like ours, let it answer; None where it does not end in time."""
-    path = [*(p or os.getcwd() for p in sys.path), str(Path(__file__).resolve().parents[2])]
-    command = [sys.executable, "-P", "-c", _BOOTSTRAP, question, json.dumps(path)]
+    command = [sys.executable, "-P", "-c", _BOOTSTRAP, question, json.dumps(import_path())]
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,

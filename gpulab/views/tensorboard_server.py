@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import IO
 
 from gpulab.errors import GpulabError, UsageError
+from gpulab.sources.child_path import import_path
 from gpulab.sources.packages import installed
 from gpulab.sources.runs import Runs
 from gpulab.sources.store import trace_path
@@ -151,11 +152,10 @@ def _free_port(first: int) -> int:
 
 
 def _spawn(root: Path, port: int) -> Server:
-    path = [*(p or os.getcwd() for p in sys.path), str(Path(__file__).resolve().parents[2])]
     options = ["--logdir", str(root), "--host", HOST, "--port", str(port), "--load_fast=false"]
     output = tempfile.TemporaryFile()  # noqa: SIM115 - the server closes it
     process = subprocess.Popen(
-        [sys.executable, "-c", _CHILD, *options, json.dumps(path)],
+        [sys.executable, "-c", _CHILD, *options, json.dumps(import_path())],
         stdin=subprocess.PIPE,
         stdout=output,
         stderr=subprocess.STDOUT,
