@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from gpulab.formatting import duration, plural
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -582,8 +584,8 @@ class Run:
 
     def __repr__(self) -> str:
         device = "CPU" if self.device.kind == "cpu" else self.device.name
-        seconds = self.code_wall_ns / 1e9
-        return f"<Run {self.name!r}: {len(self.steps)} steps on {device}, {seconds:.3g} s, {self.outcome}>"
+        steps, took = plural(len(self.steps), "step"), duration(self.code_wall_ns / 1e3)
+        return f"<Run {self.name!r}: {steps} on {device}, {took}, {self.outcome}>"
 
     def check(self) -> None:
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""

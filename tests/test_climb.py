@@ -227,7 +227,7 @@ def test_nearly_all_memory_is_too_much() -> None:
     assert b.facts is not None
     full = replace(b.facts.run, memory=Memory(15 * 2**30, 15 * 2**30, 2**30, 16 * 2**30))
     outcome, words = verdict(b, facts=replace(b.facts, run=full))
-    assert outcome == "memory" and "94%" in words
+    assert outcome == "memory" and "94 %" in words
 
 
 @pytest.mark.parametrize(("table", "outcome"), [("", "kept"), ("[thresholds]\nmemory_full = 0.6\n", "memory")])

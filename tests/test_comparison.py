@@ -16,7 +16,7 @@ from gpulab.comparing import statistics
 from gpulab.comparing.blocks import compare_blocks, pair_ratios, same_ratios
 from gpulab.comparing.cause import because
 from gpulab.comparing.differences import differences
-from gpulab.comparing.headline import comparison_headline, experiment_headline, smallest_effect, times, times_within
+from gpulab.comparing.headline import comparison_headline, experiment_headline, smallest_effect
 from gpulab.comparing.loss import compare_losses
 from gpulab.comparing.parts import LABELS, _grew, most_changed, part_changes, typical_steps
 from gpulab.comparing.runs import compare_runs
@@ -25,6 +25,7 @@ from gpulab.comparing.spending import spending
 from gpulab.comparing.statistics import noise_floor, paired, unpaired, verdict
 from gpulab.comparison import Block, Comparison, Experiment, PartChange, Side
 from gpulab.errors import UsageError
+from gpulab.formatting import factor, factor_within
 from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
 from gpulab.views import words
 from gpulab.views.comparison_table import side_by_side, unprofiled_us
@@ -208,7 +209,7 @@ def test_the_headline_reads_the_right_way_round() -> None:
     assert faster.sentence.startswith("workers=2 is 2.9")
     low, high = re.findall(r"interval ([\d.]+)–([\d.]+)×", faster.sentence)[0]
     assert 2.8 < float(low) < float(faster.sentence.split()[2].rstrip("×")) < float(high) < 3.0
-    assert faster.sentence.endswith("waiting for the DataLoader shrank from 22.8 ms to 0.3 ms of each step.")
+    assert faster.sentence.endswith("waiting for the DataLoader shrank from 22.8 ms to 0.26 ms of each step.")
     slower = made.faster(label="odd=1", blocks=made.blocks(1, 76.0), facts=made.facts_with(76.0, made.PARTS_A, seed=4))
     said = comparison_headline(made.a_comparison(slower))
     assert said.sentence.startswith("odd=1 is 2.0") and "× slower per step" in said.sentence and said.level == "bad"
@@ -258,7 +259,7 @@ def test_fewer_than_five_pairs_do_not_exclude_a_difference() -> None:
 def test_a_ratio_and_its_interval_stay_apart(
     ratio: float, interval: tuple[float, float], written: tuple[str, str]
 ) -> None:
-    assert times_within(ratio, interval) == written
+    assert factor_within(ratio, interval) == written
 
 
 def test_the_best_of_a_sweep_is_named_with_its_rivals_and_failures() -> None:
@@ -364,7 +365,7 @@ def test_time_that_no_part_names_is_told_as_such_where_it_covers_the_difference(
     grown = [dataclasses.replace(p, grew=None, b_us=p.a_us) for p in found.parts if p.name != "unknown"]
     unknown = dataclasses.replace(found.parts[0], name="unknown", label="unknown", grew=True, a_us=1000.0, b_us=8000.0)
     told = because(dataclasses.replace(found, parts=(*grown, unknown)))
-    assert told == ": what the trace does not name (unknown) grew from 1.0 ms to 8.0 ms of each step"
+    assert told == ": what the trace does not name (unknown) grew from 1.00 ms to 8.00 ms of each step"
     little = dataclasses.replace(unknown, b_us=2000.0)
     assert because(dataclasses.replace(found, parts=(*grown, little))).endswith("do not show where")
 
@@ -477,7 +478,7 @@ def test_the_table_of_stored_runs_has_the_times_of_the_verdict() -> None:
     assert isinstance(found, Comparison) and found.ratio is not None
     step, sample = side_by_side(found, None).rows[:2]
     assert step.cells[0] == "a step, without the profiler"
-    assert step.cells[3] == sample.cells[3] == f"{times(found.ratio)}×"
+    assert step.cells[3] == sample.cells[3] == f"{factor(found.ratio)}×"
 
 
 def test_runs_with_profiled_steps_only_have_no_other_step_in_their_table() -> None:

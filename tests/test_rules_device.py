@@ -271,9 +271,14 @@ def test_what_sixteen_bits_give_back_at_most_is_the_ratio_of_the_peaks() -> None
 @pytest.mark.parametrize(
     ("full", "tf32", "told_of", "never"),
     [
-        (1, 40, ["in TF32", "2 times as fast as those in TF32"], ["16 times", "no matrix unit"]),
+        (1, 40, ["in TF32", "2.0 times as fast as those in TF32"], ["16 times", "no matrix unit"]),
         (40, 1, ["16 times as fast as those of 32 bits", "which uses no matrix unit"], ["TF32"]),
-        (30, 20, ["16 times as fast as those of 32 bits and 2 times as fast as those in TF32"], ["multiplies in TF32"]),
+        (
+            30,
+            20,
+            ["16 times as fast as those of 32 bits and 2.0 times as fast as those in TF32"],
+            ["multiplies in TF32"],
+        ),
     ],
 )
 def test_the_gain_that_is_told_is_over_the_format_that_is_used(

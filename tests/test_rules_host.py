@@ -208,7 +208,7 @@ def test_the_cause_inside_the_loader_makes_the_headline(key: str) -> None:
     result = found(case_of(run_of(wait=0.5), {"data_wait": 0.5}, CAUSES[key]))
     assert [f.key for f in result.findings] == [key]
     assert result.first.recoverable_us_per_step == pytest.approx(0.5 * STEP_US, rel=1e-3)
-    assert "waiting for the next batch" in result.first.summary and "10 ms" in result.first.evidence[1].words
+    assert "waiting for the next batch" in result.first.summary and "10.0 ms" in result.first.evidence[1].words
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.device_steps import device_windows, host_steps
 from gpulab.analysis.trace_steps import FoundSteps, find_steps
+from gpulab.formatting import duration
 from gpulab.run import Category, Int64, Run, Timeline
 
 State = Literal["ok", "degraded", "unusable"]
@@ -169,7 +170,7 @@ def _host_ahead(seen: _Seen) -> Check:
     wall_ns = float(np.median(host[:, 1] - host[:, 0]))
     count = sum(ns > max(HOST_AHEAD_NS, HOST_AHEAD_STEPS * wall_ns) for ns in ahead_ns)
     meaning = (
-        f"the CPU runs up to {max(ahead_ns, default=0) / 1e6:,.1f} ms ahead of the GPU: a step counts from when the "
+        f"the CPU runs up to {duration(max(ahead_ns, default=0) / 1e3)} ahead of the GPU: a step counts from when the "
         "GPU has finished the step before it"
     )
     return found_or_ok("host_ahead", count, "ok", meaning)

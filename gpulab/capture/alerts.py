@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpulab.diagnosis.thresholds import Thresholds
+from gpulab.formatting import percent, while_s
 from gpulab.run import Alert, Samples, Steps
 
 SMOOTHED_S = 5.0
@@ -23,8 +24,8 @@ _BIN_NS = 250_000_000  # steps of a record are judged in bunches of this length
 STARVING = "data_starved"
 IDLE = "gpu_idle"
 WORDS = {
-    STARVING: "Starving for {time}: {share:.0f} % of each step waits for data.",
-    IDLE: "The GPU has been idle for {time}: {share:.0f} % of that time it had nothing to do.",
+    STARVING: "Starving for {time}: {share} of each step waits for data.",
+    IDLE: "The GPU has been idle for {time}: {share} of that time it had nothing to do.",
 }
 
 
@@ -84,14 +85,9 @@ class Lasting:
         """As it stands at `t_s`; None where it is not on."""
         if not self.on or self.since_s is None:
             return None
-        share = 100 * self._part / self._whole if self._whole > 0 else 0.0
-        words = WORDS[self.key].format(time=_lasting(t_s - self.since_s), share=share)
+        share = self._part / self._whole if self._whole > 0 else 0.0
+        words = WORDS[self.key].format(time=while_s(t_s - self.since_s), share=percent(share))
         return Alert(self.key, words, int(self.since_s * 1e9), None if until_s is None else int(until_s * 1e9))
-
-
-def _lasting(seconds: float) -> str:
-    whole = int(seconds)
-    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60} s"
 
 
 class Alerts:

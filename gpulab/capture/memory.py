@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from gpulab.formatting import size
 from gpulab.run import Choice, Device, Memory, Missing
 
 READING_SHARE = 0.005  # of the time at most goes to readings
@@ -93,7 +94,7 @@ class PeakWatch:
         """An earlier run of this process hides the peak: the most that was read, which the true one is not below."""
         allocated, reserved = self._most[index] if index < len(self._most) else (0, 0)
         why = (
-            f"this process had reached {after.allocated_peak / 2**30:.2f} GiB before the run, and the run stayed "
+            f"this process had reached {size(after.allocated_peak)} before the run, and the run stayed "
             "below: the peak shown is the most that was read before backward passes and at the ends of steps"
         )
         exact = Missing(f"exact peak of the {_ALLOCATED}", why, key="memory")

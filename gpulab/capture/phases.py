@@ -12,6 +12,7 @@ from gpulab.capture import gpus, schedule
 from gpulab.capture.deadline import Deadline
 from gpulab.capture.feed import CapturePhase
 from gpulab.capture.window import ProfilerUnavailable, Watched, Window, in_backward
+from gpulab.formatting import duration
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
 
 BREAKDOWN = "step breakdown, operators and kernels"
@@ -176,7 +177,7 @@ class Phases:
         age_s = self._window.age_s
         if age_s > UNBOUNDED * limit_s:
             why = f"it could not be ended after {limit_s:g} s: the code ran on another thread or in one long call"
-            self._notes.append(Choice("profiled window", f"{age_s:.1f} s", why))
+            self._notes.append(Choice("profiled window", duration(age_s * 1e6), why))
         self._end(self._complete())
 
     def abandon(self) -> None:

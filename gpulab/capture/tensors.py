@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from gpulab.capture import gpus, room
 from gpulab.capture.place import Place
 from gpulab.errors import GpulabError
+from gpulab.formatting import size
 
 if TYPE_CHECKING:
     import torch
@@ -34,8 +35,8 @@ class TooLarge(GpulabError):
     def __init__(self, needed_bytes: int, free_bytes: int) -> None:
         self.bytes, self.free_bytes = needed_bytes, free_bytes
         super().__init__(
-            f"A copy of the training's state takes {needed_bytes / 2**30:.2f} GiB and the host has "
-            f"{free_bytes / 2**30:.2f} GiB free: the state cannot be put back between runs."
+            f"A copy of the training's state takes {size(needed_bytes)} and the host has "
+            f"{size(free_bytes)} free: the state cannot be put back between runs."
         )
 
 
@@ -263,8 +264,8 @@ def _joined(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _sums(sizes: Iterable[tuple[int | None, int]]) -> dict[int | None, int]:
     sums: dict[int | None, int] = defaultdict(int)
-    for gpu, size in sizes:
-        sums[gpu] += size
+    for gpu, size_bytes in sizes:
+        sums[gpu] += size_bytes
     return sums
 
 

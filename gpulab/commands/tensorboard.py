@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 from gpulab.commands.words import Parser, split, take_store
 from gpulab.errors import UsageError
+from gpulab.formatting import plural
 from gpulab.sources.runs import Runs
 from gpulab.views import tensorboard_server
-from gpulab.views.words import plural
 
 HELP = """\
 {prog} [--port N] [--no-open]   open the stored runs in TensorBoard with torch-tb-profiler

@@ -7,11 +7,11 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.comparing.parts import both_us, change_us, most_changed
 from gpulab.comparison import Comparison
+from gpulab.formatting import durations
 from gpulab.run import Phase, StepFlag
 
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
-_SCALES: tuple[tuple[float, str], ...] = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
 
 
 def because(found: Comparison) -> str:
@@ -78,15 +78,6 @@ def _first_steps(known: Facts, unit: str) -> tuple[float, float]:
 
 
 def _change(before_us: float, after_us: float) -> str:
-    """ "grew from 1.2 ms to 3.4 ms": two times in one unit, so that they compare at a glance."""
-    larger = max(before_us, after_us)
-    scale, unit = next((s for s in _SCALES if larger >= s[0]), _SCALES[-1])
-    digits = 0 if larger / scale >= 100 else 1
-    before, after = (_digits(us / scale, digits, unit) for us in (before_us, after_us))
+    """ "grew from 1.20 ms to 3.40 ms": two times in one unit, so that they compare at a glance."""
+    before, after = durations(before_us, after_us)
     return f"{'grew' if after_us > before_us else 'shrank'} from {before} to {after}"
-
-
-def _digits(value: float, digits: int, unit: str) -> str:
-    """A small time is not rounded down to none."""
-    least = 10.0**-digits
-    return f"less than {least:g} {unit}" if 0 < value < least / 2 else f"{value:.{digits}f} {unit}"

@@ -9,6 +9,7 @@ from dataclasses import fields
 import numpy as np
 
 from gpulab.comparison import Side
+from gpulab.formatting import number, plural
 from gpulab.run import Environment, Loader, Run
 from gpulab.sources.nvml import THROTTLE_NAMES
 
@@ -114,8 +115,7 @@ def _of_code(a: str, b: str) -> Iterator[str]:
     count = sum(max(c[2] - c[1], c[4] - c[3]) for c in changes)
     _, a_from, a_to, b_from, b_to = changes[0]
     first_a, first_b = _line(lines_a[a_from:a_to]), _line(lines_b[b_from:b_to])
-    lines = f"{count} line{'s' if count != 1 else ''}"
-    yield f"Other code: {lines} differ{'' if count != 1 else 's'}, first {first_a} and {first_b}."
+    yield f"Other code: {plural(count, 'line')} differ{'' if count != 1 else 's'}, first {first_a} and {first_b}."
 
 
 def _line(lines: list[str]) -> str:
@@ -142,7 +142,7 @@ def _of_neighbours(a: Side, b: Side) -> Iterator[str]:
     for side in (a, b):
         most = _reading(side, "other_gpu_processes", np.nanmax)
         if most:
-            yield f"{side.label}: {most:.0f} other process{'es' if most > 1 else ''} used the GPU meanwhile."
+            yield f"{side.label}: {number(most)} other process{'es' if most > 1 else ''} used the GPU meanwhile."
 
 
 def _of_clocks(a: Side, b: Side) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _of_clocks(a: Side, b: Side) -> Iterator[str]:
             yield f"{side.label}: the GPU was held down by {', '.join(reasons)}."
     in_a, in_b = _reading(a, "sm_clock_mhz", np.nanmedian), _reading(b, "sm_clock_mhz", np.nanmedian)
     if in_a and in_b and abs(in_b / in_a - 1) > CLOCK_DIFFERS:
-        yield f"Other GPU clock: {in_a:,.0f} and {in_b:,.0f} MHz (medians)."
+        yield f"Other GPU clock: {number(round(in_a))} and {number(round(in_b))} MHz (medians)."
 
 
 def _throttled(side: Side) -> list[str]:

@@ -6,6 +6,7 @@ from gpulab.comparing.cause import because
 from gpulab.comparing.statistics import TOO_FEW
 from gpulab.comparison import LEAST_EFFECT, Comparison, Experiment, Side
 from gpulab.diagnosis.headline import Headline
+from gpulab.formatting import factor, factor_within, percent, plural
 
 AS_WRITTEN = "the cell as written"
 WIDE = 0.1  # "no difference" is read as "less than a tenth": where more is possible, it is not said
@@ -34,22 +35,6 @@ def experiment_headline(found: Experiment) -> Headline:
     rivals = [_name(c.b) for c in found.comparisons if c is not best and _overlaps(c, best)]
     evidence = f"Not to be told from it (their intervals overlap): {', '.join(rivals)}." if rivals else _evidence(best)
     return Headline("faster", sentence, " ".join(filter(None, (evidence, _failed(found), _stopped(found)))), "good")
-
-
-def times(ratio: float, more: int = 0) -> str:
-    """A ratio as it is read: three decimals near 1, where they matter, and fewer further off. `more`: further ones."""
-    decimals = 3 if 0.9 < ratio < 1.1 else 2 if ratio < 2 else 1 if ratio < 10 else 0
-    return f"{ratio:.{min(decimals + more, 3)}f}"
-
-
-def times_within(ratio: float, interval: tuple[float, float]) -> tuple[str, str]:
-    """A ratio and its interval, e.g. "2.9" and "2.7–3.1", with as many decimals as keep the three apart."""
-    low, high = interval
-    for more in range(3):
-        written = [times(x, more) for x in (low, ratio, high)]
-        if len(set(written)) == 3:
-            break
-    return written[1], f"{written[0]}–{written[2]}"
 
 
 def smallest_effect(found: Comparison) -> float | None:
@@ -86,20 +71,20 @@ def _times(found: Comparison) -> str:
     ratio, interval = (
         (found.ratio, found.interval) if found.verdict == "slower" else (1 / found.ratio, (1 / high, 1 / low))
     )
-    middle, around = times_within(ratio, interval)
+    middle, around = factor_within(ratio, interval)
     return f"{middle}× {found.verdict} per {found.unit} (95 % interval {around}×)"
 
 
 def _ratio_words(found: Comparison) -> str:
     assert found.ratio is not None, "without a ratio nothing is comparable"
     if found.interval is None:
-        return f"{times(found.ratio)}× the time per {found.unit}"
-    middle, around = times_within(found.ratio, found.interval)
+        return f"{factor(found.ratio)}× the time per {found.unit}"
+    middle, around = factor_within(found.ratio, found.interval)
     return f"{middle}× the time per {found.unit} (95 % interval {around})"
 
 
 def _floor_words(found: Comparison) -> str:
-    return "" if found.noise_floor is None else f", noise floor {_percent(found.noise_floor)}"
+    return "" if found.noise_floor is None else f", noise floor {percent(found.noise_floor)}"
 
 
 def _evidence(found: Comparison) -> str:
@@ -108,11 +93,11 @@ def _evidence(found: Comparison) -> str:
     if found.verdict == "no measurable difference":
         smallest = smallest_effect(found)
         if smallest is not None:
-            said.append(f"A change of less than {_percent(smallest)} cannot be told from noise here.")
+            said.append(f"A change of less than {percent(smallest)} cannot be told from noise here.")
     elif found.verdict == "not comparable" and found.ratio is not None:
         said.append(f"Of a step alone: {_ratio_words(found)}.")
     elif found.noise_floor is not None and found.verdict in _LEVELS:
-        said.append(f"Noise floor {_percent(found.noise_floor)}.")
+        said.append(f"Noise floor {percent(found.noise_floor)}.")
     if found.loss is not None and found.loss.verdict in ("different", "outside the band"):
         said.append(f"{found.loss.words}.")
     return " ".join(filter(None, said))
@@ -123,7 +108,7 @@ def _foretold(found: Comparison) -> str:
     made = found.b.prediction
     if made is None or made.ratio is None or made.interval is None or made.only_sign or found.ratio is None:
         return ""
-    middle, around = times_within(1 / made.ratio, (1 / made.interval[1], 1 / made.interval[0]))
+    middle, around = factor_within(1 / made.ratio, (1 / made.interval[1], 1 / made.interval[0]))
     return f"Predicted before it ran: {middle}× as fast ({around}×)."
 
 
@@ -131,8 +116,7 @@ def _measured(found: Comparison) -> str:
     if found.verdict == "not comparable" and found.ratio is None:
         return "Nothing was compared."
     if found.evidence == "interleaved":
-        pairs = f"{found.pairs} pair{'s' if found.pairs != 1 else ''}"
-        return f"Median of {pairs} of blocks that ran in turn, in random order."
+        return f"Median of {plural(found.pairs, 'pair')} of blocks that ran in turn, in random order."
     return "The runs were made one after the other: weaker evidence than blocks in turn."
 
 
@@ -207,7 +191,3 @@ def _capital(text: str) -> str:
 
 def _continued(note: str) -> str:
     return note[:1].lower() + note[1:].rstrip(".")
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction * 100:.1f} %" if fraction < 0.0995 else f"{fraction * 100:.0f} %"

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpulab.comparing.statistics import student_975
 from gpulab.comparison import LossComparison, Side
+from gpulab.formatting import difference, plural
 from gpulab.run import Float64
 
 SAME = 1e-6  # relative: the last bits of float32, which another order of additions changes
@@ -44,15 +45,15 @@ def compare_losses(
     if not (np.isfinite(of_a) & np.isfinite(of_b)).any():
         return said("not measurable", "No step of both sides began its backward pass at a single loss")
     if identical:
-        return said("same", f"Identical bit for bit over {_steps(common)}")
+        return said("same", f"Identical bit for bit over {plural(common, 'step')}")
     apart = _apart(of_a, of_b)
     first, worst = float(apart[np.isfinite(apart)][0]), float(np.nanmax(apart))
     if worst <= SAME:
-        return said("same", f"Equal within {SAME:g} of their value over {_steps(common)}")
+        return said("same", f"Equal within {SAME:g} of their value over {plural(common, 'step')}")
     if other_steps:
         why = changes_training or "a step takes other samples"
         return said("different", f"The training is another one ({why}): its losses differ step by step")
-    how_far = f"differ by up to {_percent(worst)} over {_steps(common)}, by {_percent(first)} in the first"
+    how_far = f"differ by up to {_percent(worst)} over {plural(common, 'step')}, by {_percent(first)} in the first"
     if not same_start:
         return said("different", f"Losses {how_far}; the two did not start from the same state")
     if unmoved:
@@ -120,11 +121,5 @@ def _distance(b: Float64, seeds: Sequence[Losses]) -> float:
     return apart / expected if expected else (math.inf if apart else 0.0)
 
 
-def _steps(count: int) -> str:
-    return f"{count:,} step{'s' if count != 1 else ''}"
-
-
 def _percent(fraction: float) -> str:
-    if not math.isfinite(fraction):
-        return "an unknown part"
-    return f"{fraction * 100:.2g} %" if fraction < 0.1 else f"{fraction * 100:.0f} %"
+    return difference(fraction) if math.isfinite(fraction) else "an unknown part"

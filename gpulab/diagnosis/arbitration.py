@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from gpulab.analysis.breakdown import PARTS
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import BETWEEN, Finding
-from gpulab.diagnosis.headline import percent
 from gpulab.diagnosis.names import name_of
+from gpulab.formatting import factor, percent
 
 VERDICTS = ("healthy", "cannot_tell")  # what is said when nothing else is
 CAUSES_OF_STARVING = ("cpu_preprocessing", "storage_bound", "slow_collate", "cpu_oversubscribed")
@@ -255,7 +255,7 @@ def _after(case: Case, left_us: float, following: Finding | None) -> str:
     if following is None:
         return f"Nothing else is known that costs {percent(case.thresholds.silence)} of {case.unit} or more."
     rest = left_us - (following.recoverable_us_per_step or 0.0)
-    gain = f"at most {left_us / rest:.3g}" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}"
+    gain = f"at most {factor(left_us / rest)}" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}"
     return f"Next comes {name_of(following.key)}: curing that too could make the rest {gain} times as fast."
 
 

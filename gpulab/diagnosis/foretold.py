@@ -9,7 +9,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
-from gpulab.diagnosis.headline import ms
+from gpulab.formatting import duration
 from gpulab.prediction.known import Known
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import Prediction
@@ -58,7 +58,7 @@ def _bounded(finding: Finding, step_us: float | None) -> Finding:
     if best_us >= HARDLY_LESS * own:
         return replace(finding, recoverable_us_per_step=best_us)
     hidden = Evidence(
-        f"Of {ms(own)} per step at most {ms(best_us)} can be gained: the rest is hidden behind other work"
+        f"Of {duration(own)} per step at most {duration(best_us)} can be gained: the rest is hidden behind other work"
     )
     return replace(finding, recoverable_us_per_step=best_us, evidence=(*finding.evidence, hidden))
 

@@ -26,22 +26,8 @@ def headline(finding: Finding) -> Headline:
     return Headline(finding.key, finding.summary, _sentence(evidence), finding.level)
 
 
-def percent(fraction: float) -> str:
-    """A share as the report writes it everywhere."""
-    return f"{fraction * 100:.0f} %"
-
-
-def ms(us: float) -> str:
-    """Microseconds as a person reads them."""
-    if us >= 1e6:
-        return f"{us / 1e6:.2f} s"
-    if us >= 1e3:
-        return f"{us / 1e3:.3g} ms" if us < 1e5 else f"{us / 1e3:.0f} ms"
-    return f"{us:.3g} µs"
-
-
 def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}." if words and words[-1] not in ".!?" else words
 
 
-__all__ = ["Headline", "headline", "ms", "percent"]
+__all__ = ["Headline", "headline"]

@@ -11,9 +11,9 @@ import numpy as np
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.arbitration import VERDICTS
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.names import name_of
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
+from gpulab.formatting import duration, percent
 
 _OF_THE_JOB = ("straggler", "exposed_communication", *VERDICTS)
 
@@ -63,13 +63,14 @@ def _straggler(found: RankComparison, straggler: int, each: Mapping[int, Diagnos
     wait = float(np.median([r.waiting_us or 0 for r in others]))
     share = float(np.median([_waiting_share(r) for r in others]))
     partial = "transfer" in found.integrity.withheld
+    later = ": a rank that is missing may arrive later still" if partial else ""
     who = f"Of the {len(found.ranks)} ranks that are here, rank {straggler}" if partial else f"Rank {straggler}"
     most = " at most" if partial else ""
     computing = float(np.median([r.breakdown.share["compute"] for r in others]))
     evidence = [
         Evidence(
-            f"They wait {ms(wait)} per step (median); moving the data takes{most} {ms(slowest.transfer_us or 0)}"
-            f"{': a rank that is missing may arrive later still' if partial else ''}"
+            f"They wait {duration(wait)} per step (median); moving the data takes{most} "
+            f"{duration(slowest.transfer_us or 0)}{later}"
         ),
         Evidence(
             f"rank {straggler} computes for {percent(slowest.breakdown.share['compute'])} of its step, the others for "
@@ -105,7 +106,7 @@ def _exposed(found: RankComparison, thresholds: Thresholds, waited_us: float) ->
         f"The GPUs exchange data for {percent(share)} of each step while nothing else runs on them.",
         (
             Evidence(
-                f"Median over {len(found.ranks)} ranks; {ms(hidden)} per step of communication are hidden behind "
+                f"Median over {len(found.ranks)} ranks; {duration(hidden)} per step of communication are hidden behind "
                 "compute"
             ),
         ),

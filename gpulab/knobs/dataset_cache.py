@@ -15,6 +15,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpulab.formatting import duration, percent, size, while_s
 from gpulab.knobs.item_size import free_bytes, item_bytes
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
 from gpulab.knobs.loader_changes import OWN_AFFAIR, Left
@@ -179,8 +180,8 @@ class _Application:
         made = _Kept(_reference(dataset, drop), items, size_bytes)
         self._kept[key] = made
         self._log.note(
-            f"{len(items)} items of {type(dataset).__name__} ({_size(size_bytes)}) were loaded into memory in "
-            f"{time.perf_counter() - began:.1f} s before the loop"
+            f"{len(items)} items of {type(dataset).__name__} ({size(size_bytes)}) were loaded into memory in "
+            f"{duration((time.perf_counter() - began) * 1e6)} before the loop"
         )
         return made
 
@@ -226,7 +227,9 @@ class _Loading:
                 break
         share = self.length / max(1, len(sizes))
         if share * taken_s > LIMIT_S:
-            raise Left(f"loading its {self.length} items would take {share * taken_s:.0f} s, more than {LIMIT_S:.0f} s")
+            raise Left(
+                f"loading its {self.length} items would take {while_s(share * taken_s)}, more than {while_s(LIMIT_S)}"
+            )
         if share * sum(sizes) > limit_bytes:
             raise Left(_too_large(f"its {self.length} items", share * sum(sizes), limit_bytes))
 
@@ -242,7 +245,7 @@ class _Loading:
             if size_bytes > limit_bytes:
                 raise Left(_too_large(f"{len(items)} of its {self.length} items", size_bytes, limit_bytes))
             if time.perf_counter() > deadline:
-                raise Left(f"after {2 * LIMIT_S:.0f} s {len(items)} of its {self.length} items were loaded")
+                raise Left(f"after {while_s(2 * LIMIT_S)} {len(items)} of its {self.length} items were loaded")
         return items, size_bytes
 
 
@@ -277,13 +280,8 @@ def _as_written(dataset: str) -> str:
 
 
 def _too_large(what: str, size_bytes: float, limit_bytes: int) -> str:
-    return (
-        f"{what} take {_size(size_bytes)}; at most {MEMORY_SHARE:.0%} of the free memory, {_size(limit_bytes)}, is used"
-    )
-
-
-def _size(count: float) -> str:
-    return f"{count / 2**30:.2f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+    most = f"at most {percent(MEMORY_SHARE)} of the free memory, {size(limit_bytes)}, is used"
+    return f"{what} take {size(size_bytes)}; {most}"
 
 
 CACHE = DatasetCache()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpulab.formatting import number
 from gpulab.knobs.knob import Log, Value, Verification
 from gpulab.run import Loader, Run, Steps
 
@@ -30,7 +31,7 @@ def workers_alive(value: Value, log: Log, run: Run) -> Verification:
     if alive < wanted:
         return Verification("no effect", f"{alive} of {_processes(wanted)} were alive")
     cores = run.environment.usable_cores
-    crowded = f", more than the {cores:g} usable cores" if cores is not None and wanted > cores else ""
+    crowded = f", more than the {number(cores)} usable cores" if cores is not None and wanted > cores else ""
     return Verification("took effect", f"{_processes(wanted)} {'was' if wanted == 1 else 'were'} alive{crowded}")
 
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
+from gpulab.formatting import size
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
 from gpulab.knobs.loader_changes import NO_WORKERS, OWN_AFFAIR, PREFETCH_OF_TORCH, UNFIT_FOR_SPAWN
 from gpulab.knobs.loader_copy import Option, overriding
@@ -121,11 +122,11 @@ def _imagined(record: Loader, settings: Mapping[str, Value]) -> Loader:
 
 
 def _cautions(workers: int) -> tuple[str, ...]:
-    size = _shared_memory_bytes()
-    if not workers or size is None or size >= SMALL_SHARED_MEMORY_BYTES:
+    shared_bytes = _shared_memory_bytes()
+    if not workers or shared_bytes is None or shared_bytes >= SMALL_SHARED_MEMORY_BYTES:
         return ()
     return (
-        f"/dev/shm has {size / 2**20:.0f} MiB, through which workers hand over their batches: they may die with "
+        f"/dev/shm has {size(shared_bytes)}, through which workers hand over their batches: they may die with "
         '"Bus error"; start the container with --ipc=host or --shm-size=8g',
     )
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gpulab.errors import GpulabError
+from gpulab.formatting import factor
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
 
 COPIES = 9  # of 1797 digits: several steps of an epoch even with large batches
@@ -112,7 +113,7 @@ def _judged(mine: _Outcome, wanted: _Outcome) -> Checked:
             "the loop throws away what the batches before have added."
         )
     if abs(first - 1) > 1e-3:
-        return wrong(f"The step goes the right way, but {first:.3g} times as far as with one large batch.")
+        return wrong(f"The step goes the right way, but {factor(first)} times as far as with one large batch.")
     if second is None or abs(second - 1) > 1e-3:
         return wrong(
             "The first call is right, the second is not: gradients of the first are still there and are added. "

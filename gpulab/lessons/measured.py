@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.comparison import Experiment
+from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
 from gpulab.turning import experiments
 from gpulab.views.comparison_sweep import us
@@ -88,10 +89,10 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
     longer = swept.times_us[answer] / swept.times_us[swept.best]
     if answer < swept.enough:
         return wrong(
-            f"With {knob}={answer} it takes {longer:.2g} times as long as with {knob}={swept.best}. Go further."
+            f"With {knob}={answer} it takes {factor(longer)} times as long as with {knob}={swept.best}. Go further."
         )
     if answer > swept.enough:
         return wrong(
-            f"{knob}={swept.enough} is smaller and takes at most {100 * AS_GOOD:.0f} % longer than the fastest. {cost}"
+            f"{knob}={swept.enough} is smaller and takes at most {percent(AS_GOOD)} longer than the fastest. {cost}"
         )
-    return right(f"{knob}={answer} is the smallest value within {100 * AS_GOOD:.0f} % of the fastest. {cost}")
+    return right(f"{knob}={answer} is the smallest value within {percent(AS_GOOD)} of the fastest. {cost}")

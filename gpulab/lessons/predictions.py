@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from gpulab.formatting import factor, percent
 from gpulab.lessons.check import is_unanswered
 from gpulab.lessons.measured import Faster
 from gpulab.lessons.shown import Note
@@ -16,7 +17,7 @@ def told_share(guess: object, measured: float | None, what: str) -> Note:
     """`guess` in per cent against a measured share, 0 to 1. `what` it is: "of each step waits for data"."""
     if measured is None:
         return _not_measurable(what)
-    found = f"Measured: {100 * measured:.0f} % {what}."
+    found = f"Measured: {percent(measured)} {what}."
     number = _number(guess)
     if number is None:
         return _no_guess(guess, found, "40, for 40 %")
@@ -35,10 +36,10 @@ def told_times(guess: object, measured: Faster | None, what: str) -> Note:
     if not measured.sure:
         return Note(
             "Undecided.",
-            f"Whether it is faster {what} cannot be told: {measured.times:.2g} times as fast may be chance. If other "
-            "programs are running, run that cell again when they have ended.",
+            f"Whether it is faster {what} cannot be told: {factor(measured.times)} times as fast may be chance. If "
+            "other programs are running, run that cell again when they have ended.",
         )
-    found = f"Measured: {measured.times:.2g} times as fast {what}."
+    found = f"Measured: {factor(measured.times)} times as fast {what}."
     number = _number(guess)
     if number is None or number <= 0:
         return _no_guess(guess, found, "1.5, for one and a half times")

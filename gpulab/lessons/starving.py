@@ -15,6 +15,7 @@ import torch
 from gpulab.analysis.steps import select
 from gpulab.capture.short_run import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
+from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def _other_training(answer: DataLoader[Any], given: DataLoader[Any]) -> str:
 def _judged(workers: int, mine: Fed, before: Fed) -> Checked:
     faster = before.step_s / mine.step_s
     waiting = mine.wait_s / mine.step_s
-    measured = f"{faster:.2g} times as fast as before, waiting {100 * waiting:.0f} % of each step"
+    measured = f"{factor(faster)} times as fast as before, waiting {percent(waiting)} of each step"
     if faster >= WANTED or (waiting <= HARDLY_WAITS and faster > 1.1):
         return right(f"{_workers(workers)}: {measured}.")
     if not workers:
@@ -122,10 +123,10 @@ def _judged(workers: int, mine: Fed, before: Fed) -> Checked:
             f"{measured.capitalize()}: images are still loaded one after the other, in the process that trains. "
             "Which option lets other processes load them?"
         )
-    needed = math.ceil(before.wait_s / max(before.work_s, 1e-6))
+    longer = before.wait_s / max(before.work_s, 1e-6)
     return wrong(
-        f"{_workers(workers)}: {measured}. To load a batch takes {before.wait_s / max(before.work_s, 1e-6):.1f} times "
-        f"as long as to train on it, so about {min(needed, 8)} workers could keep up."
+        f"{_workers(workers)}: {measured}. To load a batch takes {factor(longer)} times "
+        f"as long as to train on it, so about {min(math.ceil(longer), 8)} workers could keep up."
     )
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpulab.formatting import duration, percent
 from gpulab.prediction.known import Known
 from gpulab.prediction.step import Plan
 from gpulab.prediction.today import HAND_OFF_US, WAITS, Refused, Today, at_least
@@ -72,7 +73,7 @@ def batch_size(plan: Plan, value: str, known: Known) -> Plan:
     if len(known.sizes) < 2:
         return _range(plan, scale)
     line = fitted({b: us for b, (us, _) in known.sizes.items()})
-    runs = ", ".join(f"{b} took {us / 1e3:.1f} ms" for b, (us, _) in sorted(known.sizes.items()))
+    runs = ", ".join(f"{b} took {duration(us)}" for b, (us, _) in sorted(known.sizes.items()))
     beyond = max(0.0, float(np.log2(size / max(known.sizes))), float(np.log2(min(known.sizes) / size)))
     words = f"a line through short runs, in which a step of {runs}"
     changed = replace(
@@ -143,6 +144,6 @@ def _of_calls(plan: Plan, scale: float, calls: float) -> Plan:
     """Calls are shared by more samples, and of the rest the more grows with them, the more of a step it is."""
     fixed = 1 - (1 - calls) ** 2
     likely, *ends = (f / scale + 1 - f for f in (fixed, 1.0, calls - CALLS_OFF))
-    words = f"{calls:.0%} of a step goes to calling operators and to the parameters, whatever the batch"
+    words = f"{percent(calls)} of a step goes to calling operators and to the parameters, whatever the batch"
     told = replace(plan, pure_factor=plan.pure_factor * likely * scale, samples=plan.samples * scale)
     return told.doubted(FIT_SD, words).reached(min(ends) / likely, max(ends) / likely)

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from gpulab.formatting import plural, signed_percent
 from gpulab.prediction.prediction import Prediction
 
 PRIOR = 10.0  # records
@@ -36,9 +37,9 @@ def calibrated(prediction: Prediction, errors: Sequence[float]) -> Prediction:
     scale = _scale(np.abs(logs - bias), half)
     ratio = prediction.ratio * math.exp(bias)
     interval = (ratio * math.exp(-below * scale), ratio * math.exp(above * scale))
-    count = f"{len(usable)} earlier prediction{'s' if len(usable) != 1 else ''}"
+    count = plural(len(usable), "earlier prediction")
     words = f"interval from the formula and {count} held against a measurement here"
-    moved = f"; moved by {math.expm1(bias) * 100:+.0f} %, as far as those were off" if bias else ""
+    moved = f"; moved by {signed_percent(math.expm1(bias))}, as far as those were off" if bias else ""
     return replace(prediction, ratio=ratio, interval=interval, basis=f"{prediction.basis}; {words}{moved}")
 
 

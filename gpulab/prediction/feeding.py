@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.formatting import duration, durations, number
 from gpulab.prediction import restarts
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
@@ -37,9 +38,9 @@ def workers(plan: Plan, value: str, known: Known) -> Plan:
         )
     making = replace(plan, workers=count, remade=True, **_restarting(plan, count))
     cores = today.run.environment.usable_cores
-    bound = f", at most {cores:g} cores" if cores and count > cores else ""
-    batch_ms = plan.making.batch_us / 1e3
-    words = f"a batch takes {batch_ms:.1f} ms to make and a step {today.compute_us / 1e3:.1f} ms without waiting: " + (
+    bound = f", at most {number(cores)} cores" if cores and count > cores else ""
+    making_us, step_us = plan.making.batch_us, today.compute_us
+    words = f"a batch takes {duration(making_us)} to make and a step {duration(step_us)} without waiting: " + (
         f"made in turn by {_workers(count)}{bound} beside it" if count else "one after the other without workers"
     )
     return making.doubted(WORKERS_SD if cores else 2 * WORKERS_SD, words)
@@ -91,7 +92,7 @@ def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
     steps = max(1.0, length / plan.today.batches)
     whole_us = restarts.epoch_us(plan.today, steps) + extra_us
     first_us = restarts.first_batch_us(plan)
-    words = f"an epoch begins {extra_us / 1e3:.0f} ms late, once in {steps:.0f} steps"
+    words = f"an epoch begins {duration(extra_us)} late, once in {number(steps)} steps"
     if first_us is None:
         ratio = 1 - extra_us / whole_us
         return replace(
@@ -101,7 +102,7 @@ def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
         )
     saved_us = max(0.0, extra_us - first_us)
     ratio = 1 - saved_us / whole_us
-    words += f"; workers that stay still have to make its first batch ({first_us / 1e3:.0f} ms)"
+    words += f"; workers that stay still have to make its first batch ({duration(first_us)})"
     doubted = plan.doubted(float(np.hypot(RESTART_SD, sd_us / whole_us / ratio)), words)
     return replace(doubted, pure_factor=plan.pure_factor * ratio)
 
@@ -159,7 +160,7 @@ def cache(plan: Plan, value: str, known: Known) -> Plan:
     copies_us = _copies_us(plan)
     if inside is not None:
         left = inside.collate_us
-        words = f"of {inside.batch_us / 1e3:.1f} ms to make a batch, putting it together ({left / 1e3:.1f} ms) is left"
+        words = f"of {duration(inside.batch_us)} to make a batch, putting it together ({duration(left)}) is left"
         made = replace(plan, making=Making(left, 0.0, copies_us), remade=True).doubted(CACHE_SD, words)
     elif today.wait_us < SMALL_WAIT * today.step.median:
         more = 0.0 if plan.workers else copies_us[1] * today.batches / today.step.median
@@ -177,8 +178,8 @@ def cache(plan: Plan, value: str, known: Known) -> Plan:
         made = ranged.doubted(0.02, words).reached(low / middle, high / middle)
     if not any(copies_us):
         return made
-    low_ms, high_ms = (us / 1e3 for us in copies_us)
-    return replace(made, only_sign=True).doubted(0.0, f"{COPIED} {low_ms:.2g} to {high_ms:.2g} ms for each batch")
+    between = " to ".join(durations(*copies_us))
+    return replace(made, only_sign=True).doubted(0.0, f"{COPIED} {between} for each batch")
 
 
 def _copies_us(plan: Plan) -> tuple[float, float]:

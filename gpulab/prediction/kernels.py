@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from gpulab.analysis import spans
+from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
@@ -91,11 +92,11 @@ def _compiled_on_cpu(plan: Plan) -> Plan:
     low = max(kept, CPU_FUSED_AWAY) / CPU_ROUGHLY
     checks = CPU_CHECKS_US / today.step.median
     why = (
-        f"a compiler may save all but {kept:.0%} of a step, and its checks before each call, up to "
-        f"{CPU_CHECKS_US / 1e3:g} ms, may take longer"
+        f"a compiler may save all but {percent(kept)} of a step, and its checks before each call, up to "
+        f"{duration(CPU_CHECKS_US)}, may take longer"
     )
     words = (
-        f"matrix products, the optimizer and waiting for data, {kept:.0%} of a step, stay what they are; how much "
+        f"matrix products, the optimizer and waiting for data, {percent(kept)} of a step, stay what they are; how much "
         "faster the rest becomes is not known before: only a range"
     )
     return _ranged(plan, *_telling(low, CPU_ROUGHLY + checks, why), words)
@@ -107,10 +108,10 @@ def _layout_on_cpu(plan: Plan, timeline: Timeline) -> Plan:
     share = _share(plan.today, spans.named(timeline, lambda n: _IMAGE.search(n) is not None))
     low, high = (1 + share * (by - 1) for by in CPU_LAYOUT)
     why = (
-        f"convolutions and pooling take {share:.0%} of a step, and by their sizes this layout makes them faster or "
-        "slower on a CPU"
+        f"convolutions and pooling take {percent(share)} of a step, and by their sizes this layout makes them faster "
+        "or slower on a CPU"
     )
-    words = f"this layout changes only convolutions and pooling, {share:.0%} of a step: only a range"
+    words = f"this layout changes only convolutions and pooling, {percent(share)} of a step: only a range"
     return _ranged(plan, *_telling(low / CPU_ROUGHLY, high * CPU_ROUGHLY, why), words)
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.optimizer_bytes import ADD, SCALE, bytes_of
 from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
+from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
@@ -100,15 +101,15 @@ def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
     share = moved.fused_fraction
     if plan.today.on_gpu:
         changes = _scaled(plan.today, inside, device=share, host=FUSED_HOST)
-        words = f"a fused {name} moves {share:.0%} of the bytes and has few launches"
+        words = f"a fused {name} moves {percent(share)} of the bytes and has few launches"
         return replace(plan, changes=plan.changes.and_also(changes)).doubted(FUSED_SD, words)
     if inside.pass_us is None:
         raise Refused(f"the operators of {name} do not tell what one pass over its parameters takes")
     overhead = PYTHON_US + PER_TENSOR_US * inside.tensors
     after = min(inside.time_us, overhead + moved.fused_bytes / inside.pass_bytes * inside.pass_us)
     words = (
-        f"the optimizer takes {inside.time_us / 1e3:.2f} ms of a step; fused it moves each parameter once, "
-        f"about {after / 1e3:.2f} ms"
+        f"the optimizer takes {duration(inside.time_us)} of a step; fused it moves each parameter once, "
+        f"about {duration(after)}"
     )
     step = plan.today.step.median
     spread = [(step - inside.time_us + after * by) / (step - inside.time_us + after) for by in FUSED_DOUBT]
@@ -124,7 +125,7 @@ def accumulate(plan: Plan, value: str, known: Known) -> Plan:
     inside = _inside(plan.today)
     kept = 1 - 1 / rounds
     aside = ASIDE_BYTES / _moved_bytes(inside.work)
-    words = f"the optimizer, {inside.time_us / 1e3:.2f} ms of a step, really steps only every {rounds}th time"
+    words = f"the optimizer, {duration(inside.time_us)} of a step, really steps only every {rounds}th time"
     if plan.today.on_gpu:
         changes = _scaled(plan.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
         return replace(plan, changes=plan.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)

@@ -13,6 +13,7 @@ import numpy as np
 
 from gpulab.analysis.device_peaks import Peaks, peaks_of
 from gpulab.analysis.kernel_classes import number_format
+from gpulab.formatting import factor
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
@@ -41,7 +42,7 @@ def amp(plan: Plan, value: str, known: Known) -> Plan:
     for rows, of_peaks in ((fp32, full), (tf32, gain)):
         best[rows], least[rows] = 1 / of_peaks, 1 / min(LEAST_GAIN, of_peaks)
     best[moved], least[moved] = MOVED, (1 + MOVED) / 2
-    words = f"matrix products of 32 bits become up to {full:.0f}× as fast, kernels that move data up to twice"
+    words = f"matrix products of 32 bits become up to {factor(full)}× as fast, kernels that move data up to twice"
     return _between(plan, best, least, words)
 
 
@@ -56,7 +57,7 @@ def tf32(plan: Plan, value: str, known: Known) -> Plan:
         raise Refused(f"{plan.today.run.device.name} has no units for TF32 that torch switches")
     gain = peaks.tf32_tflops / peaks.fp32_tflops
     fp32, _, _ = _classes(plan)
-    words = f"matrix products of 32 bits become up to {gain:.0f}× as fast"
+    words = f"matrix products of 32 bits become up to {factor(gain)}× as fast"
     return _between(plan, np.where(fp32, 1 / gain, 1.0), np.where(fp32, 1 / np.sqrt(gain), 1.0), words)
 
 

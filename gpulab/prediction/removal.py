@@ -14,6 +14,7 @@ from gpulab.analysis import spans
 from gpulab.analysis.blocking_calls import Direction
 from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
+from gpulab.formatting import duration, plural
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, subtract, union, union_of
 from gpulab.prediction.calibration import calibrated
 from gpulab.prediction.known import NOTHING, Known
@@ -100,7 +101,7 @@ def _without_pauses(
         max(1.0, rest - cold * warmed) / (rest + max(0.0, by) * gone)
         for by, cold in ((1, COLD[1]), (1 + doubt, COLD[2]), (1 - doubt, COLD[0]))
     )
-    words = f"{gone / 1e6:.0f} ms of {whole / 1e6:,.0f} ms of training, in {count} place{'s' if count != 1 else ''}"
+    words = f"{duration(gone / 1e3)} of {duration(whole / 1e3)} of training, in {plural(int(count), 'place')}"
     interval = (LEFT * low if unseen else low, max(high, ratio))
     return Prediction({}, ratio, interval, words[:1].upper() + words[1:], only_sign=unseen)
 

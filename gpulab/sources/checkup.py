@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from gpulab.formatting import number, size
 from gpulab.sources import cuda_process, machine, nvml
 from gpulab.sources.cuda_process import Trial
 
@@ -20,7 +21,6 @@ State = Literal["ok", "limited", "refused", "absent"]
 
 SMALL_SHARED_MEMORY_BYTES = 2**30  # PyTorch's own advice for containers: more than Docker's 64 MB; --ipc=host
 SMALL_MEMORY_BYTES = 2 * 2**30
-GIB = 2**30
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +134,8 @@ def _neighbours(nv: ModuleType, handle: object, name: str) -> Check:
     except Exception as e:
         return Check(what, "limited", f"cannot be listed: {nvml.reason_of(e)}")
     if not nvml.sees_host_pids():
-        used_gib = nv.nvmlDeviceGetMemoryInfo(handle).used / GIB
-        found = f"cannot be told apart from ours inside this container; {used_gib:.1f} GiB of GPU memory are in use"
+        used = size(nv.nvmlDeviceGetMemoryInfo(handle).used)
+        found = f"cannot be told apart from ours inside this container; {used} of GPU memory are in use"
         return Check(what, "limited", found, "Run nvidia-smi on the host before you compare runs.")
     others = {pid for pid in pids if not nvml.belongs_to(pid, os.getpid())}
     if not others:
@@ -179,15 +179,16 @@ def _cores() -> Check:
     logical, usable = os.cpu_count() or 1, machine.usable_cores()
     if usable >= logical:
         return Check("CPU cores", "ok", f"all {logical} are usable")
-    step = f"Choose the number of loader workers for {usable:g} cores, not for the {logical} that os.cpu_count() gives."
-    return Check("CPU cores", "limited", f"{usable:g} of {logical} are usable (affinity or container quota)", step)
+    cores = number(usable)
+    step = f"Choose the number of loader workers for {cores} cores, not for the {logical} that os.cpu_count() gives."
+    return Check("CPU cores", "limited", f"{cores} of {logical} are usable (affinity or container quota)", step)
 
 
 def _memory() -> Check:
     total, limit = machine.memory_total_bytes(), machine.memory_limit_bytes()
     if total is None:
         return Check("memory", "limited", "its size cannot be read")
-    found = f"{total / GIB:.1f} GiB" + (" (container limit)" if limit == total else "")
+    found = size(total) + (" (container limit)" if limit == total else "")
     if total < SMALL_MEMORY_BYTES:
         return Check("memory", "limited", found, "Each loader worker needs a few hundred MiB: use few of them.")
     return Check("memory", "ok", found)
@@ -195,11 +196,11 @@ def _memory() -> Check:
 
 def _shared_memory() -> Check:
     what = "shared memory"
-    size = machine.shared_memory_bytes()
-    if size is None:
+    shared_bytes = machine.shared_memory_bytes()
+    if shared_bytes is None:
         return Check(what, "ok", "this system has no /dev/shm; loader workers use another way")
-    found = f"/dev/shm has {size / GIB:.1f} GiB" if size >= GIB else f"/dev/shm has {size / 2**20:.0f} MiB"
-    if size < SMALL_SHARED_MEMORY_BYTES:
+    found = f"/dev/shm has {size(shared_bytes)}"
+    if shared_bytes < SMALL_SHARED_MEMORY_BYTES:
         step = 'Loader workers may die with "Bus error". Start the container with --ipc=host or --shm-size=8g.'
         return Check(what, "limited", found, step)
     return Check(what, "ok", found)

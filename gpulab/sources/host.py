@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpulab.formatting import plural
 from gpulab.sources.meters import Answer, Query, QueryMeter, SeriesInfo, Unavailable
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ DISCOVERY_SHARE = 0.01  # of the time may go into looking for new children
 
 def host_meter(pid: int, usable_cores: float, excluded: int | None = None) -> QueryMeter:
     """A meter for the tree of process `pid`, without process `excluded` (this one, where None is given)."""
-    cores = f"{usable_cores:g} usable core" + ("" if usable_cores == 1 else "s")
+    cores = plural(usable_cores, "usable core")
     series = (
         SeriesInfo("cpu_pct", "%", f"CPU (100 % = {cores})", "psutil"),
         SeriesInfo("rss_bytes", "bytes", "memory of the process tree", "psutil"),

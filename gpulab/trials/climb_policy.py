@@ -13,6 +13,7 @@ from gpulab.comparing.findings import OTHER_STEPS
 from gpulab.comparison import LEAST_EFFECT
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
+from gpulab.formatting import factor
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.loader_options import with_settings
@@ -185,7 +186,7 @@ def _consider(
         prediction = finding.prediction if named and finding.prediction is not None else prediction
     if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
         low, high = prediction.interval
-        return found.pass_over(label, f"predicted to bring nothing ({low:.2f} to {high:.2f} times the time)")
+        return found.pass_over(label, f"predicted to bring nothing ({factor(low)} to {factor(high)} times the time)")
     found.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, ground)))
 
 

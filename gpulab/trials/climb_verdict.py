@@ -10,6 +10,7 @@ from gpulab.comparing.headline import WIDE
 from gpulab.comparing.statistics import TOO_FEW
 from gpulab.comparison import Comparison, LossComparison, Side
 from gpulab.diagnosis.thresholds import DEFAULT
+from gpulab.formatting import percent
 from gpulab.trials.ladder import Outcome
 
 KEEPING = ("same", "within the band")
@@ -101,7 +102,9 @@ def _memory_full(side: Side, memory_full: float) -> str:
         return ""
     peak = memory.peak_reserved_bytes or memory.peak_allocated_bytes or 0
     share = peak / memory.total_bytes
-    return f"it takes {share:.0%} of the device's memory: the next larger batch would not fit" * (share >= memory_full)
+    if share < memory_full:
+        return ""
+    return f"it takes {percent(share)} of the device's memory: the next larger batch would not fit"
 
 
 def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:

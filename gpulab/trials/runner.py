@@ -17,6 +17,7 @@ from gpulab.capture.tensors import TooLarge
 from gpulab.comparing.blocks import compare_blocks
 from gpulab.comparison import Block, Comparison, Experiment, Side
 from gpulab.errors import DeviceLost, UsageError
+from gpulab.formatting import duration, plural, size
 from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Log
@@ -143,8 +144,7 @@ class Runner:
             self._restored = str(e)
             self._whole = False
         else:
-            size = self._state.bytes
-            copied = f" ({size / 2**20:,.0f} MiB)" if size >= 2**20 else ""
+            copied = f" ({size(self._state.bytes)})" if self._state.bytes >= 2**20 else ""
             self._restored = (
                 "Before each run weights, optimizer, random numbers and data order were put back to where they were"
                 f"{copied}, and again at the end."
@@ -444,7 +444,7 @@ class Runner:
         if arm.trial is None:
             return f"{how} before {arm.arm.label} had run"
         if found.evidence == "interleaved":
-            return f"{how} after {found.pairs} pair{'s' if found.pairs != 1 else ''} of blocks"
+            return f"{how} after {plural(found.pairs, 'pair')} of blocks"
         return f"{how} before a pair of blocks had run: only the full run of each is there"
 
     def _side(self, arm: _Arm, blocks: list[Block], scene: Scene | None) -> Side:
@@ -499,13 +499,12 @@ def _failed(error: BaseException, trial: Trial | None) -> str:
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     memory = trial.run.memory if trial is not None else None
     peak = memory and (memory.peak_allocated_bytes or memory.peak_rss_bytes)
-    return f"out of memory, having reached {peak / 2**30:.2f} GiB" if peak else "out of memory"
+    return f"out of memory, having reached {size(peak)}" if peak else "out of memory"
 
 
 def _spent_words(plan: Plan, traced_s: float, blocks_s: float) -> str:
     """Where the time went, and why it is more than the budget."""
-    blocks, before = (f"{s:.0f} s" if s >= 10 else f"{s:.1f} s" for s in (blocks_s, traced_s))
-    took = f"the blocks took {blocks}, the full runs before them {before}"
+    took = f"the blocks took {duration(blocks_s * 1e6)}, the full runs before them {duration(traced_s * 1e6)}"
     if blocks_s <= plan.budget_s * OVER_BUDGET:
         return f"Time: {took}."
     why = f"{plan.pairs} pairs were asked for" if plan.pairs else f"{schedule.FEWEST_TURNS} turns are the least"

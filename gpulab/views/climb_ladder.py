@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparing.headline import times, times_within
 from gpulab.comparison import Side
+from gpulab.formatting import duration, factor, factor_within, percent, size
 from gpulab.trials.ladder import Climb, Rung
-from gpulab.views import words
 from gpulab.views.comparison_table import memory_peak_bytes
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.words import PARTS, plain
@@ -90,13 +89,13 @@ def _gain(rung: Rung) -> str:
     found = rung.comparison
     if found is None or not found.ratio or found.evidence != "interleaved":
         return NONE
-    return f"{times(1 / found.ratio)}×"
+    return f"{factor(1 / found.ratio)}×"
 
 
 def _range(interval: tuple[float, float]) -> str:
     """As times as fast, with as many decimals as keep both ends apart."""
     low, high = interval
-    return f"{times_within(1 / (low * high) ** 0.5, (1 / high, 1 / low))[1]}×"
+    return f"{factor_within(1 / (low * high) ** 0.5, (1 / high, 1 / low))[1]}×"
 
 
 def _figures(side: Side | None, per_sample: bool, step: int | None) -> tuple[str, ...]:
@@ -106,10 +105,10 @@ def _figures(side: Side | None, per_sample: bool, step: int | None) -> tuple[str
     busy = busy_fraction(side.facts)
     waits = side.facts.data_wait_fraction if side.facts is not None else None
     return (
-        NONE if us is None else words.duration(us),
-        NONE if busy is None else words.percent(busy),
-        NONE if waits is None else words.percent(waits),
-        NONE if peak is None else words.size(peak),
+        NONE if us is None else duration(us),
+        NONE if busy is None else percent(busy),
+        NONE if waits is None else percent(waits),
+        NONE if peak is None else size(peak),
         _loss_at(side, step),
     )
 

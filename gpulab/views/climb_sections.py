@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.comparing.headline import times, times_within
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
+from gpulab.formatting import duration, factor, factor_within, plural
 from gpulab.trials.climb_verdict import KEEPING
 from gpulab.trials.ladder import Climb, Rung
-from gpulab.views import words
 from gpulab.views.climb_ladder import NONE, ladder
 from gpulab.views.comparison_sections import Keep, checks, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.sections import device
-from gpulab.views.words import plain, plural
+from gpulab.views.words import plain
 
 UNKNOWN = ("cannot_tell",)
 NOTHING = ("healthy", *UNKNOWN)  # findings that name no cause
@@ -30,7 +29,7 @@ def opening(found: Climb) -> str:
     """What was tried, where and how long it took: one line."""
     known = found.written.facts if found.written is not None else None
     where = device(known.run) if known is not None else "device: unknown"
-    return " · ".join(["climb", _tries(found), where, words.duration(found.seconds * 1e6)])
+    return " · ".join(["climb", _tries(found), where, duration(found.seconds * 1e6)])
 
 
 def headline(found: Climb) -> Headline:
@@ -50,7 +49,7 @@ def headline(found: Climb) -> Headline:
         sentence = f"{named} together: no difference from the cell as written could be measured in the end."
         return Headline("not_faster", sentence, f"{tries} {ending}", "unknown")
     low, high = whole.interval
-    middle, around = times_within(1 / whole.ratio, (1 / high, 1 / low))
+    middle, around = factor_within(1 / whole.ratio, (1 / high, 1 / low))
     moved = _loss_moved(found)
     if moved:
         sentence = f"With {named} together the cell is {middle}× faster, but its loss is no longer the same."
@@ -134,7 +133,7 @@ def _left(found: Climb) -> Section | None:
 
 def _recoverable(finding: Finding) -> str:
     us = finding.recoverable_us_per_step
-    return words.duration(us) if us is not None else NONE
+    return duration(us) if us is not None else NONE
 
 
 def _cure(finding: Finding) -> str:
@@ -176,7 +175,7 @@ def _tries(found: Climb) -> str:
 
 def _faster(rung: Rung) -> str:
     found = rung.comparison
-    return f"{times(1 / found.ratio)}×" if found is not None and found.ratio else "an unknown factor"
+    return f"{factor(1 / found.ratio)}×" if found is not None and found.ratio else "an unknown factor"
 
 
 def _listed(texts: Sequence[str]) -> str:

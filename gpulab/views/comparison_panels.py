@@ -10,9 +10,9 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.comparing.blocks import pair_ratios, same_ratios
 from gpulab.comparing.findings import us, usable
-from gpulab.comparing.headline import times, times_within
 from gpulab.comparing.parts import both_us
 from gpulab.comparison import Comparison, Side
+from gpulab.formatting import factor, factor_within, percent
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Float64, Series
 from gpulab.views import words
@@ -184,16 +184,16 @@ def _count_axis(axes: Axes, count: int, what: str) -> None:
 
 def _ratio_keys(axes: Axes, found: Comparison, interleaved: bool) -> None:
     assert found.ratio is not None
-    middle, interval = times(found.ratio), ""
+    middle, interval = factor(found.ratio), ""
     if found.interval is not None:
-        middle, around = times_within(found.ratio, found.interval)
+        middle, around = factor_within(found.ratio, found.interval)
         interval = f" ({around})"
-    floor = "" if found.noise_floor is None else f", noise floor {words.percent(found.noise_floor)}"
+    floor = "" if found.noise_floor is None else f", noise floor {percent(found.noise_floor)}"
     same = "A over A" if interleaved else "A"
     made = _foretold(found)
     told = []
     if made is not None and made.ratio is not None and made.interval is not None:
-        expected, range_of_it = times_within(made.ratio, made.interval)
+        expected, range_of_it = factor_within(made.ratio, made.interval)
         told = [(f"┄ predicted {expected} ({range_of_it})", _FORETOLD)]
     direct(axes, [(f"● B over A: {middle}{interval}", B_COLOUR), *told, (f"× {same}{floor}", A_COLOUR)])
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.comparing.headline import times, times_within
 from gpulab.comparison import Comparison
+from gpulab.formatting import NOT_MEASURABLE, factor, factor_within
 from gpulab.prediction.prediction import Prediction
 from gpulab.views.comparison_table import name
 from gpulab.views.layout import Column, Row, Section
-from gpulab.views.words import NOT_MEASURABLE, plain
+from gpulab.views.words import plain
 
 NONE = "no prediction"
 
@@ -17,8 +17,8 @@ NONE = "no prediction"
 def speed_words(ratio: float, interval: tuple[float, float] | None) -> str:
     """A ratio of times as a speed: "2.0× (1.8–2.3×)"."""
     if interval is None:
-        return f"{times(1 / ratio)}×"
-    middle, around = times_within(1 / ratio, (1 / interval[1], 1 / interval[0]))
+        return f"{factor(1 / ratio)}×"
+    middle, around = factor_within(1 / ratio, (1 / interval[1], 1 / interval[0]))
     return f"{middle}× ({around}×)"
 
 
@@ -27,7 +27,7 @@ def predicted_words(made: Prediction) -> str:
     if made.ratio is None or made.interval is None:
         return f"{NONE}: {plain(made.refused)}"
     if made.only_sign:
-        low, high = (times(1 / edge) for edge in reversed(made.interval))
+        low, high = (factor(1 / edge) for edge in reversed(made.interval))
         return f"between {low}× and {high}×"
     return speed_words(made.ratio, made.interval)
 
@@ -36,7 +36,7 @@ def memory_words(made: Prediction) -> str:
     """ "; 1.4× today's peak of the GPU's memory", or nothing where it stays what it is or is not foretold."""
     if made.memory_ratio is None or made.memory_ratio == 1:
         return ""
-    return f"; {times(made.memory_ratio)}× today's peak of the GPU's memory"
+    return f"; {factor(made.memory_ratio)}× today's peak of the GPU's memory"
 
 
 def section(found: Sequence[Comparison]) -> Section | None:

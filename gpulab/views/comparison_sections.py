@@ -12,11 +12,12 @@ from gpulab.comparing.findings import usable
 from gpulab.comparing.parts import both_us
 from gpulab.comparing.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
 from gpulab.comparison import Comparison, PartChange, Side
+from gpulab.formatting import NOT_MEASURABLE, duration, percent, plural
 from gpulab.views import comparison_prediction, words
 from gpulab.views.comparison_table import heading, name, side_by_side
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.sections import device
-from gpulab.views.words import NOT_MEASURABLE, plain, plural
+from gpulab.views.words import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +111,18 @@ def _parts(found: Comparison) -> Section:
 def _part_row(change: PartChange, per_sample: bool) -> Row:
     a_us, b_us = both_us(change, per_sample=per_sample)
     direction = {True: "grew", False: "shrank", None: "within the spread"}[change.grew]
-    return Row((change.label, words.duration(a_us), words.duration(b_us), signed(b_us - a_us), direction))
+    return Row((change.label, duration(a_us), duration(b_us), signed(b_us - a_us), direction))
 
 
 def _sum_row(label: str, a_us: float, b_us: float) -> Row:
-    return Row((label, words.duration(a_us), words.duration(b_us), signed(b_us - a_us), ""))
+    return Row((label, duration(a_us), duration(b_us), signed(b_us - a_us), ""))
 
 
 def signed(us: float) -> str:
     """A change of a time with its sign."""
     if not us:
         return "0 µs"
-    return f"{'+' if us > 0 else '−'}{words.duration(abs(us))}"
+    return f"{'+' if us > 0 else '−'}{duration(abs(us))}"
 
 
 # loss, curves
@@ -208,7 +209,7 @@ def how_measured(found: Comparison) -> list[tuple[str, str]]:
     a, b = found.a, found.b
     pairs = [("evidence", _evidence(found)), ("steps counted in a block", _of_both(_steps(a), _steps(b)))]
     pairs.append(("steps left out: warm-up and others", _of_both(_dropped(a, found), _dropped(b, found))))
-    floor = NOT_MEASURABLE if found.noise_floor is None else words.percent(found.noise_floor)
+    floor = NOT_MEASURABLE if found.noise_floor is None else percent(found.noise_floor)
     pairs.append(("noise floor", floor))
     if found.evidence == "interleaved":
         pairs.append(("state", plain(found.restored) or "not put back before each run"))

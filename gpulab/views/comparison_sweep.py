@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from gpulab.comparing.headline import times, times_within
 from gpulab.comparison import Comparison, Experiment, Side
-from gpulab.views import comparison_prediction, words
+from gpulab.formatting import duration, factor, factor_within, plural, size
+from gpulab.views import comparison_prediction
 from gpulab.views.comparison_sections import checks, how_measured, never_ran, sequential_words
 from gpulab.views.comparison_table import memory_peak_bytes, name
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.sections import device
-from gpulab.views.words import plain, plural
+from gpulab.views.words import plain
 
 
 def opening(found: Experiment) -> str:
     """What was tried, where and how long it took: one line."""
     known = next((side.facts for side in found.sides if side.facts is not None), None)
     where = device(known.run) if known is not None else "device: unknown"
-    parts = [plain(found.name), plural(len(found.sides), "setting"), where, words.duration(found.seconds * 1e6)]
+    parts = [plain(found.name), plural(len(found.sides), "setting"), where, duration(found.seconds * 1e6)]
     return " · ".join(part for part in parts if part) + (" · stopped early" if found.stopped else "")
 
 
@@ -83,13 +83,20 @@ def _lines(found: Experiment) -> Section:
 def _line(side: Side, compared: Comparison | None, found: Experiment) -> Row:
     if side.failure:
         return Row((name(side), "–", "–", "–", "–", plain(side.failure)))
-    ratio = times(compared.ratio) if compared is not None and compared.ratio is not None else "–"
+    ratio = factor(compared.ratio) if compared is not None and compared.ratio is not None else "–"
     interval = "–"
     if compared is not None and compared.ratio is not None and compared.interval is not None:
-        ratio, interval = times_within(compared.ratio, compared.interval)
+        ratio, interval = factor_within(compared.ratio, compared.interval)
     said = compared.verdict if compared is not None else "the reference"
     return Row(
-        (name(side), words.duration(us(side, found)), ratio, interval, words.size(memory_peak_bytes(side)), said)
+        (
+            name(side),
+            duration(us(side, found)),
+            ratio,
+            interval,
+            size(memory_peak_bytes(side)),
+            said,
+        )
     )
 
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.comparing.headline import experiment_headline, times, times_within
+from gpulab.comparing.headline import experiment_headline
 from gpulab.comparing.parts import mean_parts_us
 from gpulab.comparison import Comparison, Experiment, Side
+from gpulab.formatting import factor, factor_within, size
 from gpulab.views import comparison_panels as panels
-from gpulab.views import words
 from gpulab.views.comparison_figure import picture, place, title_height_in, title_lines, title_only
 from gpulab.views.comparison_sweep import none_ran, opening, per_sample, us
 from gpulab.views.comparison_table import memory_peak_bytes, name
@@ -98,7 +98,7 @@ def _ratio(axes: Axes, compared: Comparison, y: float) -> None:
     low, high = compared.interval or (compared.ratio, compared.ratio)
     axes.plot([low, high], [y, y], color=colour, linewidth=3, solid_capstyle="round")
     axes.plot([compared.ratio], [y], "o", color=colour, markersize=6)
-    written = times_within(compared.ratio, compared.interval)[0] if compared.interval else times(compared.ratio)
+    written = factor_within(compared.ratio, compared.interval)[0] if compared.interval else factor(compared.ratio)
     axes.annotate(
         written, (high, y), xytext=(5, 0), textcoords="offset points", va="center",
         fontsize=SMALL_PT, color=colour,
@@ -122,7 +122,7 @@ def _memory(axes: Axes, shown: tuple[Side, ...]) -> None:
 
 def _memory_words(side: Side, peak: int | None) -> str:
     if not side.failure:
-        return words.size(peak)
+        return size(peak)
     return "out of memory" if side.failure.startswith("out of memory") else "–"
 
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from gpulab.comparing.headline import AS_WRITTEN, times, times_within
+from collections.abc import Callable
+
+from gpulab.comparing.headline import AS_WRITTEN
 from gpulab.comparing.sequential import UNPROFILED, judged_by
 from gpulab.comparing.spending import spending
 from gpulab.comparison import Comparison, Side
-from gpulab.views import words
+from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, number, percent, reading, size
 from gpulab.views.layout import Column, Row, Section
-from gpulab.views.words import NOT_MEASURABLE, cut, plain
+from gpulab.views.words import cut, plain
 
 _WIDEST = 22  # characters of a column's title
 
@@ -29,7 +31,7 @@ def side_by_side(found: Comparison, price_per_hour: float | None) -> Section:
     rows = [
         _times_row(f"a step, {_judged(found)}", a.us_per_step, b.us_per_step),
         _times_row("a sample", a.us_per_sample, b.us_per_sample),
-        _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), "{:,.0f}"),
+        _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), number),
         *_memory_rows(a, b),
         *_spending_rows(a, b, price_per_hour),
     ]
@@ -63,11 +65,11 @@ def _pairs_say_otherwise(found: Comparison) -> bool:
 def _verdict_line(found: Comparison) -> str:
     if found.ratio is None:
         return "No ratio can be given."
-    middle, around = times(found.ratio), ""
+    middle, around = factor(found.ratio), ""
     if found.interval is not None:
-        middle, interval = times_within(found.ratio, found.interval)
+        middle, interval = factor_within(found.ratio, found.interval)
         around = f", 95 % interval {interval}"
-    floor = NOT_MEASURABLE if found.noise_floor is None else words.percent(found.noise_floor)
+    floor = NOT_MEASURABLE if found.noise_floor is None else percent(found.noise_floor)
     said = f"Time per {found.unit} of B over A: {middle}{around}"
     return f"{said}; noise floor {floor}. Verdict: {found.verdict}."
 
@@ -92,16 +94,16 @@ def _per_s(us: float | None) -> float | None:
 
 
 def _times_row(label: str, a_us: float | None, b_us: float | None) -> Row:
-    return Row((label, words.duration(a_us), words.duration(b_us), _over(a_us, b_us)))
+    return Row((label, duration(a_us), duration(b_us), _over(a_us, b_us)))
 
 
-def _row(label: str, a: float | None, b: float | None, shape: str) -> Row:
-    written = [NOT_MEASURABLE if value is None else shape.format(value) for value in (a, b)]
+def _row(label: str, a: float | None, b: float | None, written_as: Callable[[float], str]) -> Row:
+    written = [NOT_MEASURABLE if value is None else written_as(value) for value in (a, b)]
     return Row((label, *written, _over(a, b)))
 
 
 def _over(a: float | None, b: float | None) -> str:
-    return f"{times(b / a)}×" if a and b else ""
+    return f"{factor(b / a)}×" if a and b else ""
 
 
 def _memory_rows(a: Side, b: Side) -> list[Row]:
@@ -116,7 +118,7 @@ def _memory_rows(a: Side, b: Side) -> list[Row]:
     rows = []
     for label, field in wanted:
         in_a, in_b = _memory(a, field), _memory(b, field)
-        rows.append(Row((label, words.size(in_a), words.size(in_b), _over(in_a, in_b))))
+        rows.append(Row((label, size(in_a), size(in_b), _over(in_a, in_b))))
     return rows
 
 
@@ -145,15 +147,15 @@ def _spending_rows(a: Side, b: Side, price_per_hour: float | None) -> list[Row]:
         Row(
             (
                 "device time of a million samples",
-                *(words.duration(None if s is None else s * 1e6) for s in (of_a.device_s, of_b.device_s)),
+                *(duration(None if s is None else s * 1e6) for s in (of_a.device_s, of_b.device_s)),
                 _over(of_a.device_s, of_b.device_s),
             )
         ),
-        _row("energy of a million samples", _kwh(of_a.energy_j), _kwh(of_b.energy_j), "{:,.3g} kWh"),
+        _row("energy of a million samples", _kwh(of_a.energy_j), _kwh(of_b.energy_j), lambda kwh: reading(kwh, "kWh")),
     ]
     if price_per_hour is not None:
         label = f"cost of a million samples, at {price_per_hour:g} an hour"
-        rows.append(_row(label, of_a.cost, of_b.cost, "{:,.3g}"))
+        rows.append(_row(label, of_a.cost, of_b.cost, number))
     return rows
 
 

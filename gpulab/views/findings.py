@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from gpulab.diagnosis.arbitration import VERDICTS
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.names import name_of
+from gpulab.formatting import duration, factor, percent, plural
 from gpulab.prediction.prediction import Prediction
-from gpulab.views import words
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.words import plain
 
@@ -34,7 +34,7 @@ def finding_sections(diagnosis: Diagnosis, *, below_headline: bool) -> tuple[Sec
     lines = [plain(note) for note in diagnosis.notes]
     if len(causes) > SHOWN:
         rest = ", ".join(name_of(f.key) for f in causes[SHOWN:])
-        lines.insert(0, f"{words.plural(len(causes) - SHOWN, 'smaller finding')} not shown: {rest}.")
+        lines.insert(0, f"{plural(len(causes) - SHOWN, 'smaller finding')} not shown: {rest}.")
     if lines:
         found.append(Section("About these findings", lines=tuple(lines), wide=True, lead=True))
     return tuple(found)
@@ -109,11 +109,11 @@ def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
     beside = any(part.startswith(BETWEEN) for part in finding.parts)
     of_us = diagnosis.total_us if beside else diagnosis.step_us
     of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
-    share = f", {words.percent(time_us / of_us)} of {of}" if of_us else ""
+    share = f", {percent(time_us / of_us)} of {of}" if of_us else ""
     shared = [name_of(key) for key in finding.shares_with]
     besides = f"; it shares time with {' and '.join(shared)}, which is counted there" if shared else ""
     per = "" if diagnosis.whole_window else " per step"
-    return f"at most {words.duration(time_us)}{per}{share}{besides} ({sure})"
+    return f"at most {duration(time_us)}{per}{share}{besides} ({sure})"
 
 
 def _predicted(prediction: Prediction | None) -> str:
@@ -123,13 +123,13 @@ def _predicted(prediction: Prediction | None) -> str:
     if prediction.interval is None:
         return f"nothing is predicted: {plain(prediction.refused) or 'the evidence does not carry it'}"
     low, high = prediction.interval
-    between = f"between {low:.2f} and {high:.2f} of today's time"
+    between = f"between {factor(low)} and {factor(high)} of today's time"
     if prediction.ratio is None or prediction.only_sign:
         told = between
     else:
-        told = f"{prediction.ratio:.2f} of today's time ({_times(prediction.ratio)}), {between}"
+        told = f"{factor(prediction.ratio)} of today's time ({_times(prediction.ratio)}), {between}"
     if prediction.memory_ratio is not None and prediction.memory_ratio != 1:
-        told += f"; {prediction.memory_ratio:.2f} of today's peak of the GPU's memory"
+        told += f"; {factor(prediction.memory_ratio)} of today's peak of the GPU's memory"
     elif prediction.memory_basis:
         told += f"; {plain(prediction.memory_basis)}"
     basis = plain(prediction.basis).rstrip(".")
@@ -137,7 +137,7 @@ def _predicted(prediction: Prediction | None) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{1 / ratio:.2f} times as fast" if ratio > 0 else "faster"
+    return f"{factor(1 / ratio)} times as fast" if ratio > 0 else "faster"
 
 
 def _document(finding: Finding) -> dict[str, object]:

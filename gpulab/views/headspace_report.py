@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
+from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, percent, plural
 from gpulab.trials.headspace import Headspace
-from gpulab.views import comparison_html, comparison_text, words
+from gpulab.views import comparison_html, comparison_text
 from gpulab.views.document import finite
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.sections import device
-from gpulab.views.words import NOT_MEASURABLE, plain, plural
+from gpulab.views.words import plain
 
 SCHEMA = 1
 WORTH_SAYING = 1.02  # definitions.md, Honest comparison 5: at least 2 %
@@ -51,7 +52,7 @@ class HeadspaceReport:
         if "ideal" not in found.certain or found.ceiling < WORTH_SAYING:
             sentence = "No work on the DataLoader would make this cell faster by more than this machine's noise."
             return Headline("no_headspace", sentence, evidence, "good")
-        sentence = f"Even a perfect DataLoader would make this cell {_times(found.ceiling)} as fast, no more."
+        sentence = f"Even a perfect DataLoader would make this cell {factor(found.ceiling)} times as fast, no more."
         return Headline("headspace", sentence, evidence, "bad" if found.ceiling >= 1.25 else "notice")
 
     def text(self, width: int | None = None) -> str:
@@ -98,25 +99,20 @@ class HeadspaceReport:
         return f"<gpulab headspace: {self.headline.sentence}>"
 
 
-def _times(ceiling: float) -> str:
-    return f"{ceiling:.2f} times" if ceiling < 9.95 else f"{ceiling:.0f} times"
-
-
 def _opening(found: Headspace) -> str:
     ended = " · stopped early" if found.experiment.stopped else ""
-    return f"what the DataLoader costs · {device(found.run)} · {words.duration(found.experiment.seconds * 1e6)}{ended}"
+    return f"what the DataLoader costs · {device(found.run)} · {duration(found.experiment.seconds * 1e6)}{ended}"
 
 
 def _evidence(found: Headspace) -> str:
     pairs = next((c.pairs for c in found.experiment.comparisons if c.ratio is not None), 0)
-    sure = (
-        ""
-        if found.interval is None
-        else f", between {found.interval[0]:.2f} and {found.interval[1]:.2f} times with 95 % certainty"
-    )
+    times, sure = factor(found.ceiling or 1.0), ""
+    if found.interval is not None:
+        times, around = factor_within(found.ceiling or 1.0, found.interval)
+        sure = f", {around} times with 95 % certainty"
     return (
-        f"A step takes {words.duration(found.step_us)}; {words.duration(found.ideal_us)} with batches that are on the "
-        f"device already. That is {_times(found.ceiling or 1.0)} as fast{sure} "
+        f"A step takes {duration(found.step_us)}; {duration(found.ideal_us)} with batches that are on the "
+        f"device already. That is {times} times as fast{sure} "
         f"({plural(pairs, 'pair')} of short runs in turn)."
     )
 
@@ -154,13 +150,13 @@ def _row(what: tuple[str, str, str], us: float | None, longest: float, adds: str
     if us is None:
         said = f"{NOT_MEASURABLE}: {plain(reason)}" if reason else NOT_MEASURABLE
         return Row((label, "–", "", said), bar=0.0, colour=colour)
-    return Row((label, words.duration(us), adds, meaning), bar=us / longest, colour=colour)
+    return Row((label, duration(us), adds, meaning), bar=us / longest, colour=colour)
 
 
 def _adds(found: Headspace, name: str, us: float | None, share: float | None) -> str:
     if us is None:
         return ""
-    return f"{words.duration(us)} ({words.percent(share)})" if name in found.certain else "no more than noise"
+    return f"{duration(us)} ({percent(share)})" if name in found.certain else "no more than noise"
 
 
 def _lines(found: Headspace) -> list[str]:

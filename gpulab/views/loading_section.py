@@ -6,9 +6,8 @@ from dataclasses import dataclass
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.loading import LoadingFacts, WorkerRow
-from gpulab.views import words
+from gpulab.formatting import duration, percent, plural, rate
 from gpulab.views.layout import Column, Row, Section
-from gpulab.views.words import plural
 
 TITLE = "Inside the DataLoader"
 WORTH_SAYING = 0.05  # of a part's time, or of the wait
@@ -58,19 +57,18 @@ def _batch(inside: LoadingFacts) -> Section:
 def _row(part: _Part, us: float, waited: float | None, batch_us: float) -> Row:
     meaning = part.meaning
     if waited is not None and waited >= WORTH_SAYING:
-        meaning += f"; for {words.percent(waited)} of it no core works: it waits for a disk, a network or a lock"
+        meaning += f"; for {percent(waited)} of it no core works: it waits for a disk, a network or a lock"
     share = min(1.0, us / batch_us) if batch_us > 0 else 0.0
-    return Row((part.label, words.duration(us), meaning), bar=share, colour=part.colour)
+    return Row((part.label, duration(us), meaning), bar=share, colour=part.colour)
 
 
 def _lines(inside: LoadingFacts) -> list[str]:
     items = "" if inside.items_per_batch is None else f" of {plural(round(inside.items_per_batch), 'item')}"
     core = inside.core_wait_fraction
     return [
-        f"One batch{items} takes {words.duration(inside.batch_us)} to make (median of {inside.batches:,}), "
-        f"{_where(inside)}.",
+        f"One batch{items} takes {duration(inside.batch_us)} to make (median of {inside.batches:,}), {_where(inside)}.",
         _waiting(inside),
-        f"For {words.percent(core)} of that time it was ready to go on and no core was free."
+        f"For {percent(core)} of that time it was ready to go on and no core was free."
         if core is not None and core >= WORTH_SAYING
         else "",
         "" if inside.transform_us else "The dataset holds no transform as such: what it does to an item is in reading.",
@@ -98,8 +96,8 @@ def _waiting(inside: LoadingFacts) -> str:
         "pinning": wait.pin_us,
     }
     told = sorted(((us, name) for name, us in parts.items() if us >= WORTH_SAYING * wait.total_us), reverse=True)
-    shares = ", ".join(f"{words.percent(us / wait.total_us)} {name}" for us, name in told)
-    return f"The training waits {words.duration(wait.total_us)} for a batch (median); that time goes to: {shares}."
+    shares = ", ".join(f"{percent(us / wait.total_us)} {name}" for us, name in told)
+    return f"The training waits {duration(wait.total_us)} for a batch (median); that time goes to: {shares}."
 
 
 def _workers(workers: tuple[WorkerRow, ...]) -> Section:
@@ -108,12 +106,12 @@ def _workers(workers: tuple[WorkerRow, ...]) -> Section:
             (
                 str(row.worker),
                 f"{row.batches:,}",
-                words.duration(row.batch_us),
-                *(words.duration(us) for us in (row.read_us, row.transform_us, row.collate_us)),
-                words.duration(row.hand_over_us),
-                words.percent(row.waited_fraction),
-                words.rate(row.items_per_s, "items"),
-                words.percent(row.idle_fraction),
+                duration(row.batch_us),
+                *(duration(us) for us in (row.read_us, row.transform_us, row.collate_us)),
+                duration(row.hand_over_us),
+                percent(row.waited_fraction),
+                rate(row.items_per_s, "items"),
+                percent(row.idle_fraction),
             )
         )
         for row in workers

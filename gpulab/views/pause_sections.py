@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from types import MappingProxyType
 
+from gpulab.formatting import duration
 from gpulab.intervals import measure, union_of
 from gpulab.run import Pause, PauseKind, Run
-from gpulab.views import words
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.words import plain
 
@@ -61,8 +61,8 @@ def _row(run: Run, kind: PauseKind) -> Row | None:
         (
             KINDS[kind],
             f"{count:,}",
-            words.duration(together_ns / 1e3),
-            words.duration((longest.end_ns - longest.start_ns) / 1e3) if longest else "< 1 ms",
+            duration(together_ns / 1e3),
+            duration((longest.end_ns - longest.start_ns) / 1e3) if longest else "< 1 ms",
             _place(run, longest) if longest else "",
         )
     )
@@ -84,8 +84,8 @@ def _alerts(run: Run) -> Section | None:
     rows = tuple(
         Row(
             (
-                words.duration(alert.since_ns / 1e3),
-                "the end" if alert.until_ns is None else words.duration(alert.until_ns / 1e3),
+                duration(alert.since_ns / 1e3),
+                "the end" if alert.until_ns is None else duration(alert.until_ns / 1e3),
                 plain(alert.words),
             )
         )

@@ -8,6 +8,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from gpulab.formatting import while_s
 from gpulab.trials.plan import Listener, Progress
 from gpulab.views.stage import in_notebook
 
@@ -76,7 +77,7 @@ class Progressing:
 
 def words(progress: Progress) -> str:
     """One line: what runs, how far it is, how long it still takes."""
-    left = "" if progress.seconds_left is None else f", about {progress.seconds_left:.0f} s left"
+    left = "" if progress.seconds_left is None else f", about {while_s(progress.seconds_left)} left"
     return f"{progress.what} ({progress.done} of {progress.total} done{left})"
 
 

@@ -11,13 +11,14 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
+from gpulab.formatting import NOT_MEASURABLE, duration, percent, plural
 from gpulab.run import Ranks
-from gpulab.views import document, figure, html, text, words
+from gpulab.views import document, figure, html, text
 from gpulab.views.findings import documents, finding_sections
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.sections import device, sections
 from gpulab.views.timeline_page import timeline_section
-from gpulab.views.words import NOT_MEASURABLE, plain, plural
+from gpulab.views.words import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +128,13 @@ def _rank_row(rank: RankFacts, straggler: int | None) -> Row:
     account = rank.breakdown
     cells = (
         f"{rank.rank}" + (" (last)" if rank.rank == straggler else ""),
-        words.duration(rank.step_us),
-        words.percent(account.busy_fraction) if account.busy_fraction is not None else NOT_MEASURABLE,
-        words.percent(account.share["compute"]),
-        words.duration(rank.communication_us),
-        words.duration(rank.overlapped_us),
-        words.duration(rank.waiting_us),
-        words.duration(rank.transfer_us),
+        duration(rank.step_us),
+        percent(account.busy_fraction) if account.busy_fraction is not None else NOT_MEASURABLE,
+        percent(account.share["compute"]),
+        duration(rank.communication_us),
+        duration(rank.overlapped_us),
+        duration(rank.waiting_us),
+        duration(rank.transfer_us),
     )
     return Row(cells)
 

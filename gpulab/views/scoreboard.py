@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpulab.formatting import factor, percent, plural
 from gpulab.sources.scoreboard import Board, Record
 from gpulab.views.comparison_prediction import speed_words
-from gpulab.views.words import cut, plain, plural
+from gpulab.views.words import cut, plain
 
 SHOWN = 10
 WIDEST = 40
@@ -80,7 +81,7 @@ def _knob(knob: str, records: Sequence[Record]) -> tuple[str, ...]:
     return (
         cut(plain(knob), WIDEST),
         f"{len(records):,}",
-        f"{float(np.median(errors)) * 100:.0f} %" if errors else "only ranges",
+        percent(float(np.median(errors))) if errors else "only ranges",
         f"{inside:,} of {len(records):,}",
     )
 
@@ -89,13 +90,13 @@ def _one(record: Record) -> tuple[str, ...]:
     low, high = record.predicted_interval
     predicted = speed_words(record.predicted, record.predicted_interval)
     if record.only_sign:
-        predicted = f"{1 / high:.2f}× to {1 / low:.2f}×"
+        predicted = f"{factor(1 / high)}× to {factor(1 / low)}×"
     return (
         plain(record.when[:16].replace("T", " ")),
         cut(plain(record.value), WIDEST),
         predicted,
         speed_words(record.measured, record.measured_interval),
-        "–" if record.only_sign else f"{off_by(record) * 100:.0f} %",
+        "–" if record.only_sign else percent(off_by(record)),
         cut(plain(record.device), WIDEST),
     )
 

@@ -8,13 +8,14 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
+from gpulab.formatting import NOT_MEASURABLE, duration, duration_range, factor, number, percent, plural, rate, size
 from gpulab.run import Run, TraceOrigin
 from gpulab.views import words
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.loading_section import loading_sections
 from gpulab.views.pause_sections import pause_sections
 from gpulab.views.trace_sections import trace_sections
-from gpulab.views.words import NOT_MEASURABLE, plain, plural
+from gpulab.views.words import plain
 
 NOT_WORTH_SAYING = 0.02  # of the wait for data
 COSTLIEST = 10
@@ -34,7 +35,7 @@ def opening(facts: Facts) -> str:
         ended = "cleaning up, the code raised " if run.outcome == "stopped" else ""
         outcome += f" ({ended}{words.cut(plain(run.outcome_detail), 60)})"
     count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
-    parts = [plain(run.name), device(run), count, words.duration(run.code_wall_ns / 1e3), outcome]
+    parts = [plain(run.name), device(run), count, duration(run.code_wall_ns / 1e3), outcome]
     return " · ".join(parts)
 
 
@@ -113,8 +114,8 @@ def _whole_row(run: Run) -> Row:
 def _spread_row(label: str, spread: Spread | None) -> Row:
     if spread is None:
         return Row((label, NOT_MEASURABLE, "", ""))
-    middle = words.spread_range(spread) if spread.count > 1 else ""
-    return Row((label, words.duration(spread.median), middle, f"{spread.count:,}"))
+    middle = duration_range(spread.p10, spread.p90) if spread.count > 1 else ""
+    return Row((label, duration(spread.median), middle, f"{spread.count:,}"))
 
 
 def _step_lines(facts: Facts) -> list[str]:
@@ -134,7 +135,7 @@ def _step_lines(facts: Facts) -> list[str]:
         lines.append(_of_rounds(facts.turns) or "p10 – p90: eight in ten steps took between these times.")
     lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
-        lines.append(f"Outside any step (before, between and after): {words.percent(facts.outside_steps_fraction)}.")
+        lines.append(f"Outside any step (before, between and after): {percent(facts.outside_steps_fraction)}.")
     return [line for line in lines if line]
 
 
@@ -165,8 +166,8 @@ def _of_rounds(turns: int) -> str:
 def _throughput(facts: Facts) -> str:
     if facts.steps_per_s is None and facts.samples_per_s is None:
         return NOT_MEASURABLE
-    steps = words.rate(facts.steps_per_s, "steps")
-    return steps if facts.samples_per_s is None else f"{words.rate(facts.samples_per_s, 'samples')}, {steps}"
+    steps = rate(facts.steps_per_s, "steps")
+    return steps if facts.samples_per_s is None else f"{rate(facts.samples_per_s, 'samples')}, {steps}"
 
 
 def _left_out(facts: Facts) -> str:
@@ -188,8 +189,8 @@ def _parts(facts: Facts) -> Section:
         Row(
             (
                 part.label,
-                words.percent(breakdown.share[key]),
-                words.duration(breakdown.median_us[key]),
+                percent(breakdown.share[key]),
+                duration(breakdown.median_us[key]),
                 part.meaning_on(kind),
             ),
             bar=breakdown.share[key],
@@ -232,8 +233,8 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
         lines = [f"From {count:,} profiled steps: share of their summed time, and median per step."]
     if facts.run.device.kind == "cuda":
         lines.append(
-            f"GPU busy (a kernel, copy or memset ran): {words.percent(breakdown.busy_fraction)} of the profiled time; "
-            f"kernels alone: {words.percent(breakdown.kernel_busy_fraction)}."
+            f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the profiled time; "
+            f"kernels alone: {percent(breakdown.kernel_busy_fraction)}."
         )
     hidden = _hidden_wait(facts, breakdown)
     return [*lines, hidden] if hidden else lines
@@ -248,7 +249,7 @@ def _hidden_wait(facts: Facts, breakdown: Breakdown) -> str:
     if hidden_us < NOT_WORTH_SAYING * wait.median:
         return ""
     return (
-        f"The loop waits {words.duration(wait.median)} for the DataLoader. For {words.duration(hidden_us)} of that the "
+        f"The loop waits {duration(wait.median)} for the DataLoader. For {duration(hidden_us)} of that the "
         "GPU is still at work on what it was given before; only the rest counts here, as for every other part."
     )
 
@@ -266,9 +267,9 @@ def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None
 
 
 def _cost_row(row: CostRow, on_gpu: bool) -> Row:
-    time = words.duration(row.self_us)
-    figures = (words.duration(row.device_us), time) if on_gpu else (words.percent(row.share), time)
-    cells = (words.operator_name(row.name), *figures, words.number(row.calls_per_step))
+    time = duration(row.self_us)
+    figures = (duration(row.device_us), time) if on_gpu else (percent(row.share), time)
+    cells = (words.operator_name(row.name), *figures, number(row.calls_per_step))
     return Row(cells, full=plain(row.name))
 
 
@@ -299,15 +300,13 @@ def _curves(facts: Facts) -> Section:
 
 def _memory(run: Run) -> Section:
     memory = run.memory
-    rows = [Row(("peak of the process and its workers", words.size(memory.peak_rss_bytes)))]
+    rows = [Row(("peak of the process and its workers", size(memory.peak_rss_bytes)))]
     if run.device.kind == "cuda":
         rows += [
-            Row(("peak allocated by tensors on the GPU", words.size(memory.peak_allocated_bytes))),
-            Row(("peak reserved by PyTorch on the GPU", words.size(memory.peak_reserved_bytes))),
+            Row(("peak allocated by tensors on the GPU", size(memory.peak_allocated_bytes))),
+            Row(("peak reserved by PyTorch on the GPU", size(memory.peak_reserved_bytes))),
         ]
-    rows.append(
-        Row((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", words.size(memory.total_bytes)))
-    )
+    rows.append(Row((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", size(memory.total_bytes))))
     return Section("Memory", PAIRS, tuple(rows))
 
 
@@ -344,14 +343,14 @@ def _missing(run: Run) -> Section:
     if not run.missing and not rows:
         return Section(title, lines=("Nothing that gpulab tried to measure is missing.",))
     for m in run.missing:
-        since = "" if m.since_ns is None else f" (from {words.duration(m.since_ns / 1e3)} into the run on)"
+        since = "" if m.since_ns is None else f" (from {duration(m.since_ns / 1e3)} into the run on)"
         rows.append(Row((plain(m.what), plain(m.reason) + since)))
     return Section(title, (Column("", "wrap"), Column("", "wrap")), tuple(rows))
 
 
 def _observer(facts: Facts) -> Section:
     observer = facts.run.observer
-    rows = [Row(("gpulab's own code in each step", words.duration(facts.observer_us_per_step)))]
+    rows = [Row(("gpulab's own code in each step", duration(facts.observer_us_per_step)))]
     if observer.own_ns:
         rows.append(Row(("gpulab's start, and the profiler's starts and stops", _ns(observer.own_ns))))
     if facts.run.timeline is not None:
@@ -363,14 +362,14 @@ def _observer(facts: Facts) -> Section:
     lines = []
     if facts.step_us and facts.traced_step_us and facts.step_us.median > 0:
         ratio = facts.traced_step_us.median / facts.step_us.median
-        lines.append(f"A profiled step took {ratio:.2f} times as long as an unprofiled one (medians).")
+        lines.append(f"A profiled step took {factor(ratio)} times as long as an unprofiled one (medians).")
     if observer.window_truncated:
         lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
     return Section("What measuring cost", PAIRS, tuple(rows), tuple(lines), aside=True)
 
 
 def _ns(value: int | None) -> str:
-    return words.duration(None if value is None else value / 1e3)
+    return duration(None if value is None else value / 1e3)
 
 
 def _changes(run: Run) -> Section | None:
@@ -405,7 +404,7 @@ def _origin(origin: TraceOrigin) -> Section:
     rank = "" if origin.rank is None else f"{origin.rank}" + (f" of {origin.world_size}" if origin.world_size else "")
     pairs = {
         "file": plain(origin.path),
-        "size": f"{words.size(origin.size_bytes)}, {words.size(origin.text_bytes)} of text",
+        "size": f"{size(origin.size_bytes)}, {size(origin.text_bytes)} of text",
         "events": f"{origin.events_read:,}, clock in {'nanoseconds' if origin.clock == 'ns' else 'microseconds'}",
         "rank": rank,
         "versions": versions,

@@ -10,6 +10,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import Facts
+from gpulab.formatting import duration, percent
 from gpulab.run import Float64, Int64
 from gpulab.views import words
 from gpulab.views.ink import SHADE, SMALL_PT, Key, frame, legend_beside, rectangles
@@ -142,7 +143,7 @@ def _mark_cut(axes: Axes, found: Bars, left: Float64, right: Float64, top: float
     for i in cut[np.argsort(-found.height_ms[cut])][:3]:
         beside = sum(abs(x - right[i]) < _LABEL_WIDTH * span for x in written)  # below what would lie under it
         written.append(float(right[i]))
-        text = f"\u2191 {words.duration(found.height_ms[i] * 1e3)}"
+        text = f"\u2191 {duration(found.height_ms[i] * 1e3)}"
         late = left[i] > 0.8 * span
         axes.annotate(
             text, (left[i] if late else right[i], 0.97 - 0.1 * beside), xycoords=("data", "axes fraction"),
@@ -187,6 +188,6 @@ def _legend(axes: Axes, facts: Facts, found: Bars) -> None:
     keys = [Key(rest, words.NOT_PROFILED.colour)] if found.parts_ms[_REST].any() else []
     for name in reversed(names):
         part = words.PARTS[name]
-        label = f"{part.label}  {words.percent(share[name])}" if share.get(name) else part.label
+        label = f"{part.label}  {percent(share[name])}" if share.get(name) else part.label
         keys.append(Key(label, part.colour, part.hatch))
     legend_beside(axes, keys, offset_in=0.18, spare_in=0.5, title="share of the profiled steps" if share else "")

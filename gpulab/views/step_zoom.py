@@ -10,6 +10,7 @@ import numpy as np
 
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown, StepParts
+from gpulab.formatting import duration, plural
 from gpulab.run import Category, Float64, Int64, Lane, Timeline
 from gpulab.views import words
 from gpulab.views.ink import SMALL_PT, Key, frame, ink, legend_beside, rectangles
@@ -88,7 +89,7 @@ class Zoom:
         """The profiled step of median length; where steps wait by turns, of those that do."""
         step = next(s for s in account.steps if s.number == account.median_step)
         tracks, hidden = _tracks(timeline, step, device_kind)
-        more = f", {words.plural(hidden, 'more lane')} not shown" if hidden else ""
+        more = f", {plural(hidden, 'more lane')} not shown" if hidden else ""
         return cls(timeline, step, f"{_which(account)}, {_length(step)}{more}", tracks, device_kind == "cuda")
 
     @property
@@ -128,7 +129,7 @@ def _which(account: Breakdown) -> str:
 
 
 def _length(step: StepParts) -> str:
-    return words.duration((step.end_ns - step.start_ns) / 1e3)
+    return duration((step.end_ns - step.start_ns) / 1e3)
 
 
 def _tracks(timeline: Timeline, step: StepParts, device_kind: str) -> tuple[list[Track], int]:

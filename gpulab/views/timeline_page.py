@@ -23,6 +23,7 @@ import numpy as np
 from gpulab.analysis import spans
 from gpulab.analysis.breakdown import PARTS, Breakdown
 from gpulab.analysis.placing import Pieces, placed
+from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.views import words
 from gpulab.views.span_kinds import KINDS, kinds_of
@@ -49,7 +50,7 @@ def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MO
     lanes = _lanes(timeline, drawn)
     strip = _Strip.of(timeline, breakdown, most_spans)
     block = base64.b64encode(_packed(run, timeline, strip, lanes, bool(left_out))).decode("ascii")
-    what = f"{words.plural(len(drawn), 'span')} on {words.plural(len(lanes), 'lane')}."
+    what = f"{plural(len(drawn), 'span')} on {plural(len(lanes), 'lane')}."
     about = " ".join(note for note in (what, strip.about(timeline), left_out) if note)
     return _SECTION.format(
         style=_STYLE,
@@ -139,7 +140,7 @@ def _drawn(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:
     work = int(device[dropped].sum())
     of_work = f", {work:,} of them GPU work" if work else ", all of them on the host"
     return rows[np.sort(order[excess:])], (
-        f"Not drawn here: the {excess:,} shortest spans, of at most {words.duration(longest_us)}{of_work}; "
+        f"Not drawn here: the {excess:,} shortest spans, of at most {duration(longest_us)}{of_work}; "
         "the figures of the report count them all."
     )
 

@@ -10,10 +10,10 @@ from gpulab.analysis.kernels import SHORT_KERNEL_US, CopyRow, Kernels, Launches
 from gpulab.analysis.memory import HOST, MemoryCurve
 from gpulab.analysis.tensorboard import TensorBoardView
 from gpulab.analysis.trace_facts import TraceFacts
+from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, reading, size
 from gpulab.run import Damage
-from gpulab.views import words
 from gpulab.views.layout import PAIRS, Column, Row, Section
-from gpulab.views.words import NOT_MEASURABLE, plain
+from gpulab.views.words import plain
 
 _VERDICTS = {
     "ok": "Nothing was found that makes these figures doubtful.",
@@ -66,18 +66,18 @@ def _trust(found: Integrity, damage: Sequence[Damage]) -> Section:
 
 
 def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int, per: str) -> Section:
-    short = words.percent(kernels.short_count_fraction)
+    short = percent(kernels.short_count_fraction)
     rows = [
-        Row((f"kernels {per}", words.number(kernels.count / steps))),
-        Row(("time in kernels that use tensor cores, by their names", words.percent(kernels.tensor_core_fraction))),
-        Row((f"kernels shorter than {SHORT_KERNEL_US:g} µs", f"{short} ({_of_time(kernels)} of kernel time)")),
+        Row((f"kernels {per}", number(kernels.count / steps))),
+        Row(("time in kernels that use tensor cores, by their names", percent(kernels.tensor_core_fraction))),
+        Row((f"kernels shorter than {duration(SHORT_KERNEL_US)}", f"{short} ({_of_time(kernels)} of kernel time)")),
         Row(("est. achieved occupancy", _pct(kernels.est_achieved_occupancy_pct))),
     ]
     if launches is not None:
         rows += [
-            Row((f"launches {per}", words.number(launches.count / steps))),
-            Row(("time of a launch on the CPU, median", words.duration(launches.median_us))),
-            Row(("from a launch to its kernel, median", words.duration(launches.median_queue_delay_us))),
+            Row((f"launches {per}", number(launches.count / steps))),
+            Row(("time of a launch on the CPU, median", duration(launches.median_us))),
+            Row(("from a launch to its kernel, median", duration(launches.median_queue_delay_us))),
         ]
         if launches.kernels_without_launch:
             rows.append(Row(("kernels launched before the trace began", f"{launches.kernels_without_launch:,}")))
@@ -89,11 +89,11 @@ def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int, per: str)
 
 
 def _of_time(kernels: Kernels) -> str:
-    return words.percent(kernels.short_time_fraction)
+    return percent(kernels.short_time_fraction)
 
 
 def _pct(value: float | None) -> str:
-    return words.percent(None if value is None else value / 100)
+    return percent(None if value is None else value / 100)
 
 
 def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
@@ -109,9 +109,9 @@ def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
             (
                 _DIRECTIONS.get(row.kind, plain(row.kind)),
                 row.host_memory or "–",
-                words.duration(row.time_us / steps),
-                words.size(None if row.bytes is None else row.bytes / steps),
-                NOT_MEASURABLE if row.gb_per_s is None else f"{row.gb_per_s:.3g} GB/s",
+                duration(row.time_us / steps),
+                size(None if row.bytes is None else row.bytes / steps),
+                NOT_MEASURABLE if row.gb_per_s is None else reading(row.gb_per_s, "GB/s"),
             )
         )
         for row in copies
@@ -143,10 +143,10 @@ def _memory(curves: Sequence[MemoryCurve]) -> Section:
         Row(
             (
                 "host memory" if c.device_index == HOST else f"GPU {c.device_index}",
-                words.size(c.peak_bytes) + ("" if c.absolute else " above the start"),
-                words.duration(c.peak_t_ns / 1e3),
+                size(c.peak_bytes) + ("" if c.absolute else " above the start"),
+                duration(c.peak_t_ns / 1e3),
                 f"{c.allocations:,}",
-                words.size(c.growth_bytes),
+                size(c.growth_bytes),
             )
         )
         for c in curves
@@ -160,9 +160,9 @@ def _devices(trace: TraceFacts) -> Section:
         Row(
             (
                 f"{account.device_index}",
-                words.percent(account.busy_fraction),
-                words.percent(account.share["compute"]),
-                words.percent(account.share["communication"]),
+                percent(account.busy_fraction),
+                percent(account.share["compute"]),
+                percent(account.share["communication"]),
             )
         )
         for account in sorted(trace.devices, key=lambda a: a.device_index or 0)
@@ -192,12 +192,12 @@ def _other_tools(trace: TraceFacts) -> Iterator[Section]:
 
 def _tensorboard_rows(view: TensorBoardView) -> list[Row]:
     rows = [
-        Row(("TensorBoard: GPU Utilization", words.percent(view.gpu_utilization))),
-        Row(("TensorBoard: Est. SM Efficiency", words.percent(view.est_sm_efficiency))),
+        Row(("TensorBoard: GPU Utilization", percent(view.gpu_utilization))),
+        Row(("TensorBoard: Est. SM Efficiency", percent(view.est_sm_efficiency))),
         Row(("TensorBoard: Est. Achieved Occupancy", _pct(view.est_achieved_occupancy_pct))),
     ]
     shown = {name: us for name, us in view.step_us.items() if us}
-    return rows + [Row((f"TensorBoard: step, {plain(name)}", words.duration(us))) for name, us in shown.items()]
+    return rows + [Row((f"TensorBoard: step, {plain(name)}", duration(us))) for name, us in shown.items()]
 
 
 def _overlap(pct: float | None) -> str:

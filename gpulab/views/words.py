@@ -1,17 +1,14 @@
-"""One place for what a reader sees: the human name, colour and meaning of each part, and how figures are written."""
+"""One place for what a reader sees: the human name, colour and meaning of each part, and of names."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
-from gpulab.analysis.steps import Spread
+from gpulab.formatting import number, percent, reading, size
 from gpulab.run import StepFlag
-
-NOT_MEASURABLE = "not measurable"
 
 DeviceKind = Literal["cpu", "cuda"]
 
@@ -151,73 +148,6 @@ def short_name(name: str) -> str:
     return name[: min(cuts)] if cuts else name
 
 
-def _digits(value: float) -> str:
-    """Three significant digits, thousands separated; no exponent."""
-    if abs(value) >= 99.95:
-        return f"{value:,.0f}"
-    if abs(value) >= 9.995:
-        return f"{value:.1f}"
-    return f"{value:.2f}"
-
-
-_DURATIONS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
-
-
-def _scale(us: float) -> tuple[float, str]:
-    return next((s for s in _DURATIONS if abs(us) >= 0.9995 * s[0]), _DURATIONS[-1])
-
-
-def duration(us: float | None) -> str:
-    """Microseconds as µs, ms, s or minutes, three significant digits."""
-    if us is None or not math.isfinite(us):
-        return NOT_MEASURABLE
-    if abs(us) >= 119.5e6:
-        minutes, seconds = divmod(round(us / 1e6), 60)
-        return f"{minutes:,} min {seconds} s"
-    scale, unit = _scale(us)
-    return f"{_digits(us / scale)} {unit}" if us else "0 µs"
-
-
-def spread_range(spread: Spread) -> str:
-    """p10 – p90 in one unit, e.g. "37.0 – 41.2 ms"."""
-    scale, unit = _scale(spread.p90)
-    return f"{_digits(spread.p10 / scale)} – {_digits(spread.p90 / scale)} {unit}"
-
-
-def percent(fraction: float | None) -> str:
-    """A share as percent: two digits; small ones are not rounded down to a zero."""
-    if fraction is None or not math.isfinite(fraction):
-        return NOT_MEASURABLE
-    pct = 100 * fraction
-    if 0 < pct < 0.1:
-        return "< 0.1 %"
-    return f"{pct:.0f} %" if pct >= 9.95 or pct == 0 else f"{pct:.1f} %"
-
-
-def size(count: float | None) -> str:
-    """Bytes in GiB (2**30), or MiB and KiB where that is under 1."""
-    if count is None or not math.isfinite(count):
-        return NOT_MEASURABLE
-    for scale, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if abs(count) >= scale:
-            return f"{_digits(count / scale)} {unit}"
-    return f"{count:.0f} bytes"
-
-
-def rate(per_s: float | None, what: str) -> str:
-    """Something per second, e.g. "1,650 samples/s"."""
-    if per_s is None or not math.isfinite(per_s):
-        return NOT_MEASURABLE
-    return f"{_digits(per_s)} {what}/s"
-
-
-def number(value: float) -> str:
-    """A count or a mean of counts: whole where it is whole."""
-    if not math.isfinite(value):
-        return NOT_MEASURABLE
-    return f"{value:,.0f}" if value == round(value) or value >= 99.95 else f"{value:.3g}"
-
-
 def quantity(value: float, name: str, unit: str) -> str:
     """A reading in the unit that its curve's name ends with (definitions.md: units in names)."""
     if name.endswith("_bytes"):
@@ -228,9 +158,4 @@ def quantity(value: float, name: str, unit: str) -> str:
         return percent(value / 100)
     if name.endswith("_count"):
         return number(value)
-    return f"{_digits(value)} {plain(unit)}".rstrip() if math.isfinite(value) else NOT_MEASURABLE
-
-
-def plural(count: int, noun: str) -> str:
-    """ "1 step", "2 steps"."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+    return reading(value, plain(unit))

@@ -8,7 +8,7 @@ from gpulab.analysis.own_code import OwnCode, own_calls, own_code
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
+from gpulab.formatting import duration, percent
 from gpulab.intervals import joined, subtract
 
 _WAITS = ("data_wait", "sync_wait")
@@ -51,7 +51,7 @@ def following_update(case: Case) -> Finding | None:
         f"{'' if found.looked else ', before the next batch: metrics, logs or copies, perhaps'}.",
         (
             Evidence(
-                f"{ms(share * case.step_us)} of {ms(case.step_us)} are spent {where}",
+                f"{duration(share * case.step_us)} of {duration(case.step_us)} are spent {where}",
                 (int(found.times[0, 0]), int(found.times[0, 1])),
             ),
         ),
@@ -94,7 +94,7 @@ def _of_own(case: Case, found: OwnCode, told: str, cure: str) -> Finding:
         f"{percent(found.share)} of {case.unit} {told}",
         (
             Evidence(
-                f"{ms(found.share * step_us)} of {ms(step_us)}, most of it at one line",
+                f"{duration(found.share * step_us)} of {duration(step_us)}, most of it at one line",
                 (int(found.times[0, 0]), int(found.times[0, 1])),
             ),
         ),

@@ -9,8 +9,8 @@ import numpy as np
 
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import percent
 from gpulab.diagnosis.rules.feeding import LESSON, starving_for, waiting_for_cores
+from gpulab.formatting import number, percent, plural
 
 
 def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
@@ -35,7 +35,7 @@ def cpu_oversubscribed(case: Case) -> Finding | Untold | None:
     if load is None:
         return Untold(
             "cpu_oversubscribed",
-            f"Whether {workers} workers on {cores:g} usable processor cores hold each other up",
+            f"Whether {workers} workers on {number(cores)} usable processor cores hold each other up",
             "Install psutil, which measures the load of the processor, and run the cell again",
         )
     if load < case.thresholds.cpu_full:
@@ -160,11 +160,11 @@ def _too_many_threads(case: Case, cores: float) -> Finding | None:
 
 
 def _workers(count: int) -> str:
-    return f"{count} loader worker{'s' if count != 1 else ''}"
+    return plural(count, "loader worker")
 
 
 def _cores(count: float) -> str:
-    return f"{count:g} usable processor core{'s' if count != 1 else ''}"
+    return plural(count, "usable processor core")
 
 
 def _load(case: Case) -> float | None:

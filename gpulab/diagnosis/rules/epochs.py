@@ -6,7 +6,7 @@ import numpy as np
 
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
+from gpulab.formatting import duration, percent
 from gpulab.run import Int64, Loader, StepFlag
 
 _MOST_STEPS = 0.5  # ours: more beginnings than that are no epochs, but `next(iter(loader))` in the loop
@@ -36,7 +36,7 @@ def worker_restart(case: Case) -> Finding | Untold | None:
     whole_us = max(case.whole_us or 0.0, step + cost_us)
     if cost_us < case.thresholds.silence * whole_us:
         return None
-    each = ms(float(np.median(longer_us)))
+    each = duration(float(np.median(longer_us)))
     if loader is None:
         return Untold(
             "worker_restart",
@@ -49,7 +49,7 @@ def worker_restart(case: Case) -> Finding | Untold | None:
         f"Each new epoch begins with a wait of {each}, because the DataLoader starts its workers anew.",
         Evidence(
             f"{len(again)} time{'s' if len(again) > 1 else ''} in {len(run.steps):,} steps the first step of an epoch "
-            f"waited {each} longer for its batch than others do: {ms(cost_us)} per step, "
+            f"waited {each} longer for its batch than others do: {duration(cost_us)} per step, "
             f"{percent(cost_us / whole_us)}",
             _span(run.steps.start_ns, run.steps.end_ns, slowest),
         ),
@@ -70,7 +70,10 @@ def _every_step(case: Case) -> Finding | None:
     return _finding(
         case.facts.run.loader,
         f"The DataLoader is started anew for each step: {percent(wait.median / step)} of it goes to starting workers.",
-        Evidence(f"most steps begin with a new iterator, and wait {ms(wait.median)} of {ms(step)} for its first batch"),
+        Evidence(
+            f"most steps begin with a new iterator, and wait {duration(wait.median)} of {duration(step)} for its first "
+            "batch"
+        ),
         cost_us,
         ("data_wait",),
     )

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from gpulab.analysis.loading import loading_times
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.feeding_cures import cure_of_waiting, cure_without_knob
 from gpulab.diagnosis.rules.feeding_lines import line_of_loading
 from gpulab.diagnosis.rules.feeding_times import making, times_by_cause
+from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import intersect, measure, union_of
 
 LESSON = "03_starving_gpu"
@@ -32,7 +32,9 @@ def data_starved(case: Case) -> Finding | Untold | None:
     handed_us, more = case.handed_over_us, [Evidence(making(inside))]
     if not handed_us:
         return _finding(case, wait, "data_starved", f"{wait.sentence}.", *more)
-    more.append(Evidence(f"{ms(handed_us)} of a step's wait are from a batch's being made to the loop's having it"))
+    more.append(
+        Evidence(f"{duration(handed_us)} of a step's wait are from a batch's being made to the loop's having it")
+    )
     return _finding(
         case,
         wait,
@@ -137,12 +139,13 @@ def _hidden_or_not(case: Case) -> Untold:
 
 def _finding(case: Case, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
     first = Evidence(
-        f"{ms(wait.waited_us)} of every {ms(wait.step_us)} step go to the DataLoader ({wait.basis}){_loads(case)}",
+        f"{duration(wait.waited_us)} of every {duration(wait.step_us)} step go to the DataLoader "
+        f"({wait.basis}){_loads(case)}",
         _longest_wait(case),
     )
     hidden_us = wait.waited_us - wait.exposed_us
     if hidden_us > case.thresholds.silence * wait.step_us:
-        more = (*more, Evidence(f"for {ms(hidden_us)} of that the GPU still works on what it was given before"))
+        more = (*more, Evidence(f"for {duration(hidden_us)} of that the GPU still works on what it was given before"))
     collected = _collecting_meanwhile(case)
     if collected >= _WORTH_TELLING:
         more = (*more, Evidence(_COLLECTS.format(share=percent(collected))))
@@ -179,7 +182,7 @@ def _loads(case: Case) -> str:
     """Who loads the data: as the loader says, else as the iterator's class in a trace tells."""
     loader, has_workers = case.facts.run.loader, case.facts.has_workers
     if loader is not None:
-        return f"; it loads with {loader.num_workers} worker{'s' if loader.num_workers != 1 else ''}"
+        return f"; it loads with {plural(loader.num_workers, 'worker')}"
     if has_workers is None:
         return ""
     if not has_workers:

@@ -6,8 +6,8 @@ import math
 
 from gpulab.analysis.loading import LoadingFacts
 from gpulab.diagnosis.case import Case
-from gpulab.diagnosis.headline import ms
 from gpulab.diagnosis.rules.feeding_times import mostly_waits
+from gpulab.formatting import duration, plural
 from gpulab.run import Loader
 
 Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
@@ -49,7 +49,7 @@ def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> C
         return (), collating
     cause = "there is no further processor core for another worker" if room <= workers else "more would not help"
     return (("cache", "on"),), (
-        f"It loads with {workers} worker{'s' if workers != 1 else ''} already and {cause}: make each item cheaper to "
+        f"It loads with {plural(workers, 'worker')} already and {cause}: make each item cheaper to "
         "load, or prepare the items once and keep them (decoded files, or in memory as the dataset cache does)."
     )
 
@@ -68,7 +68,7 @@ def _collating(loader: Loader | None) -> str:
 def _hand_over_less(inside: LoadingFacts) -> Cure:
     if inside.batch_us < inside.handed_over_us:
         return (("workers", "0"),), (
-            f"Load in the training process (num_workers=0): to make a batch takes {ms(inside.batch_us)}, "
+            f"Load in the training process (num_workers=0): to make a batch takes {duration(inside.batch_us)}, "
             "less than to hand it over."
         )
     return (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulab.analysis.loading import LoadingFacts
-from gpulab.diagnosis.headline import ms
+from gpulab.formatting import duration
 
 _MOST = 0.5  # ours: what takes half of a batch's time decides what its workers need
 _PART_TOLD, _WAIT_TOLD = 0.01, 0.05  # ours, of a batch's time: a smaller part, or wait, is left out of the sentence
@@ -29,7 +29,7 @@ def mostly_waits(inside: LoadingFacts) -> bool:
 
 def making(inside: LoadingFacts) -> str:
     """How long a batch takes to make and what that goes to, in words."""
-    return f"making one batch takes {ms(inside.batch_us)} (median of {inside.batches}), of it {_split(inside)}"
+    return f"making one batch takes {duration(inside.batch_us)} (median of {inside.batches}), of it {_split(inside)}"
 
 
 def _split(inside: LoadingFacts) -> str:
@@ -39,12 +39,12 @@ def _split(inside: LoadingFacts) -> str:
         "putting together": inside.collate_us,
         "page-locking": inside.pin_us or 0.0,
     }
-    told = ", ".join(f"{name} {ms(us)}" for name, us in parts.items() if us >= _PART_TOLD * inside.batch_us)
+    told = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _PART_TOLD * inside.batch_us)
     waits = {"for a disk, a network or a lock": "storage_bound", "for a free processor core": "cpu_oversubscribed"}
     times = times_by_cause(inside)
     for what, key in waits.items():
         if times[key] >= _WAIT_TOLD * inside.batch_us:
-            told += f"; {ms(times[key])} is waiting {what}"
+            told += f"; {duration(times[key])} is waiting {what}"
     return told
 
 

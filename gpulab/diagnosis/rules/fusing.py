@@ -15,7 +15,7 @@ from gpulab.analysis.chains import (
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import percent
+from gpulab.formatting import number, percent
 from gpulab.intervals import Intervals
 
 
@@ -39,7 +39,10 @@ def unfused_attention(case: Case) -> Finding | None:
         f"Attention is computed in several steps that write the matrix of all pairs to memory: {percent(found.share)} "
         f"of {_computing(case)} lies between its two matrix products.",
         (
-            Evidence(f"{found.per_step:.0f} times per step a softmax stands between two batched products", found.span),
+            Evidence(
+                f"{number(found.per_step)} times per step a softmax stands between two batched products",
+                found.span,
+            ),
             Evidence(
                 f"the products themselves take another {percent(found.product_share)}, part of it for that memory"
             ),
@@ -69,7 +72,7 @@ def memory_bound_ops(case: Case) -> Finding | None:
         f"memory: {percent(found.share)} of {_computing(case)}.",
         (
             Evidence(
-                f"{found.kernels:.0f} such operations per step in {found.chains:.0f} chains, "
+                f"{number(found.kernels)} such operations per step in {number(found.chains)} chains, "
                 f"up to {found.longest} in a row",
                 found.span,
             ),

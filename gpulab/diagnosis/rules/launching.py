@@ -10,8 +10,8 @@ from gpulab.analysis.kernels import short_count_fraction
 from gpulab.analysis.launch_gaps import not_launching_us, small_kernels_fraction, waiting_for_data
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.afterwards import calls_of_own
+from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
@@ -30,15 +30,17 @@ def launch_bound(case: Case) -> Finding | Untold | None:
     if launching < case.thresholds.launch_notice * _step(case):
         return None
     short = short_count_fraction(work.timeline, work.host_windows, case.thresholds.short_kernel_us)
-    evidence = [Evidence(f"{ms(launching)} of {ms(_step(case))} pass while the CPU prepares the next operation")]
+    evidence = [
+        Evidence(f"{duration(launching)} of {duration(_step(case))} pass while the CPU prepares the next operation")
+    ]
     if launches is not None and launches.median_us is not None and launches.per_step:
         each = "step" if case.unit == "each step" else "window"
         evidence.append(
-            Evidence(f"{launches.per_step:,.0f} operations are started per {each}; one start takes "
-                     f"{ms(launches.median_us)} (median)")
+            Evidence(f"{number(launches.per_step)} operations are started per {each}; one start takes "
+                     f"{duration(launches.median_us)} (median)")
         )  # fmt: skip
     if short is not None:
-        told = f"{percent(short)} of the GPU's operations last less than {case.thresholds.short_kernel_us:g} µs"
+        told = f"{percent(short)} of the GPU's operations last less than {duration(case.thresholds.short_kernel_us)}"
         evidence.append(Evidence(told))
     share = launching / _step(case)
     return Finding(
@@ -112,7 +114,9 @@ def _mostly_calls(case: Case) -> Finding | None:
     calling_us -= beside.share * _step(case) if beside is not None else 0.0
     if calling_us < case.thresholds.calling_left_notice * _step(case):  # the rest has other rules
         return None
-    short = f"{host.short_count:,.0f} of {host.count:,.0f} operations per step last less than {SHORT_NS // 1000} µs"
+    short = (
+        f"{number(host.short_count)} of {number(host.count)} operations per step last less than {SHORT_NS // 1000} µs"
+    )
     return _too_small(
         case,
         f"Each batch is too small: {percent(host.calling_share)} of {case.unit} goes to starting operations that have "
@@ -135,7 +139,8 @@ def _mostly_parameters(case: Case) -> Finding | None:
         case,
         f"Each batch is too small for so many parameters: reading and updating them takes about {percent(share)} of "
         f"{case.unit}, however many samples it has.",
-        f"the update takes {ms(updating_us)} of {ms(_step(case))}{_samples(case)}; it is one fused operation already",
+        f"the update takes {duration(updating_us)} of {duration(_step(case))}{_samples(case)}; "
+        "it is one fused operation already",
         min(share, 1.0) * _step(case),
     )
 

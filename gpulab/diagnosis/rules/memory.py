@@ -10,7 +10,6 @@ from gpulab.analysis import spans
 from gpulab.analysis.launches import LAUNCHING
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.launching import (
     how_to_know_memory,
     idle_us,
@@ -19,9 +18,8 @@ from gpulab.diagnosis.rules.launching import (
     starves,
     unhidden_us,
 )
+from gpulab.formatting import duration, number, percent, size
 from gpulab.run import Int64
-
-_GIB = 2**30
 
 
 def allocator_thrash(case: Case) -> Finding | Untold | None:
@@ -50,7 +48,8 @@ def allocator_thrash(case: Case) -> Finding | Untold | None:
         "Each step requests memory from the GPU's driver and gives it back, and the GPU waits meanwhile.",
         (
             Evidence(
-                f"{per_step:.0f} calls per step ({', '.join(names[:3])}); the GPU idles for {ms(lost)} in them",
+                f"{number(per_step)} calls per step ({', '.join(names[:3])}); "
+                f"the GPU idles for {duration(lost)} in them",
                 (int(t.start_ns[costliest]), int(t.end_ns[costliest])),
             ),
         ),
@@ -105,7 +104,7 @@ def memory_underused(case: Case) -> Finding | Untold | None:
 
 def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Finding:
     """`short`: what shows that it was too little. Memory that is filled on purpose is put to good use."""
-    used = Evidence(f"{fraction * total / _GIB:.3g} of {total / _GIB:.3g} GiB")
+    used = Evidence(f"{size(fraction * total)} of {size(total)}")
     return Finding(
         "memory_pressure",
         f"{what} is nearly full: at its peak {percent(fraction)} of it was used.",

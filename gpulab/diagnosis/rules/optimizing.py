@@ -7,8 +7,8 @@ from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.launching import idle_us
+from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
 
 _PASS_BYTES = 10  # of a parameter by one operator, on average: some read one number and write one, some read two
@@ -112,10 +112,11 @@ def _summary(found: OptimizerWork, one_by_one: bool, share: float) -> str:
 def _evidence(case: Case, found: OptimizerWork, updating: float, zeroing: float) -> list[Evidence]:
     told = []
     if zeroing:
-        idle = f"; the GPU idles for {ms(found.zero_idle_us)} of it" if case.on_gpu else ""
+        idle = f"; the GPU idles for {duration(found.zero_idle_us)} of it" if case.on_gpu else ""
         told.append(
             Evidence(
-                f"{found.zeroing:.0f} calls per step set gradients to zero and take {ms(found.zero_host_us)}{idle}",
+                f"{number(found.zeroing)} calls per step set gradients to zero and take "
+                f"{duration(found.zero_host_us)}{idle}",
                 _first(found.zero_times),
             )
         )
@@ -125,13 +126,15 @@ def _evidence(case: Case, found: OptimizerWork, updating: float, zeroing: float)
         style = "group by group" if found.style == "foreach" else "one by one"
         told.append(
             Evidence(
-                f"{found.name}.step updates the parameters {style}: {found.operators:.0f} operators and {ms(host)} "
-                "per step",
+                f"{found.name}.step updates the parameters {style}: {number(found.operators)} operators and "
+                f"{duration(host)} per step",
                 _first(found.step_times),
             )
         )
         if case.on_gpu:
-            told.append(Evidence(f"the GPU works {ms(found.device_us)} on it and idles for {ms(found.idle_us)}"))
+            told.append(
+                Evidence(f"the GPU works {duration(found.device_us)} on it and idles for {duration(found.idle_us)}")
+            )
             if found.update_bytes is not None:
                 told.append(Evidence(f"a fused {found.name} moves {percent(_kept_fraction(found))} of the bytes"))
     return told

@@ -8,7 +8,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.case import FEWEST_STEPS, Case
 from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.headline import ms, percent
+from gpulab.formatting import duration, percent
 
 
 def cannot_tell(case: Case) -> Finding | None:
@@ -40,7 +40,7 @@ def _no_steps(case: Case) -> Finding | None:
     run, account = case.facts.run, case.facts.breakdown
     if len(run.steps):
         return None
-    wall, loaded = ms(run.code_wall_ns / 1e3), run.source == "trace"
+    wall, loaded = duration(run.code_wall_ns / 1e3), run.source == "trace"
     withheld = case.withheld("breakdown")
     if account is None and withheld:
         return None
@@ -101,7 +101,7 @@ def _not_profiled(case: Case) -> Finding | None:
         else ""
     )
     return _unknown(
-        f"A training step takes {ms(step.median)}; it was not profiled, so what it is spent on is not known.",
+        f"A training step takes {duration(step.median)}; it was not profiled, so what it is spent on is not known.",
         f"Median of {_steps(step)}{fed}. Run it with the profiler, which gpulab uses unless told otherwise",
     )
 
@@ -113,7 +113,7 @@ def _unexplained(case: Case) -> Finding | None:
     return _unknown(
         f"For {percent(unknown)} of {case.unit} PyTorch ran nothing: the time goes to Python code that the trace does "
         "not name.",
-        f"{ms(case.part_us('unknown'))} of {ms(case.step_us or 0.0)} without an operator",
+        f"{duration(case.part_us('unknown'))} of {duration(case.step_us or 0.0)} without an operator",
         "notice",
         parts=("unknown",),
     )
@@ -184,9 +184,9 @@ def _working(case: Case) -> float:
 def _basis(case: Case, account: Breakdown) -> str:
     step = case.facts.typical_step_us
     if step is not None:
-        return f"Median step {ms(step.median)} over {_steps(step)}"
+        return f"Median step {duration(step.median)} over {_steps(step)}"
     start_ns, end_ns = account.span_ns
-    return f"From {ms((end_ns - start_ns) / 1e3)}"
+    return f"From {duration((end_ns - start_ns) / 1e3)}"
 
 
 def _steps(step: Spread) -> str:

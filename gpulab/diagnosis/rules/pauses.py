@@ -11,8 +11,8 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.loading import loading_times
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
 from gpulab.diagnosis.rules.afterwards import following_update, in_own_code
+from gpulab.formatting import duration, percent
 from gpulab.intervals import EMPTY, Intervals, clip, intersect, joined, measure, subtract, union, union_of
 from gpulab.run import Category, Pause, PauseKind, Phase, StepFlag
 
@@ -148,7 +148,7 @@ class _Paused:
 
     @property
     def each(self) -> str:
-        return f"{ms(self.median_us)} (median)"
+        return f"{duration(self.median_us)} (median)"
 
     def finding(self, case: Case, key: str, summary: str, evidence: str, cure: str) -> Finding:
         cost_us = self.within_us + self.between_us
@@ -156,7 +156,7 @@ class _Paused:
         return Finding(
             key,
             summary,
-            (Evidence(f"{evidence}: {ms(cost_us)} per step", self.longest),),
+            (Evidence(f"{evidence}: {duration(cost_us)} per step", self.longest),),
             cost_us,
             "measured",
             parts=(f"{BETWEEN}/{key}", *(host if self.within_us else ())),
@@ -262,7 +262,7 @@ def _named_work(case: Case) -> Finding | None:
     return Finding(
         "logging_or_eval",
         f"For {percent(share)} of {case.unit} the program does other work than training, which the trace names.",
-        (Evidence(f"{ms(other_us)} of {ms(case.step_us or 0.0)} go to that{_names_of_others(case)}"),),
+        (Evidence(f"{duration(other_us)} of {duration(case.step_us or 0.0)} go to that{_names_of_others(case)}"),),
         other_us,
         "likely",
         parts=("other",),
@@ -310,7 +310,7 @@ def _between(case: Case) -> Finding | None:
     return Finding(
         "logging_or_eval",
         f"{percent(share)} of the cell's time lies between training steps, in code that gpulab does not know by name.",
-        (Evidence(f"{ms(between_ns / 1e3)} of {ms(run.code_wall_ns / 1e3)}"),),
+        (Evidence(f"{duration(between_ns / 1e3)} of {duration(run.code_wall_ns / 1e3)}"),),
         between_ns / len(run.steps) / 1e3,
         "likely",
         parts=(f"{BETWEEN}/logging_or_eval",),

@@ -8,7 +8,7 @@ from gpulab.analysis import spans
 from gpulab.analysis.launches import LAUNCHING
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
+from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, measure, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 
@@ -38,7 +38,7 @@ def _unused(case: Case, reason: str) -> Finding:
         (
             Evidence(f"{reason}, though PyTorch sees a GPU"),
             Evidence(
-                f"{ms(computing)} of each step are computing on the CPU; what the GPU would take was not measured"
+                f"{duration(computing)} of each step are computing on the CPU; what the GPU would take was not measured"
             ),
         ),
         computing or None,
@@ -66,7 +66,7 @@ def _partly(case: Case) -> Finding | None:
         "because of it.",
         (
             Evidence(
-                f"{costliest} ran on the CPU while the GPU idled, {ms(share * (case.step_us or 0))} per step",
+                f"{costliest} ran on the CPU while the GPU idled, {duration(share * (case.step_us or 0))} per step",
                 (int(longest[0]), int(longest[1])),
             ),
         ),

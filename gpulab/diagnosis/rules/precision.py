@@ -6,7 +6,7 @@ from gpulab.analysis.matrix_units import BF16_SINCE, compute_capability, has_uni
 from gpulab.analysis.precision_use import PrecisionUse, precision_use
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import percent
+from gpulab.formatting import factor, percent
 
 _MOVING_TOLD = 0.01  # ours, of computing: below it half the bytes bring next to nothing
 _MATERIAL = 0.1  # ours: of the time of all products; below it their gain is not told on its own
@@ -53,7 +53,7 @@ def no_tf32(case: Case) -> Finding | Untold | None:
         "in TF32, with fewer digits and without any other change.",
         (
             *_costliest(use),
-            Evidence(f"TF32 products are up to {ratio:.0f} times as fast on a {case.facts.run.device.name}"),
+            Evidence(f"TF32 products are up to {factor(ratio)} times as fast on a {case.facts.run.device.name}"),
         ),
         use.fp32 * (1 - 1 / ratio) * case.part_us("compute"),
         "likely",
@@ -133,7 +133,7 @@ def _faster(case: Case, use: PrecisionUse, ratio: float, from_tf32: float) -> Ev
     """By the peaks, against each format that has a share worth a word in the products."""
     formats = (("of 32 bits", use.fp32, ratio), ("in TF32", use.tf32, from_tf32))
     material = _MATERIAL * (use.fp32 + use.tf32)
-    told = [f"{times:.0f} times as fast as those {what}" for what, share, times in formats if share >= material]
+    told = [f"{factor(times)} times as fast as those {what}" for what, share, times in formats if share >= material]
     return Evidence(f"on a {case.facts.run.device.name} 16-bit products are up to {' and '.join(told)}")
 
 

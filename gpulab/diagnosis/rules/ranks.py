@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
+from gpulab.formatting import duration, percent
 
 _OVERLAP = (
     "Let communication run beside the backward pass: DistributedDataParallel with gradient_as_bucket_view=True and a "
@@ -23,7 +23,7 @@ def exposed_communication(case: Case) -> Finding | None:
         "exposed_communication",
         f"For {percent(share)} of {case.unit} the GPU exchanges data with other GPUs and computes nothing.",
         (
-            Evidence(f"{ms(lost)} of {ms(case.step_us or 0.0)} are communication that no computing hides"),
+            Evidence(f"{duration(lost)} of {duration(case.step_us or 0.0)} are communication that no computing hides"),
             Evidence("a part of it may be waiting for a slower rank: the traces of all ranks together tell"),
         ),
         lost,

@@ -8,7 +8,7 @@ from gpulab.analysis.alignment import alignment
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms, percent
+from gpulab.formatting import duration, number, percent
 
 _TOLD_ENOUGH = 0.5  # ours, of the products' time: where so much has sizes, none of them odd, no question is open
 _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as long (NVIDIA shows 2 to 4 times)
@@ -31,7 +31,8 @@ def layout(case: Case) -> Finding | None:
         f"Images are rearranged in memory before and after convolutions: {percent(share)} of the GPU's computing time.",
         (
             Evidence(
-                f"{count:.0f} operations per step only change the order of the axes, {ms(work.us(work.of('layout')))}"
+                f"{number(count)} operations per step only change the order of the axes, "
+                f"{duration(work.us(work.of('layout')))}"
             ),
         ),
         saved,
@@ -51,7 +52,7 @@ def _layout_on_cpu(case: Case) -> Finding | None:
         "layout",
         f"Tensors are copied only to change the order of their axes in memory: {percent(host.rearranging_share)} of "
         f"{case.unit}.",
-        (Evidence(f"{host.rearranging_count:.0f} such copies per step", host.span),),
+        (Evidence(f"{number(host.rearranging_count)} such copies per step", host.span),),
         host.rearranging_share * (case.step_us or 0.0),
         "likely",
         parts=("compute/layout",),

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import percent
+from gpulab.formatting import percent
 from gpulab.sources.nvml import THROTTLE_NAMES
 
 _POWER_CAP = 0x004

@@ -7,8 +7,8 @@ from gpulab.analysis.launch_gaps import exposed_upload_us
 from gpulab.analysis.places import line_of
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.headline import ms
 from gpulab.diagnosis.rules.launching import idle_us
+from gpulab.formatting import duration, number, size
 from gpulab.intervals import Intervals, joined
 
 _SEVERAL, _ONCE = 1.5, 0.75  # ours: from there on a count per step rounds to several, or to one
@@ -48,8 +48,8 @@ def sync_points(case: Case) -> Finding | Untold | None:
         "sync_points",
         f"The program waits for the GPU's results{_how_often(case, found)}, and then the GPU has nothing to do.",
         (
-            Evidence(f"{_calls(found)} wait for {ms(waited)} per {_step_word(case)}", _longest(times)),
-            Evidence(f"the GPU idles for {ms(sum(b.idle_us for b in found))} of it, until new work arrives"),
+            Evidence(f"{_calls(found)} wait for {duration(waited)} per {_step_word(case)}", _longest(times)),
+            Evidence(f"the GPU idles for {duration(sum(b.idle_us for b in found))} of it, until new work arrives"),
         ),
         lost,
         "likely",
@@ -73,13 +73,17 @@ def blocking_copy(case: Case) -> Finding | Untold | None:
     if why is not None:
         what = "What the GPU loses while batches are copied to it"
         return Untold("blocking_copy", what, f"{why}; record the trace again")
-    size = f" of {moved / 2**20:.3g} MiB" if moved else ""
+    of_bytes = f" of {size(moved)}" if moved else ""
     return Finding(
         "blocking_copy",
         "Batches are copied to the GPU from ordinary memory, and the program waits until each copy is done.",
         (
-            Evidence(f"copies{size} per {_step_word(case)} take {ms(exposed)} in which the GPU computes nothing"),
-            Evidence(f"the program waits {ms(found.waited_us)} in them and starts nothing else", _longest(found.times)),
+            Evidence(
+                f"copies{of_bytes} per {_step_word(case)} take {duration(exposed)} in which the GPU computes nothing"
+            ),
+            Evidence(
+                f"the program waits {duration(found.waited_us)} in them and starts nothing else", _longest(found.times)
+            ),
         ),
         lost,
         "likely",
@@ -114,10 +118,9 @@ def _pinned(case: Case) -> tuple[tuple[str, str], ...]:
 def _how_often(case: Case, found: list[BlockingCalls]) -> str:
     per_step = sum(b.per_step for b in found)
     if case.unit != "each step":
-        return f" {per_step:,.0f} times"
-    return (
-        f" {per_step:,.0f} times in each step" if per_step >= _SEVERAL else " in each step" if per_step >= _ONCE else ""
-    )
+        return f" {number(per_step)} times"
+    several, once = per_step >= _SEVERAL, per_step >= _ONCE
+    return f" {number(per_step)} times in each step" if several else " in each step" if once else ""
 
 
 def _calls(found: list[BlockingCalls]) -> str:
@@ -127,7 +130,7 @@ def _calls(found: list[BlockingCalls]) -> str:
         words = _WRITTEN.get(name, name)
         counts[words] = counts.get(words, 0.0) + count
     most = sorted(counts, key=lambda words: -counts[words])[:2]
-    return " and ".join(f"{words} ({counts[words]:.3g}×)" for words in most)
+    return " and ".join(f"{words} ({number(counts[words])}×)" for words in most)
 
 
 def _step_word(case: Case) -> str:

@@ -1,0 +1,161 @@
+"""How figures are written for people: times, shares, sizes, factors, rates and counts, each by one rule.
+
+A figure keeps two or three significant digits and never an exponent. What is not zero is never written as zero, and
+what is less than all is never written as all. None, and what is no finite number, is "not measurable".
+"""
+
+from __future__ import annotations
+
+import math
+
+NOT_MEASURABLE = "not measurable"
+
+_DURATIONS = ((1e6, "s"), (1e3, "ms"), (1.0, "µs"))
+_SIZES = ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"))
+_MINUTES_FROM_US = 119.5e6
+
+
+def duration(us: float | None) -> str:
+    """A time: 6.5 → "6.50 µs", 38_000 → "38.0 ms", 90e6 → "90.0 s", 434e6 → "7 min 14 s", 0 → "0 µs"."""
+    if us is None or not math.isfinite(us):
+        return NOT_MEASURABLE
+    if abs(us) >= _MINUTES_FROM_US:
+        minutes, seconds = divmod(round(abs(us) / 1e6), 60)
+        return f"{'-' if us < 0 else ''}{minutes:,} min {seconds} s"
+    scale, unit = _scale(us)
+    return f"{_digits(us / scale)} {unit}" if us else "0 µs"
+
+
+def durations(first_us: float, second_us: float) -> tuple[str, str]:
+    """Two times in one unit, so that they compare at a glance: 950, 1_200 → "0.95 ms", "1.20 ms"."""
+    scale, unit = _scale(max(abs(first_us), abs(second_us)))
+    return f"{_digits(first_us / scale)} {unit}", f"{_digits(second_us / scale)} {unit}"
+
+
+def duration_range(low_us: float, high_us: float) -> str:
+    """Two times with their unit once: 950, 1_200 → "0.95 – 1.20 ms"."""
+    low, high = durations(low_us, high_us)
+    return f"{low.rpartition(' ')[0]} – {high}"
+
+
+def while_s(seconds: float) -> str:
+    """How long something has gone on or may go on: 12.8 → "12 s", 125 → "2 min 5 s", 0.2 → "less than 1 s"."""
+    whole = math.floor(seconds)
+    if whole >= 120:
+        return duration(whole * 1e6)
+    return f"{whole} s" if whole or not seconds else "less than 1 s"
+
+
+def percent(fraction: float | None) -> str:
+    """A share: 0.0002 → "< 0.1 %", 0.0137 → "1.4 %", 0.05 → "5 %", 0.998 → "99.8 %", 0.9999 → "> 99.9 %"."""
+    if fraction is None or not math.isfinite(fraction):
+        return NOT_MEASURABLE
+    pct = 100 * fraction
+    if 0 < abs(pct) < 0.1:
+        return "< 0.1 %" if pct > 0 else "> -0.1 %"
+    if pct >= 99.95 and fraction < 1:
+        return "> 99.9 %"
+    fine = abs(pct) < 9.95 or 99.5 <= pct < 100
+    return f"{pct:.1f} %" if fine and not math.isclose(pct, round(pct), abs_tol=1e-9) else f"{pct:.0f} %"
+
+
+def difference(fraction: float | None) -> str:
+    """How far two figures lie apart, relative to them: as a share, but a small one keeps its size: "0.00012 %"."""
+    if fraction is None or not 0 < abs(fraction) < 0.00995:
+        return percent(fraction)
+    return f"{_significant(100 * fraction, 2)} %"
+
+
+def signed_percent(fraction: float) -> str:
+    """A change relative to what it changes: 0.03 → "+3 %", -0.0004 → "−0.040 %", 0 → "0 %"."""
+    return f"{'+' if fraction > 0 else '−' if fraction < 0 else ''}{difference(abs(fraction))}"
+
+
+def size(count: float | None) -> str:
+    """Bytes, by powers of 1024: 900 · 2**20 → "900 MiB", 2**31 → "2.00 GiB", 300 → "300 bytes"."""
+    if count is None or not math.isfinite(count):
+        return NOT_MEASURABLE
+    for scale, unit in _SIZES:
+        if abs(count) >= scale:
+            return f"{_digits(count / scale)} {unit}"
+    return f"{number(count)} bytes"
+
+
+def factor(ratio: float, more: int = 0) -> str:
+    """How many times: three decimals near 1, where they matter, and fewer further off. `more`: further ones.
+
+    1.034 → "1.034", 1.52 → "1.52", 2.9 → "2.9", 14.2 → "14", 0.03 → "0.030".
+    """
+    if abs(ratio) < 0.1:
+        return _significant(ratio, 2 + more) if ratio else "0"
+    decimals = 3 if 0.9 < ratio < 1.1 else 2 if ratio < 2 else 1 if ratio < 10 else 0
+    return f"{ratio:,.{min(decimals + more, 3)}f}"
+
+
+def factor_within(ratio: float, interval: tuple[float, float]) -> tuple[str, str]:
+    """A factor and its interval, "2.9" and "2.7–3.1", with as many decimals as keep the three apart."""
+    low, high = interval
+    for more in range(3):
+        written = [factor(x, more) for x in (low, ratio, high)]
+        if len(set(written)) == 3:
+            break
+    return written[1], f"{written[0]}–{written[2]}"
+
+
+def rate(per_s: float | None, what: str) -> str:
+    """Something per second: 1_650.3, "samples" → "1,650 samples/s"."""
+    return NOT_MEASURABLE if per_s is None or not math.isfinite(per_s) else f"{_digits(per_s)} {what}/s"
+
+
+def number(value: float) -> str:
+    """A count or a mean of counts: 4 → "4", 3.333 → "3.33", 1_234.5 → "1,234"."""
+    if not math.isfinite(value):
+        return NOT_MEASURABLE
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 99.95 else _digits(value).rstrip("0").rstrip(".")
+
+
+def reading(value: float, unit: str) -> str:
+    """A reading of a meter: 310.04, "W" → "310 W"."""
+    return f"{_digits(value)} {unit}".rstrip() if math.isfinite(value) else NOT_MEASURABLE
+
+
+def plural(count: float, noun: str) -> str:
+    """A count and what is counted: 1, "step" → "1 step", 2 → "2 steps"."""
+    return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
+
+
+def _scale(us: float) -> tuple[float, str]:
+    return next((s for s in _DURATIONS if abs(us) >= 0.9995 * s[0]), _DURATIONS[-1])
+
+
+def _digits(value: float) -> str:
+    """Three significant digits, two below 1; thousands separated."""
+    if abs(value) >= 99.95:
+        return f"{value:,.0f}"
+    if abs(value) >= 9.995:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.095 else _significant(value, 2) if value else "0"
+
+
+def _significant(value: float, digits: int) -> str:
+    """A value below 1 with so many digits after its leading zeros."""
+    return f"{value:.{digits - 1 - math.floor(math.log10(abs(value)))}f}"
+
+
+__all__ = [
+    "NOT_MEASURABLE",
+    "difference",
+    "duration",
+    "duration_range",
+    "durations",
+    "factor",
+    "factor_within",
+    "number",
+    "percent",
+    "plural",
+    "rate",
+    "reading",
+    "signed_percent",
+    "size",
+    "while_s",
+]

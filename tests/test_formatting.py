@@ -1,0 +1,158 @@
+"""How figures are written: in order, near enough to read back, and never as nothing or all where that is wrong."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from gpulab import formatting
+from gpulab.formatting import (
+    NOT_MEASURABLE,
+    difference,
+    duration,
+    duration_range,
+    durations,
+    factor,
+    factor_within,
+    number,
+    percent,
+    plural,
+    rate,
+    reading,
+    signed_percent,
+    size,
+    while_s,
+)
+
+UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01}
+TIMES_US = st.floats(1e-3, 1e14)
+COUNTS = st.floats(1e-3, 1e12)
+
+
+def read(text: str) -> float:
+    """A figure back from its text. What is only bounded is read as its bound."""
+    text = re.sub(r"^[<>] ", "", text).replace(",", "")
+    words = re.findall(r"[\d.]+(?: (?:µs|ms|s|min|bytes|KiB|MiB|GiB|%))?", text)
+    return sum(float(w.split()[0]) * (UNITS[w.split()[1]] if " " in w else 1) for w in words)
+
+
+@pytest.mark.parametrize("write", [duration, percent, difference, size, lambda x: rate(x, "steps")])
+@pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_not_measurable(write: object, value: float | None) -> None:
+    assert write(value) == NOT_MEASURABLE  # type: ignore[operator]
+
+
+def test_the_examples_of_the_docstrings() -> None:
+    assert [duration(us) for us in (6.5, 38_000, 90e6, 130e6, 434e6, 0)] == [
+        *("6.50 µs", "38.0 ms", "90.0 s", "2 min 10 s", "7 min 14 s", "0 µs")
+    ]
+    assert [duration(us) for us in (999.4, 999.9, 999_900)] == ["999 µs", "1.00 ms", "1.00 s"]
+    assert durations(950, 1_200) == ("0.95 ms", "1.20 ms") and duration_range(950, 1_200) == "0.95 – 1.20 ms"
+    assert [while_s(s) for s in (12.8, 125, 0.2, 0)] == ["12 s", "2 min 5 s", "less than 1 s", "0 s"]
+    assert [percent(x) for x in (0, 0.0002, 0.004, 0.0137, 0.05, 0.6, 0.998, 0.9999, 1, 1.5)] == [
+        *("0 %", "< 0.1 %", "0.4 %", "1.4 %", "5 %", "60 %", "99.8 %", "> 99.9 %", "100 %", "150 %")
+    ]
+    assert [difference(x) for x in (0, 1.2e-6, 0.0137, 0.6)] == ["0 %", "0.00012 %", "1.4 %", "60 %"]
+    assert [signed_percent(x) for x in (0.03, -0.0004, 0)] == ["+3 %", "−0.040 %", "0 %"]
+    assert [size(x) for x in (900 * 2**20, 2**31, 300)] == ["900 MiB", "2.00 GiB", "300 bytes"]
+    assert [factor(x) for x in (1.034, 1.52, 2.9, 14.2, 0.03)] == ["1.034", "1.52", "2.9", "14", "0.030"]
+    assert factor_within(2.9, (2.7, 3.1)) == ("2.9", "2.7–3.1")
+    assert rate(1_650.3, "samples") == "1,650 samples/s" and reading(310.04, "W") == "310 W"
+    assert [number(x) for x in (4, 10 / 3, 1_234.5)] == ["4", "3.33", "1,234"]
+    assert plural(1, "step") == "1 step" and plural(2, "step") == "2 steps" and plural(0, "step") == "0 steps"
+
+
+@given(TIMES_US)
+@example(119.5e6)
+@example(999.5)
+def test_a_time_is_read_back_to_its_digits(us: float) -> None:
+    text = duration(us)
+    assert read(text) == pytest.approx(us, rel=0.006 if us >= 0.995 else 0.05, abs=0.5e6 if us >= 119e6 else 0)
+    assert read(text) > 0 and "e" not in text
+
+
+@given(TIMES_US, TIMES_US)
+def test_longer_times_are_never_written_as_shorter_ones(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    assert read(duration(low)) <= read(duration(high)) * (1 + 1e-12)
+
+
+@given(TIMES_US, TIMES_US)
+def test_two_times_share_their_unit(a: float, b: float) -> None:
+    first, second = durations(a, b)
+    assert first.split()[1] == second.split()[1]
+    assert read(first) > 0 and read(second) > 0
+
+
+@given(st.floats(0, 1, exclude_min=True, exclude_max=True))
+@example(math.nextafter(1, 0))
+@example(5e-324)
+@example(0.0995)
+@example(0.9995)
+def test_a_share_is_never_written_as_none_or_all(fraction: float) -> None:
+    text = percent(fraction)
+    assert text not in ("0 %", "0.0 %", "100 %", "100.0 %")
+    if text[0] == "<":
+        assert fraction < read(text)
+    elif text[0] == ">":
+        assert fraction > read(text)
+    else:
+        assert read(text) == pytest.approx(fraction, abs=0.0051)
+
+
+@given(st.floats(0, 3), st.floats(0, 3))
+def test_larger_shares_are_never_written_as_smaller_ones(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    assert read(percent(low)) <= read(percent(high)) + 1e-12
+
+
+@given(st.floats(1e-9, 10))
+def test_a_difference_keeps_its_size(fraction: float) -> None:
+    assert read(difference(fraction)) == pytest.approx(fraction, rel=0.06)
+    assert read(signed_percent(-fraction)) == read(difference(fraction))
+
+
+@given(st.integers(1, 2**50), st.integers(1, 2**50))
+def test_sizes_are_in_order_and_read_back(a: int, b: int) -> None:
+    low, high = sorted((a, b))
+    assert read(size(low)) == pytest.approx(low, rel=0.006)
+    assert read(size(low)) <= read(size(high))
+
+
+@given(COUNTS, COUNTS)
+def test_factors_and_counts_are_in_order_and_read_back(a: float, b: float) -> None:
+    low, high = sorted((a, b))
+    for write in (factor, number, lambda x: reading(x, "")):
+        assert float(write(low).replace(",", "")) == pytest.approx(low, rel=0.056)
+        assert 0 < float(write(low).replace(",", "")) <= float(write(high).replace(",", "")) * (1 + 1e-12)
+
+
+@given(st.floats(0.2, 5), st.floats(0.001, 0.2), st.floats(0.001, 0.2))
+def test_a_factor_lies_within_its_interval_as_written(ratio: float, below: float, above: float) -> None:
+    middle, around = factor_within(ratio, (ratio * (1 - below), ratio * (1 + above)))
+    low, high = map(float, around.split("–"))
+    assert low <= float(middle) <= high
+    assert low < high or below + above < 0.003
+
+
+@given(st.floats(0, 1e6))
+def test_a_while_is_whole_seconds(seconds: float) -> None:
+    text = while_s(seconds)
+    assert "." not in text
+    assert text == "less than 1 s" if 0 < seconds < 1 else read(text) / 1e6 == math.floor(seconds)
+
+
+def test_the_same_time_is_written_alike_wherever_it_stands() -> None:
+    """Rules, views and comparisons have no formats of their own."""
+    from gpulab.comparing import headline as of_comparisons
+    from gpulab.diagnosis import headline as of_findings
+    from gpulab.views import words
+
+    names = set(formatting.__all__) | {"ms", "times", "times_within", "spread_range"}
+    for module in (of_comparisons, of_findings, words):
+        own = {name for name in names if getattr(getattr(module, name, None), "__module__", "") == module.__name__}
+        assert not own, module
