@@ -18,7 +18,7 @@ from gpulab.analysis.launches import CallTree
 from gpulab.analysis.places import LineShare, lines_of
 from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, closed, covers, intersect, joined, measure, paint, subtract, union, union_of
-from gpulab.run import Category, Place, Run
+from gpulab.run import Category, Int64, Place, Run, StackSamples
 
 LEAST_LOOKS, LEAST_NS = 4, 20_000_000  # ours: with fewer looks, at less time, chance speaks
 LEAST_SHARE = 0.5  # of such time: below it no single function is to blame
@@ -29,12 +29,13 @@ MOSTLY = 0.6  # of the looks at a function; ours: a line that also runs operator
 @dataclass(frozen=True, slots=True)
 class OwnCode:
     """`place`: the line that takes most, `places` all of its function. `times` within the profiled steps, [n, 2] in ns.
-    `share`: median of a step."""
+    `share`: median of a step. `look_count`: looks that found it."""
 
     place: Place
     places: tuple[Place, ...]
     times: Intervals
     share: float
+    look_count: int
 
 
 def own_code(run: Run, account: Breakdown) -> OwnCode | None:
@@ -67,7 +68,7 @@ def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
     other = joined(backward, update_times(timeline), loading, named, computing)
     bare = subtract(union(known[:, 0], known[:, 1]), other)
     found = _mostly_at(run, known, bare)
-    if found is None or run.stack is None:
+    if found is None or found.look_count < LEAST_LOOKS or run.stack is None:
         return None
     inside = covers(bare, run.stack.t_ns)  # another look says nothing about it: Python's lock is free in long operators
     mine = np.isin(run.stack.place, [run.places.index(place) for place in found.places])
@@ -103,10 +104,22 @@ def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
     if share < LEAST_SHARE or share * measure(bare) < MOSTLY * anywhere * measure(windows):
         return None
     rows = np.isin(stack.place, [i for i, place in enumerate(run.places) if place in places])
-    times = intersect(union(stack.since_ns[rows], stack.t_ns[rows]), bare)
-    if sum(line.looks for line in mine) < LEAST_LOOKS and measure(times) < LEAST_NS:
+    looks = sum(line.looks for line in mine)
+    since_ns = stack.since_ns if looks >= LEAST_LOOKS else _within_its_step(stack, windows)
+    times = intersect(union(since_ns[rows], stack.t_ns[rows]), bare)
+    if looks < LEAST_LOOKS and measure(times) < LEAST_NS:
         return None
-    return OwnCode(found[0].place, tuple(places), times, _share(windows, times))
+    return OwnCode(found[0].place, tuple(places), times, _share(windows, times), looks)
+
+
+def _within_its_step(stack: StackSamples, windows: Intervals) -> Int64:
+    """From when on each look stands for the time of the step it falls into.
+
+    Where steps passed between two looks, no call held the lock: the thread that looks had no core.
+    """
+    step = np.maximum(np.searchsorted(windows[:, 0], stack.t_ns, side="right") - 1, 0)
+    begun_ns: Int64 = np.minimum(np.maximum(stack.since_ns, windows[step, 0]), stack.t_ns)
+    return begun_ns
 
 
 def _share(windows: Intervals, times: Intervals) -> float:
