@@ -16,6 +16,7 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.capture.feed import Watcher
 from gpulab.capture.recorder import Capture, RunSource, stop_behind
+from gpulab.capture.workers import deaths_unheard
 from gpulab.comparing.runs import compare_runs
 from gpulab.diagnosing import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
@@ -212,6 +213,7 @@ class profile:
     ) -> bool:
         return self.__exit__(kind, error, trace)
 
+    @deaths_unheard()
     def _end(self, outcome: Outcome, detail: str) -> None:
         assert self._capture is not None
         self._run, write_trace = self._capture.finish(outcome, detail)

@@ -127,6 +127,29 @@ def test_torchs_signal_handler_is_not_taken_for_a_fault_of_ours(monkeypatch: pyt
     assert not [m for m in p.run.missing if m.key == "steps"]
 
 
+@pytest.mark.skipif(os.name != "posix", reason="signals")
+def test_a_worker_of_an_earlier_cell_that_torch_misses_at_the_end_costs_no_report(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Its handler looks after all of them whenever a child process ends: so does the sampling process, with the run."""
+    heard = []
+
+    def handle(number: int, frame: Any) -> None:
+        heard.append(number)
+        raise RuntimeError("DataLoader worker (pid 41) exited unexpectedly with exit code 1.")
+
+    before = signal.signal(signal.SIGCHLD, handle)
+    try:
+        with gpulab.profile("earlier", show=False, save=False) as p:
+            for x in DataLoader(torch.ones(16, 3), batch_size=4):
+                step(x)
+        assert signal.getsignal(signal.SIGCHLD) is handle, "put back"
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert heard and len(p.run.steps) == 4 and p.run.outcome == "completed"
+    assert "gpulab failed" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("error", ["DataLoader timed out after 5 seconds", "CUDA error", ""])
 def test_other_errors_are_no_deaths(error: str) -> None:
     assert workers.death(error) is None

@@ -27,6 +27,7 @@ from gpulab.capture.sampler import Sampler
 from gpulab.capture.source_lines import Naming, lines_above
 from gpulab.capture.used_gpu import moved, working_gpus
 from gpulab.capture.window import Window, sessions
+from gpulab.capture.workers import deaths_unheard
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
 from gpulab.run import Choice, Environment, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Steps, Timeline
@@ -95,6 +96,7 @@ class Capture:
         self._loop.tracker.begin(self._origin_ns + self._begins_ns)
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
+    @deaths_unheard()
     def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, Callable[[Path], None] | None]:
         """End: take every hook out, stop the sampling process, return the record and how to write its trace."""
         try:

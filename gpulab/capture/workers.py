@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 import signal
 import sys
-from contextlib import suppress
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from gpulab.knobs.spawning import defined_in_main, main_can_be_imported, start_method
@@ -43,6 +46,33 @@ class Workers:
         """What they did not give. `fed`: the run had batches; without a death it speaks against what was foretold."""
         foretold = self._cannot_start if self._death is not None or not fed else None
         return tuple(m for m in (self._death, foretold) if m is not None)
+
+
+@contextmanager
+def deaths_unheard() -> Iterator[None]:
+    """Inside, torch does not raise that a worker died: it would do so in the middle of our own work.
+
+    Its handler looks after all workers, those of earlier cells too, whenever any child process ends, and ours does at
+    the end of a run. A loader that lacks a worker says so itself at its next batch.
+    """
+    heard = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(heard) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            heard(number, frame)
+        except RuntimeError as e:
+            if death(str(e)) is None:
+                raise
+
+    signal.signal(signal.SIGCHLD, handle)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGCHLD) is handle:
+            signal.signal(signal.SIGCHLD, heard)
 
 
 def death(error: str, iterator: Any = None) -> str | None:
@@ -92,4 +122,4 @@ def cannot_start(loader: Any) -> str | None:
     )
 
 
-__all__ = ["Workers", "cannot_start", "death"]
+__all__ = ["Workers", "cannot_start", "death", "deaths_unheard"]
