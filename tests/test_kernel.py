@@ -514,6 +514,21 @@ def begin_long(session: KernelSession, code: str) -> Any:
     return running
 
 
+FORGET = """
+import gc, sys
+get_ipython().InteractiveTB.tb = None
+for _name in ("last_exc", "last_type", "last_value", "last_traceback"):
+    if hasattr(sys, _name): delattr(sys, _name)
+gc.collect()
+del gc, sys, _name
+"""
+
+
+def forget_the_loader(session: KernelSession) -> None:
+    """End the workers of an interrupted loop now: torch tells the cells after it of one that dies late."""
+    assert session._silent(FORGET).error is None
+
+
 UNDER_WAY = (
     "def told(loader):\n"
     "    for n, batch in enumerate(loader):\n"
@@ -540,6 +555,7 @@ def test_an_interrupt_shows_the_partial_report_and_reaches_run_all(session: Kern
     again = session.run(f"%%gpuprofile --no-live --no-save\n{BATCHES}")
     assert again.result is not None and again.result["data"]["text/plain"] == "4", "a new loader works"
     assert session.run(BATCHES).result is not None
+    forget_the_loader(session)
 
 
 def test_a_swallowed_interrupt_stays_swallowed(session: KernelSession) -> None:
@@ -574,7 +590,7 @@ SAMPLER_DIES = """
 import os, psutil, signal
 def kill(word):
     for child in psutil.Process().children(recursive=True):
-        if word in " ".join(child.cmdline()):
+        if child.status() != psutil.STATUS_ZOMBIE and word in " ".join(child.cmdline()):
             os.kill(child.pid, signal.SIGKILL)
 for n, (x, y) in enumerate(DataLoader(Slow(400, 0.001), batch_size=4)):
     if n == 60: kill("gpulab.capture")
