@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ KILLED = "DataLoader worker (pid 41) is killed by signal: Killed. "
 class Deadly(Dataset[Any]):
     """Its worker is killed, or ends, at item 21, once `received` is set: the batches before were trained with."""
 
-    def __init__(self, how: int = signal.SIGKILL, received: Event | None = None) -> None:
+    def __init__(self, how: int, received: Event) -> None:
         self.how, self.received = how, received
 
     def __len__(self) -> int:
@@ -38,10 +37,7 @@ class Deadly(Dataset[Any]):
 
     def __getitem__(self, i: int) -> torch.Tensor:
         if i == 21:
-            if self.received is not None:
-                self.received.wait(60)
-            else:
-                time.sleep(0.3)  # the batches before are received by then
+            self.received.wait(300)
             if self.how < 0:
                 os._exit(-self.how)
             os.kill(os.getpid(), self.how)
@@ -93,13 +89,15 @@ def test_a_worker_that_dies_is_the_users_error_and_a_row_of_the_record(how: int,
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_run_that_goes_on_without_its_worker_says_since_when() -> None:
+    received = multiprocessing.Event()
     with gpulab.profile("deadly", show=False, save=False) as p:
         try:
-            for x in DataLoader(Deadly(), batch_size=4, num_workers=1):
+            for number, x in enumerate(DataLoader(Deadly(signal.SIGKILL, received), batch_size=4, num_workers=1), 1):
                 step(x)
+                if number == 5:
+                    received.set()
         except RuntimeError:
             pass
-        time.sleep(0.1)
         for x in DataLoader(torch.ones(16, 3), batch_size=4):
             step(x)
     run = p.run
@@ -198,7 +196,7 @@ def run_python(tmp_path: Path, options: str, *, script: bool) -> tuple[str, str]
     argv = [str(path)] if script else ["-c", code]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gpulab.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, *argv], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, *argv], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     return done.stdout.strip(), done.stderr
 
