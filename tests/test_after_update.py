@@ -262,6 +262,6 @@ def test_what_a_closure_computes_is_not_the_optimizers(closure: bool) -> None:
     assert known.breakdown is not None and known.optimizer_us is not None and known.step_us is not None
     assert known.optimizer_us.median < 0.5 * known.step_us.median
     parts = np.array([[s.parts_ns["compute"], s.parts_ns["optimizer"]] for s in known.breakdown.steps])
-    assert (parts[:, 1] < parts[:, 0]).all()
+    assert np.median(parts[:, 1]) < np.median(parts[:, 0])
     keys = [f.key for f in gpulab.diagnose(p.run).findings]
     assert "memory_bound_ops" in keys
