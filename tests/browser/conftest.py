@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from jupyterlab_page import CHROMIUM, LabServer, NotebookPage, open_chromium
-from playwright.sync_api import Browser, sync_playwright
+from jupyterlab_page import CHROMIUM, PATIENCE_MS, LabServer, NotebookPage, open_chromium
+from playwright.sync_api import Browser, expect, sync_playwright
 
+expect.set_options(timeout=PATIENCE_MS)
 OpenNotebook = Callable[..., NotebookPage]
 
 
@@ -40,6 +41,7 @@ def open_notebook(chromium: Browser, lab_server: LabServer, request: pytest.Fixt
         name = f"{request.node.name.replace('[', '-').rstrip(']')}-{len(contexts)}.ipynb"
         lab_server.write_notebook(name, cells, kernel)
         context = chromium.new_context(viewport={"width": 1280, "height": 1080})
+        context.set_default_timeout(PATIENCE_MS)
         contexts.append(context)
         notebook = NotebookPage(context.new_page(), lab_server, name)
         notebook.set_theme(theme)  # also "light": the server keeps the last choice

@@ -31,7 +31,7 @@ CHROMIUM_ARGS = (
     "--disable-sync",
     "--no-first-run",
 )
-PATIENCE_MS = 60_000  # for whatever must come; nothing is asserted about how soon
+PATIENCE_MS = 120_000  # for whatever must come; nothing is asserted about how soon
 SETTINGS = {
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # the others hide cells scrolled away
     "@jupyterlab/apputils-extension/notification": {"checkForUpdates": False, "fetchNews": "false"},
@@ -62,7 +62,7 @@ THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 def open_chromium(playwright: Playwright) -> Browser:
     """Debian's Chromium, or the one named by $CHROMIUM, without a window."""
-    return playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGS))
+    return playwright.chromium.launch(executable_path=CHROMIUM, args=list(CHROMIUM_ARGS), timeout=PATIENCE_MS)
 
 
 class LabServer:
@@ -101,7 +101,7 @@ class LabServer:
             return
         process.terminate()  # the server then shuts its kernels down
         try:
-            process.wait(20)
+            process.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -144,7 +144,7 @@ class LabServer:
 
     def kernels(self) -> set[str]:
         """Names of the kernelspecs the server knows."""
-        with urllib.request.urlopen(self.url("api/kernelspecs"), timeout=30) as answer:
+        with urllib.request.urlopen(self.url("api/kernelspecs"), timeout=PATIENCE_MS / 1e3) as answer:
             return set(json.load(answer)["kernelspecs"])
 
     def write_notebook(self, name: str, cells: Sequence[str], kernel: str) -> Path:

@@ -8,11 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage
+from jupyterlab_page import LabServer, NotebookPage
 from playwright.sync_api import Locator, expect
 
-expect.set_options(timeout=PATIENCE_MS)
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ["python3", "gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS", "").split()]

@@ -13,8 +13,7 @@ from conftest import SHUT_DOWN
 from jupyterlab_page import PATIENCE_MS, THEMES, LabServer, NotebookPage
 from playwright.sync_api import Browser, Locator, Page, expect
 
-expect.set_options(timeout=PATIENCE_MS)
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.browser
 
 ROOT = Path(__file__).resolve().parents[2]
 QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
@@ -64,6 +63,7 @@ def open_quick_start(
 ) -> Iterator[OpenQuickStart]:
     """`open_quick_start(kernel, epochs)` → a copy of the notebook, its first two cells run, and its file."""
     context = chromium.new_context(viewport={"width": 1280, "height": 1080})
+    context.set_default_timeout(PATIENCE_MS)
 
     def opened(kernel: str, epochs: str = AS_WRITTEN) -> tuple[NotebookPage, Path]:
         if kernel not in lab_server.kernels():
@@ -188,6 +188,7 @@ def read_without_kernel(chromium: Browser, server: LabServer, saved: Path, shot:
     copy = saved.with_name(f"received-{saved.name}")
     copy.write_text(json.dumps(received))
     context = chromium.new_context(viewport={"width": 1280, "height": 2900})
+    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
     page.goto(server.url(f"lab/tree/{copy.name}?reset"))
     dialog = page.locator(".jp-Dialog")

@@ -68,6 +68,7 @@ def open_page(chromium: Browser) -> Iterator[OpenPage]:
             **{"viewport": {"width": 1280, "height": 1000}, "color_scheme": theme, **options}
         )
         contexts.append(context)
+        context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
         if before:
             page.add_init_script(before)
