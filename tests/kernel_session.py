@@ -18,7 +18,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-PATIENCE_S = 120.0
+PATIENCE_S = 300.0  # for whatever must come; nothing is asserted about how soon
 
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 _KERNEL_FILE = re.compile(r"ipykernel_\d+")
@@ -207,7 +207,7 @@ class KernelSession:
         message = self.client.session.msg(kind, content)
         self.client.control_channel.send(message)
         while True:
-            reply = self.client.get_control_msg(timeout=20)
+            reply = self.client.get_control_msg(timeout=PATIENCE_S)
             if reply["parent_header"].get("msg_id") == message["header"]["msg_id"]:
                 return dict(reply["content"])
 
@@ -221,7 +221,7 @@ class KernelSession:
 
     def left_behind(self) -> dict[str, list[str]]:
         """Everything of ours that is still in the kernel; empty where nothing is."""
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:
             answer = self._silent(_LEFT_BEHIND)
             assert answer.error is None, answer.error
@@ -246,7 +246,7 @@ class KernelSession:
 
         For a moment after an error a kernel turns down what it is asked.
         """
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while True:
             answer = self.finish(Running(self.client.execute(code, store_history=False), Answer()))
             if answer.status != "aborted" or time.monotonic() > until:

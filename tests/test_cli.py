@@ -173,7 +173,7 @@ def test_a_reader_that_leaves_early_is_no_error(root: Path) -> None:
 def python(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(HERE), "PYTHONHASHSEED": "0"}
     command = [sys.executable, *argv]
-    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=120)
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 
 
 def record(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -543,7 +543,6 @@ def same(before: list[torch.Tensor], names: dict[str, Any]) -> bool:
     return all(torch.equal(a, b) for a, b in zip(before, weights(names), strict=True))
 
 
-@pytest.mark.timeout(300)
 def test_a_cell_whose_loader_sleeps_ends_with_workers(
     names: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -572,7 +571,6 @@ def climb_with(
     return conduct(TextCode.parsed(cell, names), given, show=False)
 
 
-@pytest.mark.timeout(120)
 def test_a_setting_that_breaks_the_loss_is_rejected(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     names["data"].wait_s = 0.0
     before = weights(names)
@@ -588,7 +586,6 @@ def test_a_setting_that_breaks_the_loss_is_rejected(names: dict[str, Any], monke
     assert "the loss is" in climbed.text()
 
 
-@pytest.mark.timeout(120)
 def test_the_cell_as_written_may_fail(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
     before = weights(names)
     with pytest.raises(ZeroDivisionError):
@@ -603,7 +600,6 @@ def test_a_cell_without_steps_has_nothing_to_climb(names: dict[str, Any]) -> Non
     assert not climbed.rungs and "step" in climbed.text()
 
 
-@pytest.mark.timeout(120)
 def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from gpulab.trials.plan import Progress
 

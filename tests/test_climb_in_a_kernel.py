@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from kernel_session import Answer, KernelSession, kernel
 
-pytestmark = pytest.mark.timeout(300)
-
 ROOT = Path(__file__).parent.parent
 SETUP = f"""
 %load_ext gpulab

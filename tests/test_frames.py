@@ -34,7 +34,7 @@ def run() -> Run:
 def _await_readings() -> None:
     """Until the sampling process has answered and read its meters a few times."""
     assert recorder.active is not None
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not recorder.active.drain().samples and time.monotonic() < deadline:
         time.sleep(0.02)
 

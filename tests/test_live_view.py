@@ -116,7 +116,7 @@ def begun(feed: ScriptedFeed, kernel: FakeKernel) -> tuple[LiveView, FakeWidget]
 
 
 def until(happened: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not happened():
         assert time.monotonic() < deadline, "it never happened"
         time.sleep(0.002)
@@ -319,7 +319,7 @@ def test_the_real_widget_is_a_pipe_with_our_module() -> None:
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
 def test_front_end() -> None:
     tests = sorted(str(path) for path in (FRONT_END / "test").glob("*.test.js"))
-    done = subprocess.run(["node", "--test", *tests], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["node", "--test", *tests], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -328,7 +328,7 @@ def test_front_end() -> None:
     not (FRONT_END / "node_modules" / "esbuild").exists(), reason="needs esbuild: npm ci in gpulab/views/live"
 )
 def test_the_committed_module_is_what_its_source_builds() -> None:
-    done = subprocess.run(["node", "build.mjs", "--check"], cwd=FRONT_END, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(["node", "build.mjs", "--check"], cwd=FRONT_END, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
 
 

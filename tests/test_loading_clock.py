@@ -393,7 +393,7 @@ def test_nothing_is_left() -> None:
     assert type(next(kept)) is torch.Tensor and next(several) is not None
     several._shutdown_workers()
     del several
-    until = time.monotonic() + 10  # the thread that feeds a queue of torch's closes its pipe when it comes to its end
+    until = time.monotonic() + 60  # the thread that feeds a queue of torch's closes its pipe when it comes to its end
     while psutil.Process().num_fds() > before + 1 and time.monotonic() < until:
         time.sleep(0.01)
     assert psutil.Process().num_fds() <= before + 1

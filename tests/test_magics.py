@@ -347,7 +347,7 @@ def test_ipython_in_a_terminal(tmp_path: Path) -> None:
     environment = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython"), "GPULAB_DIR": str(tmp_path / "store")}
     command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
     done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120, check=False
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.stdout.count("gpulab ·") == 2, done.stdout + done.stderr
     assert "\n42\n" in done.stdout and "ZeroDivisionError" in done.stdout

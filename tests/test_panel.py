@@ -26,7 +26,7 @@ from gpulab.trials.trial import Trial
 from gpulab.views.panel import Panel, head, progress_words, share_done
 from gpulab.views.panel_controls import KnobRow, lesson_path
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)
 SCENE = Scene(
     device=Device("cpu", "CPU (test)"),

@@ -226,7 +226,7 @@ def test_a_long_step_is_cut_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> 
 # -- the main thread is asked, politely --------------------------------------------------------------------------------
 
 
-def spin(until: Callable[[], object], limit_s: float = 5.0) -> None:
+def spin(until: Callable[[], object], limit_s: float = 60.0) -> None:
     """Python code that leaves no other mark."""
     end = time.monotonic() + limit_s
     while not until():

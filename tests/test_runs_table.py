@@ -528,7 +528,6 @@ def test_an_interrupt_while_tensorboard_starts_leaves_no_process(store: Store, m
 
 
 @pytest.mark.tensorboard
-@pytest.mark.timeout(240)
 def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch_tb_profiler")
@@ -549,7 +548,7 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
             assert server.process.pid in [child.pid for child in children]
         finally:
             tensorboard_server.stop()
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
     assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
 
 
@@ -565,7 +564,6 @@ print(tensorboard_server.start(Runs(Store(Path(sys.argv[1])))).process.pid, flus
 
 
 @pytest.mark.tensorboard
-@pytest.mark.timeout(240)
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes are not killed so there")
 @pytest.mark.parametrize("ending", ["", "time.sleep(600)"], ids=["ends", "is killed"])
 def test_tensorboard_ends_with_the_kernel(store: Store, ending: str) -> None:
@@ -580,8 +578,8 @@ def test_tensorboard_ends_with_the_kernel(store: Store, ending: str) -> None:
         everyone = [server, *server.children(recursive=True)]
         if ending:
             kernel.send_signal(signal.SIGKILL)
-        kernel.wait(60)
-    deadline = time.monotonic() + 20
+        kernel.wait(120)
+    deadline = time.monotonic() + 60
     while (left := [p for p in everyone if alive(p)]) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert left == []

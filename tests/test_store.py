@@ -291,7 +291,7 @@ def test_two_processes_save_at_once(store: Store) -> None:
     """
     command = [sys.executable, "-c", textwrap.dedent(code), str(store.root)]
     writers = [subprocess.Popen(command, cwd=Path(__file__).parent.parent) for _ in range(2)]
-    assert [w.wait(60) for w in writers] == [0, 0]
+    assert [w.wait(300) for w in writers] == [0, 0]
     entries = store.list()
     assert len(entries) == 40 and all(e.problem is None for e in entries)
     assert hidden(store) == []
@@ -299,7 +299,7 @@ def test_two_processes_save_at_once(store: Store) -> None:
 
 def run_python(code: str, *args: str, returncode: int = 0) -> str:
     command = [sys.executable, "-c", textwrap.dedent(code), *args]
-    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, timeout=300)
     assert done.returncode == returncode, done.stderr
     return done.stdout
 
