@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,14 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 """
+
+
+@pytest.fixture
+def interrupts_come() -> Iterator[None]:
+    """Whatever started the tests may ignore them: a shell's background job does."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture
@@ -191,6 +199,7 @@ def test_an_interrupt_ends_it_and_everything_is_put_back(names: dict[str, Any]) 
     assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
 
 
+@pytest.mark.usefixtures("interrupts_come")
 def test_an_interrupt_that_the_cell_swallows_ends_the_comparison_all_the_same(
     names: dict[str, Any], tmp_path: Path
 ) -> None:
