@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import synthetic
 
+from gpulab.analysis import spans
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
@@ -82,3 +83,13 @@ def test_the_typical_step_is_the_unprofiled_one_where_there_is_one() -> None:
     nothing = dataclasses.replace(profiled, traced_step_us=None)
     assert nothing.typical_step_us is None and nothing.data_wait_fraction is None
     assert Case(nothing, DEFAULT).step_us == (known.breakdown.mean_step_us if known.breakdown is not None else None)
+
+
+def test_what_was_asked_of_one_timeline_is_no_answer_for_another() -> None:
+    """Names are asked once for all readings; the answers go by the names, not by the timeline."""
+    cpu, gpu = (synthetic.cases()[name].facts.run.timeline for name in ("cpu", "gpu"))
+    assert cpu is not None and gpu is not None
+    for timeline in (cpu, gpu, dataclasses.replace(cpu, names=tuple(reversed(cpu.names))), cpu):
+        mask = spans.named(timeline, spans.is_loader)
+        assert mask.tolist() == [spans.is_loader(timeline.names[i]) for i in timeline.name_id.tolist()]
+        mask[:] = False  # a caller may change what it is given

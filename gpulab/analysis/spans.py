@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 
@@ -93,9 +94,13 @@ def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArra
 
 
 def named(timeline: Timeline, test: Callable[[str], bool]) -> Mask:
-    """Rows whose name passes the test; each distinct name is asked once."""
-    wanted = np.fromiter((test(n) for n in timeline.names), dtype=bool, count=len(timeline.names))
-    return wanted[timeline.name_id] if len(timeline) else np.empty(0, dtype=bool)
+    """Rows whose name passes the test, which asks nothing but the name; each distinct name is asked once."""
+    return _passing(timeline.names, test)[timeline.name_id] if len(timeline) else np.empty(0, dtype=bool)
+
+
+@functools.lru_cache(maxsize=64)  # one reading of a run asks about 40 times what was asked before
+def _passing(names: tuple[str, ...], test: Callable[[str], bool]) -> Mask:
+    return np.fromiter((test(n) for n in names), dtype=bool, count=len(names))
 
 
 def in_category(timeline: Timeline, *categories: Category) -> Mask:
