@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
-from gpulab.analysis import spans
 from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.run import Category, Run, Timeline
+from gpulab.timeline import spans
 
 
 def training(steps: int, device: str = "cuda", width: int = 2048) -> Callable[[], None]:

@@ -15,7 +15,6 @@ import numpy as np
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import CurveFact, Facts
 from gpulab.analysis.integrity import integrity
-from gpulab.analysis.memory import memory
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
 from gpulab.analysis.trace_facts import trace_facts
@@ -42,6 +41,7 @@ from gpulab.run import (
     Steps,
     Timeline,
 )
+from gpulab.timeline.memory_curve import memory
 
 MS = 1_000_000
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b[0m $x_1$ \u202egnp.exe & 'q' \"d\"\nline two 日本"

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 import gpulab.analysis.breakdown as breakdown_module
 from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns
 from gpulab.analysis.facts import facts
-from gpulab.analysis.launches import CallTree
 from gpulab.analysis.operators import operators
 from gpulab.analysis.placing import placed
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
 from gpulab.sources.kineto import cut, launches
+from gpulab.timeline.launches import CallTree
 from tests import synthetic
 
 TRAINER, AUTOGRAD, OTHER_THREAD, STREAM, STREAM_2 = range(5)

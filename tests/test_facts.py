@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 import synthetic
 
-from gpulab.analysis import spans
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
@@ -16,6 +15,7 @@ from gpulab.intervals import measure
 from gpulab.loading.trace import load_run
 from gpulab.prediction.today import Today
 from gpulab.run import Timeline
+from gpulab.timeline import spans
 from tests import real_traces
 
 

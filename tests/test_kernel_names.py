@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpulab.analysis import spans
 from gpulab.analysis.kernel_classes import CLASSES, class_of
-from gpulab.analysis.kernel_names import KERNELS, PRODUCTS, Reading, reading
 from gpulab.analysis.kernels import kernels
 from gpulab.run import Category
+from gpulab.timeline import spans
+from gpulab.timeline.kernel_names import KERNELS, PRODUCTS, Reading, reading
 from tests import loaded_traces
 from tests.made_timelines import MAIN, STREAM, Span, timeline
 

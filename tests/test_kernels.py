@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE
 from gpulab.analysis.kernels import NO_OPERATOR, copies, kernels, launches, operators
-from gpulab.analysis.launches import CallTree, launch_of, open_at_start
 from gpulab.analysis.tensor_cores import uses_tensor_cores
 from gpulab.intervals import Intervals
 from gpulab.run import Category
+from gpulab.timeline.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE
+from gpulab.timeline.launches import CallTree, launch_of, open_at_start
 from tests import loaded_traces
 from tests.made_timelines import BACKWARD, DEVICE, MAIN, STREAM, STREAM_2, Span, in_order, timeline
 

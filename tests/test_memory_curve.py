@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.memory import HOST, memory
 from gpulab.run import MemoryEvents
+from gpulab.timeline.memory_curve import HOST, memory
 from tests import loaded_traces
 
 changes = st.lists(st.tuples(st.sampled_from([HOST, 0, 1]), st.integers(-50, 50)), max_size=20)

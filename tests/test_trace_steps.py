@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.analysis.breakdown import breakdown
-from gpulab.analysis.trace_steps import FoundSteps, find_steps
 from gpulab.loading.trace import load_run
 from gpulab.run import Category, Lane, Phase, Run, StepFlag, Timeline
+from gpulab.timeline.trace_steps import FoundSteps, find_steps
 from tests import made_traces as made
 from tests import real_traces
 from tests.made_traces import Event

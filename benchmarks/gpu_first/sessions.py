@@ -13,9 +13,9 @@ from torch.profiler import profile
 
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
-from gpulab.analysis import spans
 from gpulab.run import Category, Timeline
 from gpulab.sources.kineto import Recording
+from gpulab.timeline import spans
 
 SESSIONS = 12
 KERNELS = 200

@@ -11,11 +11,11 @@ from typing import Literal
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.device_work import DeviceWork
-from gpulab.analysis.launches import LAUNCHING
 from gpulab.intervals import Intervals, covers, intersect, subtract, union
 from gpulab.run import Category, Int64
+from gpulab.timeline import spans
+from gpulab.timeline.launches import LAUNCHING
 
 Direction = Literal["read", "upload", "wait"]
 DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpulab.analysis import spans
-from gpulab.analysis.device_steps import device_windows, host_steps
 from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, clip, closed, measure, paint, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Run, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.device_steps import device_windows, host_steps
 
 PARTS = (
     "compute",

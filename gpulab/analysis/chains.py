@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.device_work import DeviceWork
 from gpulab.analysis.kernel_classes import CLASSES, POINTWISE_OPERATORS
-from gpulab.analysis.launches import CallTree
 from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.launches import CallTree
 
 CHAIN = 2  # from this many on a chain could be one kernel
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")

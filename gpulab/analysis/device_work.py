@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.device_steps import launched_within
 from gpulab.analysis.kernel_classes import CLASSES, class_of
-from gpulab.analysis.launches import CallTree, launch_of
 from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, covers, paint, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline, UInt8
+from gpulab.timeline import spans
+from gpulab.timeline.device_steps import launched_within
+from gpulab.timeline.launches import CallTree, launch_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,12 +12,12 @@ from gpulab.analysis.device_work import DeviceWork, device_work
 from gpulab.analysis.host_operators import HostOperators, host_operators
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.loading import LoadingFacts, loading
-from gpulab.analysis.memory import MemoryCurve, memory
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, turns_of
 from gpulab.analysis.trace_facts import TraceFacts, trace_facts
 from gpulab.run import Int64, Run, Series
+from gpulab.timeline.memory_curve import MemoryCurve, memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.launches import CallTree
 from gpulab.intervals import Intervals, closed, covers, joined, measure, subtract, union
 from gpulab.run import Category, Int64, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.launches import CallTree
 
 # Ours: to call an operator costs 3 to 10 µs on a CPU, autograd's node and the profiler included: half or more of a
 # shorter one is its call.

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis import spans
-from gpulab.analysis.launches import launch_of
 from gpulab.intervals import intersect, measure, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.launches import launch_of
 
 KERNEL_WAIT_US = 30  # consecutive_kernel_delay: its documentation says ns, its code compares microseconds
 

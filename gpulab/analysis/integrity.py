@@ -12,11 +12,11 @@ from typing import Literal
 
 import numpy as np
 
-from gpulab.analysis import spans
-from gpulab.analysis.device_steps import device_windows, host_steps
-from gpulab.analysis.trace_steps import FoundSteps, find_steps
 from gpulab.formatting import duration
 from gpulab.run import Category, Int64, Run, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.device_steps import device_windows, host_steps
+from gpulab.timeline.trace_steps import FoundSteps, find_steps
 
 State = Literal["ok", "degraded", "unusable"]
 STATES: tuple[State, ...] = ("ok", "degraded", "unusable")

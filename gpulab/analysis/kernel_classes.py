@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpulab.analysis.kernel_names import reading
+from gpulab.timeline.kernel_names import reading
 
 CLASSES = (
     "matrix",

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis import spans
-from gpulab.analysis.device_steps import called_ns
-from gpulab.analysis.launches import LAUNCHING, CallTree, launch_of
 from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
 from gpulab.intervals import Intervals, covers
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.device_steps import called_ns
+from gpulab.timeline.launches import LAUNCHING, CallTree, launch_of
 
 SHORT_KERNEL_US = 10.0  # definitions.md: below it a launch (5–20 µs) costs more than the kernel
 NO_OPERATOR = "(launched outside any operator)"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.device_work import DeviceWork
-from gpulab.analysis.launches import LAUNCHING
 from gpulab.intervals import Intervals, subtract, union
+from gpulab.timeline import spans
+from gpulab.timeline.launches import LAUNCHING
 
 # Ten times the 99th percentile of the time from one operator to the next in a launch-bound program (b200_moe: 123 µs).
 LONGEST_NS = 1_000_000

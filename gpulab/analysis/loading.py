@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.steps import loaded_ahead, select
 from gpulab.intervals import EMPTY, Intervals, clip, covers, measure, union
 from gpulab.run import Batches, Category, Float64, Int64, Run
+from gpulab.timeline import spans
 
 LEAST_PART = 0.01  # ours: of a batch's time: of less, nobody can say how much was waiting
 FEWEST = 3  # ours: batches for a median

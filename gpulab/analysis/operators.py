@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.device_steps import launched_within
 from gpulab.analysis.kernels import launched_ns
-from gpulab.analysis.launches import CallTree
 from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
 from gpulab.intervals import covers
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.device_steps import launched_within
+from gpulab.timeline.launches import CallTree
 
 
 @dataclass(frozen=True, slots=True)

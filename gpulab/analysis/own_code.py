@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown, layers
 from gpulab.analysis.host_operators import SHORT_NS, own_ns
-from gpulab.analysis.launches import CallTree
 from gpulab.analysis.places import LineShare, lines_of
 from gpulab.analysis.updates import update_times
 from gpulab.intervals import Intervals, closed, covers, intersect, joined, measure, paint, subtract, union, union_of
 from gpulab.run import Category, Int64, Place, Run, StackSamples
+from gpulab.timeline import spans
+from gpulab.timeline.launches import CallTree
 
 LEAST_LOOKS, LEAST_NS = 4, 20_000_000  # ours: with fewer looks, at less time, chance speaks
 LEAST_SHARE = 0.5  # of such time: below it no single function is to blame

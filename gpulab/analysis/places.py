@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis import spans
 from gpulab.intervals import Intervals, clip, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Pause, Place, Run, StackSamples, Timeline
+from gpulab.timeline import spans
 from gpulab.user_code import is_users_in_trace
 
 # Ours, of looks at the stack every few milliseconds.

@@ -8,8 +8,8 @@ import numpy as np
 
 from gpulab.analysis.device_work import DeviceWork
 from gpulab.analysis.kernel_classes import number_format
-from gpulab.analysis.spans import Mask
 from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
+from gpulab.timeline.spans import Mask
 
 _FORMATS = ("", "fp32", "tf32", "narrow", "unknown")
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, found_or_ok
 from gpulab.intervals import clip, intersect, measure
 from gpulab.run import Category, Int64, Missing, Timeline
+from gpulab.timeline import spans
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis.kernel_names import reading
 from gpulab.run import Category, Timeline
+from gpulab.timeline.kernel_names import reading
 
 
 def uses_tensor_cores(name: str) -> bool | None:

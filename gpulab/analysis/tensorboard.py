@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis import spans
-from gpulab.analysis.launches import CallTree, launch_of
 from gpulab.intervals import Intervals, clip, measure, paint, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.launches import CallTree, launch_of
 
 PARTS = ("kernel", "memcpy", "memset", "communication", "runtime", "dataloader", "cpu_exec", "other")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.intervals import Intervals, joined
 from gpulab.run import Category, Timeline
+from gpulab.timeline import spans
 
 
 def update_times(timeline: Timeline) -> Intervals:

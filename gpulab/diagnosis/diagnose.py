@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpulab.analysis import spans
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.arbitration import VERDICTS, arbitrate, total_us
 from gpulab.diagnosis.case import Case, Rule, Untold
@@ -16,6 +15,7 @@ from gpulab.diagnosis.rules import PAUSES, RULES
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.prediction.known import NOTHING, Known
 from gpulab.run import Category
+from gpulab.timeline import spans
 
 FAULT = "A fault of gpulab's own: please report it"
 

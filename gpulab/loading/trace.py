@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from gpulab.analysis.memory import HOST, MemoryCurve, memory
-from gpulab.analysis.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
 from gpulab.run import (
     DEVICE_CATEGORIES,
     Category,
@@ -31,6 +29,8 @@ from gpulab.run import (
     TraceOrigin,
 )
 from gpulab.sources.trace_file import Trace, read_trace
+from gpulab.timeline.memory_curve import HOST, MemoryCurve, memory
+from gpulab.timeline.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
 
 MEMORY_POINTS = 400  # of the curve of memory: more than a picture's width shows
 NO_NAME = "GPU (name not in the trace)"

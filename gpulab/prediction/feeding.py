@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.formatting import duration, durations, number
 from gpulab.prediction import restarts
 from gpulab.prediction.known import Known
@@ -15,6 +14,7 @@ from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import SHORT_EPOCH, STARTING, Plan
 from gpulab.prediction.today import Making, Refused, at_least, hand_off_us, is_on
 from gpulab.run import Category
+from gpulab.timeline import spans
 
 WORKERS_SD = 0.05  # of max(computing, loading): it leaves out how the two hinder each other
 CACHE_SD = 0.04

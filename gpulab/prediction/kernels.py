@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
 from gpulab.prediction.known import Known
@@ -15,6 +14,7 @@ from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
 from gpulab.prediction.today import Refused, Today, is_on, training_spans_us
 from gpulab.run import Timeline
+from gpulab.timeline import spans
 
 SLOWER = 1.07  # definitions.md, Anchors: compiling made an 8B model 0.94× as fast
 FUSED_AWAY = 0.3  # of the time of kernels that only move data remains where they are fused

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.optimizer_bytes import ADD, SCALE, bytes_of
 from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.formatting import duration, percent
@@ -22,6 +21,7 @@ from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
 from gpulab.prediction.today import Refused, Today, at_least, is_on
 from gpulab.run import Category, Int64
+from gpulab.timeline import spans
 
 OTHER_BYTES = 40  # of an update that PyTorch cannot fuse: ours, about four operators
 FUSED_HOST = 0.2  # of the host's time in a step that launches for each parameter is left: ours

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.blocking_calls import Direction
 from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
@@ -24,6 +23,7 @@ from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975
 from gpulab.prediction.today import Refused, Today
 from gpulab.run import Category, Int64, PauseKind, Phase, Run, StepFlag, Timeline
+from gpulab.timeline import spans
 
 PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
     "checkpoint_save": ("checkpoint_save",),

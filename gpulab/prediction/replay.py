@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import median_window
-from gpulab.analysis.device_steps import called_ns, device_windows, host_steps, main_stream
 from gpulab.intervals import Intervals, clip, measure, union
 from gpulab.prediction.replay_tasks import LEAST_SYNC_NS, Tasks, Wait, waits_for_device
 from gpulab.run import DEVICE_CATEGORIES, Int64, Run, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.device_steps import called_ns, device_windows, host_steps, main_stream
 
 Factors = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis import spans
-from gpulab.analysis.device_steps import called_ns
 from gpulab.run import Category, Int64, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.device_steps import called_ns
 
 TIGHT_NS = 20_000  # a wait that ends so soon after a task of the device was a wait for it
 NEAR_NS = 5 * TIGHT_NS  # the same for a call that says that it waits

@@ -7,14 +7,14 @@ from functools import cached_property
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.device_work import DeviceWork, device_work
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.launches import CallTree
 from gpulab.analysis.steps import Spread
 from gpulab.intervals import covers, intersect, measure
 from gpulab.prediction.replay import Changes, Played, Replay
 from gpulab.run import Category, Run
+from gpulab.timeline import spans
+from gpulab.timeline.launches import CallTree
 
 HAND_OFF_US = 2_000.0  # definitions.md, Feeding: from a worker's batch to the loop's having it
 # Handing a batch of n tensors over is work for both sides, measured on two cores with batches of 1 to 10 tensors: for

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.run import Category, Int64, Timeline
+from gpulab.timeline import spans
 from gpulab.views import words
 
 

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import Breakdown, StepParts
 from gpulab.formatting import duration, plural
 from gpulab.run import Category, Float64, Int64, Lane, Timeline
+from gpulab.timeline import spans
 from gpulab.views import words
 from gpulab.views.ink import SMALL_PT, Key, frame, ink, legend_beside, rectangles
 from gpulab.views.span_kinds import KINDS, kinds_of

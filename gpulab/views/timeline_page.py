@@ -20,11 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import PARTS, Breakdown
 from gpulab.analysis.placing import Pieces, placed
 from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
+from gpulab.timeline import spans
 from gpulab.views import words
 from gpulab.views.span_kinds import KINDS, kinds_of
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Integrity
 from gpulab.analysis.kernels import SHORT_KERNEL_US, CopyRow, Kernels, Launches
-from gpulab.analysis.memory import HOST, MemoryCurve
 from gpulab.analysis.tensorboard import TensorBoardView
 from gpulab.analysis.trace_facts import TraceFacts
 from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, reading, size
 from gpulab.run import Damage
+from gpulab.timeline.memory_curve import HOST, MemoryCurve
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.words import plain
 

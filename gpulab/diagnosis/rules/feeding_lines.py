@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpulab.analysis import spans
 from gpulab.analysis.places import LEAST_SHARE, LineShare, line_of, lines_of
 from gpulab.diagnosis.case import Case
 from gpulab.intervals import EMPTY, Intervals, intersect
+from gpulab.timeline import spans
 
 
 def line_of_loading(case: Case, key: str) -> str:

@@ -6,8 +6,6 @@ import re
 
 import numpy as np
 
-from gpulab.analysis import spans
-from gpulab.analysis.launches import LAUNCHING
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.launching import (
@@ -20,6 +18,8 @@ from gpulab.diagnosis.rules.launching import (
 )
 from gpulab.formatting import duration, number, percent, size
 from gpulab.run import Int64
+from gpulab.timeline import spans
+from gpulab.timeline.launches import LAUNCHING
 
 
 def allocator_thrash(case: Case) -> Finding | Untold | None:

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.loading import loading_times
 from gpulab.diagnosis.case import Case, Untold
@@ -15,6 +14,7 @@ from gpulab.diagnosis.rules.afterwards import following_update, in_own_code
 from gpulab.formatting import duration, percent
 from gpulab.intervals import EMPTY, Intervals, clip, intersect, joined, measure, subtract, union, union_of
 from gpulab.run import Category, Pause, PauseKind, Phase, StepFlag
+from gpulab.timeline import spans
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "gc")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis import spans
-from gpulab.analysis.launches import LAUNCHING
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, measure, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.launches import LAUNCHING
 
 # What a model spends its time in: one of these that starts nothing on the GPU computes on the CPU.
 _HEAVY = (

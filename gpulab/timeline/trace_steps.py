@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis import spans
 from gpulab.intervals import EMPTY, Intervals, paint, union
 from gpulab.run import Category, Int64, Phase, StepFlag, Steps, Timeline
+from gpulab.timeline import spans
 
 WHOLE_WINDOW = "whole window"
 

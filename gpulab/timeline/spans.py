@@ -9,9 +9,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis.kernel_names import communicates
 from gpulab.intervals import Intervals, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
+from gpulab.timeline.kernel_names import communicates
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]

@@ -10,10 +10,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.analysis import spans
-from gpulab.analysis.launches import launch_of
 from gpulab.intervals import Intervals, covers
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Run, StepFlag, Timeline
+from gpulab.timeline import spans
+from gpulab.timeline.launches import launch_of
 
 NOTHING_NS = np.iinfo(np.int64).min
 
