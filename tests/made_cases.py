@@ -11,7 +11,7 @@ import synthetic
 from synthetic import MS
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.loading import LoadingFacts
+from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds

@@ -14,10 +14,10 @@ import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import CurveFact, Facts
+from gpulab.analysis.gpu.trace_facts import trace_facts
 from gpulab.analysis.integrity import integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
-from gpulab.analysis.trace_facts import trace_facts
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding, Untold
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.prediction.prediction import Prediction

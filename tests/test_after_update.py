@@ -16,9 +16,9 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
-from gpulab.analysis.after_update import after_update
 from gpulab.analysis.facts import facts
-from gpulab.analysis.updates import step_times, update_times, zero_times
+from gpulab.analysis.host.after_update import after_update
+from gpulab.analysis.host.updates import step_times, update_times, zero_times
 from gpulab.capture import update_line
 from gpulab.capture.source_lines import Stack
 from gpulab.capture.update_line import UpdateLine

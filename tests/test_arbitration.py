@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from made_cases import STEP_MS, case_of, finding, inside, run_of
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.analysis.loading import WaitParts
+from gpulab.analysis.host.dataloader import WaitParts
 from gpulab.diagnosis.arbitration import arbitrate, total_us
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose

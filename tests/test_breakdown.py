@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import gpulab.analysis.breakdown as breakdown_module
 from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns
+from gpulab.analysis.breakdown_pieces import placed
 from gpulab.analysis.facts import facts
 from gpulab.analysis.operators import operators
-from gpulab.analysis.placing import placed
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
 from gpulab.sources.kineto import cut, launches

@@ -20,8 +20,8 @@ from made_cases import case_of, finding, inside, run_of
 import gpulab
 from gpulab import cli
 from gpulab.analysis.facts import facts
-from gpulab.analysis.kernels import SHORT_KERNEL_US
-from gpulab.analysis.loading import WaitParts, WorkerRow
+from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US
+from gpulab.analysis.host.dataloader import WaitParts, WorkerRow
 from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Diagnosis, Evidence
 from gpulab.diagnosis.headline import headline

@@ -10,8 +10,8 @@ from made_cases import case_of, run_of
 from made_timelines import MAIN, Span, timeline
 
 from gpulab.analysis.breakdown import Breakdown, StepParts
-from gpulab.analysis.host_operators import HostOperators, host_operators
-from gpulab.analysis.optimizer_work import optimizer_work
+from gpulab.analysis.host.operator_costs import HostOperators, host_operators
+from gpulab.analysis.host.optimizer_work import optimizer_work
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.foretold import foretold
 from gpulab.diagnosis.rules.cores import cpu_oversubscribed

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.hta import HtaView, hta
+from gpulab.analysis.compat.hta import HtaView, hta
 from gpulab.run import Category
 from tests import loaded_traces
 from tests.made_timelines import DEVICE, LANES, MAIN, STREAM, STREAM_2, Span, in_order, timeline

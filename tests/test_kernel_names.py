@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpulab.analysis.kernel_classes import CLASSES, class_of
-from gpulab.analysis.kernels import kernels
+from gpulab.analysis.gpu.kernel_classes import CLASSES, class_of
+from gpulab.analysis.gpu.kernels import kernels
 from gpulab.run import Category
 from gpulab.timeline import spans
 from gpulab.timeline.kernel_names import KERNELS, PRODUCTS, Reading, reading

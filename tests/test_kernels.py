@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.kernels import NO_OPERATOR, copies, kernels, launches, operators
-from gpulab.analysis.tensor_cores import uses_tensor_cores
+from gpulab.analysis.gpu.kernels import NO_OPERATOR, copies, kernels, launches, operators
+from gpulab.analysis.gpu.tensor_cores import uses_tensor_cores
 from gpulab.intervals import Intervals
 from gpulab.run import Category
 from gpulab.timeline.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE

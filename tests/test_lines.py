@@ -19,7 +19,7 @@ from real_traces import path as trace_path
 
 import gpulab
 from gpulab.analysis.breakdown import layers
-from gpulab.analysis.places import line_of, lines_of
+from gpulab.analysis.host.source_lines import line_of, lines_of
 from gpulab.capture.lines import LineSampler
 from gpulab.capture.source_lines import Naming, users_spot
 from gpulab.intervals import EMPTY, Intervals
@@ -205,7 +205,7 @@ import sys, time, torch
 sys.path[:0] = [".", {str(Path(__file__).parents[1])!r}]
 import numpy as np
 import gpulab
-from gpulab.analysis.places import line_of
+from gpulab.analysis.host.source_lines import line_of
 from torch import nn
 from torch.utils.data import DataLoader
 from slow_items import Slow

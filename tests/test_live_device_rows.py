@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from gpulab.analysis.kernels import copies, kernels
+from gpulab.analysis.gpu.kernels import copies, kernels
 from gpulab.run import Timeline
 from gpulab.sources.kineto import CLOCK_MARK, Recording
 from gpulab.sources.trace_file import read_trace

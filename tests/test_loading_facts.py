@@ -16,7 +16,7 @@ from synthetic import cpu_case
 from torch.utils.data import DataLoader
 
 import gpulab
-from gpulab.analysis.loading import LoadingFacts, loading
+from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.run import Batches, Run, Steps
 from gpulab.sources.store import Store
 from gpulab.views.report import Report

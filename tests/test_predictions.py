@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from made_timelines import MAIN, STREAM, Span
 
 import gpulab
-from gpulab.analysis import matrix_units
-from gpulab.analysis.device_peaks import peaks_of
 from gpulab.analysis.facts import Facts, facts
-from gpulab.analysis.host_operators import HostOperators
-from gpulab.analysis.loading import LoadingFacts
-from gpulab.analysis.optimizer_work import OptimizerWork
+from gpulab.analysis.gpu import matrix_units
+from gpulab.analysis.gpu.device_peaks import peaks_of
+from gpulab.analysis.host.dataloader import LoadingFacts
+from gpulab.analysis.host.operator_costs import HostOperators
+from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose

@@ -17,9 +17,9 @@ from made_loops import Machine, loop
 from real_traces import path
 
 import gpulab
-from gpulab.analysis.chains import pointwise_chains
 from gpulab.analysis.facts import facts
-from gpulab.analysis.kernel_classes import class_of, number_format
+from gpulab.analysis.gpu.chains import pointwise_chains
+from gpulab.analysis.gpu.kernel_classes import class_of, number_format
 from gpulab.diagnosis.case import Case, Rule
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Untold

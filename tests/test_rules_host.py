@@ -10,8 +10,8 @@ import pytest
 import synthetic
 from made_cases import STEP_MS, case_of, inside, loader, pauses, run_of
 
+from gpulab.analysis.host.dataloader import LoadingFacts, WaitParts
 from gpulab.analysis.integrity import Check, Integrity
-from gpulab.analysis.loading import LoadingFacts, WaitParts
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis, Finding, Untold

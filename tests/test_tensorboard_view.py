@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.tensorboard import PARTS, tensorboard
+from gpulab.analysis.compat.tensorboard import PARTS, tensorboard
 from gpulab.run import Category
 from tests import loaded_traces
 from tests.made_timelines import BACKWARD, DEVICE, LANES, MAIN, OTHER_GPU, STREAM, STREAM_2, Span, timeline

@@ -19,7 +19,7 @@ from synthetic import HOSTILE, Case
 from timeline_block import DecodedSpan, decoded
 
 from gpulab.analysis.breakdown import PARTS, breakdown
-from gpulab.analysis.placing import placed
+from gpulab.analysis.breakdown_pieces import placed
 from gpulab.run import Category, Lane, Run, Timeline
 from gpulab.views import timeline_page, words
 from gpulab.views.report import Report

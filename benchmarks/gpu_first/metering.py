@@ -16,7 +16,7 @@ import torch
 
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
-from gpulab.analysis.device_peaks import peaks_of
+from gpulab.analysis.gpu.device_peaks import peaks_of
 from gpulab.sources.fake_nvml import fake_nvml, h100
 from gpulab.sources.machine import detect_device
 from gpulab.sources.nvml import nvml_meter

@@ -23,7 +23,7 @@ from torch.profiler import profile
 from benchmarks.gpu_first.answer import Answer, listed
 from benchmarks.gpu_first.networks import NETWORKS
 from benchmarks.gpu_first.stage import Stage
-from gpulab.analysis.kernel_classes import class_of, number_format
+from gpulab.analysis.gpu.kernel_classes import class_of, number_format
 
 WARMUPS = 2
 EXPECTED = "as operator and input type say"

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpulab.analysis.updates import update_times
+from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, clip, closed, measure, paint, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Run, Timeline
 from gpulab.timeline import spans

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.breakdown import Breakdown, breakdowns
-from gpulab.analysis.device_work import DeviceWork, device_work
-from gpulab.analysis.host_operators import HostOperators, host_operators
+from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
+from gpulab.analysis.gpu.device_work import DeviceWork, device_work
+from gpulab.analysis.gpu.trace_facts import TraceFacts, trace_facts
+from gpulab.analysis.host.dataloader import LoadingFacts, loading
+from gpulab.analysis.host.operator_costs import HostOperators, host_operators
+from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.integrity import Integrity, integrity
-from gpulab.analysis.loading import LoadingFacts, loading
 from gpulab.analysis.operators import CostRow, kernels, operators
-from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, turns_of
-from gpulab.analysis.trace_facts import TraceFacts, trace_facts
 from gpulab.run import Int64, Run, Series
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.kernels import launched_ns
-from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
+from gpulab.analysis.gpu.kernels import launched_ns
+from gpulab.analysis.gpu.tensor_cores import names_tell, uses_tensor_cores
 from gpulab.intervals import covers
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 from gpulab.timeline import spans

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpulab.analysis.optimizer_bytes import ADD, SCALE, bytes_of
-from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
+from gpulab.analysis.host.optimizer_bytes import ADD, SCALE, bytes_of
+from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
 from gpulab.prediction.known import Known

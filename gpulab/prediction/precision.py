@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpulab.analysis.device_peaks import Peaks, peaks_of
-from gpulab.analysis.kernel_classes import number_format
+from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
+from gpulab.analysis.gpu.kernel_classes import number_format
 from gpulab.formatting import factor
 from gpulab.prediction.known import Known
 from gpulab.prediction.replay import Changes

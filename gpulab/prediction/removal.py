@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gpulab.analysis.blocking_calls import Direction
 from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.gpu.blocking_calls import Direction
 from gpulab.formatting import duration, plural
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, subtract, union, union_of
 from gpulab.prediction.calibration import calibrated

@@ -7,8 +7,8 @@ from functools import cached_property
 
 import numpy as np
 
-from gpulab.analysis.device_work import DeviceWork, device_work
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.gpu.device_work import DeviceWork, device_work
 from gpulab.analysis.steps import Spread
 from gpulab.intervals import covers, intersect, measure
 from gpulab.prediction.replay import Changes, Played, Replay

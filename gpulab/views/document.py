@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
+from gpulab.analysis.compat.hta import HtaView
+from gpulab.analysis.compat.tensorboard import TensorBoardView
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.hta import HtaView
+from gpulab.analysis.gpu.trace_facts import TraceFacts
 from gpulab.analysis.integrity import Integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
-from gpulab.analysis.tensorboard import TensorBoardView
-from gpulab.analysis.trace_facts import TraceFacts
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import headline
 from gpulab.run import Missing, Run

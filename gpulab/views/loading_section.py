@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.loading import LoadingFacts, WorkerRow
+from gpulab.analysis.host.dataloader import LoadingFacts, WorkerRow
 from gpulab.formatting import duration, percent, plural, rate
 from gpulab.views.layout import Column, Row, Section
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.after_update import Afterwards, after_update
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
-from gpulab.analysis.own_code import OwnCode, own_calls, own_code
-from gpulab.analysis.places import line_of
+from gpulab.analysis.host.after_update import Afterwards, after_update
+from gpulab.analysis.host.python_time import OwnCode, own_calls, own_code
+from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, percent

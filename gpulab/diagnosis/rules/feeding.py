@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpulab.analysis.loading import loading_times
+from gpulab.analysis.host.dataloader import loading_times
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.feeding_cures import cure_of_waiting, cure_without_knob

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpulab.analysis.loading import LoadingFacts
+from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.rules.feeding_times import mostly_waits
 from gpulab.formatting import duration, plural

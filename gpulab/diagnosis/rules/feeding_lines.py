@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.places import LEAST_SHARE, LineShare, line_of, lines_of
+from gpulab.analysis.host.source_lines import LEAST_SHARE, LineShare, line_of, lines_of
 from gpulab.diagnosis.case import Case
 from gpulab.intervals import EMPTY, Intervals, intersect
 from gpulab.timeline import spans

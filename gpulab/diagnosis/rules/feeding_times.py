@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.loading import LoadingFacts
+from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.formatting import duration
 
 _MOST = 0.5  # ours: what takes half of a batch's time decides what its workers need

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis.chains import (
+from gpulab.analysis.gpu.chains import (
     AttentionChains,
     PointwiseChains,
     attention_chains,
@@ -12,7 +12,7 @@ from gpulab.analysis.chains import (
     pointwise_chains,
     pointwise_on_cpu,
 )
-from gpulab.analysis.places import line_of
+from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import number, percent

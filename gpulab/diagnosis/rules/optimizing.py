@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.optimizer_bytes import FUSED_ADAM_BYTES
-from gpulab.analysis.optimizer_work import OptimizerWork
-from gpulab.analysis.places import line_of
+from gpulab.analysis.host.optimizer_bytes import FUSED_ADAM_BYTES
+from gpulab.analysis.host.optimizer_work import OptimizerWork
+from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.launching import idle_us

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
-from gpulab.analysis.loading import loading_times
+from gpulab.analysis.host.dataloader import loading_times
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.rules.afterwards import following_update, in_own_code

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis.alignment import alignment
-from gpulab.analysis.places import line_of
+from gpulab.analysis.gpu.alignment import alignment
+from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, number, percent

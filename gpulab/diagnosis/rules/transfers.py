@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.blocking_calls import BlockingCalls
-from gpulab.analysis.launch_gaps import exposed_upload_us
-from gpulab.analysis.places import line_of
+from gpulab.analysis.gpu.blocking_calls import BlockingCalls
+from gpulab.analysis.gpu.launch_gaps import exposed_upload_us
+from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.case import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.launching import idle_us

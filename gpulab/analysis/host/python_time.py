@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown, layers
-from gpulab.analysis.host_operators import SHORT_NS, own_ns
-from gpulab.analysis.places import LineShare, lines_of
-from gpulab.analysis.updates import update_times
+from gpulab.analysis.host.operator_costs import SHORT_NS, own_ns
+from gpulab.analysis.host.source_lines import LineShare, lines_of
+from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, closed, covers, intersect, joined, measure, paint, subtract, union, union_of
 from gpulab.run import Category, Int64, Place, Run, StackSamples
 from gpulab.timeline import spans

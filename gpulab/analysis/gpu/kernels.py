@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
+from gpulab.analysis.gpu.tensor_cores import names_tell, uses_tensor_cores
 from gpulab.intervals import Intervals, covers
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
 from gpulab.timeline import spans

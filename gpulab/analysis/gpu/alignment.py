@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis.device_work import DeviceWork
-from gpulab.analysis.kernel_classes import number_format
-from gpulab.analysis.precision_use import short_name
-from gpulab.analysis.tensor_cores import names_tell
+from gpulab.analysis.gpu.device_work import DeviceWork
+from gpulab.analysis.gpu.kernel_classes import number_format
+from gpulab.analysis.gpu.precision_use import short_name
+from gpulab.analysis.gpu.tensor_cores import names_tell
 
 # CUTLASS names how many numbers a kernel can load at once: all 8 of 16 bits (4 of TF32) only where sizes allow it.
 _ALIGNED = re.compile(r"align(\d+)")

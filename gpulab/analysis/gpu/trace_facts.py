@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.hta import HtaView, hta
-from gpulab.analysis.kernels import CopyRow, Kernels, Launches, copies, kernels, launches
-from gpulab.analysis.tensorboard import TensorBoardView, tensorboard
+from gpulab.analysis.compat.hta import HtaView, hta
+from gpulab.analysis.compat.tensorboard import TensorBoardView, tensorboard
+from gpulab.analysis.gpu.kernels import CopyRow, Kernels, Launches, copies, kernels, launches
 from gpulab.run import Run, Timeline
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.optimizer_work import OptimizerWork
+from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.intervals import EMPTY, Intervals, covers, intersect, joined, paint, subtract, union, union_of
 from gpulab.run import Run, StackSamples
 from gpulab.timeline import spans

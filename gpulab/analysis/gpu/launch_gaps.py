@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.intervals import Intervals, subtract, union
 from gpulab.timeline import spans
 from gpulab.timeline.launches import LAUNCHING

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.kernel_classes import CLASSES, class_of
-from gpulab.analysis.updates import update_times
+from gpulab.analysis.gpu.kernel_classes import CLASSES, class_of
+from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, covers, paint, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline, UInt8
 from gpulab.timeline import spans

@@ -10,10 +10,10 @@ from typing import Literal
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.device_work import DeviceWork, median_per_step_us
-from gpulab.analysis.host_operators import SHORT_NS, own_ns
-from gpulab.analysis.optimizer_bytes import FUSED_ADAM_BYTES, UpdateBytes, bytes_of_update
-from gpulab.analysis.updates import step_times, zero_times
+from gpulab.analysis.gpu.device_work import DeviceWork, median_per_step_us
+from gpulab.analysis.host.operator_costs import SHORT_NS, own_ns
+from gpulab.analysis.host.optimizer_bytes import FUSED_ADAM_BYTES, UpdateBytes, bytes_of_update
+from gpulab.analysis.host.updates import step_times, zero_times
 from gpulab.intervals import EMPTY, Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gpulab.analysis.device_peaks import peaks_of
+from gpulab.analysis.gpu.device_peaks import peaks_of
 from gpulab.run import Device
 
 # Cards of compute capability 7.5 that have no matrix units: NVIDIA's GTX 16 series and its workstation relatives.

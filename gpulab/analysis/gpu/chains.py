@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis.device_work import DeviceWork
-from gpulab.analysis.kernel_classes import CLASSES, POINTWISE_OPERATORS
-from gpulab.analysis.updates import update_times
+from gpulab.analysis.gpu.device_work import DeviceWork
+from gpulab.analysis.gpu.kernel_classes import CLASSES, POINTWISE_OPERATORS
+from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans

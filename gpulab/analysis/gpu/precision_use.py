@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.analysis.device_work import DeviceWork
-from gpulab.analysis.kernel_classes import number_format
-from gpulab.analysis.tensor_cores import names_tell, uses_tensor_cores
+from gpulab.analysis.gpu.device_work import DeviceWork
+from gpulab.analysis.gpu.kernel_classes import number_format
+from gpulab.analysis.gpu.tensor_cores import names_tell, uses_tensor_cores
 from gpulab.timeline.spans import Mask
 
 _FORMATS = ("", "fp32", "tf32", "narrow", "unknown")

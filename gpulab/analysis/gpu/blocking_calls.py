@@ -11,7 +11,7 @@ from typing import Literal
 
 import numpy as np
 
-from gpulab.analysis.device_work import DeviceWork
+from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.intervals import Intervals, covers, intersect, subtract, union
 from gpulab.run import Category, Int64
 from gpulab.timeline import spans

@@ -1,0 +1,1 @@
+"""What only a GPU's trace tells: kernels, copies, launches, matrix units."""
