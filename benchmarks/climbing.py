@@ -20,7 +20,7 @@ def climbed() -> dict[str, Any]:
 
     import gpulab
     from gpulab.demo import cell
-    from gpulab.sources.machine import usable_cores
+    from gpulab.devices.machine import usable_cores
 
     torch.set_num_threads(int(usable_cores() or 1))
     with tempfile.TemporaryDirectory() as folder:

@@ -19,7 +19,7 @@ def measure() -> dict[str, object]:
     from gpulab.diagnosis.diagnose import diagnose
     from gpulab.diagnosis.rules import RULES
     from gpulab.diagnosis.thresholds import DEFAULT
-    from gpulab.loading.trace import load_run
+    from gpulab.trace.load import load_run
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "synthetic.json"

@@ -24,7 +24,7 @@ from pathlib import Path
 import gpulab
 from benchmarks import synthetic_trace
 from gpulab.errors import TraceError
-from gpulab.loading.trace import load_run
+from gpulab.trace.load import load_run
 
 KEPT_EVENTS = 60
 _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')

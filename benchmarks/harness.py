@@ -25,7 +25,7 @@ def ratio_with_interval(ratios: Sequence[float], seed: int = 0) -> dict[str, obj
 
 def save(name: str, result: dict[str, object]) -> None:
     """Write one benchmark's result with the machine and the versions it was measured on."""
-    from gpulab.sources.machine import environment
+    from gpulab.devices.machine import environment
 
     machine = asdict(environment())
     machine.pop("hostname")

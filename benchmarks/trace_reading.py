@@ -28,7 +28,7 @@ MIDDLE = 500_000  # every tool several times; the large one once, for HTA needs 
 
 _ARMS = {
     "gpulab": (
-        "from gpulab.analysis.facts import facts\nfrom gpulab.loading.trace import load_run",
+        "from gpulab.analysis.facts import facts\nfrom gpulab.trace.load import load_run",
         "facts(load_run(sys.argv[1]))",
     ),
     "json.load": (

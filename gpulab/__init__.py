@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gpulab.foretelling import scoreboard
     from gpulab.headspaces import headspace
     from gpulab.labs import lab
-    from gpulab.loading.ranks import load
     from gpulab.run import Ranks, Run
+    from gpulab.trace.ranks import load
     from gpulab.turning import experiment, experiments
 
 __version__ = "0.1.0"
@@ -52,7 +52,7 @@ _DOORS = {
     "headspace": ("gpulab.headspaces", "headspace"),
     "experiments": ("gpulab.turning", "experiments"),
     "lab": ("gpulab.labs", "lab"),
-    "load": ("gpulab.loading.ranks", "load"),
+    "load": ("gpulab.trace.ranks", "load"),
     "profile": ("gpulab.doors", "profile"),
     "report": ("gpulab.doors", "report"),
     "runs": ("gpulab.doors", "runs"),

@@ -20,10 +20,10 @@ from typing import NoReturn, TextIO
 import gpulab
 from gpulab.commands import runs as runs_command
 from gpulab.commands import tensorboard as tensorboard_command
+from gpulab.devices.doctor import examine
 from gpulab.doors import open_run
 from gpulab.errors import GpulabError, StoreError, UsageError
-from gpulab.sources.checkup import examine
-from gpulab.sources.store import Store
+from gpulab.store.folders import Store
 from gpulab.user_code import runs_users_code
 from gpulab.views import doctor, words
 from gpulab.views.compared import Compared

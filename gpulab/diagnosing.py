@@ -14,8 +14,8 @@ from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
 from gpulab.prediction.known import NOTHING, Known
 from gpulab.run import Ranks
-from gpulab.sources.configuration import configured
-from gpulab.sources.scoreboard import Scoreboard
+from gpulab.store.configuration import configured
+from gpulab.store.prediction_log import Scoreboard
 
 
 def thresholds_of(given: Mapping[str, float] | None = None) -> Thresholds:

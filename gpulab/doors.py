@@ -21,10 +21,10 @@ from gpulab.comparing.runs import compare_runs
 from gpulab.diagnosing import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
-from gpulab.loading.ranks import load
 from gpulab.run import Change, Outcome, Ranks, Run, Settings
-from gpulab.sources.runs import Figures, Runs
-from gpulab.sources.store import DOCUMENT, Store, read, trace_path
+from gpulab.store.folders import DOCUMENT, Store, read, trace_path
+from gpulab.store.runs import Figures, Runs
+from gpulab.trace.ranks import load
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import runs as runs_view
 from gpulab.views.alert_lines import alert_lines_or_none

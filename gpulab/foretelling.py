@@ -14,7 +14,7 @@ from gpulab.knobs.values import written
 from gpulab.prediction.predict import Known, predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
-from gpulab.sources.scoreboard import Scoreboard
+from gpulab.store.prediction_log import Scoreboard
 from gpulab.trials.foretold import errors_here
 from gpulab.views.predicted import Predicted
 from gpulab.views.scoreboard import ScoreboardView

@@ -399,7 +399,7 @@ def _show_tensorboard(rest: str) -> None:
 
 def _show_doctor(rest: str) -> None:
     _nothing_more("doctor", rest)
-    from gpulab.sources.checkup import examine
+    from gpulab.devices.doctor import examine
     from gpulab.views import doctor
 
     print(doctor.render(examine()))

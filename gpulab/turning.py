@@ -10,7 +10,7 @@ from typing import Any
 from gpulab import cells
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
-from gpulab.sources.runs import Runs
+from gpulab.store.runs import Runs
 from gpulab.trials.code import FunctionCode, TextCode
 from gpulab.trials.plan import Arm, Code, Listener, Plan
 from gpulab.trials.runner import Runner, check

@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from gpulab.capture.feed import CapturePhase, Delta, Status
-from gpulab.sources.meters import SeriesInfo
+from gpulab.devices.meters import SeriesInfo
 
 CPU_SERIES = (
     SeriesInfo("cpu_pct", "%", "CPU (100 % = 8 usable cores)", "psutil"),

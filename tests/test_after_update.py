@@ -24,7 +24,7 @@ from gpulab.capture.source_lines import Stack
 from gpulab.capture.update_line import UpdateLine
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.run import Category, Run
-from gpulab.sources.store import Store
+from gpulab.store.folders import Store
 
 STEP, ZERO = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"
 MARK = Category.USER_ANNOTATION

@@ -17,8 +17,8 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.operators import operators
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
-from gpulab.sources.kineto import cut, launches
 from gpulab.timeline.launches import CallTree
+from gpulab.trace.kineto import cut, launches
 from tests import synthetic
 
 TRAINER, AUTOGRAD, OTHER_THREAD, STREAM, STREAM_2 = range(5)

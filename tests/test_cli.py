@@ -15,7 +15,7 @@ import pytest
 import gpulab
 from gpulab import cli
 from gpulab.errors import GpulabError
-from gpulab.sources.store import Store
+from gpulab.store.folders import Store
 from tests.strategies import tiny_run
 
 ID = "20250101-000000-aaaaaa"

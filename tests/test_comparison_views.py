@@ -23,7 +23,7 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
-from gpulab.sources.store import Store
+from gpulab.store.folders import Store
 from gpulab.views import comparison_figure
 from gpulab.views import text as terminal
 from gpulab.views.compared import Compared

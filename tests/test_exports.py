@@ -21,13 +21,13 @@ from gpulab.commands import runs as commands
 from gpulab.commands.words import split
 from gpulab.errors import GpulabError, StoreError
 from gpulab.run import Category, Device, Loader, Memory, Run, Samples, Series, Settings
-from gpulab.sources import exports, packages, scalars
-from gpulab.sources.packages import installed
-from gpulab.sources.runs import Runs
-from gpulab.sources.scalars import MOST_POINTS, plain_name
-from gpulab.sources.store import COLUMNS as COLUMNS_FILE
-from gpulab.sources.store import DOCUMENT, Store
-from gpulab.sources.whole_files import write_whole
+from gpulab.store import optional_packages, scalars, tables
+from gpulab.store.atomic_write import write_whole
+from gpulab.store.folders import COLUMNS as COLUMNS_FILE
+from gpulab.store.folders import DOCUMENT, Store
+from gpulab.store.optional_packages import installed
+from gpulab.store.runs import Runs
+from gpulab.store.scalars import MOST_POINTS, plain_name
 from tests.strategies import runs as any_runs
 from tests.strategies import tiny_run
 
@@ -146,7 +146,7 @@ def test_any_name_comes_back(tmp_path: Path, name: str) -> None:
 
 def test_what_is_not_finite_is_missing(tmp_path: Path) -> None:
     rows = [{"a": float("nan"), "b": 0.0}, {"a": float("inf"), "b": None}]
-    exports.write_table(tmp_path / "x.json", rows, {"a": float, "b": float})
+    tables.write_table(tmp_path / "x.json", rows, {"a": float, "b": float})
     assert json.loads((tmp_path / "x.json").read_text()) == [{"a": None, "b": 0.0}, {"a": None, "b": None}]
 
 
@@ -161,7 +161,7 @@ def test_parquet_keeps_the_types_of_empty_columns(runs: Runs, tmp_path: Path) ->
 def test_parquet_without_its_package_is_one_sentence(
     runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exports, "installed", lambda name: name != "pyarrow")
+    monkeypatch.setattr(tables, "installed", lambda name: name != "pyarrow")
     told = complaint(runs, f"export {tmp_path / 'runs.parquet'}")
     assert told == "A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need nothing."
 
@@ -351,7 +351,7 @@ def test_a_tracker_that_is_not_installed_is_named(
     runs: Runs, option: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(optional_packages, "find_spec", lambda name: None)
     before = sorted(tmp_path.iterdir())
     assert complaint(runs, f"export {option}").endswith(f": pip install {package}.")
     assert sorted(tmp_path.iterdir()) == before
@@ -522,8 +522,8 @@ REAL = """
 import sys
 from pathlib import Path
 from gpulab.commands import runs as commands
-from gpulab.sources.runs import Runs
-from gpulab.sources.store import Store
+from gpulab.store.runs import Runs
+from gpulab.store.folders import Store
 print(commands.command(Runs(Store(Path(sys.argv[1]))), ["export", *sys.argv[2:]]).splitlines()[0])
 import psutil
 print([child.name() for child in psutil.Process().children(recursive=True)])

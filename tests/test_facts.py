@@ -12,10 +12,10 @@ from gpulab.diagnosis.case import Case
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.intervals import measure
-from gpulab.loading.trace import load_run
 from gpulab.prediction.today import Today
 from gpulab.run import Timeline
 from gpulab.timeline import spans
+from gpulab.trace.load import load_run
 from tests import real_traces
 
 

@@ -35,8 +35,8 @@ from benchmarks.gpu_first.table import table
 from benchmarks.simulated_gpu.program import Graph, Kernel, Loop, Operator, Read, Update
 from benchmarks.simulated_gpu.record import Plan, record
 from gpulab.analysis.facts import Facts, facts
+from gpulab.devices.fake_nvml import fake_nvml, h100, t4
 from gpulab.run import Category, Timeline
-from gpulab.sources.fake_nvml import fake_nvml, h100, t4
 
 ROOT = Path(__file__).parents[1]
 PLAY = """

@@ -10,10 +10,10 @@ import pytest
 import torch
 from fake_cuda import ILLEGAL_ACCESS, FakeCuda
 
-from gpulab.capture import gpus
 from gpulab.capture.state import State
 from gpulab.capture.step_events import StepEvents
 from gpulab.capture.weights import Watch
+from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
 from gpulab.knobs import randomness
 from gpulab.trials.apart import torch_settings
@@ -29,8 +29,8 @@ def trained() -> dict[str, Any]:
 
 def test_only_gpus_in_use_are_waited_for(fake_cuda: FakeCuda) -> None:
     fake_cuda.start(1)
-    assert gpus.in_use() == [1]
-    gpus.synchronize()
+    assert gpus_in_use.in_use() == [1]
+    gpus_in_use.synchronize()
     assert fake_cuda.calls == ["synchronize"] and fake_cuda.contexts == []
 
 
@@ -38,7 +38,7 @@ def test_waiting_waits(fake_cuda: FakeCuda) -> None:
     fake_cuda.clock_ns = 0
     fake_cuda.start(1)
     fake_cuda.enqueue(7_000_000)
-    gpus.synchronize()
+    gpus_in_use.synchronize()
     assert fake_cuda.clock_ns == 7_000_000
 
 
@@ -48,7 +48,7 @@ def test_an_allocator_that_counts_nothing(fake_cuda: FakeCuda, monkeypatch: pyte
 
     monkeypatch.setattr(torch.cuda, "memory_reserved", refuse)
     fake_cuda.start(1)
-    assert gpus.in_use() == [1]
+    assert gpus_in_use.in_use() == [1]
 
 
 def test_a_training_is_put_back_without_a_context_on_another_gpu(fake_cuda: FakeCuda) -> None:
@@ -126,7 +126,7 @@ def test_an_error_that_stays_is_told_from_one_that_came_late(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_cuda.start()
-    assert gpus.lost() is None
+    assert gpus_in_use.lost() is None
     late, wait = [RuntimeError("CUDA error: invalid configuration argument")], torch.cuda.synchronize
 
     def once(device: object = None) -> None:
@@ -135,10 +135,10 @@ def test_an_error_that_stays_is_told_from_one_that_came_late(
         wait(device)
 
     monkeypatch.setattr(torch.cuda, "synchronize", once)
-    assert gpus.lost() is None
+    assert gpus_in_use.lost() is None
     fake_cuda.error = ILLEGAL_ACCESS
     with pytest.raises(DeviceLost, match=r"illegal memory access was encountered\. Restart the kernel: the GPU's con"):
-        gpus.synchronize()
+        gpus_in_use.synchronize()
 
 
 def test_a_training_on_a_lost_gpu_is_not_touched(fake_cuda: FakeCuda) -> None:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 import gpulab
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.run import Batches, Run, Steps
-from gpulab.sources.store import Store
+from gpulab.store.folders import Store
 from gpulab.views.report import Report
 
 EPS = 1e-6

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpulab.devices import cuda_probe, doctor, machine, nvml
+from gpulab.devices import fake_nvml as fakes
+from gpulab.devices.cuda_visible_devices import visible_gpus
 from gpulab.errors import UsageError
-from gpulab.sources import checkup, cuda_process, machine, nvml
-from gpulab.sources import fake_nvml as fakes
-from gpulab.sources.visible import visible_gpus
 from gpulab.views.doctor import render
 
 
@@ -98,7 +98,7 @@ def test_environment_names_what_matters() -> None:
 
 def test_the_cpu_is_a_device_without_torch() -> None:
     program = (
-        "import sys; from gpulab.sources.machine import detect_device;"
+        "import sys; from gpulab.devices.machine import detect_device;"
         "print(detect_device('cpu').kind, 'torch' in sys.modules)"
     )
     folder = Path(machine.__file__).parents[2]
@@ -149,9 +149,9 @@ def with_torch(
     module = fakes.fake_nvml(script)
     monkeypatch.setattr(machine, "_torch", lambda: torch)
     monkeypatch.setattr(nvml, "load_nvml", lambda: module)
-    monkeypatch.setattr(cuda_process, "ask", lambda question: pytest.fail("no other process is needed"))
-    cuda_process._gpus.cache_clear()
-    for name in cuda_process.DECIDING:
+    monkeypatch.setattr(cuda_probe, "ask", lambda question: pytest.fail("no other process is needed"))
+    cuda_probe._gpus.cache_clear()
+    for name in cuda_probe.DECIDING:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -304,7 +304,7 @@ def test_the_order_of_different_gpus_is_known_where_the_bus_decides(monkeypatch:
 
 def test_no_other_process_is_asked_where_nothing_hints_at_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with_torch(monkeypatch, fakes.no_driver())
-    monkeypatch.setattr(cuda_process, "DEVICE_FILES", ("/dev/no-such-device",))
+    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/no-such-device",))
     assert machine.detect_device("auto").kind == "cpu"
     with pytest.raises(UsageError, match="PyTorch finds no GPU"):
         machine.detect_device("cuda")
@@ -312,20 +312,20 @@ def test_no_other_process_is_asked_where_nothing_hints_at_a_gpu(monkeypatch: pyt
 
 def answers_with(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "", code: int = 0) -> None:
     """The other process's answer, without the process."""
-    cuda_process._gpus.cache_clear()
-    monkeypatch.setattr(cuda_process, "DEVICE_FILES", ("/dev/null",))
+    cuda_probe._gpus.cache_clear()
+    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/null",))
     done = subprocess.CompletedProcess([], code, f"a line of another library\n{stdout}\n", stderr)
-    monkeypatch.setattr(cuda_process, "ask", lambda question: done)
+    monkeypatch.setattr(cuda_probe, "ask", lambda question: done)
 
 
 def test_the_other_process_really_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(cuda_process, "DEVICE_FILES", ("/dev/null",))
-    cuda_process._gpus.cache_clear()
-    assert cuda_process.gpus() == []
-    done = cuda_process.ask("gpus")
+    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/null",))
+    cuda_probe._gpus.cache_clear()
+    assert cuda_probe.gpus() == []
+    done = cuda_probe.ask("gpus")
     assert done is not None and (done.returncode, done.stdout) == (0, '{"gpus": []}\n'), done
-    trial = cuda_process.try_tracing()
+    trial = cuda_probe.try_tracing()
     assert trial.kernels == 0 and "Error" in trial.reason, trial
 
 
@@ -355,7 +355,7 @@ def test_the_doctor_says_why_kernels_do_not_come_back(
 ) -> None:
     with_torch(monkeypatch, fakes.h100())
     answers_with(monkeypatch, stdout, stderr, code)
-    checks = {c.name: c for c in checkup.examine()}
+    checks = {c.name: c for c in doctor.examine()}
     check = checks["GPU work in the trace"]
     assert (check.state, check.found) == ("refused", f"refused: {reason}")
     assert ("NVreg_" in check.next_step) is ("PRIVILEGES" in reason)
@@ -366,7 +366,7 @@ def test_the_doctor_says_why_kernels_do_not_come_back(
 def test_a_gpu_without_curves_and_kernels_is_still_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with_torch(monkeypatch, fakes.no_driver(), running=True)
     answers_with(monkeypatch, '{"kernels": 0}')
-    text = " ".join(render(checkup.examine()).split())
+    text = " ".join(render(doctor.examine()).split())
     assert "There is no NVIDIA GPU" not in text
     assert "GPU kernels cannot be traced. GPU utilization, memory and power cannot be read." in text
 
@@ -374,7 +374,7 @@ def test_a_gpu_without_curves_and_kernels_is_still_a_gpu(monkeypatch: pytest.Mon
 def test_the_doctor_sees_kernels_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     with_torch(monkeypatch, fakes.h100())
     answers_with(monkeypatch, '{"kernels": 63}', "CUPTI says something harmless")
-    checks = checkup.examine()
+    checks = doctor.examine()
     check = next(c for c in checks if c.name == "GPU work in the trace")
     assert (check.state, check.found) == ("ok", "63 of 64 small kernels came back (CUPTI)")
     assert "GPU kernels are traced one by one." in " ".join(render(checks).split())
@@ -385,7 +385,7 @@ def test_copies_and_waits_are_no_kernels_of_the_trial() -> None:
         return SimpleNamespace(name=name, device_type=SimpleNamespace(name=device))
 
     others = [event("Memset (Device)"), event("Memcpy HtoD"), event("Context Sync"), event("aten::add", "CPU")]
-    assert cuda_process.kernels_among([*others, *[event("vectorized_elementwise_kernel<4, …>")] * 3]) == 3
+    assert cuda_probe.kernels_among([*others, *[event("vectorized_elementwise_kernel<4, …>")] * 3]) == 3
 
 
 def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,18 +393,18 @@ def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
         raise subprocess.TimeoutExpired("python", 1.0)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    assert cuda_process.try_tracing() == cuda_process.Trial(0, "the trial did not end within 60 s")
+    assert cuda_probe.try_tracing() == cuda_probe.Trial(0, "the trial did not end within 60 s")
 
 
 @pytest.mark.skipif(machine.nvml_sees_a_gpu(), reason="this machine has a GPU")
 def test_without_a_gpu_the_doctor_tries_nothing() -> None:
-    checks = checkup.examine(try_tracing=lambda: pytest.fail("tried"))
+    checks = doctor.examine(try_tracing=lambda: pytest.fail("tried"))
     check = next(c for c in checks if c.name == "GPU work in the trace")
     assert (check.state, check.found, check.next_step) == ("absent", "not tried: no GPU", "")
 
 
-def checks_by_name(script: fakes.FakeScript, store: Path | None = None) -> dict[str, checkup.Check]:
-    return {c.name: c for c in checkup.examine(store, fakes.fake_nvml(script))}
+def checks_by_name(script: fakes.FakeScript, store: Path | None = None) -> dict[str, doctor.Check]:
+    return {c.name: c for c in doctor.examine(store, fakes.fake_nvml(script))}
 
 
 def test_the_doctor_without_a_driver() -> None:
@@ -459,7 +459,7 @@ def test_a_look_that_breaks_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_doctors_text_is_aligned_and_fits() -> None:
-    text = render(checkup.examine(Path("/"), fakes.fake_nvml(fakes.h100())), width=80)
+    text = render(doctor.examine(Path("/"), fakes.fake_nvml(fakes.h100())), width=80)
     lines = text.splitlines()
     assert max(map(len, lines)) <= 80
     rows = [line for line in lines if line.startswith(("  ok ", "  partly ", "  no "))]
@@ -473,5 +473,5 @@ def named(row: str) -> str:
 
 
 def test_the_doctors_text_holds_no_escape_sequences() -> None:
-    text = render([checkup.Check("name\x1b[31m", "limited", "found\x1b[0m\n", "next\x07")])
+    text = render([doctor.Check("name\x1b[31m", "limited", "found\x1b[0m\n", "next\x07")])
     assert all(ch.isprintable() or ch == "\n" for ch in text)

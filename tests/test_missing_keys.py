@@ -13,20 +13,20 @@ from synthetic import no_step_case, no_trace_case
 
 import gpulab
 from gpulab.run import Missing, Run
-from gpulab.sources import encoding
+from gpulab.store import codec
 from gpulab.views import device_curves, sections
 from gpulab.views.report import Report
 
 
 def stored(run: Run, *, with_keys: bool) -> Run:
     """The run as it comes back from disk; without keys as older versions wrote it."""
-    document, columns = encoding.encode(run)
+    document, columns = codec.encode(run)
     if not with_keys:
         plain = json.loads(document)
         for missing in plain["missing"]:
             del missing["key"]
         document = json.dumps(plain).encode()
-    return encoding.decode(document, io.BytesIO(columns))
+    return codec.decode(document, io.BytesIO(columns))
 
 
 def why_no_breakdown(run: Run) -> str:

@@ -10,9 +10,9 @@ from types import ModuleType
 
 import pytest
 
-from gpulab.sources import fake_nvml as fakes
-from gpulab.sources import nvml
-from gpulab.sources.meters import QueryMeter
+from gpulab.devices import fake_nvml as fakes
+from gpulab.devices import nvml
+from gpulab.devices.meters import QueryMeter
 
 SIMPLE = {
     "gpu_utilization_pct",

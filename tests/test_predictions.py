@@ -38,12 +38,12 @@ from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.described import loader_record
 from gpulab.knobs.values import written
-from gpulab.loading.trace import load_run
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict
 from gpulab.prediction.removal import predict_removal
 from gpulab.prediction.today import Today, training_cores
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
+from gpulab.trace.load import load_run
 from gpulab.trials.foretold import sizes_to_run
 from gpulab.views.predicted import Predicted
 

@@ -18,8 +18,8 @@ from gpulab.diagnosing import diagnose_job
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.diagnosis.thresholds import DEFAULT
-from gpulab.loading.trace import load_run
 from gpulab.run import Category, Device, Lane, Ranks, Run, Steps, Timeline
+from gpulab.trace.load import load_run
 from gpulab.views.ranked import RankedReport
 
 US = 1_000

@@ -18,9 +18,9 @@ from made_timelines import MAIN, STREAM, STREAM_2, Span
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.loading.trace import load_run
 from gpulab.prediction.replay import Changes, Replay, host_spans
 from gpulab.run import DEVICE_CATEGORIES, Category, Run
+from gpulab.trace.load import load_run
 
 LATENCY, GAP, LEAST_SYNC = 5_000, 500, 2_000
 CALL = 1_000  # ns that the host spends in a launching call

@@ -35,8 +35,8 @@ from gpulab.diagnosis.rules import (
     transfers,
 )
 from gpulab.diagnosis.thresholds import DEFAULT
-from gpulab.loading.trace import load_run
 from gpulab.run import Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
+from gpulab.trace.load import load_run
 
 MINE: tuple[Rule, ...] = (
     launching.launch_bound,

@@ -23,9 +23,9 @@ from gpulab.commands import tensorboard
 from gpulab.commands.words import split
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Device, Loader, Run, Settings
-from gpulab.sources import store as store_module
-from gpulab.sources.runs import Runs
-from gpulab.sources.store import DOCUMENT, Store, read
+from gpulab.store import folders as store_module
+from gpulab.store.folders import DOCUMENT, Store, read
+from gpulab.store.runs import Runs
 from gpulab.views import tensorboard_server
 from gpulab.views.runs import Table
 from tests.strategies import assert_same, tiny_run
@@ -555,8 +555,8 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
 KERNEL = """
 import sys, time
 from pathlib import Path
-from gpulab.sources.runs import Runs
-from gpulab.sources.store import Store
+from gpulab.store.runs import Runs
+from gpulab.store.folders import Store
 from gpulab.views import tensorboard_server
 print(tensorboard_server.start(Runs(Store(Path(sys.argv[1])))).process.pid, flush=True)
 {ending}

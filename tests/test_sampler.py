@@ -20,10 +20,10 @@ import pytest
 from gpulab.capture import sampler as sampling
 from gpulab.capture.feed import Float32
 from gpulab.capture.sampler import Sampler
+from gpulab.devices import fake_nvml as fakes
+from gpulab.devices.host import host_meter
+from gpulab.devices.meters import SeriesInfo
 from gpulab.run import Device
-from gpulab.sources import fake_nvml as fakes
-from gpulab.sources.host import host_meter
-from gpulab.sources.meters import SeriesInfo
 
 CPU = Device("cpu", "a CPU")
 H100 = Device("cuda", "NVIDIA H100", 0, "00000000-0000-0000-0000-0000000000a0")
@@ -277,7 +277,7 @@ def root() -> Path:
 
 def test_the_child_imports_nothing_heavy() -> None:
     program = (
-        "import sys, gpulab.capture.sampler_process, gpulab.sources.host, gpulab.sources.nvml;"
+        "import sys, gpulab.capture.sampler_process, gpulab.devices.host, gpulab.devices.nvml;"
         "print([m for m in ('torch', 'numpy', 'matplotlib', 'IPython') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=root(), capture_output=True, text=True, check=True)

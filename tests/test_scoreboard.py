@@ -25,8 +25,8 @@ import gpulab
 from gpulab.errors import StoreError
 from gpulab.prediction.calibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, calibrated
 from gpulab.prediction.prediction import Prediction
-from gpulab.sources import scoreboard
-from gpulab.sources.scoreboard import NAME, Board, Record, Scoreboard
+from gpulab.store import prediction_log
+from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
 from gpulab.trials.foretold import keep
 from gpulab.views import scoreboard as view
 from gpulab.views.compared import Compared
@@ -59,7 +59,7 @@ def records(draw: st.DrawFn) -> Record:
 
 def a_record(**changes: Any) -> Record:
     usual: dict[str, Any] = {
-        "when": scoreboard.now(),
+        "when": prediction_log.now(),
         "knob": "workers",
         "value": "workers=2",
         "predicted": 0.5,
@@ -105,12 +105,12 @@ def test_two_notebooks_at_once_lose_and_tear_nothing(tmp_path: Path, monkeypatch
 
 
 def test_a_full_file_is_put_aside_and_the_oldest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scoreboard, "FULL_BYTES", 3_000)
+    monkeypatch.setattr(prediction_log, "FULL_BYTES", 3_000)
     board = Scoreboard(tmp_path)
     for i in range(100):
         board.append([a_record(value=f"n={i}")])
     files = list(tmp_path.iterdir())
-    assert len(files) <= scoreboard.MOST_ASIDE + 1
+    assert len(files) <= prediction_log.MOST_ASIDE + 1
     assert sum(f.stat().st_size for f in files) < 5 * 3_500
     kept = [int(r.value[2:]) for r in board.read().records]
     assert kept == list(range(kept[0], 100)) and len(kept) > 20

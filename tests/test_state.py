@@ -26,8 +26,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpulab.capture import room, tensors
+from gpulab.capture import tensors
 from gpulab.capture.state import Restored, State, TooLarge
+from gpulab.devices import cgroups
 from gpulab.errors import GpulabError
 
 START = """
@@ -636,7 +637,7 @@ def test_what_cannot_be_put_back_is_named() -> None:
 @pytest.mark.parametrize("free", [0, 10_000])
 def test_a_state_larger_than_free_memory_is_refused(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace = notebook("import torch; model = torch.nn.Linear(100, 100, bias=False); a = 1")
-    monkeypatch.setattr(room, "free_host_bytes", lambda: free)
+    monkeypatch.setattr(cgroups, "free_host_bytes", lambda: free)
     with pytest.raises(TooLarge) as refused:
         State.of(namespace, None)
     assert isinstance(refused.value, GpulabError) and "between runs" in str(refused.value)
@@ -654,18 +655,18 @@ def test_free_memory_goes_by_the_cgroup(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    assert room.free_host_bytes(tmp_path) is None
+    assert cgroups.free_host_bytes(tmp_path) is None
     file("proc/self/cgroup", "0::/box\n5:memory:/box\n")
     file("sys/fs/cgroup/box/memory.max", "1000\n")
     file("sys/fs/cgroup/box/memory.current", "700\n")
     file("sys/fs/cgroup/box/memory.stat", "anon 500\ninactive_file 150\n")
-    assert room.free_host_bytes(tmp_path) == 450
+    assert cgroups.free_host_bytes(tmp_path) == 450
     file("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n")
     file("sys/fs/cgroup/memory/memory.usage_in_bytes", "1900\n")
-    assert room.free_host_bytes(tmp_path) == 100
+    assert cgroups.free_host_bytes(tmp_path) == 100
     file("sys/fs/cgroup/memory/memory.usage_in_bytes", "2900\n")
-    assert room.free_host_bytes(tmp_path) == 0
-    here = room.free_host_bytes()
+    assert cgroups.free_host_bytes(tmp_path) == 0
+    here = cgroups.free_host_bytes()
     assert here is not None and 0 < here <= psutil.virtual_memory().total
 
 

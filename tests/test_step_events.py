@@ -20,7 +20,7 @@ from gpulab.capture.loop import Loop
 from gpulab.capture.short_run import ShortRun
 from gpulab.capture.step_events import StepEvents, gpu_of
 from gpulab.run import Int64, Run
-from gpulab.sources.encoding import decode, encode
+from gpulab.store.codec import decode, encode
 from gpulab.views.sections import sections
 
 MS = 1_000_000

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Run
-from gpulab.sources import encoding
-from gpulab.sources.runs import KEPT_IN_MEMORY, Runs
-from gpulab.sources.store import COLUMNS, DOCUMENT, Store, new_id, read, read_outline, trace_path
+from gpulab.store import codec
+from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, read_outline, trace_path
+from gpulab.store.runs import KEPT_IN_MEMORY, Runs
 from gpulab.views import runs as views
 from tests.strategies import assert_same, runs, tiny_run
 
@@ -53,15 +53,15 @@ def hidden(store: Store) -> list[Path]:
 @settings(max_examples=100, deadline=None)
 @given(runs())
 def test_a_run_comes_back_bit_by_bit(run: Run) -> None:
-    document, columns = encoding.encode(run)
-    assert_same(run, encoding.decode(document, io.BytesIO(columns)))
+    document, columns = codec.encode(run)
+    assert_same(run, codec.decode(document, io.BytesIO(columns)))
 
 
 @settings(max_examples=30, deadline=None)
 @given(runs())
 def test_an_outline_is_the_run_without_its_timeline(run: Run) -> None:
-    document, columns = encoding.encode(run)
-    outline = encoding.decode(document, io.BytesIO(columns), timeline=False)
+    document, columns = codec.encode(run)
+    outline = codec.decode(document, io.BytesIO(columns), timeline=False)
     assert_same(dataclasses.replace(run, timeline=None), outline)
 
 
@@ -224,7 +224,7 @@ def test_a_file_that_cannot_grow_leaves_nothing(tmp_path: Path) -> None:
         import resource, sys
         from pathlib import Path
         from gpulab.errors import StoreError
-        from gpulab.sources.store import Store
+        from gpulab.store.folders import Store
         from tests.strategies import tiny_run
         resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000))
         try:
@@ -262,7 +262,7 @@ def test_a_writer_that_died_is_ignored_and_cleaned_up_an_hour_later(store: Store
     code = """
         import os, sys
         from pathlib import Path
-        from gpulab.sources.store import Store
+        from gpulab.store.folders import Store
         from tests.strategies import tiny_run
         Store(Path(sys.argv[1])).save(tiny_run(), lambda path: (path.write_bytes(b"half"), os._exit(9)))
     """
@@ -282,7 +282,7 @@ def test_two_processes_save_at_once(store: Store) -> None:
     code = """
         import dataclasses, sys
         from pathlib import Path
-        from gpulab.sources.store import Store, new_id
+        from gpulab.store.folders import Store, new_id
         from tests.strategies import tiny_run
         store = Store(Path(sys.argv[1]))
         for _ in range(20):
@@ -436,7 +436,7 @@ def test_a_compressed_column_is_refused_before_it_is_unpacked(store: Store) -> N
 def test_a_document_beyond_all_bounds_is_not_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = store.save(make(OLD))
     with (folder / DOCUMENT).open("r+b") as file:
-        file.truncate(encoding.MAX_DOCUMENT_BYTES + 1)
+        file.truncate(codec.MAX_DOCUMENT_BYTES + 1)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
     assert store.list()[0].problem == "run.json is larger than 64 MiB"
 
@@ -458,14 +458,14 @@ def test_a_deep_document_is_refused(store: Store) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_either_harmless_or_a_store_error(data: st.DataObject) -> None:
-    document, columns = encoding.encode(tiny_run())
+    document, columns = codec.encode(tiny_run())
     for _ in range(data.draw(st.integers(1, 3))):
         if data.draw(st.booleans()):
             document = damaged(document, data)
         else:
             columns = damaged(columns, data)
     try:
-        run = encoding.decode(document, io.BytesIO(columns))
+        run = codec.decode(document, io.BytesIO(columns))
     except StoreError:
         return
     run.check()

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 import gpulab
-from gpulab.sources.store import read, trace_path
+from gpulab.store.folders import read, trace_path
 
 START_S = 240.0
 PATIENCE_S = 120.0

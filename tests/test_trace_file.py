@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from gpulab.analysis.breakdown import breakdown
 from gpulab.errors import TraceError
-from gpulab.loading.trace import load_run
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
-from gpulab.sources import trace_text
-from gpulab.sources.trace_file import Trace, read_trace
+from gpulab.trace import json_text
+from gpulab.trace.file import Trace, read_trace
+from gpulab.trace.load import load_run
 from tests import made_traces as made
 from tests import real_traces
 from tests.made_traces import BASE_US, Event
@@ -129,14 +129,14 @@ class TestSpellings:
 
     @pytest.mark.parametrize("block", [64, 257, 1000, 5000])
     def test_cut_anywhere(self, tmp_path: Path, block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(trace_text, "BLOCK_BYTES", block)
-        monkeypatch.setattr(trace_text, "LEARNED_BYTES", block)
+        monkeypatch.setattr(json_text, "BLOCK_BYTES", block)
+        monkeypatch.setattr(json_text, "LEARNED_BYTES", block)
         assert rows(read(tmp_path, made.text(PLAIN)).timeline) == EXPECTED
 
     def test_many_labels_before_the_first_span(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(trace_text, "BLOCK_BYTES", 2000)
-        monkeypatch.setattr(trace_text, "LEARNED_BYTES", 2000)
-        monkeypatch.setattr(trace_text, "EVENT_LIMIT_BYTES", 4000)
+        monkeypatch.setattr(json_text, "BLOCK_BYTES", 2000)
+        monkeypatch.setattr(json_text, "LEARNED_BYTES", 2000)
+        monkeypatch.setattr(json_text, "EVENT_LIMIT_BYTES", 4000)
         spans = [made.span("cpu_op", f"op{i}", 0.5 * i, 0.25) for i in range(100)]
         trace = read(tmp_path, made.text([*made.labels() * 20, *PLAIN, *spans]))
         assert rows(trace.timeline) > EXPECTED and len(trace.timeline) == len(EXPECTED) + 100

@@ -18,8 +18,8 @@ from gpulab.analysis.facts import facts
 from gpulab.cli import main
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.errors import TraceError
-from gpulab.loading import ranks as rank_loading
 from gpulab.run import Ranks, Run
+from gpulab.trace import ranks as rank_loading
 from tests import made_traces as made
 from tests import real_traces
 

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.analysis.breakdown import breakdown
-from gpulab.loading.trace import load_run
 from gpulab.run import Category, Lane, Phase, Run, StepFlag, Timeline
 from gpulab.timeline.trace_steps import FoundSteps, find_steps
+from gpulab.trace.load import load_run
 from tests import made_traces as made
 from tests import real_traces
 from tests.made_traces import Event
@@ -235,7 +235,7 @@ class TestLoadedRun:
     def test_it_can_be_stored_and_read_back(self, tmp_path: Path) -> None:
         import io
 
-        from gpulab.sources.encoding import decode, encode
+        from gpulab.store.codec import decode, encode
 
         args = {"Device Type": 1, "Device Id": 0, "Bytes": 5}
         event = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": made.BASE_US, "args": args}

@@ -14,8 +14,8 @@ from torch.profiler import profile
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
 from gpulab.run import Category, Timeline
-from gpulab.sources.kineto import Recording
 from gpulab.timeline import spans
+from gpulab.trace.kineto import Recording
 
 SESSIONS = 12
 KERNELS = 200

@@ -19,9 +19,9 @@ import torch
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.packages import NEEDED
 from benchmarks.gpu_first.stage import Stage
-from gpulab.sources import checkup, nvml
-from gpulab.sources.fake_nvml import fake_nvml, h100
-from gpulab.sources.machine import detect_device
+from gpulab.devices import doctor, nvml
+from gpulab.devices.fake_nvml import fake_nvml, h100
+from gpulab.devices.machine import detect_device
 from gpulab.views.doctor import render
 
 REPEATS = 20
@@ -41,7 +41,7 @@ def measure(answer: Answer, stage: Stage) -> None:
     answer.figure("driver parameters", _text_of("/proc/driver/nvidia/params", _profiling_parameters))
     _queries(answer, stage)
     began = time.perf_counter()
-    checks = checkup.examine()
+    checks = doctor.examine()
     answer.figure("doctor_s", time.perf_counter() - began)
     answer.figure("doctor", render(checks).splitlines())
     refused = [f"{check.name}: {check.found}" for check in checks if check.state in ("refused", "absent")]

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.sources.meters import SeriesInfo as SeriesInfo
+from gpulab.devices.meters import SeriesInfo as SeriesInfo
 
 Float32 = npt.NDArray[np.float32]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.capture.gpus import in_graph_capture
+from gpulab.devices.gpus_in_use import in_graph_capture
 from gpulab.knobs.patching import replaced
 from gpulab.run import Steps
 

@@ -8,10 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 
-from gpulab.capture import gpus, schedule
+from gpulab.capture import schedule
 from gpulab.capture.deadline import Deadline
 from gpulab.capture.feed import CapturePhase
 from gpulab.capture.window import ProfilerUnavailable, Watched, Window, in_backward
+from gpulab.devices import gpus_in_use
 from gpulab.formatting import duration
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
 
@@ -104,7 +105,7 @@ class Phases:
     def begin(self, before: int, done: int) -> bool:
         """Open the window that is due now that `done` steps are complete (`before` at the last look), if one is."""
         planned = self._due(before, done) if self._window is None else None
-        self._postponed = planned if planned is not None and gpus.in_graph_capture() else None
+        self._postponed = planned if planned is not None and gpus_in_use.in_graph_capture() else None
         if planned is None or self._postponed is not None or not self._start(schedule.TRACE_HARD_LIMIT_S):
             return False
         self._planned = replace(planned, after=done)
@@ -211,7 +212,7 @@ class Phases:
         if in_backward():
             self._hindered = "its steps end within backward passes, where torch's profiler cannot be started"
             return False
-        if gpus.in_graph_capture():
+        if gpus_in_use.in_graph_capture():
             self._hindered = "the code captured a CUDA graph just then, which the profiler's start would have broken"
             return False
         window = self._new_window()
@@ -289,7 +290,7 @@ def _why_none(step_count: int) -> str:
 
 def _may_touch() -> bool:
     """Whether the profiler may be started or stopped here: not inside a backward pass nor a graph capture."""
-    return not in_backward() and not gpus.in_graph_capture()
+    return not in_backward() and not gpus_in_use.in_graph_capture()
 
 
 _PROFILER = re.compile(

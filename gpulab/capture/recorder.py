@@ -28,13 +28,13 @@ from gpulab.capture.source_lines import Naming, lines_above
 from gpulab.capture.used_gpu import moved, working_gpus
 from gpulab.capture.window import Window, sessions
 from gpulab.capture.workers import deaths_unheard
+from gpulab.devices.machine import detect_device, environment
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
 from gpulab.run import Choice, Environment, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Steps, Timeline
-from gpulab.sources.configuration import configured
-from gpulab.sources.kineto import launches
-from gpulab.sources.machine import detect_device, environment
-from gpulab.sources.store import new_id
+from gpulab.store.configuration import configured
+from gpulab.store.folders import new_id
+from gpulab.trace.kineto import launches
 
 RunSource = Literal["cell", "statement", "block", "script"]
 

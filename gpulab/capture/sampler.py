@@ -22,11 +22,11 @@ import numpy as np
 
 from gpulab.capture.feed import Float32
 from gpulab.capture.sampler_process import Order
+from gpulab.devices.child_path import import_path
+from gpulab.devices.fake_nvml import FakeScript
+from gpulab.devices.machine import usable_cores
+from gpulab.devices.meters import SeriesInfo
 from gpulab.run import Device, Missing, Samples, Series
-from gpulab.sources.child_path import import_path
-from gpulab.sources.fake_nvml import FakeScript
-from gpulab.sources.machine import usable_cores
-from gpulab.sources.meters import SeriesInfo
 
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
 MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series

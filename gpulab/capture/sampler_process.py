@@ -20,10 +20,10 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 
-from gpulab.sources.fake_nvml import FakeScript, fake_nvml
-from gpulab.sources.host import host_meter
-from gpulab.sources.meters import Meter, Unavailable
-from gpulab.sources.nvml import nvml_meter
+from gpulab.devices.fake_nvml import FakeScript, fake_nvml
+from gpulab.devices.host import host_meter
+from gpulab.devices.meters import Meter, Unavailable
+from gpulab.devices.nvml import nvml_meter
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpulab.capture import gpus
 from gpulab.capture.consumed import position
 from gpulab.capture.contents import Kept, KeptDict, KeptList, KeptName, KeptSet
 from gpulab.capture.place import Place
 from gpulab.capture.randomness import Randomness, Undo, undo_of
 from gpulab.capture.reachable import MOST, Reachable
 from gpulab.capture.tensors import Tensors, TooLarge
+from gpulab.devices import gpus_in_use
 
 NAMED = 20  # at most, of a kind
 
@@ -97,7 +97,7 @@ class State:
         Raises DeviceLost, and touches nothing then, where an error of a GPU stays.
         """
         could_not = [*self._close_loaders(), *self._beyond()]
-        gpus.synchronize()
+        gpus_in_use.synchronize()
         taken_from = self._taken_from()
         left = [*taken_from, *(x.place for x in self._reached.lengths if x.changed())]
         put_back: list[Place] = []

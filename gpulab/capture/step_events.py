@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.capture import gpus
+from gpulab.devices import gpus_in_use
 from gpulab.run import Int64
 
 UNKNOWN = -1.0
@@ -42,7 +42,7 @@ class StepEvents:
     def updated(self, optimizer: Any) -> None:
         """An optimizer has stepped: the step's events belong where its parameters are."""
         index = gpu_of(optimizer)
-        if index is None or self._broken or gpus.in_graph_capture():
+        if index is None or self._broken or gpus_in_use.in_graph_capture():
             return
         if index != self.index:
             self._forget()
@@ -51,7 +51,7 @@ class StepEvents:
 
     def mark(self, t_ns: int) -> None:
         """A boundary is here, at `t_ns` of the host's clock."""
-        if self._broken or gpus.in_graph_capture():
+        if self._broken or gpus_in_use.in_graph_capture():
             return
         try:
             if self._ready():
@@ -83,7 +83,7 @@ class StepEvents:
         """
         if self.index is None:
             self._tries += 1
-            used = gpus.in_use() if self._tries & (self._tries - 1) == 0 else []
+            used = gpus_in_use.in_use() if self._tries & (self._tries - 1) == 0 else []
             self.index = used[0] if len(used) == 1 else None
         return self.index is not None
 

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulab.capture import gpus, room
 from gpulab.capture.place import Place
+from gpulab.devices import cgroups, gpus_in_use
 from gpulab.errors import GpulabError
 from gpulab.formatting import size
 
@@ -151,16 +151,16 @@ class Tensors:
         """Remember all values, once the GPUs in use have computed them. Raises TooLarge and DeviceLost."""
         import torch
 
-        gpus.synchronize(self._gpus)
+        gpus_in_use.synchronize(self._gpus)
         sums = _sums((p.gpu, p.bytes) for p in self._pieces)
-        roomy = {gpu for gpu, n in sums.items() if gpu is not None and n <= GPU_SHARE * room.free_gpu_bytes(gpu)}
-        needed, free = sum(n for gpu, n in sums.items() if gpu not in roomy), room.free_host_bytes()
+        roomy = {gpu for gpu, n in sums.items() if gpu is not None and n <= GPU_SHARE * cgroups.free_gpu_bytes(gpu)}
+        needed, free = sum(n for gpu, n in sums.items() if gpu not in roomy), cgroups.free_host_bytes()
         if free is not None and needed > free:
             raise TooLarge(needed, free)
         with torch.no_grad():
             for piece in self._pieces:
                 piece.copy(to_host=piece.gpu not in roomy)
-        gpus.synchronize(self._gpus)  # the code may use another stream
+        gpus_in_use.synchronize(self._gpus)  # the code may use another stream
         kept = _sums((p.kept_on, p.bytes) for p in self._pieces)
         self.gpu_bytes = {gpu: n for gpu, n in kept.items() if gpu is not None}
 
@@ -178,7 +178,7 @@ class Tensors:
         import torch
 
         failed = []
-        gpus.synchronize(self._gpus)
+        gpus_in_use.synchronize(self._gpus)
         with torch.no_grad():
             for form in self._forms:
                 try:
@@ -187,7 +187,7 @@ class Tensors:
                     failed.append(f"`{form.met.place}`: {str(e).partition(chr(10))[0]}")
             for live, copies in _grouped(p.pair() for p in self._pieces):
                 torch._foreach_copy_(live, copies)
-        gpus.synchronize(self._gpus)
+        gpus_in_use.synchronize(self._gpus)
         self._others = [(m, _version(m.tensor)) for m, _ in self._others]
         self._watched = [(m, _version(m.tensor)) for m, _ in self._watched]
         return failed

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.intervals import measure
 from gpulab.run import DEVICE_CATEGORIES, Choice, Device, Missing, Samples, Timeline
-from gpulab.sources.machine import detect_device
 from gpulab.timeline import spans
 
 

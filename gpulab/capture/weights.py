@@ -6,7 +6,7 @@ import weakref
 from collections import deque
 from typing import Any
 
-from gpulab.capture.gpus import in_graph_capture
+from gpulab.devices.gpus_in_use import in_graph_capture
 
 _VALUES = 16
 _NODES = 1000

@@ -12,11 +12,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpulab.capture import gpus
 from gpulab.capture.lines import LineSampler, Seen
 from gpulab.capture.update_line import UpdateLine
+from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
-from gpulab.sources.kineto import CLOCK_MARK, Recording
+from gpulab.trace.kineto import CLOCK_MARK, Recording
 
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
 # What torch 2.13 writes to fd 2 about a session of ours, the second line where the user's profiler has replaced it.
@@ -89,7 +89,7 @@ class Window:
         if self._device_kind == "cuda":
             activities.append(ProfilerActivity.CUDA)
         try:
-            gpus.synchronize()
+            gpus_in_use.synchronize()
             with _quiet():
                 self._profile = profile(
                     activities=activities,
@@ -175,7 +175,7 @@ def _with_arguments() -> Any:
 def _end(profile: Any) -> None:
     """End a session of the profiler, also after an error of the GPU that stays."""
     with _quiet():
-        gpus.lost()  # waits for the GPUs in use
+        gpus_in_use.lost()  # waits for the GPUs in use
         profile.profiler.use_device = None  # its own waiting starts CUDA, and raises on a GPU whose error stays
         profile.stop()
 
@@ -188,11 +188,11 @@ def _sacrifice() -> None:
     global _sessions
     _sessions += 1
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
-        for index in gpus.in_use():
+        for index in gpus_in_use.in_use():
             lost = torch.zeros(1, device=f"cuda:{index}")
             for _ in range(SACRIFICED + _sessions):
                 lost.add_(1)
-    gpus.synchronize()
+    gpus_in_use.synchronize()
 
 
 @contextmanager

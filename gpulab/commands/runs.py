@@ -14,7 +14,7 @@ from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.commands.words import Parser, split, take_store
 from gpulab.errors import UsageError
 from gpulab.formatting import plural, size
-from gpulab.sources.runs import Deletion, Exported, Figures, Runs
+from gpulab.store.runs import Deletion, Exported, Figures, Runs
 from gpulab.views.runs import SHOWN, Table
 from gpulab.views.words import cut, plain
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from gpulab.commands.words import Parser, split, take_store
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
-from gpulab.sources.runs import Runs
+from gpulab.store.runs import Runs
 from gpulab.views import tensorboard_server
 
 HELP = """\

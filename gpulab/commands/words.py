@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpulab.errors import UsageError
-from gpulab.sources.keys import shown
-from gpulab.sources.store import Store
+from gpulab.store.folders import Store
+from gpulab.store.lookup import shown
 
 
 class Parser(argparse.ArgumentParser):

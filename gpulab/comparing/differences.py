@@ -9,9 +9,9 @@ from dataclasses import fields
 import numpy as np
 
 from gpulab.comparison import Side
+from gpulab.devices.nvml import THROTTLE_NAMES
 from gpulab.formatting import number, plural
 from gpulab.run import Environment, Loader, Run
-from gpulab.sources.nvml import THROTTLE_NAMES
 
 CLOCK_DIFFERS = 0.05
 MOST_PACKAGES = 6

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue
 from gpulab.knobs.described import seen_loader, seen_module
@@ -17,7 +18,6 @@ from gpulab.knobs.scene import Scene, SeenLoader
 from gpulab.knobs.spawning import main_can_be_imported, start_method
 from gpulab.knobs.variables import Plain
 from gpulab.run import Device
-from gpulab.sources.machine import detect_device
 from gpulab.trials.plan import Code
 
 if TYPE_CHECKING:

@@ -13,12 +13,12 @@ from gpulab.comparing.findings import OTHER_STEPS
 from gpulab.comparing.loss import compare_losses
 from gpulab.comparing.statistics import TOO_FEW
 from gpulab.comparison import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
+from gpulab.devices.machine import usable_cores
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
-from gpulab.sources.machine import usable_cores
 from gpulab.trials.climb_policy import Candidate, Ground, Tried, candidates, ways_back
 from gpulab.trials.climb_verdict import judged, spoiled, unsure
 from gpulab.trials.interrupts import interrupts_heard

@@ -15,8 +15,8 @@ from gpulab.errors import StoreError
 from gpulab.prediction.predict import Known, knobs_named, predict, refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
-from gpulab.sources import scoreboard
-from gpulab.sources.scoreboard import Record, Scoreboard
+from gpulab.store import prediction_log
+from gpulab.store.prediction_log import Record, Scoreboard
 from gpulab.trials.decided import Decided, DecidedArm
 
 BATCH = "batch_size"
@@ -116,7 +116,7 @@ def _record(found: Comparison) -> Record | None:
     if BATCH in names and found.unit != "sample":
         return None
     return Record(
-        when=scoreboard.now(),
+        when=prediction_log.now(),
         knob=knobs_named(names),
         value=", ".join(f"{n}={v}" for n, v in changed.items()),
         predicted=made.ratio,
@@ -124,7 +124,7 @@ def _record(found: Comparison) -> Record | None:
         measured=found.ratio,
         measured_interval=found.interval,
         device=facts.run.device.name,
-        cell=scoreboard.digest(facts.run.code),
+        cell=prediction_log.digest(facts.run.code),
         only_sign=made.only_sign,
     )
 

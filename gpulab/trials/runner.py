@@ -10,12 +10,14 @@ from typing import Any
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
-from gpulab.capture import gpus, turn
+from gpulab.capture import turn
 from gpulab.capture.schedule import TRACED
 from gpulab.capture.state import State
 from gpulab.capture.tensors import TooLarge
 from gpulab.comparing.blocks import compare_blocks
 from gpulab.comparison import Block, Comparison, Experiment, Side
+from gpulab.devices import gpus_in_use
+from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, UsageError
 from gpulab.formatting import duration, plural, size
 from gpulab.knobs.accumulation import ACCUMULATE
@@ -25,8 +27,7 @@ from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.scene import Scene
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
-from gpulab.sources.machine import detect_device
-from gpulab.sources.store import Store
+from gpulab.store.folders import Store
 from gpulab.trials import changing, schedule
 from gpulab.trials.decided import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
 from gpulab.trials.foretold import Foretelling, errors_here, keep
@@ -179,7 +180,7 @@ class Runner:
 
     def _let_go(self, error: Exception) -> None:
         """Free what a failed run holds; if it has made the GPU unusable, the experiment ends with it."""
-        lost = gpus.lost()
+        lost = gpus_in_use.lost()
         if lost is None:
             release(error)
         else:

@@ -25,7 +25,7 @@ from gpulab.knobs.reads import watching
 from gpulab.knobs.scene import Scene
 from gpulab.knobs.variables import Plain
 from gpulab.run import Change, Outcome, Run, Settings
-from gpulab.sources.store import Store
+from gpulab.store.folders import Store
 from gpulab.trials.interrupts import users_code
 from gpulab.trials.plan import Code
 from gpulab.trials.schedule import Size, counted_rows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from gpulab.sources.checkup import Check, State
+from gpulab.devices.doctor import Check, State
 
 WIDTH = 100
 MARKS: dict[State, str] = {"ok": "ok", "limited": "partly", "refused": "no", "absent": "no"}

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from gpulab.capture.feed import Delta, Feed, Float32, Status
-    from gpulab.sources.meters import SeriesInfo
+    from gpulab.devices.meters import SeriesInfo
 
 WIRE_VERSION = 1
 STEP_COLUMNS = ("end_s", "wall_ms", "wait_ms", "samples_per_s", "count", "wall_max_ms")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from gpulab.analysis.steps import select, spread_of_rounds, turns_of
 from gpulab.formatting import duration, plural
 from gpulab.run import Run
-from gpulab.sources.runs import Row, Runs
+from gpulab.store.runs import Row, Runs
 from gpulab.views.words import cut, plain
 
 SHOWN = 20

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.formatting import factor, percent, plural
-from gpulab.sources.scoreboard import Board, Record
+from gpulab.store.prediction_log import Board, Record
 from gpulab.views.comparison_prediction import speed_words
 from gpulab.views.words import cut, plain
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from gpulab.devices.child_path import import_path
 from gpulab.errors import GpulabError, UsageError
-from gpulab.sources.child_path import import_path
-from gpulab.sources.packages import installed
-from gpulab.sources.runs import Runs
-from gpulab.sources.store import trace_path
+from gpulab.store.folders import trace_path
+from gpulab.store.optional_packages import installed
+from gpulab.store.runs import Runs
 
 HOST = "127.0.0.1"
 FIRST_PORT = 6006  # TensorBoard's own default

@@ -12,8 +12,11 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from gpulab.sources import checkup, cuda_process  # noqa: E402
-from gpulab.sources.machine import detect_device  # noqa: E402
+from gpulab.devices import (
+    cuda_probe,  # noqa: E402
+    doctor,
+)
+from gpulab.devices.machine import detect_device  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -21,7 +24,7 @@ DETECT = """
 import dataclasses, json, os, sys
 sys.path[:] = json.loads(sys.argv[1])
 import torch
-from gpulab.sources.machine import detect_device
+from gpulab.devices.machine import detect_device
 
 told = dataclasses.asdict(detect_device("auto"))
 started = torch.cuda.is_initialized()
@@ -61,7 +64,7 @@ def test_detecting_the_device_starts_no_cuda_and_a_fork_can_use_the_gpu() -> Non
 
 
 def test_another_process_describes_the_same_gpus() -> None:
-    theirs = cuda_process.gpus()
+    theirs = cuda_probe.gpus()
     assert len(theirs) == torch.cuda.device_count()
     torch.zeros(1, device="cuda")
     here = detect_device("cuda:0")
@@ -70,8 +73,8 @@ def test_another_process_describes_the_same_gpus() -> None:
 
 
 def test_the_doctor_tries_cupti() -> None:
-    trial = cuda_process.try_tracing()
-    assert 60 <= trial.kernels <= cuda_process.LAUNCHED, trial  # a few of a session's first ones may be lost
-    checks = {check.name: check for check in checkup.examine()}
+    trial = cuda_probe.try_tracing()
+    assert 60 <= trial.kernels <= cuda_probe.LAUNCHED, trial  # a few of a session's first ones may be lost
+    checks = {check.name: check for check in doctor.examine()}
     assert checks["GPU work in the trace"].state == "ok"
     assert checks["PyTorch"].state == "ok" and torch.cuda.get_device_name() in checks["PyTorch"].found

@@ -12,13 +12,13 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
+from gpulab.devices.child_path import import_path
+from gpulab.devices.machine import usable_cores
 from gpulab.errors import StoreError, TraceError
-from gpulab.loading.trace import load_run
 from gpulab.run import Missing, Ranks, Run
-from gpulab.sources import encoding
-from gpulab.sources.child_path import import_path
-from gpulab.sources.machine import usable_cores
-from gpulab.sources.store import DOCUMENT, read
+from gpulab.store import codec
+from gpulab.store.folders import DOCUMENT, read
+from gpulab.trace.load import load_run
 
 # A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
 PARALLEL_FROM_BYTES = 8 << 20
@@ -28,7 +28,7 @@ _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)|^(\d+)\D*\.(?:pt\.trace\.)?json", r
 _WORKER = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from gpulab.loading.ranks import write_run
+from gpulab.trace.ranks import write_run
 sys.exit(write_run(sys.argv[2], sys.argv[3]))
 """
 
@@ -93,7 +93,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
         return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"
     try:
         with (folder / "columns.npz").open("rb") as columns:
-            return encoding.decode((folder / "run.json").read_bytes(), columns)
+            return codec.decode((folder / "run.json").read_bytes(), columns)
     except (OSError, StoreError) as e:
         return f"{file} was read and could not be handed over: {e}"
 
@@ -101,7 +101,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
 def write_run(file: str, folder: str) -> int:
     """Read one trace and write its record into a folder; the exit status. What a reading process does."""
     try:
-        document, columns = encoding.encode(load_run(file))
+        document, columns = codec.encode(load_run(file))
     except TraceError as e:
         sys.stdout.write(f"{e}\n")
         return 1

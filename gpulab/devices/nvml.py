@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-from gpulab.sources.meters import Answer, Failure, Query, QueryMeter, SeriesInfo, Unavailable
+from gpulab.devices.meters import Answer, Failure, Query, QueryMeter, SeriesInfo, Unavailable
 
 GPM_INTERVAL_S = 0.18  # 200 ms at a 10 Hz reading, with room for jitter; NVML asks for 100 ms or more
 MIB_IN_MB = 1.048576

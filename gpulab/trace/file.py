@@ -15,10 +15,10 @@ import numpy.typing as npt
 
 from gpulab.errors import TraceError
 from gpulab.run import Category, Damage, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
-from gpulab.sources import trace_metadata
-from gpulab.sources.trace_columns import Columns, Lanes, SpanColumns, integers, is_annotation, is_kept
-from gpulab.sources.trace_events import EventDecoder, Instant
-from gpulab.sources.trace_text import TraceText
+from gpulab.trace import metadata
+from gpulab.trace.columns import Columns, Lanes, SpanColumns, integers, is_annotation, is_kept
+from gpulab.trace.events import EventDecoder, Instant
+from gpulab.trace.json_text import TraceText
 
 FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span that far from the others has a broken time
 
@@ -65,7 +65,7 @@ def _assemble(path: Path, text: TraceText, decoder: EventDecoder, columns: Colum
             f"{path} is a Chrome trace of another program: none of its {len(timeline):,} spans has a category that "
             "PyTorch writes. Record one with torch.profiler and export_chrome_trace."
         )
-    details = trace_metadata.read(text.head, text.tail, decoder)
+    details = metadata.read(text.head, text.tail, decoder)
     copies = np.array([n.startswith("ProfilerStep#") for n in names], bool)[timeline.name_id]
     origin = TraceOrigin(
         path=str(path),

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from gpulab.sources.child_path import import_path
-from gpulab.sources.visible import Gpu
+from gpulab.devices.child_path import import_path
+from gpulab.devices.cuda_visible_devices import Gpu
 
 TIMEOUT_S = 60.0  # importing PyTorch from a slow disk takes most of it
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # NVIDIA, Jetson, AMD, WSL
@@ -28,7 +28,7 @@ Question = Literal["gpus", "kernels"]
 _BOOTSTRAP = """
 import json, sys
 question, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
-from gpulab.sources.cuda_process import answer
+from gpulab.devices.cuda_probe import answer
 answer(question)
 """
 _CUPTI_LINE = re.compile(r"^.*(?:CUPTI|[Ii]nsufficient [Pp]rivilege).*$", re.MULTILINE)

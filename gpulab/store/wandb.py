@@ -17,10 +17,10 @@ from typing import Any
 
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Run
-from gpulab.sources.exports import Cell
-from gpulab.sources.packages import environment, first_line, installed
-from gpulab.sources.scalars import scalars
-from gpulab.sources.whole_files import make_folder
+from gpulab.store.atomic_write import make_folder
+from gpulab.store.optional_packages import environment, first_line, installed
+from gpulab.store.scalars import scalars
+from gpulab.store.tables import Cell
 
 PROJECT = "gpulab"
 

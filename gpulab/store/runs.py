@@ -12,12 +12,13 @@ from typing import Self, overload
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Run
-from gpulab.sources import run_exports, run_filter
-from gpulab.sources.keys import not_found, select, shown
-from gpulab.sources.run_exports import Candidate, Exported, Figures
-from gpulab.sources.run_filter import Filter
-from gpulab.sources.store import DOCUMENT, Entry, Store, entry, read, read_outline, run_folder
-from gpulab.sources.whole_files import size_bytes
+from gpulab.store import export as run_exports
+from gpulab.store import filter
+from gpulab.store.atomic_write import size_bytes
+from gpulab.store.export import Candidate, Exported, Figures
+from gpulab.store.filter import Filter
+from gpulab.store.folders import DOCUMENT, Entry, Store, entry, read, read_outline, run_folder
+from gpulab.store.lookup import not_found, select, shown
 
 KEPT_IN_MEMORY = 20
 
@@ -132,7 +133,7 @@ class Runs(Sequence[Run]):
         "3d", "1w"), `outcome` one of "completed", "stopped", "interrupted", "failed"; all `words` must occur in the
         name, id, code, device, dataset, error or knobs. Raises UsageError for values that cannot be.
         """
-        wanted = run_filter.make(name, device, since, outcome, words)
+        wanted = filter.make(name, device, since, outcome, words)
         chosen = copy.copy(self)  # what is remembered stays shared
         if wanted != Filter():
             chosen._filters = (*self._filters, wanted)

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.run import Category, Float64, Int32, Int64, Lane, UInt8
-from gpulab.sources.trace_events import (
+from gpulab.trace.events import (
     FLOWS,
     Args,
     Event,
@@ -27,7 +27,7 @@ from gpulab.sources.trace_events import (
     Value,
     exact_times,
 )
-from gpulab.sources.trace_products import product_sizes
+from gpulab.trace.matrix_sizes import product_sizes
 
 FLOAT_EXACT_US = 2.0**43  # up to here a float64 of microseconds still tells nanoseconds apart
 LIMIT_NS = 1 << 61

@@ -16,8 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpulab.devices.meters import Answer, Query, QueryMeter, SeriesInfo, Unavailable
 from gpulab.formatting import plural
-from gpulab.sources.meters import Answer, Query, QueryMeter, SeriesInfo, Unavailable
 
 if TYPE_CHECKING:
     import psutil

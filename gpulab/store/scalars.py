@@ -15,7 +15,7 @@ import numpy as np
 
 from gpulab.errors import StoreError
 from gpulab.run import Float64, Int64, Run
-from gpulab.sources.store import moment
+from gpulab.store.folders import moment
 
 MOST_POINTS = 10_000  # a tracker draws fewer, and writing takes some 20 µs a point
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
 
-from gpulab.sources.nvml import bare_uuid, mig_parts, session
+from gpulab.devices.nvml import bare_uuid, mig_parts, session
 
 Value = TypeVar("Value")
 

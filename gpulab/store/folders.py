@@ -24,9 +24,9 @@ import msgspec
 
 from gpulab.errors import StoreError
 from gpulab.run import Missing, Outcome, Run
-from gpulab.sources import encoding
-from gpulab.sources.keys import not_found, select
-from gpulab.sources.whole_files import reason, replace_whole, sync_folder, write_new
+from gpulab.store import codec
+from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
+from gpulab.store.lookup import not_found, select
 
 DOCUMENT = "run.json"
 COLUMNS = "columns.npz"
@@ -196,16 +196,16 @@ def _read(folder: Path, *, timeline: bool) -> Run:
     try:
         document = _document(folder)
         columns = folder / COLUMNS
-        _require_file(columns, encoding.MAX_COLUMNS_BYTES)
+        _require_file(columns, codec.MAX_COLUMNS_BYTES)
         with columns.open("rb") as file:
-            return encoding.decode(document, file, timeline=timeline)
+            return codec.decode(document, file, timeline=timeline)
     except (OSError, StoreError) as e:
         raise StoreError(f"Run {folder.name!r} cannot be read: {reason(e)}") from e
 
 
 def _document(folder: Path) -> bytes:
     path = folder / DOCUMENT
-    _require_file(path, encoding.MAX_DOCUMENT_BYTES)
+    _require_file(path, codec.MAX_DOCUMENT_BYTES)
     return path.read_bytes()
 
 
@@ -221,10 +221,10 @@ def _require_file(path: Path, limit_bytes: int) -> None:
 def entry(folder: Path) -> Entry:
     """What the header of a run's folder tells; with a `problem` where it cannot be read."""
     try:
-        header = encoding.decode_header(_document(folder))
-        _require_file(folder / COLUMNS, encoding.MAX_COLUMNS_BYTES)
+        header = codec.decode_header(_document(folder))
+        _require_file(folder / COLUMNS, codec.MAX_COLUMNS_BYTES)
         with (folder / COLUMNS).open("rb") as file:
-            encoding.check_container(file)
+            codec.check_container(file)
         moment(header.created)
     except (OSError, StoreError) as e:
         return Entry(folder.name, folder, problem=reason(e))
@@ -244,14 +244,14 @@ def entry(folder: Path) -> Entry:
 
 def _renamed(document: bytes, name: str) -> bytes:
     """The document with this name; every other field keeps its bytes, those a newer gpulab added as well."""
-    encoding.decode_header(document)
+    codec.decode_header(document)
     fields = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
     settings = msgspec.json.decode(fields["settings"], type=dict[str, msgspec.Raw])
     valid = name.encode("utf-8", "backslashreplace").decode()
     settings["name"] = msgspec.Raw(msgspec.json.encode(valid))
     fields["settings"] = msgspec.Raw(msgspec.json.encode(settings))
     renamed = msgspec.json.encode(fields)
-    if len(renamed) > encoding.MAX_DOCUMENT_BYTES:
+    if len(renamed) > codec.MAX_DOCUMENT_BYTES:
         raise StoreError(f"the new one is too long: its {DOCUMENT} would be larger than a run's may be")
     return renamed
 
@@ -286,8 +286,8 @@ def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
     failure = None if write_trace is None else _export(stage, run, write_trace)
     if failure is not None:
         run = dataclasses.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
-    document, columns = encoding.encode(run)
-    if len(document) > encoding.MAX_DOCUMENT_BYTES or len(columns) > encoding.MAX_COLUMNS_BYTES:
+    document, columns = codec.encode(run)
+    if len(document) > codec.MAX_DOCUMENT_BYTES or len(columns) > codec.MAX_COLUMNS_BYTES:
         raise StoreError("it is larger than a run may be; profile fewer steps")
     write_new(stage / DOCUMENT, document)
     write_new(stage / COLUMNS, columns)

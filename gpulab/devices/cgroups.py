@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpulab.sources import machine
+from gpulab.devices import machine
 
 
 def free_host_bytes(root: Path = machine.ROOT) -> int | None:

@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from gpulab.devices import cuda_probe
+from gpulab.devices.cuda_visible_devices import Gpu, driver_cuda, visible_gpus
+from gpulab.devices.nvml import nvml_index_for, session
 from gpulab.errors import UsageError
 from gpulab.run import Device, Environment
-from gpulab.sources import cuda_process
-from gpulab.sources.nvml import nvml_index_for, session
-from gpulab.sources.visible import Gpu, driver_cuda, visible_gpus
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -160,15 +160,13 @@ def _gpus(torch: ModuleType) -> list[Gpu]:
     """The GPUs this PyTorch can use, as it numbers them: once CUDA runs here by its own word, before that by NVML's."""
     if torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):  # an error of the GPU stays: NVML still tells what is there
-            return [
-                cuda_process.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())
-            ]
+            return [cuda_probe.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
     if torch.version.cuda is None and torch.version.hip is None:
         return []
     if torch.version.cuda is not None and _driver_is_too_old(torch):
         return []
     told = visible_gpus() if torch.version.cuda is not None else None
-    return cuda_process.gpus() if told is None else told
+    return cuda_probe.gpus() if told is None else told
 
 
 def _driver_is_too_old(torch: ModuleType) -> bool:

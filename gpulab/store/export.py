@@ -8,8 +8,8 @@ from pathlib import Path
 
 from gpulab.errors import StoreError
 from gpulab.run import Run
-from gpulab.sources import exports, mlflow_runs, tensorboard_scalars, wandb_runs
-from gpulab.sources.exports import Cell
+from gpulab.store import mlflow, tables, tensorboard, wandb
+from gpulab.store.tables import Cell
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +43,20 @@ Candidates = Callable[[], Sequence[Candidate]]  # called when all else was check
 
 def to_table(candidates: Candidates, file: Path, figures: Figures) -> Exported:
     """As one table. Raises UsageError and StoreError; then no file is written."""
-    exports.check_path(file)
+    tables.check_path(file)
     cells: list[Mapping[str, Cell]] = []
     skipped = _each(candidates(), lambda run: cells.append(figures.row(run)))
-    exports.write_table(file, cells, figures.columns)
+    tables.write_table(file, cells, figures.columns)
     return Exported(file, len(cells), skipped)
 
 
 def to_tensorboard(candidates: Candidates, folder: Path) -> Exported:
     """As TensorBoard scalars. Raises UsageError and StoreError."""
-    tensorboard_scalars.require()
+    tensorboard.require()
     notes: dict[str, str] = {}
 
     def write(run: Run) -> None:
-        every = max((curve.thinned for curve in tensorboard_scalars.export(run, folder)), default=1)
+        every = max((curve.thinned for curve in tensorboard.export(run, folder)), default=1)
         if every > 1:
             notes[run.id] = f"{run.id}: long curves are thinned, down to one point in {every}"
 
@@ -67,17 +67,17 @@ def to_tensorboard(candidates: Candidates, folder: Path) -> Exported:
 
 def to_mlflow(candidates: Candidates, folder: Path, figures: Figures) -> Exported:
     """Into an MLflow database. Raises UsageError and StoreError."""
-    mlflow_runs.require()
+    mlflow.require()
     found = candidates()
-    with mlflow_runs.opened(folder) as tracker:
+    with mlflow.opened(folder) as tracker:
         return _add_each(found, tracker.add, folder, figures)
 
 
 def to_wandb(candidates: Candidates, folder: Path, figures: Figures) -> Exported:
     """As offline runs of Weights & Biases. Raises UsageError and StoreError."""
-    wandb_runs.require()
+    wandb.require()
     found = candidates()
-    with wandb_runs.opened(folder) as tracker:
+    with wandb.opened(folder) as tracker:
         return _add_each(found, tracker.add, folder, figures)
 
 

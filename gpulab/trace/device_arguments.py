@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 
 from gpulab.run import Float64, Int64
-from gpulab.sources.trace_columns import extra_columns
-from gpulab.sources.trace_events import Args
+from gpulab.trace.columns import extra_columns
+from gpulab.trace.events import Args
 
 _DECODE = msgspec.json.Decoder(Args).decode
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from gpulab.run import Float64, Int64
-from gpulab.sources.trace_events import Args, Span
+from gpulab.trace.events import Args, Span
 
 COLUMNS = ("product_m", "product_n", "product_k")
 # Which of an operator's inputs are the two factors.

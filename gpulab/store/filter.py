@@ -12,8 +12,8 @@ from typing import Protocol, get_args
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Outcome, Run
-from gpulab.sources.keys import shown
-from gpulab.sources.store import moment
+from gpulab.store.folders import moment
+from gpulab.store.lookup import shown
 
 DEVICE_KINDS = ("cpu", "cuda")
 OUTCOMES: tuple[str, ...] = get_args(Outcome)

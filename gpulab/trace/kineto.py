@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int32, Int64, Lane, Timeline, UInt8
-from gpulab.sources.device_arguments import device_columns
+from gpulab.trace.device_arguments import device_columns
 
 _CATEGORIES = {
     "cpu_op": Category.CPU_OP,

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpulab.errors import UsageError
 from gpulab.run import Run
-from gpulab.sources.packages import first_line, installed
-from gpulab.sources.scalars import Scalar, plain_name, scalars, started_s
-from gpulab.sources.whole_files import make_folder, write_whole
+from gpulab.store.atomic_write import make_folder, write_whole
+from gpulab.store.optional_packages import first_line, installed
+from gpulab.store.scalars import Scalar, plain_name, scalars, started_s
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from gpulab.errors import StoreError
-from gpulab.sources.store import default_root
-from gpulab.sources.whole_files import reason
+from gpulab.store.atomic_write import reason
+from gpulab.store.folders import default_root
 
 NAME = "scoreboard.jsonl"
 FULL_BYTES = 1 * 2**20  # about 2,500 records; then a new file is begun

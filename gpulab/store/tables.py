@@ -11,8 +11,8 @@ from importlib import import_module
 from pathlib import Path
 
 from gpulab.errors import StoreError, UsageError
-from gpulab.sources.packages import installed
-from gpulab.sources.whole_files import reason, require_no_folder, write_whole
+from gpulab.store.atomic_write import reason, require_no_folder, write_whole
+from gpulab.store.optional_packages import installed
 
 Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]

@@ -14,10 +14,10 @@ from typing import TypeGuard
 
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Run
-from gpulab.sources.exports import Cell
-from gpulab.sources.packages import environment, first_line, installed, only_warnings
-from gpulab.sources.scalars import scalars, started_s
-from gpulab.sources.whole_files import make_folder
+from gpulab.store.atomic_write import make_folder
+from gpulab.store.optional_packages import environment, first_line, installed, only_warnings
+from gpulab.store.scalars import scalars, started_s
+from gpulab.store.tables import Cell
 
 EXPERIMENT = "gpulab"
 DATABASE = "mlflow.db"

@@ -28,9 +28,9 @@ from gpulab.run import (
     Timeline,
     TraceOrigin,
 )
-from gpulab.sources.trace_file import Trace, read_trace
 from gpulab.timeline.memory_curve import HOST, MemoryCurve, memory
 from gpulab.timeline.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
+from gpulab.trace.file import Trace, read_trace
 
 MEMORY_POINTS = 400  # of the curve of memory: more than a picture's width shows
 NO_NAME = "GPU (name not in the trace)"

@@ -13,9 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Literal
 
+from gpulab.devices import cuda_probe, machine, nvml
+from gpulab.devices.cuda_probe import Trial
 from gpulab.formatting import number, size
-from gpulab.sources import cuda_process, machine, nvml
-from gpulab.sources.cuda_process import Trial
 
 State = Literal["ok", "limited", "refused", "absent"]
 
@@ -36,7 +36,7 @@ class Check:
 def examine(
     store: Path | None = None,
     nvml_module: ModuleType | None = None,
-    try_tracing: Callable[[], Trial] = cuda_process.try_tracing,
+    try_tracing: Callable[[], Trial] = cuda_probe.try_tracing,
 ) -> tuple[Check, ...]:
     """Look at everything that decides what can be measured here. Never raises; imports torch where it is installed.
 
@@ -152,7 +152,7 @@ def _kernels_in_trace(try_tracing: Callable[[], Trial]) -> Check:
         return Check(what, "absent", "not tried: PyTorch does not use the GPU" if unused else "not tried: no GPU")
     trial = try_tracing()
     if trial.kernels:
-        return Check(what, "ok", f"{trial.kernels} of {cuda_process.LAUNCHED} small kernels came back (CUPTI)")
+        return Check(what, "ok", f"{trial.kernels} of {cuda_probe.LAUNCHED} small kernels came back (CUPTI)")
     return Check(what, "refused", f"refused: {trial.reason}", _against(trial.reason))
 
 
@@ -229,7 +229,7 @@ def _deprecated_pynvml() -> Check:
 
 
 def _store(folder: Path | None) -> Check:
-    from gpulab.sources.store import default_root
+    from gpulab.store.folders import default_root
 
     folder = (folder or default_root()).absolute()
     existing = next(p for p in (folder, *folder.parents) if p.exists())

@@ -11,7 +11,7 @@ from typing import TypeAlias, Union
 
 import msgspec
 
-from gpulab.sources.trace_text import TraceText
+from gpulab.trace.json_text import TraceText
 
 Value: TypeAlias = int | float | str | bool | None
 

@@ -1,0 +1,1 @@
+"""Runs on disk: written whole, looked up, exported."""

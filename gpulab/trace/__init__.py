@@ -1,0 +1,1 @@
+"""Trace files and profiler results as Runs."""
