@@ -19,7 +19,7 @@ def measure(parameters: int = PARAMETERS, pairs: int = PAIRS) -> dict[str, objec
     """Seconds of both in turn, and their ratio; on the CPU. Needs 9 times the parameters' memory at its peak."""
     import torch
 
-    from gpulab.capture.state import State
+    from gpulab.snapshot.state import State
 
     torch.manual_seed(0)
     names = _trained(parameters)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from fake_cuda import ILLEGAL_ACCESS, FakeCuda
 
-from gpulab.capture.state import State
 from gpulab.capture.step_events import StepEvents
 from gpulab.capture.weights import Watch
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
 from gpulab.knobs import randomness
+from gpulab.snapshot.state import State
 from gpulab.trials.apart import torch_settings
 from gpulab.trials.seeds import seeded
 from gpulab.trials.trial import release

@@ -13,9 +13,9 @@ from torch.utils.data import DataLoader
 
 from benchmarks.planted_knobs import CELLS, namespace_of, settings_kept
 from benchmarks.planted_knobs.planted import Planted
-from gpulab.capture.state import State
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.run import Settings
+from gpulab.snapshot.state import State
 from gpulab.trials.code import TextCode
 from gpulab.trials.decided import changes, decide_arm
 from gpulab.trials.plan import Arm

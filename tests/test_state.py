@@ -26,10 +26,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpulab.capture import tensors
-from gpulab.capture.state import Restored, State, TooLarge
 from gpulab.devices import cgroups
 from gpulab.errors import GpulabError
+from gpulab.snapshot import tensors
+from gpulab.snapshot.state import Restored, State, TooLarge
 
 START = """
 import random
@@ -755,9 +755,9 @@ def test_a_cycle_and_a_great_depth() -> None:
 
 
 def test_more_objects_than_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.capture import reachable
+    from gpulab.snapshot import walk
 
-    monkeypatch.setattr(reachable, "MOST", 500)
+    monkeypatch.setattr(walk, "MOST", 500)
     namespace = notebook(
         "data = [[[i], [i]] for i in range(2000)]",
         "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))",
@@ -783,7 +783,7 @@ def test_weights_that_others_hold_are_let_go_with_the_state() -> None:
 def test_nothing_is_imported_where_the_code_has_no_torch() -> None:
     code = """
     import sys
-    from gpulab.capture.state import State, Restored
+    from gpulab.snapshot.state import State, Restored
     names = {"a": 1, "b": [1], "f": lambda: b}
     state = State.of(names, None)
     names["b"].append(2)

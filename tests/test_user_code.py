@@ -19,10 +19,10 @@ from traitlets.config import Config
 
 import gpulab
 from gpulab import cells, cli, demo, magics, user_code
-from gpulab.capture import followed
 from gpulab.capture.recorder import Capture
 from gpulab.capture.source_lines import users_stack
 from gpulab.demo import digits
+from gpulab.snapshot import restorable
 from gpulab.trials import code
 from gpulab.trials.code import FunctionCode, TextCode
 from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_file, is_users_in_trace, owners
@@ -121,8 +121,8 @@ def test_files_that_a_trace_names(file: str, users: bool) -> None:
 
 
 def test_the_libraries_that_objects_are_put_back_of_are_libraries_in_a_trace_too() -> None:
-    assert set(followed.TRAINING_LIBRARIES) <= user_code.LIBRARIES
-    assert set(followed.OUTSIDE) <= user_code.LIBRARIES | sys.stdlib_module_names
+    assert set(restorable.TRAINING_LIBRARIES) <= user_code.LIBRARIES
+    assert set(restorable.OUTSIDE) <= user_code.LIBRARIES | sys.stdlib_module_names
 
 
 # -- what runs the user's code -----------------------------------------------------------------------------------------

@@ -12,8 +12,6 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.capture import turn
 from gpulab.capture.schedule import TRACED
-from gpulab.capture.state import State
-from gpulab.capture.tensors import TooLarge
 from gpulab.comparing.blocks import compare_blocks
 from gpulab.comparison import Block, Comparison, Experiment, Side
 from gpulab.devices import gpus_in_use
@@ -27,6 +25,8 @@ from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.scene import Scene
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
+from gpulab.snapshot.state import State
+from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.trials import changing, schedule
 from gpulab.trials.decided import Decided, DecidedArm, changes, check_names, decide_arm, variables_set

@@ -14,9 +14,8 @@ from collections.abc import Iterable
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from gpulab.capture import followed
-from gpulab.capture.consumed import is_iterator, position
-from gpulab.capture.contents import (
+from gpulab.snapshot import restorable
+from gpulab.snapshot.containers import (
     ABSENT,
     SCALARS,
     Kept,
@@ -32,9 +31,10 @@ from gpulab.capture.contents import (
     slot_value,
     slots,
 )
-from gpulab.capture.place import Place
-from gpulab.capture.randomness import is_generator
-from gpulab.capture.tensors import Met
+from gpulab.snapshot.iterators import is_iterator, position
+from gpulab.snapshot.object_path import Place
+from gpulab.snapshot.rng import is_generator
+from gpulab.snapshot.tensors import Met
 from gpulab.user_code import is_users_class, is_users_code
 
 LARGE = 10_000  # elements; a dataset's list of files, not a training's list of parameters
@@ -81,7 +81,7 @@ class Reachable:
             self.cut = True
             return
         self._seen[id(found)] = found
-        torch = followed.imported_torch()
+        torch = restorable.imported_torch()
         if torch is not None and issubclass(kind, torch.Tensor):
             self._tensor(found, place, training)
         elif issubclass(kind, dict | list | tuple | set | frozenset | deque):
@@ -134,13 +134,13 @@ class Reachable:
     # -- instances -----------------------------------------------------------------------------------------------
 
     def _instance(self, found: Any, kind: type, place: Place, training: bool) -> None:
-        is_module = issubclass(kind, followed.modules())
-        plain = self._is_users(kind) or followed.is_plain(kind)
+        is_module = issubclass(kind, restorable.modules())
+        plain = self._is_users(kind) or restorable.is_plain(kind)
         place = Place(place.piece, place.parent, place.users and plain and not is_module)
         self.kept.append(KeptAttributes(found, place))
-        training = training or issubclass(kind, followed.trainers())
+        training = training or issubclass(kind, restorable.trainers())
         held = dict(attributes(found) or {})
-        if issubclass(kind, followed.loaders()):
+        if issubclass(kind, restorable.loaders()):
             self.loaders.append((found, held.get("_iterator"), place))
         if is_module:
             for name in _MODULE_DICTS:
@@ -214,7 +214,7 @@ class Reachable:
 
     def _is_put_back(self, kind: type) -> bool:
         if kind not in self._put_back:
-            self._put_back[kind] = followed.is_put_back(kind)
+            self._put_back[kind] = restorable.is_put_back(kind)
         return self._put_back[kind]
 
     def _is_users(self, kind: type) -> bool:

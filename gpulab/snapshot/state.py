@@ -15,13 +15,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gpulab.capture.consumed import position
-from gpulab.capture.contents import Kept, KeptDict, KeptList, KeptName, KeptSet
-from gpulab.capture.place import Place
-from gpulab.capture.randomness import Randomness, Undo, undo_of
-from gpulab.capture.reachable import MOST, Reachable
-from gpulab.capture.tensors import Tensors, TooLarge
 from gpulab.devices import gpus_in_use
+from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet
+from gpulab.snapshot.iterators import position
+from gpulab.snapshot.object_path import Place
+from gpulab.snapshot.rng import Randomness, Undo, undo_of
+from gpulab.snapshot.tensors import Tensors, TooLarge
+from gpulab.snapshot.walk import MOST, Reachable
 
 NAMED = 20  # at most, of a kind
 

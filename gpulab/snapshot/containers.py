@@ -10,7 +10,7 @@ from collections import OrderedDict, deque
 from types import CellType
 from typing import Any, Protocol
 
-from gpulab.capture.place import Place
+from gpulab.snapshot.object_path import Place
 
 SCALARS = frozenset((int, float, bool, str, bytes, complex, type(None)))
 ABSENT = object()

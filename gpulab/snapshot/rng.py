@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpulab.capture.followed import imported_torch
+from gpulab.snapshot.restorable import imported_torch
 
 Undo = Callable[[], object]
 

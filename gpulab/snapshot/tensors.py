@@ -16,10 +16,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulab.capture.place import Place
 from gpulab.devices import cgroups, gpus_in_use
 from gpulab.errors import GpulabError
 from gpulab.formatting import size
+from gpulab.snapshot.object_path import Place
 
 if TYPE_CHECKING:
     import torch
