@@ -28,7 +28,7 @@ def _once() -> dict[str, float]:
 
     import gpulab
     from gpulab.analysis.facts import facts
-    from gpulab.capture.window import Window
+    from gpulab.capture.steps.profiler_window import Window
 
     with gpulab.profile("frame of a run", show=False, save=False, trace=False) as frame:
         gpulab.step()

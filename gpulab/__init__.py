@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpulab.capture.loop import mark_step as step
+    from gpulab.capture.steps.loop import mark_step as step
     from gpulab.climbing import climb, climbs
     from gpulab.doors import compare, diagnose, profile, report, runs
     from gpulab.foretelling import scoreboard
@@ -57,7 +57,7 @@ _DOORS = {
     "report": ("gpulab.doors", "report"),
     "runs": ("gpulab.doors", "runs"),
     "scoreboard": ("gpulab.foretelling", "scoreboard"),
-    "step": ("gpulab.capture.loop", "mark_step"),
+    "step": ("gpulab.capture.steps.loop", "mark_step"),
     "Run": ("gpulab.run", "Run"),
     "Ranks": ("gpulab.run", "Ranks"),
 }

@@ -14,9 +14,9 @@ from typing import Self, overload
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
+from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.feed import Watcher
 from gpulab.capture.recorder import Capture, RunSource, stop_behind
-from gpulab.capture.workers import deaths_unheard
 from gpulab.comparing.runs import compare_runs
 from gpulab.diagnosing import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts

@@ -24,7 +24,7 @@ def leftovers() -> list[str]:
     """Everything of gpulab's that is still there, in words; empty where nothing is."""
     recorder = sys.modules.get("gpulab.capture.recorder")
     active = ["a capture is active"] if recorder is not None and recorder.active is not None else []
-    turn = sys.modules.get("gpulab.capture.turn")
+    turn = sys.modules.get("gpulab.capture.exclusive")
     held = ["a thread's turn to measure"] if turn is not None and any(t.is_alive() for t in turn._owners) else []
     return [*active, *held, *_threads(), *_processes(), *_in_torch(), *_pause_hooks()]
 
@@ -70,8 +70,8 @@ def _in_torch() -> Iterator[str]:
 
 
 def _pause_hooks() -> Iterator[str]:
-    """Hooks of gpulab/capture/pause_hooks.py: in Python's collector, in torch's compiler, in what saves and logs."""
-    found = sys.modules.get("gpulab.capture.pause_hooks")
+    """Hooks of gpulab/capture/pauses/hooks.py: in Python's collector, in torch's compiler, in what saves and logs."""
+    found = sys.modules.get("gpulab.capture.pauses.hooks")
     if found is None:
         return
     compiler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)

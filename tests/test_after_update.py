@@ -19,9 +19,9 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.host.after_update import after_update
 from gpulab.analysis.host.updates import step_times, update_times, zero_times
-from gpulab.capture import update_line
-from gpulab.capture.source_lines import Stack
-from gpulab.capture.update_line import UpdateLine
+from gpulab.capture.pauses import update_line
+from gpulab.capture.pauses.source_lines import Stack
+from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.run import Category, Run
 from gpulab.store.folders import Store

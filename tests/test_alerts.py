@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpulab
-from gpulab.capture.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
 from gpulab.capture.feed import Delta, Feed, Status
+from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.run import Alert, Phase, Samples, Series

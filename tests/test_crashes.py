@@ -12,9 +12,9 @@ from fake_cuda import ASSERT, FakeCuda
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.capture.loop import Loop
 from gpulab.capture.recorder import Capture
-from gpulab.capture.window import SACRIFICED, Window
+from gpulab.capture.steps.loop import Loop
+from gpulab.capture.steps.profiler_window import SACRIFICED, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.loader_options import LoaderOption
 from gpulab.prediction.predict import predict

@@ -10,8 +10,8 @@ import pytest
 import torch
 from fake_cuda import ILLEGAL_ACCESS, FakeCuda
 
-from gpulab.capture.step_events import StepEvents
-from gpulab.capture.weights import Watch
+from gpulab.capture.steps.device_events import StepEvents
+from gpulab.capture.steps.weights import Watch
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
 from gpulab.knobs import randomness

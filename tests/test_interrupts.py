@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import gpulab
-from gpulab.capture import hooks
+from gpulab.capture.steps import hooks
 from gpulab.trials import interrupts
 from gpulab.trials.interrupts import interrupts_heard, users_code
 

@@ -55,7 +55,7 @@ def test_every_hook_and_patch_of_a_run_is_found() -> None:
     pytest.importorskip("torch")
     import torch
 
-    from gpulab.capture import hooks
+    from gpulab.capture.steps import hooks
 
     with ExitStack() as undo:
         hooks.install(Mock(), undo)

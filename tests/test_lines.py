@@ -20,8 +20,8 @@ from real_traces import path as trace_path
 import gpulab
 from gpulab.analysis.breakdown import layers
 from gpulab.analysis.host.source_lines import line_of, lines_of
-from gpulab.capture.lines import LineSampler
-from gpulab.capture.source_lines import Naming, users_spot
+from gpulab.capture.pauses.source_lines import Naming, users_spot
+from gpulab.capture.pauses.stack_sampler import LineSampler
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Lane, Place, Run, StackSamples, Timeline
 

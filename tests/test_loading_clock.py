@@ -32,7 +32,8 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import pin_memory
 
 import gpulab
-from gpulab.capture import fetch_clock, loading_feeds, loading_memory, loading_worker
+from gpulab.capture.dataloader import feeds, fetch_clock, shared_rows
+from gpulab.capture.dataloader import worker as loading_worker
 from gpulab.knobs.knob import Log
 from gpulab.knobs.loader_copy import overriding
 from gpulab.run import Batches, Run
@@ -177,7 +178,7 @@ def test_of_short_items_every_fourth_batch_tells_of_the_transforms(
 def test_transforms_that_were_not_timed_take_the_share_of_the_last_that_were(
     rows: list[tuple[int, bool, int, int]],
 ) -> None:
-    kept = loading_feeds.Timed()
+    kept = feeds.Timed()
     for i, (worker, looked, read, transform) in enumerate(rows):
         times = (read, transform) if looked else (read + transform, -1)
         cpu = (read // 2, transform // 2) if looked else ((read + transform) // 2, -1)
@@ -416,7 +417,7 @@ def test_a_fault_of_ours_in_a_worker_is_not_the_users(broken: str, monkeypatch: 
 def test_a_torch_without_these_methods_is_not_timed_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import dataloader
 
-    from gpulab.capture.loading_clock import LoadingClock
+    from gpulab.capture.dataloader.clock import LoadingClock
 
     def missing(self: LoadingClock, undo: object) -> None:
         raise AttributeError("_process_data")
@@ -436,7 +437,7 @@ def test_where_the_system_has_no_memory_without_a_name(method: str, monkeypatch:
 
 def test_of_too_many_batches_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, 2):
-        monkeypatch.setattr(loading_feeds, "KEPT", 6)
+        monkeypatch.setattr(feeds, "KEPT", 6)
         run, _ = trained(DataLoader(Planted(40), batch_size=2, num_workers=workers), epochs=2)
         b = timed(run)
         assert len(run.steps) == 40 and len(b) <= 6
@@ -456,8 +457,8 @@ def test_a_stand_in_is_what_it_stands_for() -> None:
 
 
 def test_a_ring_keeps_the_newest_rows() -> None:
-    memory = loading_memory.Memory(loading_memory.Size(2, 3))
+    memory = shared_rows.Memory(shared_rows.Size(2, 3))
     for i in range(5):
-        memory.write(1, (i,) * loading_memory.ROW_WORDS)
+        memory.write(1, (i,) * shared_rows.ROW_WORDS)
     assert memory.written(0) == 0 and memory.written(1) == 5
     assert [row[0] for row in memory.read(1, 2, 5)] == [2, 3, 4]

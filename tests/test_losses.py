@@ -14,7 +14,7 @@ import torch
 from fake_cuda import FakeCuda
 from torch import Tensor
 
-from gpulab.capture.losses import Losses, _has_memory_of_its_own, _kept
+from gpulab.capture.steps.losses import Losses, _has_memory_of_its_own, _kept
 from gpulab.run import Steps
 
 

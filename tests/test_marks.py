@@ -15,10 +15,10 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from gpulab.capture import hooks
-from gpulab.capture.loader import samples_in
-from gpulab.capture.schedule import EARLY_TRACED, plan
-from gpulab.capture.weights import Watch
+from gpulab.capture.dataloader.description import samples_in
+from gpulab.capture.steps import hooks
+from gpulab.capture.steps.schedule import EARLY_TRACED, plan
+from gpulab.capture.steps.weights import Watch
 from gpulab.run import Settings
 
 POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))

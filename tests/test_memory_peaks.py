@@ -8,8 +8,8 @@ import pytest
 import torch
 from fake_cuda import FakeCuda
 
-from gpulab.capture import memory
-from gpulab.capture.memory import PeakWatch, count_anew
+from gpulab.capture.meters import memory_peaks
+from gpulab.capture.meters.memory_peaks import PeakWatch, count_anew
 from gpulab.run import Choice, Device, Memory, Missing, Settings
 from gpulab.trials.code import TextCode
 from gpulab.trials.trial import Setting, Stopper, full_trial
@@ -50,8 +50,8 @@ def test_a_second_run_that_needs_more_has_its_own(fake_cuda: FakeCuda) -> None:
 def test_a_leaner_second_run_has_what_was_read_before_its_backward_passes(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "APART_NS", 0)
-    monkeypatch.setattr(memory, "READING_SHARE", 1e9)
+    monkeypatch.setattr(memory_peaks, "APART_NS", 0)
+    monkeypatch.setattr(memory_peaks, "READING_SHARE", 1e9)
     fake_cuda.start()
     allocated_and_freed(fake_cuda, 10)
     watch = PeakWatch()
@@ -93,7 +93,7 @@ def test_readings_are_seldom(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatc
     nested = torch.cuda.memory_stats_as_nested_dict
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda i: asked.append(i) or nested(i))
     now = [0]
-    monkeypatch.setattr(memory, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(memory_peaks, "perf_counter_ns", lambda: now[0])
     fake_cuda.start()
     watch = PeakWatch()
     asked.clear()
@@ -138,7 +138,7 @@ def test_an_allocator_of_the_users_own_tells_nothing(fake_cuda: FakeCuda, monkey
     assert count_anew() is None and watch.busiest() is None
     peak, (missing,) = peak_gib(watch)
     assert peak is None and "allocator" in missing.reason
-    assert memory.gpu_peak_bytes(H100) == 0
+    assert memory_peaks.gpu_peak_bytes(H100) == 0
 
 
 def test_the_real_allocators_statistics_are_nested_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +147,7 @@ def test_the_real_allocators_statistics_are_nested_as_read(monkeypatch: pytest.M
     nested = dict(zip(("allocated_bytes", "reserved_bytes"), of, strict=True))
     monkeypatch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", lambda device=None: nested)
     flat = torch.cuda.memory.memory_stats()
-    read = memory._reading(nested)
+    read = memory_peaks._reading(nested)
     assert read.allocated == flat["allocated_bytes.all.current"] == 1
     assert read.allocated_peak == flat["allocated_bytes.all.peak"] == 2
     assert read.reserved == flat["reserved_bytes.all.current"] == 3

@@ -16,8 +16,8 @@ from knob_cells import Net, new_cell  # noqa: E402
 from torch import nn  # noqa: E402
 from torch._dynamo.variables import nn_module  # noqa: E402
 
-from gpulab.knobs.outermost import Layer, around_outermost  # noqa: E402
-from gpulab.knobs.stepping import Turn, around_steps  # noqa: E402
+from gpulab.torch_hooks.optimizer_step import Turn, around_steps  # noqa: E402
+from gpulab.torch_hooks.outermost_call import Layer, around_outermost  # noqa: E402
 
 X = torch.ones(1, 3, 6, 6)
 

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kernel_session import kernel
 
-from gpulab.capture.grad_off import GradOff, Stretch
-from gpulab.capture.passes import Pass, Passes
-from gpulab.capture.pause_hooks import TARGETS, PauseHooks
-from gpulab.capture.pauses import MOST, Pauses
+from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
+from gpulab.capture.pauses.loader_passes import Pass, Passes
+from gpulab.capture.pauses.no_grad import GradOff, Stretch
+from gpulab.capture.pauses.pauses import MOST, Pauses
 from gpulab.run import Pause
 
 torch = pytest.importorskip("torch")

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import gpulab
 from gpulab import doors
-from gpulab.capture import deadline, schedule
-from gpulab.capture.deadline import Deadline
+from gpulab.capture.steps import deadline, schedule
+from gpulab.capture.steps.deadline import Deadline
 from gpulab.run import Run
 from gpulab.user_code import Owner, owners
 from gpulab.views import sections

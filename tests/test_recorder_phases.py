@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.capture import phases as module
-from gpulab.capture import schedule
-from gpulab.capture.phases import Phases
-from gpulab.capture.window import ProfilerUnavailable
+from gpulab.capture.steps import profiler_schedule as module
+from gpulab.capture.steps import schedule
+from gpulab.capture.steps.profiler_schedule import Phases
+from gpulab.capture.steps.profiler_window import ProfilerUnavailable
 from gpulab.run import Phase, Settings
 
 DEFAULTS = Settings()

@@ -20,7 +20,8 @@ from leftovers import own_frames
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import gpulab
-from gpulab.capture import loop, workers
+from gpulab.capture.dataloader import worker_faults
+from gpulab.capture.steps import loop
 from gpulab.run import Missing, Run
 
 KILLED = "DataLoader worker (pid 41) is killed by signal: Killed. "
@@ -150,11 +151,11 @@ def test_a_worker_of_an_earlier_cell_that_torch_misses_at_the_end_costs_no_repor
 
 @pytest.mark.parametrize("error", ["DataLoader timed out after 5 seconds", "CUDA error", ""])
 def test_other_errors_are_no_deaths(error: str) -> None:
-    assert workers.death(error) is None
+    assert worker_faults.death(error) is None
 
 
 def test_several_deaths_in_one_message() -> None:
-    assert workers.death("DataLoader worker (pid(s) 4, 51) exited unexpectedly") == (
+    assert worker_faults.death("DataLoader worker (pid(s) 4, 51) exited unexpectedly") == (
         "worker processes 4, 51 exited unexpectedly"
     )
 
@@ -270,7 +271,7 @@ def test_what_a_notebook_defines_is_found_however_it_is_held(notebook: type) -> 
         (Held(Plain(), collate_fn=mine.method), "Mine"),
         (Held(Plain(), worker_init_fn=function("seed")), "seed"),
     ):
-        why = workers.cannot_start(loader)
+        why = worker_faults.cannot_start(loader)
         assert why is not None and f"will not find {name}:" in why
 
 
@@ -284,9 +285,9 @@ def test_what_workers_can_get_is_not_foretold_to_fail(notebook: type, monkeypatc
         Held(mine, multiprocessing_context=fork),
         Held(mine, _iterator=object()),  # persistent workers that have started
     ):
-        assert workers.cannot_start(loader) is None
+        assert worker_faults.cannot_start(loader) is None
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
-    assert workers.cannot_start(Held(mine)) is None
+    assert worker_faults.cannot_start(Held(mine)) is None
 
 
 def test_the_default_start_method_is_looked_up_and_not_fixed(notebook: type) -> None:
@@ -308,11 +309,11 @@ def test_an_object_that_refuses_to_be_looked_at_is_left_alone(notebook: type) ->
         def __dict__(self) -> Any:  # type: ignore[override]
             raise ValueError("no")
 
-    assert workers.cannot_start(Held(Refuses())) is None
+    assert worker_faults.cannot_start(Held(Refuses())) is None
 
 
 def test_a_prophecy_that_does_not_come_true_is_not_in_the_record(notebook: type, capsys: Any) -> None:
-    met = workers.Workers()
+    met = worker_faults.Workers()
     met.meet(Held(notebook()), 5)
     met.meet(Held(notebook()), 6)
     assert capsys.readouterr().err.count("gpulab:") == 1, "said once"

@@ -17,9 +17,9 @@ import numpy as np
 import psutil
 import pytest
 
-from gpulab.capture import sampler as sampling
 from gpulab.capture.feed import Float32
-from gpulab.capture.sampler import Sampler
+from gpulab.capture.meters import sampler as sampling
+from gpulab.capture.meters.sampler import Sampler
 from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.host import host_meter
 from gpulab.devices.meters import SeriesInfo
@@ -239,7 +239,7 @@ def test_an_interrupt_of_the_notebook_does_not_reach_the_child() -> None:
 def test_the_child_ends_when_its_parent_is_killed(workers: bool) -> None:
     program = f"""
         import os, sys, time
-        from gpulab.capture.sampler import Sampler
+        from gpulab.capture.meters.sampler import Sampler
         from gpulab.run import Device
         s = Sampler(os.getpid(), Device("cpu", "a CPU"), time.perf_counter_ns(), 0.01)
         s.start()
@@ -277,7 +277,7 @@ def root() -> Path:
 
 def test_the_child_imports_nothing_heavy() -> None:
     program = (
-        "import sys, gpulab.capture.sampler_process, gpulab.devices.host, gpulab.devices.nvml;"
+        "import sys, gpulab.capture.meters.sampler_process, gpulab.devices.host, gpulab.devices.nvml;"
         "print([m for m in ('torch', 'numpy', 'matplotlib', 'IPython') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=root(), capture_output=True, text=True, check=True)

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpulab.analysis.facts import facts
-from gpulab.capture.loop import Loop
 from gpulab.capture.short_run import ShortRun
-from gpulab.capture.step_events import StepEvents, gpu_of
+from gpulab.capture.steps.device_events import StepEvents, gpu_of
+from gpulab.capture.steps.loop import Loop
 from gpulab.run import Int64, Run
 from gpulab.store.codec import decode, encode
 from gpulab.views.sections import sections

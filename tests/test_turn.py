@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gpulab
-from gpulab.capture import turn
+from gpulab.capture import exclusive
 from gpulab.errors import UsageError
 
 
@@ -85,7 +85,7 @@ def test_it_is_given_back_after_an_error_and_where_the_run_could_not_begin(
 
 
 def test_a_thread_that_has_ended_holds_nothing() -> None:
-    thread = threading.Thread(target=turn.take)
+    thread = threading.Thread(target=exclusive.take)
     thread.start()
     thread.join()
     profiled()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fake_cuda import FakeCuda
 
-from gpulab.capture.memory import PeakWatch
-from gpulab.capture.used_gpu import Moved, moved, working_gpus
+from gpulab.capture.meters.memory_peaks import PeakWatch
+from gpulab.capture.meters.used_gpu import Moved, moved, working_gpus
 from gpulab.run import Category, Device, Samples, Series
 from tests.made_timelines import MAIN, OTHER_GPU, STREAM, STREAM_2, Span, timeline
 

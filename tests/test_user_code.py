@@ -19,8 +19,8 @@ from traitlets.config import Config
 
 import gpulab
 from gpulab import cells, cli, demo, magics, user_code
+from gpulab.capture.pauses.source_lines import users_stack
 from gpulab.capture.recorder import Capture
-from gpulab.capture.source_lines import users_stack
 from gpulab.demo import digits
 from gpulab.snapshot import restorable
 from gpulab.trials import code

@@ -15,19 +15,20 @@ from typing import Literal
 
 import numpy as np
 
-from gpulab.capture import hooks, turn
-from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
+from gpulab.capture import exclusive
+from gpulab.capture.dataloader.clock import LoadingClock
+from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.feed import Delta, SeriesInfo, Status, Watcher
-from gpulab.capture.loading_clock import LoadingClock
-from gpulab.capture.loop import Closed, Loop, stop_behind
-from gpulab.capture.memory import PeakWatch
-from gpulab.capture.noticed import noticed
-from gpulab.capture.pause_hooks import PauseHooks
-from gpulab.capture.sampler import Sampler
-from gpulab.capture.source_lines import Naming, lines_above
-from gpulab.capture.used_gpu import moved, working_gpus
-from gpulab.capture.window import Window, sessions
-from gpulab.capture.workers import deaths_unheard
+from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
+from gpulab.capture.meters.memory_peaks import PeakWatch
+from gpulab.capture.meters.sampler import Sampler
+from gpulab.capture.meters.used_gpu import moved, working_gpus
+from gpulab.capture.pauses.hooks import PauseHooks
+from gpulab.capture.pauses.records import noticed
+from gpulab.capture.pauses.source_lines import Naming, lines_above
+from gpulab.capture.steps import hooks
+from gpulab.capture.steps.loop import Closed, Loop, stop_behind
+from gpulab.capture.steps.profiler_window import Window, sessions
 from gpulab.devices.machine import detect_device, environment
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
@@ -67,7 +68,7 @@ class Capture:
         """Begin. Raises UsageError for an impossible device, or where another thread measures."""
         global active
         self.device = detect_device(self.settings.device)
-        turn.take()
+        exclusive.take()
         self._turn = True
         self._pid = os.getpid()
         self._origin_ns = perf_counter_ns()
@@ -104,7 +105,7 @@ class Capture:
         finally:
             if self._turn:
                 self._turn = False
-                turn.give_back()
+                exclusive.give_back()
 
     def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, Callable[[Path], None] | None]:
         global active

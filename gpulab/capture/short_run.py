@@ -7,9 +7,9 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Self
 
-from gpulab.capture import hooks
-from gpulab.capture.loop import Loop, stop_behind
-from gpulab.capture.window import Window
+from gpulab.capture.steps import hooks
+from gpulab.capture.steps.loop import Loop, stop_behind
+from gpulab.capture.steps.profiler_window import Window
 from gpulab.run import Settings, Steps
 
 

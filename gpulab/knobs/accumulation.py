@@ -12,9 +12,9 @@ import numpy as np
 from gpulab.knobs.gradients import Taken
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
 from gpulab.knobs.scene import Scene
-from gpulab.knobs.stepping import Turn, around_steps
 from gpulab.knobs.values import whole_number
 from gpulab.run import Run
+from gpulab.torch_hooks.optimizer_step import Turn, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor

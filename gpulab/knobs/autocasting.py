@@ -8,8 +8,8 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import Log
-from gpulab.knobs.outermost import Call, Layer, around_outermost
-from gpulab.knobs.patching import replaced
+from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
+from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
     import torch

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from gpulab.knobs import traced
 from gpulab.knobs.dynamo_names import DynamoNames
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.outermost import Call, Layer, around_outermost
 from gpulab.knobs.scene import Scene
 from gpulab.knobs.values import choice
 from gpulab.run import Run
+from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 
 if TYPE_CHECKING:
     from torch.nn import Module

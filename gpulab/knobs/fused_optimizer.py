@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from gpulab.knobs import traced
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
 from gpulab.knobs.scene import Scene, SeenOptimizer
-from gpulab.knobs.stepping import Turn, around_steps
 from gpulab.knobs.values import switch
 from gpulab.run import Run
+from gpulab.torch_hooks.optimizer_step import Turn, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor

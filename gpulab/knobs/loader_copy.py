@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from gpulab.knobs.knob import Log
 from gpulab.knobs.loader_changes import CHANGES, Changes, Left, rebatched, settled
 from gpulab.knobs.loader_order import Order, beginning, ordered, ordered_anew
-from gpulab.knobs.patching import replaced
+from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
     from torch import Generator

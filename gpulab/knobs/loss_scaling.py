@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.gradients import Taken
 from gpulab.knobs.knob import Log
-from gpulab.knobs.patching import replaced
-from gpulab.knobs.stepping import Turn, around_steps
+from gpulab.torch_hooks.optimizer_step import Turn, around_steps
+from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
     from torch import Tensor

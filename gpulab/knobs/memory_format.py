@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from gpulab.knobs import traced
 from gpulab.knobs.gradients import laid_out_like
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.outermost import Call, Layer, around_outermost
 from gpulab.knobs.scene import Scene
-from gpulab.knobs.stepping import Turn, around_steps
 from gpulab.knobs.values import switch
 from gpulab.run import Run
+from gpulab.torch_hooks.optimizer_step import Turn, around_steps
+from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 
 if TYPE_CHECKING:
     import torch

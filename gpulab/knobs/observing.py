@@ -22,10 +22,10 @@ import numpy as np
 
 from gpulab.knobs.described import dtype_name, seen_loader, seen_module, seen_optimizer
 from gpulab.knobs.inputs import SeenInputs
-from gpulab.knobs.outermost import Call, Layer, around_outermost
-from gpulab.knobs.patching import replaced
 from gpulab.knobs.scene import Scene, SeenLoader, SeenModule, SeenOptimizer
 from gpulab.run import Category, Device, Run, Timeline
+from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
+from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from gpulab.analysis.facts import Facts
-from gpulab.capture import turn
+from gpulab.capture import exclusive
 from gpulab.comparing.findings import OTHER_STEPS
 from gpulab.comparing.loss import compare_losses
 from gpulab.comparing.statistics import TOO_FEW
@@ -101,7 +101,7 @@ class Climber:
     def run(self) -> Climb:
         """All of it. Raises UsageError before anything runs: another thread measures, or the plan cannot work."""
         self._began = time.monotonic()
-        with turn.taken(), interrupts_heard(self.stop) as heard:
+        with exclusive.taken(), interrupts_heard(self.stop) as heard:
             whole: Comparison | None = None
             ended: Ending = "error"
             try:

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from gpulab.knobs.patching import replaced
+from gpulab.torch_hooks.patching import replaced
 from gpulab.user_code import PACKAGE_FOLDER
 
 MOST = 200_000  # files

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.capture.memory import count_anew, gpu_peak_bytes
+from gpulab.capture.meters.memory_peaks import count_anew, gpu_peak_bytes
 from gpulab.comparison import Block, Comparison, Experiment
 from gpulab.errors import StoreError
 from gpulab.prediction.predict import Known, knobs_named, predict, refused

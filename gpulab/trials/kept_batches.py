@@ -15,10 +15,10 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-from gpulab.capture.loader import samples_in
+from gpulab.capture.dataloader.description import samples_in
 from gpulab.knobs.knob import Log
 from gpulab.knobs.loader_copy import overriding
-from gpulab.knobs.patching import replaced
+from gpulab.torch_hooks.patching import replaced
 
 KEPT = 3  # batches of each loader: they are loaded before the first step
 _DEPTH = 8

@@ -10,8 +10,8 @@ from typing import Any
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
-from gpulab.capture import turn
-from gpulab.capture.schedule import TRACED
+from gpulab.capture import exclusive as turn
+from gpulab.capture.steps.schedule import TRACED
 from gpulab.comparing.blocks import compare_blocks
 from gpulab.comparison import Block, Comparison, Experiment, Side
 from gpulab.devices import gpus_in_use

@@ -13,10 +13,10 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Self
 
-from gpulab.capture.losses import Losses
-from gpulab.capture.memory import count_anew
+from gpulab.capture.meters.memory_peaks import count_anew
 from gpulab.capture.recorder import Capture, stop_behind
 from gpulab.capture.short_run import ShortRun
+from gpulab.capture.steps.losses import Losses
 from gpulab.comparison import Block
 from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs.knob import Knob, Log, Value

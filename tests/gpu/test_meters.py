@@ -17,7 +17,7 @@ pynvml = pytest.importorskip("pynvml")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from gpulab.capture.sampler import Sampler  # noqa: E402
+from gpulab.capture.meters.sampler import Sampler  # noqa: E402
 from gpulab.devices.machine import detect_device  # noqa: E402
 from gpulab.devices.nvml import GPM_SERIES, nvml_index_for, session  # noqa: E402
 from gpulab.run import Samples  # noqa: E402

@@ -18,8 +18,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Protocol
 
-from gpulab.capture.tracker import Answer
-from gpulab.knobs.patching import replaced
+from gpulab.capture.steps.tracker import Answer
+from gpulab.torch_hooks.patching import replaced
 
 
 class Listener(Protocol):

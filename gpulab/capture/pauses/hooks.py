@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
-from gpulab.capture.pauses import Pauses
-from gpulab.capture.source_lines import users_spot
-from gpulab.knobs.patching import replaced
+from gpulab.capture.pauses.pauses import Pauses
+from gpulab.capture.pauses.source_lines import users_spot
 from gpulab.run import PauseKind
+from gpulab.torch_hooks.patching import replaced
 
 
 @dataclass(frozen=True, slots=True)

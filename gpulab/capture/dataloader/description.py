@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpulab.capture.source_lines import Spot
-from gpulab.capture.written_at import callable_spot, items_spot, transform_spot
+from gpulab.capture.dataloader.definition_lines import callable_spot, items_spot, transform_spot
+from gpulab.capture.pauses.source_lines import Spot
 from gpulab.knobs.described import as_written, length_of, loader_record
 from gpulab.run import Loader
 

@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpulab.capture.fetch_clock import Row
-from gpulab.capture.loading_memory import Memory, Size
-from gpulab.capture.loading_worker import WorkerStart
+from gpulab.capture.dataloader.fetch_clock import Row
+from gpulab.capture.dataloader.shared_rows import Memory, Size
+from gpulab.capture.dataloader.worker import WorkerStart
 from gpulab.run import Batches, Int64
 
 KEPT = 20_000  # batches: the newest

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from gpulab.capture.source_lines import Spot
+from gpulab.capture.pauses.source_lines import Spot
 from gpulab.user_code import is_users_file
 
 _ITEMS = ("__getitems__", "__getitem__", "__iter__")

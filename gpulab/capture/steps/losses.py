@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from gpulab.devices.gpus_in_use import in_graph_capture
-from gpulab.knobs.patching import replaced
 from gpulab.run import Steps
+from gpulab.torch_hooks.patching import replaced
 
 LIMIT = 10_000  # losses kept; on a GPU each holds a block of 512 bytes
 

@@ -14,8 +14,8 @@ import threading
 from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
 
-from gpulab.capture.source_lines import Spot, users_stack
-from gpulab.capture.update_line import UpdateLine
+from gpulab.capture.pauses.source_lines import Spot, users_stack
+from gpulab.capture.pauses.update_line import UpdateLine
 
 PERIOD_S = 0.002
 MOST_SAMPLES = 100_000

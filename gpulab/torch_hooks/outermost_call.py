@@ -17,7 +17,7 @@ from enum import IntEnum
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.patching import Shared, replaced
+from gpulab.torch_hooks.patching import Shared, replaced
 
 if TYPE_CHECKING:
     from torch.nn import Module

@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
 
-from gpulab.knobs.patching import Shared
+from gpulab.torch_hooks.patching import Shared
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer

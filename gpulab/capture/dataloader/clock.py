@@ -19,10 +19,10 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from gpulab.capture.fetch_clock import time_fetcher
-from gpulab.capture.loading_feeds import KEPT, Feed, FromWorkers, Here, Timed
-from gpulab.knobs.patching import replaced
+from gpulab.capture.dataloader.feeds import KEPT, Feed, FromWorkers, Here, Timed
+from gpulab.capture.dataloader.fetch_clock import time_fetcher
 from gpulab.run import Batches, Choice, Missing
+from gpulab.torch_hooks.patching import replaced
 
 WHAT = "what takes the time inside the DataLoader"
 _PINNED_KEPT = 1024  # batches that are pinned and were not asked for yet

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from gpulab.capture.feed import Float32
-from gpulab.capture.sampler_process import Order
+from gpulab.capture.meters.sampler_process import Order
 from gpulab.devices.child_path import import_path
 from gpulab.devices.fake_nvml import FakeScript
 from gpulab.devices.machine import usable_cores
@@ -37,7 +37,7 @@ FAKE_VARIABLE = "GPULAB_FAKE_NVML"  # path of a FakeScript in JSON: shows GPU cu
 BOOTSTRAP = """
 import json, sys
 order, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
-from gpulab.capture.sampler_process import Order, main
+from gpulab.capture.meters.sampler_process import Order, main
 main(Order.from_json(order))
 """
 

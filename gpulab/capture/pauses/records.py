@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.capture.lines import Seen
-from gpulab.capture.pause_hooks import recompiled_because
-from gpulab.capture.pauses import Heard
-from gpulab.capture.source_lines import Naming
+from gpulab.capture.pauses.hooks import recompiled_because
+from gpulab.capture.pauses.pauses import Heard
+from gpulab.capture.pauses.source_lines import Naming
+from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.run import Pause, Place, StackSamples
 
 

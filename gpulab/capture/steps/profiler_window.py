@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpulab.capture.lines import LineSampler, Seen
-from gpulab.capture.update_line import UpdateLine
+from gpulab.capture.pauses.stack_sampler import LineSampler, Seen
+from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
 from gpulab.trace.kineto import CLOCK_MARK, Recording

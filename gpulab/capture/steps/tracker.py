@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Literal
 
-from gpulab.capture.rows import EPOCH_START, PROFILER_EDGE, OpenStep, OtherStep, Rows
+from gpulab.capture.steps.rows import EPOCH_START, PROFILER_EDGE, OpenStep, OtherStep, Rows
 from gpulab.run import Phase, StepFlag, Steps
 
 Answer = Literal["batch", "iterator", "end"]

@@ -13,9 +13,9 @@ from types import FrameType
 import numpy as np
 from numpy.typing import NDArray
 
-from gpulab.capture.grad_off import MOST, SHORTEST_NS, GradOff, Stretch
-from gpulab.capture.passes import Pass, Passes
-from gpulab.capture.source_lines import Spot, users_spot
+from gpulab.capture.pauses.loader_passes import Pass, Passes
+from gpulab.capture.pauses.no_grad import MOST, SHORTEST_NS, GradOff, Stretch
+from gpulab.capture.pauses.source_lines import Spot, users_spot
 from gpulab.run import PauseKind, PauseSum
 
 _KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")  # few, and each is somebody's wish

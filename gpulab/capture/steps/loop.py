@@ -12,19 +12,19 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import Any, TypeVarTuple
 
-from gpulab.capture import hooks
-from gpulab.capture.generators import frames, inside_generator
-from gpulab.capture.loader import Loaders, samples_in
-from gpulab.capture.loading_clock import LoadingClock
-from gpulab.capture.memory import PeakWatch
-from gpulab.capture.pauses import Pauses
-from gpulab.capture.phases import Phases
-from gpulab.capture.step_events import StepEvents
-from gpulab.capture.tracker import Answer, StepTracker
-from gpulab.capture.update_line import UpdateLine
-from gpulab.capture.weights import Watch
-from gpulab.capture.window import Window
-from gpulab.capture.workers import Workers, death
+from gpulab.capture.dataloader.clock import LoadingClock
+from gpulab.capture.dataloader.description import Loaders, samples_in
+from gpulab.capture.dataloader.worker_faults import Workers, death
+from gpulab.capture.meters.memory_peaks import PeakWatch
+from gpulab.capture.pauses.pauses import Pauses
+from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.steps import hooks
+from gpulab.capture.steps.device_events import StepEvents
+from gpulab.capture.steps.generators import frames, inside_generator
+from gpulab.capture.steps.profiler_schedule import Phases
+from gpulab.capture.steps.profiler_window import Window
+from gpulab.capture.steps.tracker import Answer, StepTracker
+from gpulab.capture.steps.weights import Watch
 from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
 
 TRAINING = (

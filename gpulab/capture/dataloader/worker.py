@@ -10,8 +10,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from gpulab.capture.fetch_clock import Row, time_fetcher
-from gpulab.capture.loading_memory import Memory
+from gpulab.capture.dataloader.fetch_clock import Row, time_fetcher
+from gpulab.capture.dataloader.shared_rows import Memory
 from gpulab.user_code import hide_gpulabs_frames
 
 

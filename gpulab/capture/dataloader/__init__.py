@@ -1,0 +1,1 @@
+"""Where the DataLoader is timed, in the training process and in its workers."""

@@ -1,0 +1,1 @@
+"""What is read while a run goes on: GPU, memory, alerts."""

@@ -1,0 +1,1 @@
+"""Where the steps of a training loop are found, and when the profiler's window opens."""
