@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpulab.analysis.facts import Facts
-from gpulab.knobs.scene import StepInputs
+from gpulab.knobs.observe.observation import StepInputs
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
 

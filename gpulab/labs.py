@@ -16,7 +16,7 @@ from gpulab.comparison import Experiment, Side
 from gpulab.doors import report, runs
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.variables import Plain
 from gpulab.run import Run
 from gpulab.trials.apart import Apart, MainThread, Thread, Written

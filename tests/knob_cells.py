@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from gpulab.capture.recorder import Capture
 from gpulab.knobs.knob import Knob, Log, Value
-from gpulab.knobs.observing import observe
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.watch import observe
 from gpulab.run import Device, Run, Settings
 
 CPU = Device("cpu", "CPU")

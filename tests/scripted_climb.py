@@ -12,7 +12,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.comparing.blocks import compare_blocks
 from gpulab.comparison import Experiment, Side
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
-from gpulab.knobs.scene import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Device, Loader, Memory
 from gpulab.trials.climb import Climber

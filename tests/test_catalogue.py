@@ -11,7 +11,7 @@ import pytest
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue
 from gpulab.knobs.catalogue import KNOBS, decide, grid, parse_settings, parse_sweep, parse_sweeps, parsed_value
-from gpulab.knobs.scene import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
 from gpulab.knobs.variables import Variables
 from gpulab.run import Device, Loader
 

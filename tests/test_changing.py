@@ -144,7 +144,7 @@ def test_a_remembered_scene_never_refuses(names: dict[str, Any]) -> None:
 
 
 def changing_scene(code: TextCode) -> Any:
-    from gpulab.knobs.observing import observe
+    from gpulab.knobs.observe.watch import observe
 
     with (
         gpulab.profile(live=False, save=False, show=False, device="cpu") as profile,

@@ -11,7 +11,7 @@ import synthetic
 
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
 from gpulab.run import Device
 
 torch = pytest.importorskip("torch")

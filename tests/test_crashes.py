@@ -16,7 +16,7 @@ from gpulab.capture.recorder import Capture
 from gpulab.capture.steps.loop import Loop
 from gpulab.capture.steps.profiler_window import SACRIFICED, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
-from gpulab.knobs.loader_options import LoaderOption
+from gpulab.knobs.dataloader.options import LoaderOption
 from gpulab.prediction.predict import predict
 from gpulab.trials.code import TextCode
 from gpulab.trials.schedule import Size

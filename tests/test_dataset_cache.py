@@ -15,14 +15,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
-from gpulab.knobs import dataset_cache, loader_options
-from gpulab.knobs.dataset_cache import CACHE, DatasetCache
-from gpulab.knobs.described import seen_loader
-from gpulab.knobs.item_size import free_bytes, item_bytes
+from gpulab.knobs.dataloader import dataset_cache, options
+from gpulab.knobs.dataloader.dataset_cache import CACHE, DatasetCache
+from gpulab.knobs.dataloader.item_size import free_bytes, item_bytes
+from gpulab.knobs.dataloader.options import WORKERS
+from gpulab.knobs.dataloader.same_items import same
 from gpulab.knobs.knob import Log
-from gpulab.knobs.loader_options import WORKERS
-from gpulab.knobs.same_items import same
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.describe import seen_loader
+from gpulab.knobs.observe.observation import Scene
 from gpulab.run import Device, Settings
 
 LENGTH = 20
@@ -248,7 +248,7 @@ def test_what_can_be_told_before(cache: DatasetCache) -> None:
     loader = DataLoader(Counted(), 4)
     assert cache.refuses(scene(loader), True) is None
     assert "IterableDataset" in (cache.refuses(scene(DataLoader(Stream(), 4)), True) or "")
-    assert cache.refuses(Scene(Device("cpu", "CPU")), True) == loader_options.NO_LOADER
+    assert cache.refuses(Scene(Device("cpu", "CPU")), True) == options.NO_LOADER
     assert cache.found(scene(loader)) is False and cache.found(Scene(Device("cpu", "CPU"))) is None
     assert cache.parse("on") is True and cache.parse("false") is False
     with pytest.raises(UsageError, match="cache=full"):

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.edits import Edit, edit, parse
 from gpulab.knobs.knob import Permanent
-from gpulab.knobs.precision import AMP
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.model.accumulation import ACCUMULATE
+from gpulab.knobs.model.precision import AMP
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.variables import permanent
 from gpulab.run import Device
 

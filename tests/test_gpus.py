@@ -14,7 +14,7 @@ from gpulab.capture.steps.device_events import StepEvents
 from gpulab.capture.steps.weights import Watch
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
-from gpulab.knobs import randomness
+from gpulab.knobs.dataloader import randomness
 from gpulab.snapshot.state import State
 from gpulab.trials.apart import torch_settings
 from gpulab.trials.seeds import seeded

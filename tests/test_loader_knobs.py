@@ -29,10 +29,8 @@ from torch.utils.data import (
 
 from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
-from gpulab.knobs import loader_options
-from gpulab.knobs.described import seen_loader
-from gpulab.knobs.knob import Knob, Log, Value
-from gpulab.knobs.loader_options import (
+from gpulab.knobs.dataloader import options as loader_options
+from gpulab.knobs.dataloader.options import (
     BATCH_SIZE,
     PERSISTENT_WORKERS,
     PIN_MEMORY,
@@ -40,7 +38,9 @@ from gpulab.knobs.loader_options import (
     WORKERS,
     with_settings,
 )
-from gpulab.knobs.scene import Scene, SeenLoader
+from gpulab.knobs.knob import Knob, Log, Value
+from gpulab.knobs.observe.describe import seen_loader
+from gpulab.knobs.observe.observation import Scene, SeenLoader
 from gpulab.run import Device, Run, Settings
 
 LENGTH = 26

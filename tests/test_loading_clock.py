@@ -34,8 +34,8 @@ from torch.utils.data._utils import pin_memory
 import gpulab
 from gpulab.capture.dataloader import feeds, fetch_clock, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
+from gpulab.knobs.dataloader.copy import overriding
 from gpulab.knobs.knob import Log
-from gpulab.knobs.loader_copy import overriding
 from gpulab.run import Batches, Run
 
 PARTS = ("read_ns", "transform_ns", "collate_ns")

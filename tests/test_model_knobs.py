@@ -28,14 +28,14 @@ from torch.nn.modules import module as modules_of_torch  # noqa: E402
 from torch.optim import optimizer as optimizers_of_torch  # noqa: E402
 
 from gpulab.errors import UsageError  # noqa: E402
-from gpulab.knobs.accumulation import ACCUMULATE  # noqa: E402
-from gpulab.knobs.attention import ATTENTION  # noqa: E402
-from gpulab.knobs.compiling import COMPILE  # noqa: E402
-from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.knob import Knob, Log, Value  # noqa: E402
-from gpulab.knobs.memory_format import CHANNELS_LAST  # noqa: E402
-from gpulab.knobs.precision import AMP, TF32  # noqa: E402
-from gpulab.knobs.scene import Scene, SeenModule  # noqa: E402
+from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
+from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
+from gpulab.knobs.model.compile import COMPILE  # noqa: E402
+from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
+from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
+from gpulab.knobs.model.precision import AMP, TF32  # noqa: E402
+from gpulab.knobs.observe.observation import Scene, SeenModule  # noqa: E402
 
 MODULE = SeenModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
 SCENE = Scene(CPU, modules=(MODULE,))

@@ -22,9 +22,9 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 from gpulab.capture.recorder import Capture
-from gpulab.knobs import observing
-from gpulab.knobs.observing import Observed, attention_backend, observe
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe import watch
+from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.watch import Observed, attention_backend, observe
 from gpulab.run import Device, Run, Settings
 
 
@@ -493,15 +493,15 @@ def test_other_threads_are_not_watched() -> None:
 
 def test_module_calls_are_watched_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     entered = Counter[str]()
-    enters = observing.Watch.enters
+    enters = watch.Watch.enters
 
     def counted(
-        self: observing.Watch, module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]
+        self: watch.Watch, module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]
     ) -> None:
         entered[type(module).__name__] += 1
         enters(self, module, args, kwargs)
 
-    monkeypatch.setattr(observing.Watch, "enters", counted)
+    monkeypatch.setattr(watch.Watch, "enters", counted)
     untouched = vars(nn.Module)["__call__"]
     net = nn.Linear(8, 3)
     with observe():
@@ -509,7 +509,7 @@ def test_module_calls_are_watched_a_few_times_only(monkeypatch: pytest.MonkeyPat
         assert vars(nn.Module)["__call__"] is untouched
         for _ in range(100):
             train(net, DataLoader(data(8), batch_size=1))
-    assert 0 < sum(entered.values()) <= observing.CALLS_AT_A_TIME * observing.TIMES
+    assert 0 < sum(entered.values()) <= watch.CALLS_AT_A_TIME * watch.TIMES
 
 
 def test_what_cannot_be_described_does_not_harm_the_cell() -> None:
@@ -530,7 +530,7 @@ def test_what_cannot_be_described_does_not_harm_the_cell() -> None:
 
 
 def test_the_death_of_a_worker_is_not_swallowed() -> None:
-    @observing.guarded
+    @watch.guarded
     def note() -> None:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
@@ -539,8 +539,8 @@ def test_the_death_of_a_worker_is_not_swallowed() -> None:
 
 
 def test_many_objects_are_not_all_kept() -> None:
-    found = scene(lambda: [list(DataLoader(data(2))) for _ in range(observing.OBJECTS_KEPT + 8)])
-    assert len(found.loaders) == observing.OBJECTS_KEPT
+    found = scene(lambda: [list(DataLoader(data(2))) for _ in range(watch.OBJECTS_KEPT + 8)])
+    assert len(found.loaders) == watch.OBJECTS_KEPT
 
 
 def test_a_module_of_which_a_part_is_compiled_is_compiled() -> None:

@@ -15,11 +15,11 @@ from knob_cells import CPU, Cell, new_cell, same, scene_of, traced  # noqa: E402
 from torch import nn  # noqa: E402
 
 from gpulab.errors import UsageError  # noqa: E402
-from gpulab.knobs.accumulation import ACCUMULATE  # noqa: E402
-from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.knob import Log  # noqa: E402
-from gpulab.knobs.precision import AMP  # noqa: E402
-from gpulab.knobs.scene import Scene, SeenOptimizer  # noqa: E402
+from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
+from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
+from gpulab.knobs.model.precision import AMP  # noqa: E402
+from gpulab.knobs.observe.observation import Scene, SeenOptimizer  # noqa: E402
 
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.AdamW, {}),

@@ -16,7 +16,7 @@ from gpulab.comparison import Experiment
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
-from gpulab.knobs.scene import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
 from gpulab.labs import BUSY, NO_CELL, NOTHING_TURNED, Lab, lab
 from gpulab.run import Device, Loader
 from gpulab.trials.apart import Apart, MainThread, Thread, Written, torch_settings, written_apart

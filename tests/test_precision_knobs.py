@@ -18,8 +18,8 @@ from torch import nn  # noqa: E402
 
 from gpulab.errors import UsageError  # noqa: E402
 from gpulab.knobs.knob import Log  # noqa: E402
-from gpulab.knobs.precision import AMP, FP32_MATRIX_KERNELS, KERNELS, TF32, TF32_KERNELS  # noqa: E402
-from gpulab.knobs.scene import Scene, SeenModule, SeenOptimizer  # noqa: E402
+from gpulab.knobs.model.precision import AMP, FP32_MATRIX_KERNELS, KERNELS, TF32, TF32_KERNELS  # noqa: E402
+from gpulab.knobs.observe.observation import Scene, SeenModule, SeenOptimizer  # noqa: E402
 from gpulab.run import Category  # noqa: E402
 
 X = torch.ones(2, 4)

@@ -36,7 +36,7 @@ from gpulab.errors import UsageError
 from gpulab.foretelling import foretell
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.described import loader_record
+from gpulab.knobs.observe.describe import loader_record
 from gpulab.knobs.values import written
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict

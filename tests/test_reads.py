@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from synthetic import no_step_case
 
-from gpulab.knobs import reads
+from gpulab.knobs import variable_reads
 from gpulab.knobs.knob import Verification
 from gpulab.run import Loader, Run
 from gpulab.trials.code import FunctionCode, TextCode
@@ -30,10 +30,10 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
     found = written.variables.literals.get("x", 1)
     used = "x" in written.variables.used
     code = written.replacing({"x": x})
-    with variables_set(code, {"x": x}), reads.watching(namespace, {"x": x}) as (lines, logs):
+    with variables_set(code, {"x": x}), variable_reads.watching(namespace, {"x": x}) as (lines, logs):
         code.through(lines).run(quiet=True)
     assert sys.getprofile() is None
-    return reads.verify(x, found, used, logs["x"], run or WITHOUT_WORKERS)
+    return variable_reads.verify(x, found, used, logs["x"], run or WITHOUT_WORKERS)
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_anothers_profile_function_stays() -> None:
 
     sys.setprofile(theirs)
     try:
-        with reads.watching({"x": 2}, {"x": 2}):
+        with variable_reads.watching({"x": 2}, {"x": 2}):
             assert sys.getprofile() is theirs
     finally:
         sys.setprofile(None)
@@ -109,7 +109,7 @@ def test_anothers_profile_function_stays() -> None:
 
 def test_own_lines_assign_and_delete_in_the_namespace() -> None:
     namespace: dict[str, Any] = {"x": 2, "z": 1}
-    with reads.watching(namespace, {"x": 2}) as (lines, _):
+    with variable_reads.watching(namespace, {"x": 2}) as (lines, _):
         TextCode.parsed("import math as m\ny = x\ndel z\ndef f():\n    return y\nw = f()", namespace).through(
             lines
         ).run(quiet=True)
@@ -120,6 +120,6 @@ def test_a_function_as_code() -> None:
     namespace: dict[str, Any] = {"x": 2}
     exec(FUNCTION, namespace)
     code = FunctionCode(namespace["f"])
-    with reads.watching(code.namespace, {"x": 2}) as (lines, logs):
+    with variable_reads.watching(code.namespace, {"x": 2}) as (lines, logs):
         code.through(lines).run(quiet=True)
     assert logs["x"].notes == ["f ran, which reads it"]

@@ -13,8 +13,8 @@ from torch import nn
 import gpulab
 from gpulab.comparing.headline import comparison_headline, experiment_headline
 from gpulab.comparison import Comparison, Experiment, Side
-from gpulab.knobs.observing import observe
-from gpulab.knobs.scene import StepInputs
+from gpulab.knobs.observe.observation import StepInputs
+from gpulab.knobs.observe.watch import observe
 from gpulab.run import Change, Run
 from gpulab.views import comparison_sections
 

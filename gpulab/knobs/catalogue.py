@@ -15,17 +15,17 @@ from dataclasses import dataclass
 from itertools import product
 
 from gpulab.errors import UsageError
-from gpulab.knobs.accumulation import ACCUMULATE
-from gpulab.knobs.attention import ATTENTION
-from gpulab.knobs.compiling import COMPILE
-from gpulab.knobs.compute_threads import COMPUTE_THREADS
-from gpulab.knobs.dataset_cache import CACHE
-from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
+from gpulab.knobs.dataloader.dataset_cache import CACHE
+from gpulab.knobs.dataloader.options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
 from gpulab.knobs.knob import Kind, Knob, Value
-from gpulab.knobs.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
-from gpulab.knobs.memory_format import CHANNELS_LAST
-from gpulab.knobs.precision import AMP, TF32
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.model.accumulation import ACCUMULATE
+from gpulab.knobs.model.attention import ATTENTION
+from gpulab.knobs.model.compile import COMPILE
+from gpulab.knobs.model.compute_threads import COMPUTE_THREADS
+from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
+from gpulab.knobs.model.memory_format import CHANNELS_LAST
+from gpulab.knobs.model.precision import AMP, TF32
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.variables import Plain, is_plain, plain_value
 
 _LIST: tuple[Knob, ...] = (

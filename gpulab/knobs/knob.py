@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
 from gpulab.run import Run
 
 Value = bool | int | float | str

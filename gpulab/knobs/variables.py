@@ -20,8 +20,8 @@ from types import CodeType, FunctionType
 from typing import Any, TypeGuard
 
 from gpulab.errors import UsageError
-from gpulab.knobs.held import reached
 from gpulab.knobs.knob import Permanent
+from gpulab.knobs.observe.object_walk import reached
 
 Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
 

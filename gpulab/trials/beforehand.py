@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue
-from gpulab.knobs.described import seen_loader, seen_module
-from gpulab.knobs.held import reached
+from gpulab.knobs.dataloader.changes import UNFIT_FOR_SPAWN
+from gpulab.knobs.dataloader.options import WORKERS, with_settings
+from gpulab.knobs.dataloader.spawning import main_can_be_imported, start_method
 from gpulab.knobs.knob import Knob, Value
-from gpulab.knobs.loader_changes import UNFIT_FOR_SPAWN
-from gpulab.knobs.loader_options import WORKERS, with_settings
-from gpulab.knobs.scene import Scene, SeenLoader
-from gpulab.knobs.spawning import main_can_be_imported, start_method
+from gpulab.knobs.observe.describe import seen_loader, seen_module
+from gpulab.knobs.observe.object_walk import reached
+from gpulab.knobs.observe.observation import Scene, SeenLoader
 from gpulab.knobs.variables import Plain
 from gpulab.run import Device
 from gpulab.trials.plan import Code

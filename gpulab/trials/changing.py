@@ -8,9 +8,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from gpulab.knobs.knob import Log
-from gpulab.knobs.observing import Observed, observe
-from gpulab.knobs.reads import watching
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.watch import Observed, observe
+from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import is_plain
 from gpulab.run import Change, Run
 from gpulab.trials.decided import DecidedArm, changes_unseen, decide_beforehand, variables_set

@@ -15,9 +15,9 @@ from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
 from gpulab.formatting import factor
 from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.knob import Knob, Value
-from gpulab.knobs.loader_options import with_settings
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 from gpulab.trials.ladder import Outcome, Passed

@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gpulab.errors import UsageError
-from gpulab.knobs import catalogue, reads, variables
+from gpulab.knobs import catalogue, variable_reads, variables
+from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.edits import Edit, edit
 from gpulab.knobs.knob import Kind, Knob, Log, Permanent, Value
-from gpulab.knobs.loader_options import with_settings
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.values import written
 from gpulab.knobs.variables import Plain, Variables, setting_names
 from gpulab.run import Change, Device, Run
@@ -180,7 +180,7 @@ def _change(decided: Decided, scene: Scene, logs: Mapping[str, Log], run: Run) -
         return Change(name, value, found, kind, "no effect", decided.refused)
     log = logs[name]
     if knob is None:
-        seen = reads.verify(decided.value, decided.found, decided.used, log, run)
+        seen = variable_reads.verify(decided.value, decided.found, decided.used, log, run)
         return Change(name, value, found, kind, seen.state, seen.evidence)
     assert isinstance(decided.value, (bool, int, float, str))
     try:

@@ -14,9 +14,9 @@ from typing import Any
 
 from gpulab.comparison import Block, Comparison, Experiment
 from gpulab.errors import UsageError
+from gpulab.knobs.dataloader.copy import overriding
 from gpulab.knobs.knob import Log
-from gpulab.knobs.loader_copy import overriding
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
 from gpulab.run import Device, Run
 from gpulab.trials import cold_files, schedule
 from gpulab.trials.kept_batches import kept_batches

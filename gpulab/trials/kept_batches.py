@@ -16,8 +16,8 @@ from threading import get_ident
 from typing import Any
 
 from gpulab.capture.dataloader.description import samples_in
+from gpulab.knobs.dataloader.copy import overriding
 from gpulab.knobs.knob import Log
-from gpulab.knobs.loader_copy import overriding
 from gpulab.torch_hooks.patching import replaced
 
 KEPT = 3  # batches of each loader: they are loaded before the first step

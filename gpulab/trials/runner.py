@@ -18,11 +18,11 @@ from gpulab.devices import gpus_in_use
 from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, UsageError
 from gpulab.formatting import duration, plural, size
-from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.knob import Log
-from gpulab.knobs.loader_options import with_settings
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.model.accumulation import ACCUMULATE
+from gpulab.knobs.observe.observation import Scene
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
 from gpulab.snapshot.state import State

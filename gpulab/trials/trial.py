@@ -20,9 +20,9 @@ from gpulab.capture.steps.losses import Losses
 from gpulab.comparison import Block
 from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs.knob import Knob, Log, Value
-from gpulab.knobs.observing import Observed, observe
-from gpulab.knobs.reads import watching
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.watch import Observed, observe
+from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store

@@ -11,7 +11,7 @@ from html import escape
 from typing import Any, Literal, Protocol
 
 from gpulab.knobs.knob import Knob, Value
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
 from gpulab.trials.plan import Progress
 from gpulab.views.panel_controls import ONE_LINE, KnobRow, OnMain, at_once, close, shown
 

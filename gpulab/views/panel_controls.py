@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from gpulab.errors import UsageError
+from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.knob import Knob, Value
-from gpulab.knobs.loader_options import with_settings
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe.observation import Scene
 
 AS_WRITTEN = "as written"
 _UNTURNED = ""  # its value in a list: None would be no selection

@@ -14,15 +14,15 @@ if not torch.cuda.is_available():
 from gpu_checks import Cell, Convolutions, Products, apart_fraction, product_error, switched_and_plain  # noqa: E402
 
 from gpulab.capture.recorder import Capture  # noqa: E402
-from gpulab.knobs.accumulation import ACCUMULATE  # noqa: E402
-from gpulab.knobs.attention import ATTENTION  # noqa: E402
-from gpulab.knobs.compiling import COMPILE  # noqa: E402
-from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.knob import Knob, Log, Value, Verification  # noqa: E402
-from gpulab.knobs.memory_format import CHANNELS_LAST  # noqa: E402
-from gpulab.knobs.observing import observe  # noqa: E402
-from gpulab.knobs.precision import AMP, TF32  # noqa: E402
-from gpulab.knobs.scene import Scene  # noqa: E402
+from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
+from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
+from gpulab.knobs.model.compile import COMPILE  # noqa: E402
+from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
+from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
+from gpulab.knobs.model.precision import AMP, TF32  # noqa: E402
+from gpulab.knobs.observe.observation import Scene  # noqa: E402
+from gpulab.knobs.observe.watch import observe  # noqa: E402
 from gpulab.run import Run, Settings  # noqa: E402
 
 pytestmark = pytest.mark.gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.described import length_of, seen_loader
+from gpulab.knobs.observe.describe import length_of, seen_loader
 
 if TYPE_CHECKING:
     from torch.utils.data import BatchSampler, DataLoader

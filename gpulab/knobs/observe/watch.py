@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-from gpulab.knobs.described import dtype_name, seen_loader, seen_module, seen_optimizer
-from gpulab.knobs.inputs import SeenInputs
-from gpulab.knobs.scene import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.describe import dtype_name, seen_loader, seen_module, seen_optimizer
+from gpulab.knobs.observe.inputs import SeenInputs
+from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
 from gpulab.run import Category, Device, Run, Timeline
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 from gpulab.torch_hooks.patching import replaced

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.knobs.gradients import Taken
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.model.gradients import Taken
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.values import whole_number
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps

@@ -4,7 +4,7 @@
 evaluation loaders too. A loader has one copy until the overrides change: its epochs are alike and its workers may
 persist. The copy shares everything with the user's loader but the overridden options; that one is never changed.
 
-The order of the data is the same (gpulab.knobs.loader_order), but for what workers bring with them: a dataset that
+The order of the data is the same (gpulab.knobs.dataloader.order), but for what workers bring with them: a dataset that
 draws random numbers then draws them in another process, and a sampler that draws as it goes is read ahead of time, so
 that after an interrupted epoch it has drawn more.
 
@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
+from gpulab.knobs.dataloader.changes import CHANGES, Changes, Left, rebatched, settled
+from gpulab.knobs.dataloader.order import Order, beginning, ordered, ordered_anew
 from gpulab.knobs.knob import Log
-from gpulab.knobs.loader_changes import CHANGES, Changes, Left, rebatched, settled
-from gpulab.knobs.loader_order import Order, beginning, ordered, ordered_anew
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpulab.knobs.scene import Shape, StepInputs
+from gpulab.knobs.observe.observation import Shape, StepInputs
 
 
 class SeenInputs:

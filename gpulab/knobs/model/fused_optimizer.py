@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs import traced
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.scene import Scene, SeenOptimizer
+from gpulab.knobs.observe import trace_counts
+from gpulab.knobs.observe.observation import Scene, SeenOptimizer
 from gpulab.knobs.values import switch
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
@@ -73,7 +73,7 @@ class FusedOptimizer:
         if not changed:
             words = f"the optimizer of the cell is {'fused' if value else 'not fused'} as written"
             return Verification("no effect", "; ".join(log.refused) or words)
-        counts = traced.counts(run)
+        counts = trace_counts.counts(run)
         if counts is None:
             return Verification(
                 "cannot tell", f"{changed} optimizers were set to it; there is no trace that shows more"

@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.scene import SeenLoader, SeenModule, SeenOptimizer
-from gpulab.knobs.served import Served
-from gpulab.knobs.spawning import defined_in_main, main_can_be_imported, start_method
+from gpulab.knobs.dataloader.in_memory_dataset import Served
+from gpulab.knobs.dataloader.spawning import defined_in_main, main_can_be_imported, start_method
+from gpulab.knobs.observe.observation import SeenLoader, SeenModule, SeenOptimizer
 from gpulab.run import Loader
 
 if TYPE_CHECKING:

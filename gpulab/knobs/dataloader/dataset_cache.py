@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpulab.formatting import duration, percent, size, while_s
-from gpulab.knobs.item_size import free_bytes, item_bytes
+from gpulab.knobs.dataloader.changes import OWN_AFFAIR, Left
+from gpulab.knobs.dataloader.copy import overriding
+from gpulab.knobs.dataloader.evidence import why_untouched
+from gpulab.knobs.dataloader.in_memory_dataset import served_for
+from gpulab.knobs.dataloader.item_size import free_bytes, item_bytes
+from gpulab.knobs.dataloader.options import NO_LOADER
+from gpulab.knobs.dataloader.randomness import drawn, kept
+from gpulab.knobs.dataloader.same_items import same
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.loader_changes import OWN_AFFAIR, Left
-from gpulab.knobs.loader_copy import overriding
-from gpulab.knobs.loader_evidence import why_untouched
-from gpulab.knobs.loader_options import NO_LOADER
-from gpulab.knobs.randomness import drawn, kept
-from gpulab.knobs.same_items import same
-from gpulab.knobs.scene import Scene
-from gpulab.knobs.served import served_for
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.values import switch
 from gpulab.run import Run
 
@@ -259,7 +259,7 @@ def _still_true(load: _Loading, items: list[Any]) -> bool:
 
 def _copies(loader: DataLoader[Any], workers: int) -> int:
     """How many workers have the items a second time: forked ones share them with this process."""
-    from gpulab.knobs.described import seen_loader
+    from gpulab.knobs.observe.describe import seen_loader
 
     return 0 if not workers or seen_loader(loader).start_method == "fork" else workers
 

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from gpulab.knobs import traced
-from gpulab.knobs.autocasting import autocast, no_autocast
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.loss_scaling import LossScaling, loss_scaling
-from gpulab.knobs.scene import Scene
-from gpulab.knobs.tf32 import tf32_set
+from gpulab.knobs.model.autocast import autocast, no_autocast
+from gpulab.knobs.model.loss_scaling import LossScaling, loss_scaling
+from gpulab.knobs.model.tf32 import tf32_set
+from gpulab.knobs.observe import trace_counts
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.values import choice, switch
 from gpulab.run import Run
 
@@ -111,11 +111,13 @@ class Amp:
         return self._by_trace(str(value), scene, log, run) or self._by_results(str(value), calls, log)
 
     def _by_trace(self, value: str, scene: Scene, log: Log, run: Run) -> Verification | None:
-        counts = traced.counts(run)
+        counts = trace_counts.counts(run)
         if counts is None:
             return None
         if run.timeline is not None and run.timeline.has_device_events:
-            kernel = traced.first_match(KERNELS[value], tuple(sorted(set(traced.kernels(run)) - scene.operators)))
+            kernel = trace_counts.first_match(
+                KERNELS[value], tuple(sorted(set(trace_counts.kernels(run)) - scene.operators))
+            )
             if kernel is None:
                 return None
             return Verification("took effect", f"kernels in {DTYPES[value]}, among them {kernel}{_left_out(log)}")
@@ -218,7 +220,7 @@ class Tf32:
         """By the matrix kernels that the cell as written does not run: cuDNN's convolutions use TF32 by default."""
         if not log.counts:
             return Verification("no effect", f"TF32 is {'on' if value else 'off'} in the cell as written")
-        names = traced.kernels(run)
+        names = trace_counts.kernels(run)
         return _turned_on(scene, names) if value else _turned_off(scene, names)
 
     def permanent(self, scene: Scene, value: Value) -> Permanent:
@@ -230,26 +232,26 @@ class Tf32:
 
 
 def _turned_on(scene: Scene, names: tuple[str, ...]) -> Verification:
-    before = traced.first_match(TF32_KERNELS, tuple(sorted(scene.operators)))
+    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(scene.operators)))
     counted = (n for n in names if n not in scene.operators and not (before and _CONVOLUTION.search(n)))
-    new = traced.first_match(TF32_KERNELS, tuple(counted))
+    new = trace_counts.first_match(TF32_KERNELS, tuple(counted))
     if new is not None and scene.operators:
         return Verification("took effect", f"a TF32 kernel ran that the cell as written does not run: {new}")
-    fp32 = traced.first_match(FP32_MATRIX_KERNELS, names)
+    fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
     if fp32 is not None and new is None:
         return Verification("no effect", f"a float32 matrix kernel ran: {fp32}")
-    tf32 = traced.first_match(TF32_KERNELS, names)
+    tf32 = trace_counts.first_match(TF32_KERNELS, names)
     if tf32 is not None:
         return Verification("cannot tell", f"{tf32} may be a convolution's, which uses TF32 in the cell as written too")
     return Verification("cannot tell", _NO_NAME)
 
 
 def _turned_off(scene: Scene, names: tuple[str, ...]) -> Verification:
-    tf32 = traced.first_match(TF32_KERNELS, names)
+    tf32 = trace_counts.first_match(TF32_KERNELS, names)
     if tf32 is not None:
         return Verification("no effect", f"a TF32 kernel ran: {tf32}")
-    fp32 = traced.first_match(FP32_MATRIX_KERNELS, names)
-    before = traced.first_match(TF32_KERNELS, tuple(sorted(scene.operators)))
+    fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
+    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(scene.operators)))
     if fp32 is None or before is None:
         return Verification("cannot tell", _NO_NAME)
     return Verification("took effect", f"a float32 matrix kernel ran: {fp32}; in the cell as written ran {before}")

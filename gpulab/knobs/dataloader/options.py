@@ -1,6 +1,6 @@
 """The options of a DataLoader as knobs: workers, prefetch, pin_memory, persistent_workers, batch_size.
 
-They hold for every DataLoader that the code iterates, evaluation loaders too; gpulab.knobs.loader_copy tells how.
+They hold for every DataLoader that the code iterates, evaluation loaders too; gpulab.knobs.dataloader.copy tells how.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from gpulab.formatting import size
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.loader_changes import NO_WORKERS, OWN_AFFAIR, PREFETCH_OF_TORCH, UNFIT_FOR_SPAWN
-from gpulab.knobs.loader_copy import Option, overriding
-from gpulab.knobs.loader_evidence import (
+from gpulab.knobs.dataloader.changes import NO_WORKERS, OWN_AFFAIR, PREFETCH_OF_TORCH, UNFIT_FOR_SPAWN
+from gpulab.knobs.dataloader.copy import Option, overriding
+from gpulab.knobs.dataloader.evidence import (
     batch_of_size,
     persisted,
     pinned,
@@ -23,7 +22,8 @@ from gpulab.knobs.loader_evidence import (
     why_untouched,
     workers_alive,
 )
-from gpulab.knobs.scene import Scene, SeenLoader
+from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.observe.observation import Scene, SeenLoader
 from gpulab.knobs.values import switch, whole_number
 from gpulab.run import Loader, Run
 

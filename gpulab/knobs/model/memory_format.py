@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs import traced
-from gpulab.knobs.gradients import laid_out_like
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.model.gradients import laid_out_like
+from gpulab.knobs.observe import trace_counts
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.values import switch
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
@@ -75,7 +75,7 @@ class ChannelsLast:
         if not weights and not inputs:
             return Verification("no effect", "; ".join(log.refused) or self._why_nothing(scene, value, wanted))
         words = [f"{weights} weights and {inputs} inputs were laid out {wanted}"]
-        kernel = next((n for n in traced.kernels(run) if "nhwc" in n.lower()), None)
+        kernel = next((n for n in trace_counts.kernels(run) if "nhwc" in n.lower()), None)
         if value and kernel is not None:
             words.append(f"kernel {kernel[:60]}")
         return Verification("took effect", "; ".join([*words, *log.refused]))

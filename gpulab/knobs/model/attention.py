@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpulab.knobs import traced
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.observe import trace_counts
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.values import choice
 from gpulab.run import Run
 
@@ -62,7 +62,7 @@ class Attention:
 
     def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
         """By the operator that ran."""
-        counts = traced.counts(run)
+        counts = trace_counts.counts(run)
         if counts is None:
             return Verification("cannot tell", "there is no trace that shows which back end ran")
         forward = {n: c for n, c in counts.items() if not n.endswith("_backward")}

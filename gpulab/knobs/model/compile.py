@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs import traced
-from gpulab.knobs.dynamo_names import DynamoNames
 from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.scene import Scene
+from gpulab.knobs.model.dynamo_names import DynamoNames
+from gpulab.knobs.observe import trace_counts
+from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.values import choice
 from gpulab.run import Run
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
@@ -105,7 +105,7 @@ class Compile:
         compiled = log.counts.get("modules compiled", 0) - len(log.refused)
         if compiled <= 0:
             return Verification("no effect", "; ".join(log.refused) or "no module was called")
-        counts = traced.counts(run)
+        counts = trace_counts.counts(run)
         if counts is None:
             return Verification(
                 "cannot tell", f"{compiled} modules were compiled; there is no trace that shows them run"

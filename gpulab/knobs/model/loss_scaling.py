@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.gradients import Taken
 from gpulab.knobs.knob import Log
+from gpulab.knobs.model.gradients import Taken
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
 from gpulab.torch_hooks.patching import replaced
 

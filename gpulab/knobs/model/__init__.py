@@ -1,0 +1,1 @@
+"""Knobs of the model, its optimizer and the back ends."""

@@ -1,0 +1,1 @@
+"""What a cell was seen to use: DataLoaders, optimizers, modules."""
