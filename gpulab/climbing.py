@@ -12,15 +12,15 @@ from gpulab.diagnosing import thresholds_of
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
+from gpulab.experiments.climb.climb import Climber
+from gpulab.experiments.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
+from gpulab.experiments.plan import Code
+from gpulab.experiments.predictions import errors_here
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
 from gpulab.labs import code_of
 from gpulab.prediction.known import Known
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
-from gpulab.trials.climb import Climber
-from gpulab.trials.foretold import errors_here
-from gpulab.trials.ladder import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
-from gpulab.trials.plan import Code
 from gpulab.turning import cell_code, experiments, remember_trials
 from gpulab.views.climb_progress import Climbing
 from gpulab.views.climbed import Climbed

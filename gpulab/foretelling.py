@@ -9,13 +9,13 @@ from gpulab.commands.words import Parser, split
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.doors import runs
 from gpulab.errors import UsageError
+from gpulab.experiments.predictions import errors_here
 from gpulab.knobs.catalogue import KNOBS, parse_settings
 from gpulab.knobs.values import written
 from gpulab.prediction.predict import Known, predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Scoreboard
-from gpulab.trials.foretold import errors_here
 from gpulab.views.predicted import Predicted
 from gpulab.views.scoreboard import ScoreboardView
 

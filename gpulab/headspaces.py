@@ -8,9 +8,9 @@ from typing import Any
 
 from gpulab.commands.words import Parser, split
 from gpulab.errors import UsageError
+from gpulab.experiments.headspace.headspace import Differential
+from gpulab.experiments.plan import DEFAULT_BUDGET_S, Code
 from gpulab.labs import code_of
-from gpulab.trials.headspace import Differential
-from gpulab.trials.plan import DEFAULT_BUDGET_S, Code
 from gpulab.turning import cell_code
 from gpulab.views.headspace_report import HeadspaceReport
 from gpulab.views.stoppable import Stoppable

@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
-from gpulab import cells
 from gpulab.capture import recorder
-from gpulab.comparison import Experiment, Side
 from gpulab.doors import report, runs
 from gpulab.errors import GpulabError, UsageError
+from gpulab.experiments import cell_code
+from gpulab.experiments.function_code import FunctionCode, TextCode
+from gpulab.experiments.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
+from gpulab.experiments.record import Experiment, Side
+from gpulab.experiments.threaded_code import Apart, MainThread, Thread, Written
+from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.variables import Plain
 from gpulab.run import Run
-from gpulab.trials.apart import Apart, MainThread, Thread, Written
-from gpulab.trials.code import FunctionCode, TextCode
-from gpulab.trials.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
-from gpulab.trials.trial import Trial
 from gpulab.turning import experiments, remember
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.compared import Compared
@@ -36,7 +36,7 @@ from gpulab.views.stop import accept_stop
 if TYPE_CHECKING:
     from ipywidgets import Widget
 
-    from gpulab.trials.runner import Runner
+    from gpulab.experiments.runner import Runner
 
 Kind = Literal["look", "run", "compare"]
 Result = Report | Compared
@@ -52,7 +52,7 @@ _WHAT: dict[Kind, str] = {"look": "looking at the cell: as written", "run": "run
 
 
 class Engine(Protocol):
-    """What runs a plan: gpulab.trials.runner.Runner."""
+    """What runs a plan: gpulab.experiments.runner.Runner."""
 
     trials: list[Trial]
     error: BaseException | None
@@ -467,14 +467,14 @@ def _code_of(run: Run) -> Code:
 
 
 def _text_code(text: str, source: Literal["cell", "statement"]) -> Code:
-    shell = cells.shell()
+    shell = cell_code.shell()
     if shell is None:
         return TextCode.parsed(text, vars(sys.modules["__main__"]))
-    return cells.CellCode(shell, text, cells.parsed(shell, text), source)
+    return cell_code.CellCode(shell, text, cell_code.parsed(shell, text), source)
 
 
 def _engine(code: Code, plan: Plan, tell: Listener) -> Engine:
-    from gpulab.trials.runner import Runner
+    from gpulab.experiments.runner import Runner
 
     return Runner(code, plan, tell)
 
@@ -497,7 +497,7 @@ def _written(written: Written) -> str:
 
 
 def _kernel() -> object | None:
-    return getattr(cells.shell(), "kernel", None)
+    return getattr(cell_code.shell(), "kernel", None)
 
 
 __all__ = ["Lab", "code_of", "lab", "offer_panel", "open_panel"]

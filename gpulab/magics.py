@@ -23,14 +23,14 @@ from IPython.core.magic import (
 )
 from traitlets import Bool, Int, Unicode
 
-from gpulab import cells
 from gpulab.errors import GpulabError, UsageError
+from gpulab.experiments import cell_code
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
     from gpulab.doors import profile
-    from gpulab.trials.changing import Changing
-    from gpulab.trials.plan import Plan
+    from gpulab.experiments.plan import Plan
+    from gpulab.experiments.single_run import Changing
     from gpulab.views.compared import Compared
 
 runs_users_code(__file__)
@@ -111,7 +111,7 @@ _WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what
 class Comparing:
     """An experiment that is ready to run."""
 
-    code: cells.CellCode
+    code: cell_code.CellCode
     plan: Plan
     give: bool
 
@@ -123,13 +123,13 @@ class Comparing:
         return compared if self.give else None
 
 
-def _changing(options: argparse.Namespace, code: cells.CellCode) -> Changing | None:
+def _changing(options: argparse.Namespace, code: cell_code.CellCode) -> Changing | None:
     """What `--set` asks for."""
     if not options.set:
         return None
+    from gpulab.experiments.plan import Arm
+    from gpulab.experiments.single_run import Changing
     from gpulab.knobs.catalogue import parse_settings
-    from gpulab.trials.changing import Changing
-    from gpulab.trials.plan import Arm
 
     names = code.variables
     changing = Changing(Arm(parse_settings(options.set, names.has, names.names).values), code)
@@ -191,14 +191,14 @@ class GPUProfile(Magics):
             raise
         except BaseException as error:
             hide_gpulabs_frames(error)
-            cells.show_as_bare(self.shell, error)
+            cell_code.show_as_bare(self.shell, error)
             raise
         _offer_panel()
         return profiler.run if give else value
 
     def _prepared(
         self, line: str, cell: str | None, local_ns: dict[str, Any] | None
-    ) -> Comparing | tuple[cells.Cell, profile, Changing | None, bool] | None:
+    ) -> Comparing | tuple[cell_code.Cell, profile, Changing | None, bool] | None:
         """What to run, its profile, already started, and whether to return the run; None where help is asked for.
 
         Raises IPython's UsageError in one line, and SyntaxError as the cell alone would.
@@ -208,10 +208,10 @@ class GPUProfile(Magics):
             if statement is None:
                 return None
             source: Literal["cell", "statement"] = "cell" if cell is not None else "statement"
-            parsed = cells.parsed(self.shell, statement)
+            parsed = cell_code.parsed(self.shell, statement)
             give = options.give and not (parsed.silent and cell is not None)
             _check_combination(options)
-            code = cells.CellCode(self.shell, statement, parsed, source, local_ns)
+            code = cell_code.CellCode(self.shell, statement, parsed, source, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
                 return self._comparing(options, code, give)
             changing = _changing(options, code)
@@ -221,10 +221,10 @@ class GPUProfile(Magics):
             raise LineError(f"{_ended(str(e))} The {'statement' if cell is None else 'cell'} did not run.") from None
         return parsed, profiler, changing, give
 
-    def _comparing(self, options: argparse.Namespace, code: cells.CellCode, give: bool) -> Comparing:
+    def _comparing(self, options: argparse.Namespace, code: cell_code.CellCode, give: bool) -> Comparing:
+        from gpulab.experiments.plan import DEFAULT_BUDGET_S, Arm, Plan
+        from gpulab.experiments.runner import check
         from gpulab.knobs.catalogue import grid, parse_settings, parse_sweeps
-        from gpulab.trials.plan import DEFAULT_BUDGET_S, Arm, Plan
-        from gpulab.trials.runner import check
 
         names = code.variables
         fixed = parse_settings([*(options.ab or []), *(options.set or [])], names.has, names.names).values
@@ -300,7 +300,7 @@ class GPUProfile(Magics):
         except BaseException as error:
             if command in ("climb", "headspace"):  # it runs the user's cell: what that raises is shown as from the cell
                 hide_gpulabs_frames(error)
-                cells.show_as_bare(self.shell, error)
+                cell_code.show_as_bare(self.shell, error)
             raise
 
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from gpulab import cells
 from gpulab.errors import UsageError
+from gpulab.experiments import cell_code as cells
+from gpulab.experiments.function_code import FunctionCode, TextCode
+from gpulab.experiments.plan import Arm, Code, Listener, Plan
+from gpulab.experiments.runner import Runner, check
+from gpulab.experiments.trial import Trial
 from gpulab.knobs.variables import Plain
 from gpulab.store.runs import Runs
-from gpulab.trials.code import FunctionCode, TextCode
-from gpulab.trials.plan import Arm, Code, Listener, Plan
-from gpulab.trials.runner import Runner, check
-from gpulab.trials.trial import Trial
 from gpulab.views.compared import Compared
 from gpulab.views.progress import Progressing
 

@@ -9,8 +9,8 @@ import synthetic
 from synthetic import MS
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparing.blocks import compare_blocks
-from gpulab.comparison import Block, Comparison, Experiment, Side
+from gpulab.experiments.compare.blocks import compare_blocks
+from gpulab.experiments.record import Block, Comparison, Experiment, Side
 from gpulab.run import Change, Loader, Run
 
 WORKED = "2 worker processes gave 120 batches"

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from made_comparisons import blocks, facts_with, loss_curve
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparing.blocks import compare_blocks
-from gpulab.comparison import Experiment, Side
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
+from gpulab.experiments.climb.climb import Climber
+from gpulab.experiments.climb.record import Bounds, Climb
+from gpulab.experiments.compare.blocks import compare_blocks
+from gpulab.experiments.function_code import TextCode
+from gpulab.experiments.plan import Arm, Listener, Plan
+from gpulab.experiments.record import Experiment, Side
+from gpulab.experiments.trial import Trial
 from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Device, Loader, Memory
-from gpulab.trials.climb import Climber
-from gpulab.trials.code import TextCode
-from gpulab.trials.ladder import Bounds, Climb
-from gpulab.trials.plan import Arm, Listener, Plan
-from gpulab.trials.trial import Trial
 
 Settings = Mapping[str, str]
 

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 import gpulab
-from gpulab.comparison import Experiment
 from gpulab.errors import UsageError
+from gpulab.experiments import single_run
+from gpulab.experiments.function_code import TextCode
+from gpulab.experiments.plan import Arm, Plan
+from gpulab.experiments.precheck import refusals
+from gpulab.experiments.record import Experiment
+from gpulab.experiments.resolve import check_names, decide_arm
+from gpulab.experiments.runner import Runner
+from gpulab.experiments.single_run import Changing
 from gpulab.run import Change, Device, Run
-from gpulab.trials import changing
-from gpulab.trials.beforehand import refusals
-from gpulab.trials.changing import Changing
-from gpulab.trials.code import TextCode
-from gpulab.trials.decided import check_names, decide_arm
-from gpulab.trials.plan import Arm, Plan
-from gpulab.trials.runner import Runner
 
 SETUP = """
 import torch
@@ -127,10 +127,10 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
     refused = Changing(Arm({"batch_size": 8}), code).decided.refused
     assert "a batch_sampler of its own" in refused
     scene = changing_scene(code)
-    changing.remember(code, scene)
-    assert changing.known(code) is scene
+    single_run.remember(code, scene)
+    assert single_run.known(code) is scene
     names["loader"] = names["DataLoader"](names["data"], batch_size=16)
-    assert changing.known(code) is None, "the cell reads another loader now"
+    assert single_run.known(code) is None, "the cell reads another loader now"
     (change,) = ran(LOOP, names, batch_size=8)
     assert (change.found, change.state) == ("16", "took effect")
 
@@ -138,8 +138,8 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
 def test_a_remembered_scene_never_refuses(names: dict[str, Any]) -> None:
     code = TextCode.parsed(LOOP, names)
     scene = changing_scene(code)
-    changing.remember(code, replace(scene, loaders=(replace(scene.loaders[0], custom_batch_sampler=True),)))
-    assert changing.known(code) is not None
+    single_run.remember(code, replace(scene, loaders=(replace(scene.loaders[0], custom_batch_sampler=True),)))
+    assert single_run.known(code) is not None
     assert not Changing(Arm({"batch_size": 8}), code).decided.refused
 
 
@@ -169,7 +169,7 @@ def changing_scene(code: TextCode) -> Any:
 def test_what_certainly_cannot_be_is_said_at_once(
     names: dict[str, Any], settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulab.trials.beforehand.detect_device", lambda requested: Device("cpu", "CPU"))
+    monkeypatch.setattr("gpulab.experiments.precheck.detect_device", lambda requested: Device("cpu", "CPU"))
     code = TextCode.parsed(LOOP, names)
     assert words in Changing(Arm(settings), code).decided.refused
     with pytest.raises(UsageError, match=words):

@@ -20,19 +20,19 @@ from scripted_climb import DATASET, HEALTHY, SCENE, Machine, Script, finding, no
 import gpulab
 from gpulab import climbing
 from gpulab.climbing import conduct, parsed
-from gpulab.comparing.blocks import compare_blocks
-from gpulab.comparison import LossComparison
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
+from gpulab.experiments.climb.acceptance import broken_loss, judged
+from gpulab.experiments.climb.climb import Climber
+from gpulab.experiments.climb.policy import Ground, Tried, candidates, ways_back
+from gpulab.experiments.climb.record import Bounds
+from gpulab.experiments.compare.blocks import compare_blocks
+from gpulab.experiments.function_code import TextCode
+from gpulab.experiments.plan import Plan
+from gpulab.experiments.record import LossComparison
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Memory
-from gpulab.trials.climb import Climber
-from gpulab.trials.climb_policy import Ground, Tried, candidates, ways_back
-from gpulab.trials.climb_verdict import broken_loss, judged
-from gpulab.trials.code import TextCode
-from gpulab.trials.ladder import Bounds
-from gpulab.trials.plan import Plan
 from gpulab.views.climb_sections import headline, kept_edit
 from gpulab.views.climbed import Climbed
 
@@ -601,7 +601,7 @@ def test_a_cell_without_steps_has_nothing_to_climb(names: dict[str, Any]) -> Non
 
 
 def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.trials.plan import Progress
+    from gpulab.experiments.plan import Progress
 
     before = weights(names)
     found = Diagnosis((finding("data_starved", 1_000.0, workers="1"),))

@@ -12,19 +12,19 @@ import pytest
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.comparing import statistics
-from gpulab.comparing.blocks import compare_blocks, pair_ratios, same_ratios
-from gpulab.comparing.cause import because
-from gpulab.comparing.differences import differences
-from gpulab.comparing.headline import comparison_headline, experiment_headline, smallest_effect
-from gpulab.comparing.loss import compare_losses
-from gpulab.comparing.parts import LABELS, _grew, most_changed, part_changes, typical_steps
-from gpulab.comparing.runs import compare_runs
-from gpulab.comparing.sequential import block_steps, compare_sequential
-from gpulab.comparing.spending import spending
-from gpulab.comparing.statistics import noise_floor, paired, unpaired, verdict
-from gpulab.comparison import Block, Comparison, Experiment, PartChange, Side
 from gpulab.errors import UsageError
+from gpulab.experiments.compare import statistics
+from gpulab.experiments.compare.blocks import compare_blocks, pair_ratios, same_ratios
+from gpulab.experiments.compare.cause import because
+from gpulab.experiments.compare.cost import spending
+from gpulab.experiments.compare.differences import differences
+from gpulab.experiments.compare.headline import comparison_headline, experiment_headline, smallest_effect
+from gpulab.experiments.compare.loss import compare_losses
+from gpulab.experiments.compare.parts import LABELS, _grew, most_changed, part_changes, typical_steps
+from gpulab.experiments.compare.sequential import block_steps, compare_sequential
+from gpulab.experiments.compare.statistics import noise_floor, paired, unpaired, verdict
+from gpulab.experiments.compare.stored_runs import compare_runs
+from gpulab.experiments.record import Block, Comparison, Experiment, PartChange, Side
 from gpulab.formatting import factor, factor_within
 from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
 from gpulab.views import words

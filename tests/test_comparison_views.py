@@ -18,9 +18,9 @@ from test_views import _Reader, controls
 
 import gpulab
 from gpulab import cli
-from gpulab.comparison import Comparison, Experiment, Side
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
+from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
 from gpulab.store.folders import Store

@@ -12,8 +12,8 @@ import pytest
 
 import gpulab
 from gpulab.capture.steps import hooks
-from gpulab.trials import interrupts
-from gpulab.trials.interrupts import interrupts_heard, users_code
+from gpulab.experiments import interrupts
+from gpulab.experiments.interrupts import interrupts_heard, users_code
 
 CELL = """
 import torch

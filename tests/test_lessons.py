@@ -21,7 +21,7 @@ from made_comparisons import a_comparison
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpulab.comparison import Comparison, Experiment
+from gpulab.experiments.record import Comparison, Experiment
 from gpulab.lessons import (
     batch_size,
     check_enough,

@@ -18,8 +18,9 @@ from leftovers import own_frames
 from traitlets.config import Config
 
 import gpulab
-from gpulab import cells, magics
+from gpulab import magics
 from gpulab.errors import UsageError
+from gpulab.experiments import cell_code
 
 
 @pytest.fixture
@@ -314,9 +315,9 @@ def test_an_interrupt_while_starting_leaves_nothing(shell: InteractiveShell, mon
 def test_await_is_found_before_anything_runs(shell: InteractiveShell, text: str, awaits: bool) -> None:
     if awaits:
         with pytest.raises(UsageError, match="async with gpulab"):
-            cells.parsed(shell, text)
+            cell_code.parsed(shell, text)
     else:
-        cells.parsed(shell, text)
+        cell_code.parsed(shell, text)
 
 
 def test_without_autoawait_await_is_a_syntax_error(shell: InteractiveShell) -> None:

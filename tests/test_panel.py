@@ -12,17 +12,17 @@ from typing import Any
 import ipywidgets
 import pytest
 
-from gpulab.comparison import Experiment
 from gpulab.errors import UsageError
+from gpulab.experiments.function_code import FunctionCode
+from gpulab.experiments.plan import Code, Listener, Plan, Progress
+from gpulab.experiments.record import Experiment
+from gpulab.experiments.threaded_code import Apart, MainThread, Thread, Written, torch_settings, written_apart
+from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
 from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
 from gpulab.labs import BUSY, NO_CELL, NOTHING_TURNED, Lab, lab
 from gpulab.run import Device, Loader
-from gpulab.trials.apart import Apart, MainThread, Thread, Written, torch_settings, written_apart
-from gpulab.trials.code import FunctionCode
-from gpulab.trials.plan import Code, Listener, Plan, Progress
-from gpulab.trials.trial import Trial
 from gpulab.views.panel import Panel, head, progress_words, share_done
 from gpulab.views.panel_controls import KnobRow, lesson_path
 

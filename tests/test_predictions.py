@@ -33,6 +33,7 @@ from gpulab.diagnosis.foretold import foretold
 from gpulab.diagnosis.rules import precision, transfers
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
+from gpulab.experiments.predictions import sizes_to_run
 from gpulab.foretelling import foretell
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
@@ -44,7 +45,6 @@ from gpulab.prediction.removal import predict_removal
 from gpulab.prediction.today import Today, training_cores
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
 from gpulab.trace.load import load_run
-from gpulab.trials.foretold import sizes_to_run
 from gpulab.views.predicted import Predicted
 
 HAND_OFF_US = 2_000.0

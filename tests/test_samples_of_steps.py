@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 import gpulab
-from gpulab.comparing.headline import comparison_headline, experiment_headline
-from gpulab.comparison import Comparison, Experiment, Side
+from gpulab.experiments.compare.headline import comparison_headline, experiment_headline
+from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.knobs.observe.observation import StepInputs
 from gpulab.knobs.observe.watch import observe
 from gpulab.run import Change, Run

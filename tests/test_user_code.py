@@ -18,19 +18,19 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import gpulab
-from gpulab import cells, cli, demo, magics, user_code
+from gpulab import cli, demo, magics, user_code
 from gpulab.capture.pauses.source_lines import users_stack
 from gpulab.capture.recorder import Capture
 from gpulab.demo import digits
+from gpulab.experiments import cell_code, function_code
+from gpulab.experiments.function_code import FunctionCode, TextCode
 from gpulab.snapshot import restorable
-from gpulab.trials import code
-from gpulab.trials.code import FunctionCode, TextCode
 from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_file, is_users_in_trace, owners
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-RUNNERS = (cells, cli, magics, code)
+RUNNERS = (cell_code, cli, magics, function_code)
 
 
 def modules_of_the_package() -> Iterator[tuple[str, str]]:
@@ -194,7 +194,7 @@ def test_what_the_magic_does_before_the_cell_has_no_line(
 @pytest.mark.parametrize("quiet", [True, False])
 def test_a_cell_of_an_experiment(quiet: bool, shell: InteractiveShell) -> None:
     shell.push(names_for_a_cell())
-    cells.CellCode(shell, CELL, cells.parsed(shell, CELL)).run(quiet=quiet)
+    cell_code.CellCode(shell, CELL, cell_code.parsed(shell, CELL)).run(quiet=quiet)
     check(shell.user_ns)
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpulab.comparison import Experiment
+from gpulab.experiments.record import Experiment
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
 from gpulab.turning import experiments

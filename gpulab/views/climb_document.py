@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
-from gpulab.comparison import Side
 from gpulab.diagnosis.finding import Finding
+from gpulab.experiments.climb.record import Climb, Rung
+from gpulab.experiments.record import Side
 from gpulab.prediction.prediction import Prediction
-from gpulab.trials.ladder import Climb, Rung
 from gpulab.views import comparison_document
 from gpulab.views.climb_ladder import busy_fraction
 from gpulab.views.climb_sections import headline, kept_edit

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparison import Side
+from gpulab.experiments.climb.record import Climb, Rung
+from gpulab.experiments.record import Side
 from gpulab.formatting import duration, factor, factor_within, percent, size
-from gpulab.trials.ladder import Climb, Rung
 from gpulab.views.comparison_table import memory_peak_bytes
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.words import PARTS, plain

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.trials.ladder import Climb
-from gpulab.trials.plan import Progress
+from gpulab.experiments.climb.record import Climb
+from gpulab.experiments.plan import Progress
 from gpulab.views import html
 from gpulab.views.climb_ladder import ladder, result
 from gpulab.views.climbed import Climbed

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
+from gpulab.experiments.climb.acceptance import KEEPING
+from gpulab.experiments.climb.record import Climb, Rung
 from gpulab.formatting import duration, factor, factor_within, plural
-from gpulab.trials.climb_verdict import KEEPING
-from gpulab.trials.ladder import Climb, Rung
 from gpulab.views.climb_ladder import NONE, ladder
 from gpulab.views.comparison_sections import Keep, checks, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Row, Section

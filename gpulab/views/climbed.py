@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.trials.ladder import Climb, Rung
+from gpulab.experiments.climb.record import Climb, Rung
 from gpulab.views import climb_document, climb_sections, comparison_html, comparison_text
 
 

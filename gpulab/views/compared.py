@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 from dataclasses import dataclass
 
-from gpulab.comparing.headline import comparison_headline, experiment_headline
-from gpulab.comparison import Comparison, Experiment, LossComparison, PartChange, Verdict
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
+from gpulab.experiments.compare.headline import comparison_headline, experiment_headline
+from gpulab.experiments.record import Comparison, Experiment, LossComparison, PartChange, Verdict
 from gpulab.views import (
     comparison_document,
     comparison_figure,

@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from gpulab.comparing.headline import comparison_headline, experiment_headline
-from gpulab.comparing.spending import spending
-from gpulab.comparison import Comparison, Experiment, LossComparison, PartChange, Side
+from gpulab.experiments.compare.cost import spending
+from gpulab.experiments.compare.headline import comparison_headline, experiment_headline
+from gpulab.experiments.record import Comparison, Experiment, LossComparison, PartChange, Side
 from gpulab.views.comparison_sections import worth_keeping
 from gpulab.views.comparison_table import profiled_us, unprofiled_us
 from gpulab.views.document import finite

@@ -6,9 +6,9 @@ import io
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gpulab.comparing.headline import comparison_headline
-from gpulab.comparison import Comparison
 from gpulab.diagnosis.headline import Headline
+from gpulab.experiments.compare.headline import comparison_headline
+from gpulab.experiments.record import Comparison
 from gpulab.views import comparison_panels as panels
 from gpulab.views import words
 from gpulab.views.comparison_sections import never_ran, opening

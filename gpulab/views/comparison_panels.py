@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparing.blocks import pair_ratios, same_ratios
-from gpulab.comparing.findings import us, usable
-from gpulab.comparing.parts import both_us
-from gpulab.comparison import Comparison, Side
+from gpulab.experiments.compare.blocks import pair_ratios, same_ratios
+from gpulab.experiments.compare.parts import both_us
+from gpulab.experiments.compare.verdicts import us, usable
+from gpulab.experiments.record import Comparison, Side
 from gpulab.formatting import factor, factor_within, percent
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Float64, Series

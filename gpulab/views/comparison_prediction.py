@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.comparison import Comparison
+from gpulab.experiments.record import Comparison
 from gpulab.formatting import NOT_MEASURABLE, factor, factor_within
 from gpulab.prediction.prediction import Prediction
 from gpulab.views.comparison_table import name

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparing.findings import usable
-from gpulab.comparing.parts import both_us
-from gpulab.comparing.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
-from gpulab.comparison import Comparison, PartChange, Side
+from gpulab.experiments.compare.parts import both_us
+from gpulab.experiments.compare.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
+from gpulab.experiments.compare.verdicts import usable
+from gpulab.experiments.record import Comparison, PartChange, Side
 from gpulab.formatting import NOT_MEASURABLE, duration, percent, plural
 from gpulab.views import comparison_prediction, words
 from gpulab.views.comparison_table import heading, name, side_by_side

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.comparison import Comparison, Experiment, Side
+from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.formatting import duration, factor, factor_within, plural, size
 from gpulab.views import comparison_prediction
 from gpulab.views.comparison_sections import checks, how_measured, never_ran, sequential_words

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.comparing.headline import experiment_headline
-from gpulab.comparing.parts import mean_parts_us
-from gpulab.comparison import Comparison, Experiment, Side
+from gpulab.experiments.compare.headline import experiment_headline
+from gpulab.experiments.compare.parts import mean_parts_us
+from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.formatting import factor, factor_within, size
 from gpulab.views import comparison_panels as panels
 from gpulab.views.comparison_figure import picture, place, title_height_in, title_lines, title_only

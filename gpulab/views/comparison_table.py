@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpulab.comparing.headline import AS_WRITTEN
-from gpulab.comparing.sequential import UNPROFILED, judged_by
-from gpulab.comparing.spending import spending
-from gpulab.comparison import Comparison, Side
+from gpulab.experiments.compare.cost import spending
+from gpulab.experiments.compare.headline import AS_WRITTEN
+from gpulab.experiments.compare.sequential import UNPROFILED, judged_by
+from gpulab.experiments.record import Comparison, Side
 from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, number, percent, reading, size
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.words import cut, plain

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, Literal, Protocol
 
+from gpulab.experiments.plan import Progress
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Scene
-from gpulab.trials.plan import Progress
 from gpulab.views.panel_controls import ONE_LINE, KnobRow, OnMain, at_once, close, shown
 
 Level = Literal["quiet", "good", "bad"]

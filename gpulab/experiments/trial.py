@@ -17,8 +17,11 @@ from gpulab.capture.meters.memory_peaks import count_anew
 from gpulab.capture.recorder import Capture, stop_behind
 from gpulab.capture.short_run import ShortRun
 from gpulab.capture.steps.losses import Losses
-from gpulab.comparison import Block
 from gpulab.errors import GpulabError, StoreError
+from gpulab.experiments.interrupts import users_code
+from gpulab.experiments.plan import Code
+from gpulab.experiments.record import Block
+from gpulab.experiments.schedule import Size, counted_rows
 from gpulab.knobs.knob import Knob, Log, Value
 from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.observe.watch import Observed, observe
@@ -26,9 +29,6 @@ from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store
-from gpulab.trials.interrupts import users_code
-from gpulab.trials.plan import Code
-from gpulab.trials.schedule import Size, counted_rows
 
 TRIAL_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
 PREPARATION_LIMIT_S = 120.0  # as long as no step is complete

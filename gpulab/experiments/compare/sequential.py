@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparing.findings import Findings, Unit, chosen_unit, us, usable, with_times
-from gpulab.comparing.parts import typical_steps
-from gpulab.comparing.statistics import unpaired
-from gpulab.comparison import Block, Comparison, Side
+from gpulab.experiments.compare.parts import typical_steps
+from gpulab.experiments.compare.statistics import unpaired
+from gpulab.experiments.compare.verdicts import Findings, Unit, chosen_unit, us, usable, with_times
+from gpulab.experiments.record import Block, Comparison, Side
 from gpulab.run import Float64, Int64, Run
 
 MOST_STEPS = 10  # of a block; definitions.md, Honest comparison 3: 5 to 10

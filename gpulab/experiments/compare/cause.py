@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparing.parts import both_us, change_us, most_changed
-from gpulab.comparison import Comparison
+from gpulab.experiments.compare.parts import both_us, change_us, most_changed
+from gpulab.experiments.record import Comparison
 from gpulab.formatting import durations
 from gpulab.run import Phase, StepFlag
 

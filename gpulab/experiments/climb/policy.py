@@ -9,10 +9,12 @@ from types import MappingProxyType
 from typing import TypeGuard
 
 from gpulab.analysis.facts import Facts
-from gpulab.comparing.findings import OTHER_STEPS
-from gpulab.comparison import LEAST_EFFECT
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
+from gpulab.experiments.climb.record import Outcome, Passed
+from gpulab.experiments.compare.verdicts import OTHER_STEPS
+from gpulab.experiments.plan import Arm
+from gpulab.experiments.record import LEAST_EFFECT
 from gpulab.formatting import factor
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.dataloader.options import with_settings
@@ -20,8 +22,6 @@ from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
-from gpulab.trials.ladder import Outcome, Passed
-from gpulab.trials.plan import Arm
 
 # Knobs that help against a cause, for where the finding names none or those it names brought nothing, likeliest first.
 ALSO: Mapping[str, tuple[str, ...]] = MappingProxyType(

@@ -7,12 +7,12 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpulab.comparing.findings import Findings, Unit, chosen_unit, us, usable, with_times
-from gpulab.comparing.loss import repeats
-from gpulab.comparing.samples import counted
-from gpulab.comparing.sequential import compare_sequential
-from gpulab.comparing.statistics import noise_floor, paired
-from gpulab.comparison import Block, Comparison, Side
+from gpulab.experiments.compare.loss import repeats
+from gpulab.experiments.compare.samples import counted
+from gpulab.experiments.compare.sequential import compare_sequential
+from gpulab.experiments.compare.statistics import noise_floor, paired
+from gpulab.experiments.compare.verdicts import Findings, Unit, chosen_unit, us, usable, with_times
+from gpulab.experiments.record import Block, Comparison, Side
 from gpulab.run import Float64
 
 

@@ -12,11 +12,18 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.capture import exclusive as turn
 from gpulab.capture.steps.schedule import TRACED
-from gpulab.comparing.blocks import compare_blocks
-from gpulab.comparison import Block, Comparison, Experiment, Side
 from gpulab.devices import gpus_in_use
 from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, UsageError
+from gpulab.experiments import schedule, single_run
+from gpulab.experiments.compare.blocks import compare_blocks
+from gpulab.experiments.interrupts import interrupts_heard
+from gpulab.experiments.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.experiments.predictions import Foretelling, errors_here, keep
+from gpulab.experiments.record import Block, Comparison, Experiment, Side
+from gpulab.experiments.resolve import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
+from gpulab.experiments.seeds import seeded
+from gpulab.experiments.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, short_trial
 from gpulab.formatting import duration, plural, size
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.dataloader.options import with_settings
@@ -28,13 +35,6 @@ from gpulab.run import Change, Run, Settings
 from gpulab.snapshot.state import State
 from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
-from gpulab.trials import changing, schedule
-from gpulab.trials.decided import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
-from gpulab.trials.foretold import Foretelling, errors_here, keep
-from gpulab.trials.interrupts import interrupts_heard
-from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.trials.seeds import seeded
-from gpulab.trials.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, short_trial
 
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
 OVER_BUDGET = 1.2  # times the budget: the last turn began within it
@@ -334,7 +334,7 @@ class Runner:
         self.trials.append(trial)
         error = trial.error
         if not arm.arm.settings:
-            changing.remember(self._code, trial.scene)
+            single_run.remember(self._code, trial.scene)
         if error is None:
             arm.trial = trial
         elif not isinstance(error, Exception):

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpulab.comparison import Block, Side
+from gpulab.experiments.record import Block, Side
 from gpulab.knobs.observe.observation import StepInputs
 from gpulab.run import Int64, Run, StepFlag
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpulab.comparing.statistics import student_975
-from gpulab.comparison import LossComparison, Side
+from gpulab.experiments.compare.statistics import student_975
+from gpulab.experiments.record import LossComparison, Side
 from gpulab.formatting import difference, plural
 from gpulab.run import Float64
 

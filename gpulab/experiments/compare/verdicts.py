@@ -8,12 +8,12 @@ from typing import Literal
 
 import numpy as np
 
-from gpulab.comparing.differences import differences
-from gpulab.comparing.loss import compare_losses
-from gpulab.comparing.parts import comparable_accounts, part_changes
-from gpulab.comparing.samples import unknown_work
-from gpulab.comparing.statistics import TOO_FEW, Estimate, verdict
-from gpulab.comparison import Block, Comparison, Evidence, Side, Verdict
+from gpulab.experiments.compare.differences import differences
+from gpulab.experiments.compare.loss import compare_losses
+from gpulab.experiments.compare.parts import comparable_accounts, part_changes
+from gpulab.experiments.compare.samples import unknown_work
+from gpulab.experiments.compare.statistics import TOO_FEW, Estimate, verdict
+from gpulab.experiments.record import Block, Comparison, Evidence, Side, Verdict
 
 Unit = Literal["sample", "step"]
 OTHER_STEPS = ("batch_size", "accumulate")  # definitions.md, Honest comparison 7: they change the algorithm

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
+from gpulab.experiments.plan import Code
 from gpulab.knobs import catalogue
 from gpulab.knobs.dataloader.changes import UNFIT_FOR_SPAWN
 from gpulab.knobs.dataloader.options import WORKERS, with_settings
@@ -18,7 +19,6 @@ from gpulab.knobs.observe.object_walk import reached
 from gpulab.knobs.observe.observation import Scene, SeenLoader
 from gpulab.knobs.variables import Plain
 from gpulab.run import Device
-from gpulab.trials.plan import Code
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from gpulab.comparing.cause import because
-from gpulab.comparing.statistics import TOO_FEW
-from gpulab.comparison import LEAST_EFFECT, Comparison, Experiment, Side
 from gpulab.diagnosis.headline import Headline
+from gpulab.experiments.compare.cause import because
+from gpulab.experiments.compare.statistics import TOO_FEW
+from gpulab.experiments.record import LEAST_EFFECT, Comparison, Experiment, Side
 from gpulab.formatting import factor, factor_within, percent, plural
 
 AS_WRITTEN = "the cell as written"

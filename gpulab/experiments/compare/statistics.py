@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.comparison import LEAST_EFFECT, Verdict
+from gpulab.experiments.record import LEAST_EFFECT, Verdict
 from gpulab.run import Float64
 
 RESAMPLES = 4_000

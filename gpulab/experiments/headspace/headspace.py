@@ -12,18 +12,19 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from gpulab.comparison import Block, Comparison, Experiment
 from gpulab.errors import UsageError
+from gpulab.experiments import schedule
+from gpulab.experiments.headspace import cold_files
+from gpulab.experiments.headspace.kept_batches import kept_batches
+from gpulab.experiments.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.experiments.record import Block, Comparison, Experiment
+from gpulab.experiments.runner import Runner
+from gpulab.experiments.trial import Setting, short_trial
+from gpulab.experiments.wrapped_code import Wrapped
 from gpulab.knobs.dataloader.copy import overriding
 from gpulab.knobs.knob import Log
 from gpulab.knobs.observe.observation import Scene
 from gpulab.run import Device, Run
-from gpulab.trials import cold_files, schedule
-from gpulab.trials.kept_batches import kept_batches
-from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.trials.runner import Runner
-from gpulab.trials.trial import Setting, short_trial
-from gpulab.trials.wrapped import Wrapped
 
 IDEAL = Arm({"batches": "kept on the device"})
 COLD = Arm({"files": "read from the disk"})

@@ -8,8 +8,8 @@ from dataclasses import fields
 
 import numpy as np
 
-from gpulab.comparison import Side
 from gpulab.devices.nvml import THROTTLE_NAMES
+from gpulab.experiments.record import Side
 from gpulab.formatting import number, plural
 from gpulab.run import Environment, Loader, Run
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpulab.analysis.facts import facts
-from gpulab.comparing.sequential import compare_sequential
-from gpulab.comparison import Comparison, Experiment, Side
 from gpulab.errors import UsageError
+from gpulab.experiments.compare.sequential import compare_sequential
+from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.run import Run
 
 

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gpulab.errors import UsageError
+from gpulab.experiments.plan import Arm, Code
+from gpulab.experiments.precheck import Beforehand, refusals
 from gpulab.knobs import catalogue, variable_reads, variables
 from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.edits import Edit, edit
@@ -15,8 +17,6 @@ from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.values import written
 from gpulab.knobs.variables import Plain, Variables, setting_names
 from gpulab.run import Change, Device, Run
-from gpulab.trials.beforehand import Beforehand, refusals
-from gpulab.trials.plan import Arm, Code
 
 
 @dataclass(frozen=True, slots=True)

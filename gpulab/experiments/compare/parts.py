@@ -10,7 +10,7 @@ import numpy as np
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.steps import loaded_ahead
-from gpulab.comparison import PartChange
+from gpulab.experiments.record import PartChange
 from gpulab.run import Float64, Run, StepFlag
 
 LEAST_SHARE = 0.02  # of A's profiled step: a smaller change of a part is not told

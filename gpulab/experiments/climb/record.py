@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpulab.comparison import Comparison, LossComparison, Side
 from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.experiments.record import Comparison, LossComparison, Side
 from gpulab.prediction.prediction import Prediction
 
 DEFAULT_BUDGET_S = 300.0

@@ -9,23 +9,23 @@ from typing import Protocol
 
 from gpulab.analysis.facts import Facts
 from gpulab.capture import exclusive
-from gpulab.comparing.findings import OTHER_STEPS
-from gpulab.comparing.loss import compare_losses
-from gpulab.comparing.statistics import TOO_FEW
-from gpulab.comparison import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
 from gpulab.devices.machine import usable_cores
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
+from gpulab.experiments.climb.acceptance import judged, spoiled, unsure
+from gpulab.experiments.climb.policy import Candidate, Ground, Tried, candidates, ways_back
+from gpulab.experiments.climb.record import Bounds, Climb, Ending, Passed, Rung
+from gpulab.experiments.compare.loss import compare_losses
+from gpulab.experiments.compare.statistics import TOO_FEW
+from gpulab.experiments.compare.verdicts import OTHER_STEPS
+from gpulab.experiments.interrupts import interrupts_heard
+from gpulab.experiments.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.experiments.record import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
+from gpulab.experiments.runner import Runner
+from gpulab.experiments.trial import Trial
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
-from gpulab.trials.climb_policy import Candidate, Ground, Tried, candidates, ways_back
-from gpulab.trials.climb_verdict import judged, spoiled, unsure
-from gpulab.trials.interrupts import interrupts_heard
-from gpulab.trials.ladder import Bounds, Climb, Ending, Passed, Rung
-from gpulab.trials.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.trials.runner import Runner
-from gpulab.trials.trial import Trial
 
 BLOCKS_S = 30.0  # for the blocks of one try
 LONGER = 2  # times as long for the second look, where the first blocks lie too far apart
@@ -37,7 +37,7 @@ OnRung = Callable[[Climb], None]
 
 
 class Engine(Protocol):
-    """What runs a plan: gpulab.trials.runner.Runner."""
+    """What runs a plan: gpulab.experiments.runner.Runner."""
 
     trials: list[Trial]
     error: BaseException | None

@@ -1,1 +1,0 @@
-"""What a comparison says: pure functions of the records in `gpulab.comparison`."""

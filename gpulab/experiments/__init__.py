@@ -1,0 +1,1 @@
+"""Run the same cell again with one thing changed, and compare."""

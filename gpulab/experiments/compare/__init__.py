@@ -1,0 +1,1 @@
+"""What a comparison says: pure functions of its record."""

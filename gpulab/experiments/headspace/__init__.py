@@ -1,0 +1,1 @@
+"""How much faster a cell could be if its data cost nothing."""
