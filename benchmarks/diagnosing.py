@@ -15,7 +15,7 @@ EVENTS = 900_000  # in the file; two of three are spans
 def measure() -> dict[str, object]:
     """Seconds, medians: of a whole diagnosis, of all rules, of the costliest five, of the figures that they read."""
     from gpulab.analysis.facts import facts
-    from gpulab.diagnosis.case import Case
+    from gpulab.diagnosis.context import Case
     from gpulab.diagnosis.diagnose import diagnose
     from gpulab.diagnosis.rules import RULES
     from gpulab.diagnosis.thresholds import DEFAULT

@@ -18,7 +18,7 @@ from gpulab.experiments.plan import Code
 from gpulab.experiments.predictions import errors_here
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
 from gpulab.labs import code_of
-from gpulab.prediction.known import Known
+from gpulab.prediction.evidence import Known
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.turning import cell_code, experiments, remember_trials

@@ -12,7 +12,7 @@ from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
-from gpulab.prediction.known import NOTHING, Known
+from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.run import Ranks
 from gpulab.store.configuration import configured
 from gpulab.store.prediction_log import Scoreboard

@@ -12,7 +12,7 @@ from synthetic import MS
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.dataloader import LoadingFacts
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.run import Loader, Pause, PauseKind, Run, StepFlag

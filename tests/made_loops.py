@@ -13,7 +13,7 @@ import synthetic
 from made_timelines import MAIN, STREAM, Span, timeline
 
 from gpulab.analysis.facts import Facts, facts
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.run import Category, Device, Memory, Phase, Run, Samples, Steps, TraceOrigin
 

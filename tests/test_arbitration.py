@@ -11,11 +11,11 @@ from made_cases import STEP_MS, case_of, finding, inside, run_of
 
 from gpulab.analysis.breakdown import PARTS
 from gpulab.analysis.host.dataloader import WaitParts
-from gpulab.diagnosis.arbitration import arbitrate, total_us
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.names import NAMES, name_of
+from gpulab.diagnosis.ranking import arbitrate, total_us
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run

@@ -8,11 +8,11 @@ import pytest
 import synthetic
 
 from gpulab.analysis.facts import Facts, facts
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.intervals import measure
-from gpulab.prediction.today import Today
+from gpulab.prediction.baseline import Today
 from gpulab.run import Timeline
 from gpulab.timeline import spans
 from gpulab.trace.load import load_run

@@ -12,12 +12,12 @@ from made_timelines import MAIN, Span, timeline
 from gpulab.analysis.breakdown import Breakdown, StepParts
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import optimizer_work
+from gpulab.diagnosis.cure_predictions import foretold
 from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.foretold import foretold
 from gpulab.diagnosis.rules.cores import cpu_oversubscribed
-from gpulab.diagnosis.rules.launching import small_batch
+from gpulab.diagnosis.rules.launches import small_batch
 from gpulab.diagnosis.rules.shapes import layout
-from gpulab.prediction.known import NOTHING
+from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Category
 
@@ -158,7 +158,7 @@ def foretells(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float, float]
 
     def set_to(ratio: float, low: float, high: float) -> None:
         made = Prediction({}, ratio, (low, high), "made up")
-        monkeypatch.setattr("gpulab.diagnosis.foretold.predict_from", lambda *given: made)
+        monkeypatch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *given: made)
 
     return set_to
 

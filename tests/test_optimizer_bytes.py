@@ -16,9 +16,9 @@ from torch.utils._pytree import tree_leaves
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.host.optimizer_bytes import UpdateBytes, bytes_of_update
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.rules.optimizing import unfused_optimizer
+from gpulab.diagnosis.rules.optimizer import unfused_optimizer
 from gpulab.prediction.predict import predict
 
 NUMBERS = 4096

@@ -26,10 +26,10 @@ from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.host.operator_costs import HostOperators
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.cure_predictions import foretold
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Untold
-from gpulab.diagnosis.foretold import foretold
 from gpulab.diagnosis.rules import precision, transfers
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
@@ -39,10 +39,10 @@ from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.observe.describe import loader_record
 from gpulab.knobs.values import written
+from gpulab.prediction.baseline import Today, training_cores
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict
 from gpulab.prediction.removal import predict_removal
-from gpulab.prediction.today import Today, training_cores
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
 from gpulab.trace.load import load_run
 from gpulab.views.predicted import Predicted

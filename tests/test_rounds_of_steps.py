@@ -16,7 +16,7 @@ from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import spread_of_rounds, turns_of
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.prediction.today import Today
+from gpulab.prediction.baseline import Today
 from gpulab.run import Run
 
 

@@ -20,34 +20,25 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.gpu.chains import pointwise_chains
 from gpulab.analysis.gpu.kernel_classes import class_of, number_format
-from gpulab.diagnosis.case import Case, Rule
+from gpulab.diagnosis.context import Case, Rule
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Untold
-from gpulab.diagnosis.rules import (
-    fusing,
-    launching,
-    memory,
-    optimizing,
-    precision,
-    ranks,
-    shapes,
-    sharing,
-    transfers,
-)
+from gpulab.diagnosis.rules import fusion, launches, memory, precision, ranks, shapes, sharing, transfers
+from gpulab.diagnosis.rules import optimizer as optimizing
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.run import Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
 from gpulab.trace.load import load_run
 
 MINE: tuple[Rule, ...] = (
-    launching.launch_bound,
-    launching.small_batch,
+    launches.launch_bound,
+    launches.small_batch,
     transfers.sync_points,
     transfers.blocking_copy,
     precision.no_mixed_precision,
     precision.no_tf32,
-    fusing.unfused_attention,
+    fusion.unfused_attention,
     optimizing.unfused_optimizer,
-    fusing.memory_bound_ops,
+    fusion.memory_bound_ops,
     shapes.layout,
     shapes.odd_shapes,
     memory.allocator_thrash,
@@ -88,7 +79,7 @@ def many(count: int, name: str, kernel: str, gpu_us: float, host_us: float = 20)
 
 def test_short_kernels_of_a_slow_host_are_launch_bound_by_as_much_as_the_gpu_idles() -> None:
     case = loop(many(200, "aten::add", ADD, gpu_us=4)).case()
-    finding = told(launching.launch_bound(case))
+    finding = told(launches.launch_bound(case))
     assert case.step_us == pytest.approx(4000, rel=0.02)
     assert finding.recoverable_us_per_step == pytest.approx(200 * (20 - 4), rel=0.05)
     assert finding.confidence == "measured" and finding.level == "bad"
@@ -100,7 +91,7 @@ def test_the_users_threshold_says_which_operations_are_short() -> None:
         case = loop(many(200, "aten::add", ADD, gpu_us=4)).case(
             thresholds=DEFAULT.changed({"short_kernel_us": limit_us})
         )
-        return " ".join(e.words for e in told(launching.launch_bound(case)).evidence)
+        return " ".join(e.words for e in told(launches.launch_bound(case)).evidence)
 
     assert "100 % of the GPU's operations last less than 10 µs" in words(10)
     assert "0 % of the GPU's operations last less than 3 µs" in words(3)
@@ -111,7 +102,7 @@ def test_long_kernels_are_not() -> None:
         many(50, "aten::add", ADD, gpu_us=100)(machine)
         machine.call("cudaDeviceSynchronize", 5, waits=True)
 
-    assert launching.launch_bound(loop(step).case()) is None
+    assert launches.launch_bound(loop(step).case()) is None
 
 
 def test_a_run_that_waits_for_data_is_neither_launch_bound_nor_of_small_batches() -> None:
@@ -120,7 +111,7 @@ def test_a_run_that_waits_for_data_is_neither_launch_bound_nor_of_small_batches(
         many(200, "aten::add", ADD, gpu_us=4)(machine)
 
     case = loop(step).case(memory=Memory(peak_allocated_bytes=1 << 30, total_bytes=32 << 30))
-    for rule in (launching.launch_bound, launching.small_batch, memory.memory_underused):
+    for rule in (launches.launch_bound, launches.small_batch, memory.memory_underused):
         assert rule(case) is None
 
 
@@ -131,15 +122,15 @@ def test_one_long_gap_is_not_made_of_launches() -> None:
         machine.call("cudaDeviceGetStreamPriorityRange", 50_000)
         many(20, "aten::add", ADD, gpu_us=100)(machine)
 
-    assert launching.launch_bound(loop(step).case()) is None
+    assert launches.launch_bound(loop(step).case()) is None
 
 
 def test_what_only_the_profiler_makes_slow_is_not_told() -> None:
     """Without the profiler the step is as short as the GPU's work: there is nothing left to give back."""
     machine = loop(many(200, "aten::add", ADD, gpu_us=10))
     profiled = machine.case()
-    assert worth(profiled, launching.launch_bound(profiled)) > 0.3
-    assert launching.launch_bound(machine.case(unprofiled_us=2020)) is None
+    assert worth(profiled, launches.launch_bound(profiled)) > 0.3
+    assert launches.launch_bound(machine.case(unprofiled_us=2020)) is None
 
 
 @pytest.mark.parametrize(("peak", "said"), [(0.2, True), (0.8, False)])
@@ -148,11 +139,11 @@ def test_a_small_batch_is_half_idle_and_half_empty(peak: float, said: bool) -> N
     held = Memory(peak_allocated_bytes=int(peak * (32 << 30)), total_bytes=32 << 30)
     machine = loop(many(100, "aten::add", ADD, gpu_us=4))
     case = Case(machine.facts("V100", held, changes=None), DEFAULT)
-    answer = launching.small_batch(case)
+    answer = launches.small_batch(case)
     assert isinstance(answer, Finding) == said
     if isinstance(answer, Finding):
         assert answer.settings == () and "Double" in answer.cure  # nothing is known of the loader
-        assert launching._larger(_with_loader(case, loader)) == (("batch_size", "32"),)
+        assert launches._larger(_with_loader(case, loader)) == (("batch_size", "32"),)
 
 
 def _with_loader(case: Case, loader: Loader) -> Case:
@@ -160,7 +151,7 @@ def _with_loader(case: Case, loader: Loader) -> Case:
 
 
 def test_without_the_memory_whether_a_larger_batch_fits_is_not_told() -> None:
-    answer = launching.small_batch(loop(many(100, "aten::add", ADD, gpu_us=4)).case())
+    answer = launches.small_batch(loop(many(100, "aten::add", ADD, gpu_us=4)).case())
     assert isinstance(answer, Untold) and "profile_memory=True" in answer.record
 
 
@@ -355,7 +346,7 @@ def attention(machine: Machine) -> None:
 
 def test_attention_in_several_steps_by_the_time_between_its_products() -> None:
     case = loop(attention).case()
-    finding = told(fusing.unfused_attention(case))
+    finding = told(fusion.unfused_attention(case))
     assert finding.recoverable_us_per_step == pytest.approx(200, rel=0.03) and finding.settings == ()
     assert "scaled_dot_product_attention" in finding.cure
 
@@ -365,7 +356,7 @@ def test_a_softmax_alone_is_no_attention() -> None:
         many(10, "aten::mm", HMMA, 60)(machine)
         machine.operator("aten::_softmax", SOFTMAX, 150)
 
-    assert fusing.unfused_attention(loop(step).case()) is None
+    assert fusion.unfused_attention(loop(step).case()) is None
 
 
 def test_products_far_away_from_a_softmax_are_not_its_own() -> None:
@@ -375,7 +366,7 @@ def test_products_far_away_from_a_softmax_are_not_its_own() -> None:
         machine.operator("aten::_softmax", SOFTMAX, 150)
         machine.operator("aten::bmm", HMMA, 100)
 
-    assert fusing.unfused_attention(loop(step).case()) is None
+    assert fusion.unfused_attention(loop(step).case()) is None
 
 
 @given(st.lists(st.sampled_from("pmo"), min_size=1, max_size=30))
@@ -409,8 +400,8 @@ def test_a_compiled_model_is_not_told_to_compile() -> None:
         many(30, "aten::add", ADD, 100)(machine)
         machine.operator("triton_poi_fused_add_0", "triton_poi_fused_add_0", 10)
 
-    assert fusing.memory_bound_ops(loop(step).case()) is None
-    assert told(fusing.memory_bound_ops(loop(many(30, "aten::add", ADD, 100)).case())).key == "memory_bound_ops"
+    assert fusion.memory_bound_ops(loop(step).case()) is None
+    assert told(fusion.memory_bound_ops(loop(many(30, "aten::add", ADD, 100)).case())).key == "memory_bound_ops"
 
 
 def on_cpu(step: Callable[[Machine], None]) -> Case:
@@ -429,12 +420,12 @@ def chain(machine: Machine) -> None:
 
 
 def test_chains_on_a_cpu_are_told_where_they_weigh() -> None:
-    finding = told(fusing.memory_bound_ops(case := on_cpu(chain)))
+    finding = told(fusion.memory_bound_ops(case := on_cpu(chain)))
     assert (
         finding.recoverable_us_per_step == pytest.approx(1400 - 400, rel=0.02) and case.idle is None
     )  # the longest remains
-    assert fusing.memory_bound_ops(on_cpu(many(50, "aten::add", "", 0, host_us=20))) is None  # only their calls cost
-    assert fusing.memory_bound_ops(on_cpu(many(20, "aten::linear", "", 0, host_us=300))) is None
+    assert fusion.memory_bound_ops(on_cpu(many(50, "aten::add", "", 0, host_us=20))) is None  # only their calls cost
+    assert fusion.memory_bound_ops(on_cpu(many(20, "aten::linear", "", 0, host_us=300))) is None
 
 
 def test_attention_on_a_cpu() -> None:
@@ -445,7 +436,7 @@ def test_attention_on_a_cpu() -> None:
         machine.operator("aten::bmm", host_us=300)
         machine.operator("aten::linear", host_us=800)
 
-    finding = told(fusing.unfused_attention(on_cpu(step)))
+    finding = told(fusion.unfused_attention(on_cpu(step)))
     assert finding.recoverable_us_per_step == pytest.approx(600, rel=0.02)
 
 
@@ -462,8 +453,8 @@ def test_the_backward_pass_of_a_softmax_by_hand_is_attention_too() -> None:
         machine.operator("aten::linear", host_us=800)
 
     case = on_cpu(step)
-    assert told(fusing.unfused_attention(case)).recoverable_us_per_step == pytest.approx(14 * 200 + 20, rel=0.02)
-    assert fusing.memory_bound_ops(case) is None, "its pointwise operations go where attention becomes one"
+    assert told(fusion.unfused_attention(case)).recoverable_us_per_step == pytest.approx(14 * 200 + 20, rel=0.02)
+    assert fusion.memory_bound_ops(case) is None, "its pointwise operations go where attention becomes one"
 
 
 # -- the optimizer -----------------------------------------------------------------------------------------------------

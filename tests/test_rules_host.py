@@ -12,15 +12,15 @@ from made_cases import STEP_MS, case_of, inside, loader, pauses, run_of
 
 from gpulab.analysis.host.dataloader import LoadingFacts, WaitParts
 from gpulab.analysis.integrity import Check, Integrity
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.cure_predictions import foretold
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis, Finding, Untold
-from gpulab.diagnosis.foretold import foretold
-from gpulab.diagnosis.rules import RULES, cores, epochs, feeding, placement
+from gpulab.diagnosis.rules import RULES, cores, dataloader, epochs, placement
 from gpulab.diagnosis.rules import pauses as pausing
-from gpulab.diagnosis.rules.launching import starves
+from gpulab.diagnosis.rules.launches import starves
 from gpulab.diagnosis.thresholds import DEFAULT
-from gpulab.prediction.known import NOTHING
+from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Batches, Choice, Missing, PauseSum, Place, Run, Samples, Series, Settings, StackSamples, Steps
@@ -44,7 +44,7 @@ def told(answer: Finding | Untold | None) -> Finding:
 
 @pytest.mark.parametrize(("wait", "level"), [(0.05, None), (0.12, "notice"), (0.5, "bad")])
 def test_a_step_that_waits_for_data(wait: float, level: str | None) -> None:
-    answer = feeding.data_starved(case_of(run_of(wait=wait), {"data_wait": wait}))
+    answer = dataloader.data_starved(case_of(run_of(wait=wait), {"data_wait": wait}))
     if level is None:
         assert answer is None
         return
@@ -56,8 +56,8 @@ def test_a_step_that_waits_for_data(wait: float, level: str | None) -> None:
 
 def test_on_a_gpu_only_what_its_work_does_not_hide_counts() -> None:
     run = run_of(gpu=True, wait=0.6)
-    assert feeding.data_starved(case_of(run, {"data_wait": 0.05, "compute": 0.95})) is None
-    finding = told(feeding.data_starved(case_of(run, {"data_wait": 0.4, "compute": 0.6})))
+    assert dataloader.data_starved(case_of(run, {"data_wait": 0.05, "compute": 0.95})) is None
+    finding = told(dataloader.data_starved(case_of(run, {"data_wait": 0.4, "compute": 0.6})))
     assert finding.recoverable_us_per_step == pytest.approx(0.4 * STEP_US, rel=1e-3)
     assert any("the GPU still works" in e.words for e in finding.evidence)
 
@@ -77,15 +77,15 @@ def test_where_no_stack_tells_the_line_it_is_where_the_slow_part_is_written(
     run = run_of(wait=0.5, workers=workers)
     known = dataclasses.replace(loader(workers), items_line="items", transform_line="transform", collate_line="collate")
     case = case_of(dataclasses.replace(run, loader=known), {"data_wait": 0.5}, inside(**parts))
-    assert told(getattr(feeding, key)(case)).source_line == line
+    assert told(getattr(dataloader, key)(case)).source_line == line
     unknown = case_of(dataclasses.replace(run, loader=loader(workers)), {"data_wait": 0.5}, inside(**parts))
-    assert told(getattr(feeding, key)(unknown)).source_line == ""
+    assert told(getattr(dataloader, key)(unknown)).source_line == ""
 
 
 def test_where_the_clocks_are_apart_waiting_is_told_as_unknown_and_no_larger_batch_is_advised() -> None:
     apart = Integrity((Check("early kernels", 9, "degraded", ("idle_causes",), "the clocks are apart"),))
     case = case_of(run_of(gpu=True, wait=0.6), {"data_wait": 0.0, "compute": 0.5, "unknown": 0.5}, integrity=apart)
-    answer = feeding.data_starved(case)
+    answer = dataloader.data_starved(case)
     assert isinstance(answer, Untold) and "clocks" in answer.record
     assert case.loop_waits == pytest.approx(0.6) and starves(case)
     together = case_of(run_of(gpu=True, wait=0.6), {"data_wait": 0.02, "compute": 0.98})
@@ -108,11 +108,11 @@ def test_garbage_that_is_collected_while_a_batch_is_made_is_the_loadings() -> No
     loaded = dataclasses.replace(run, pauses=pauses(run, "gc", range(60), 4.0), batches=batches)
     case = case_of(loaded, shares, made)
     assert pausing.gc_pause(case) is None
-    evidence = " ".join(e.words for e in told(feeding.cpu_preprocessing(case)).evidence)
+    evidence = " ".join(e.words for e in told(dataloader.cpu_preprocessing(case)).evidence)
     assert "for 40 % of it Python collects garbage" in evidence
     assert isinstance(pausing.gc_pause(case_of(dataclasses.replace(loaded, batches=None), shares, made)), Finding)
     seldom = dataclasses.replace(loaded, pauses=pauses(run, "gc", range(0, 60, 10), 4.0))
-    quiet = told(feeding.cpu_preprocessing(case_of(seldom, shares, made)))
+    quiet = told(dataloader.cpu_preprocessing(case_of(seldom, shares, made)))
     assert not any("garbage" in e.words for e in quiet.evidence)
 
 
@@ -138,11 +138,11 @@ def test_what_hardly_matters_beside_the_first_cause_is_told_to_come_next() -> No
 
 def test_without_an_accounting_it_is_not_known_whether_the_gpu_waits_too() -> None:
     case = case_of(run_of(gpu=True, wait=0.6), breakdown=None)
-    answer = feeding.data_starved(case)
+    answer = dataloader.data_starved(case)
     assert isinstance(answer, Untold) and "profiler" in answer.record
     assert found(case).first.key == "cannot_tell"
     half_busy = tuple(c for c in synthetic.gpu_case().facts.curves if c.name == "gpu_utilization_pct")
-    likely = told(feeding.data_starved(case_of(run_of(gpu=True, wait=0.6), breakdown=None, curves=half_busy)))
+    likely = told(dataloader.data_starved(case_of(run_of(gpu=True, wait=0.6), breakdown=None, curves=half_busy)))
     assert likely.confidence == "likely" and (likely.recoverable_us_per_step or 0) < 0.6 * STEP_US
 
 
@@ -161,7 +161,7 @@ def test_as_many_workers_as_the_formula_says_and_no_more_than_there_are_cores(
     wait: float, workers: int, cores: float | None, settings: dict[str, str]
 ) -> None:
     run = run_of(wait=wait, workers=workers, cores=cores)
-    finding = told(feeding.data_starved(case_of(run, {"data_wait": wait})))
+    finding = told(dataloader.data_starved(case_of(run, {"data_wait": wait})))
     assert dict(finding.settings) == settings and finding.cure
 
 
@@ -185,7 +185,7 @@ def test_where_loading_is_most_of_the_work_it_is_left_the_cores(
     if inside_it is not None:
         inside_it = dataclasses.replace(inside_it, batch_us=wait / (1 - wait) * (1 - wait) * STEP_US)
     run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, compute_threads=threads))
-    finding = told(feeding.data_starved(case_of(run, {"data_wait": wait}, inside_it)))
+    finding = told(dataloader.data_starved(case_of(run, {"data_wait": wait}, inside_it)))
     assert dict(finding.settings).get("compute_threads") == left
     assert (f"set_num_threads({left})" in finding.cure) is (left is not None)
 
@@ -193,7 +193,7 @@ def test_where_loading_is_most_of_the_work_it_is_left_the_cores(
 def test_an_iterable_dataset_has_no_knob() -> None:
     run = run_of(wait=0.5)
     run = dataclasses.replace(run, loader=loader(0, iterable=True))
-    assert told(feeding.data_starved(case_of(run, {"data_wait": 0.5}))).settings == ()
+    assert told(dataloader.data_starved(case_of(run, {"data_wait": 0.5}))).settings == ()
 
 
 CAUSES: dict[str, LoadingFacts] = {
@@ -219,7 +219,7 @@ def test_putting_together_has_its_own_cure_and_no_cache_helps_it(
     workers: int | None, cores: float | None, settings: dict[str, str]
 ) -> None:
     run = run_of(wait=0.5, workers=workers, cores=cores)
-    finding = told(feeding.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
+    finding = told(dataloader.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
     assert dict(finding.settings) == settings and "torch.stack" in finding.cure
     assert "cache" not in finding.cure and "each item cheaper" not in finding.cure
     assert ("num_workers=2" in finding.cure) is bool(settings)
@@ -230,13 +230,13 @@ def test_putting_together_has_its_own_cure_and_no_cache_helps_it(
 )
 def test_who_puts_together_decides_the_cure(own: bool | None, words: str) -> None:
     run = dataclasses.replace(run_of(wait=0.5), loader=dataclasses.replace(loader(0), own_collate=own))
-    finding = told(feeding.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
+    finding = told(dataloader.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
     assert words in finding.cure
 
 
 def test_an_iterable_dataset_that_puts_together_slowly() -> None:
     run = dataclasses.replace(run_of(wait=0.5), loader=loader(0, iterable=True))
-    finding = told(feeding.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
+    finding = told(dataloader.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
     assert finding.settings == () and "torch.stack" in finding.cure
 
 
@@ -284,12 +284,12 @@ def _looked_at(run: Run, found: Sequence[int]) -> Run:
 def test_the_line_that_loads_is_named(key: str, found: list[int], line: Place | None) -> None:
     run = _looked_at(run_of(wait=0.5), found)
     case = case_of(run, {"data_wait": 0.5}, CAUSES.get(key))
-    assert told(getattr(feeding, key)(case)).source_line == ("" if line is None else str(line))
+    assert told(getattr(dataloader, key)(case)).source_line == ("" if line is None else str(line))
 
 
 def test_where_workers_load_the_training_thread_shows_no_line() -> None:
     run = _looked_at(run_of(wait=0.5, workers=2), [0])
-    assert told(feeding.data_starved(case_of(run, {"data_wait": 0.5}))).source_line == ""
+    assert told(dataloader.data_starved(case_of(run, {"data_wait": 0.5}))).source_line == ""
 
 
 def test_a_mixture_names_no_cause() -> None:
@@ -306,7 +306,7 @@ def test_a_batch_that_is_made_in_time_and_comes_late_blames_no_making(
     late = dataclasses.replace(CAUSES["slow_collate"], wait=WaitParts(0.0, 0.0, 500.0, handed_ms * 1e3, 0.0))
     result = found(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, late))
     assert [f.key for f in result.findings] == ["data_starved"]
-    answer = feeding.data_starved(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, late))
+    answer = dataloader.data_starved(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, late))
     assert dict(told(answer).settings) == settings and "handing it over" in result.first.summary
     made = dataclasses.replace(late, wait=WaitParts(0.0, 0.0, 10e3, 2e3, 0.0))
     assert found(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, made)).first.key == "slow_collate"
@@ -339,9 +339,9 @@ def test_a_setting_that_is_foretold_to_bring_nothing_is_not_advised(
     kept: bool,
 ) -> None:
     told_so = Prediction({"workers": "4"}, ratio, interval, "", only_sign=only_sign)
-    monkeypatch.setattr("gpulab.diagnosis.foretold.predict_from", lambda *_: told_so)
+    monkeypatch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *_: told_so)
     case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
-    [first] = foretold(case.facts, [told(feeding.data_starved(case))], STEP_US, NOTHING)
+    [first] = foretold(case.facts, [told(dataloader.data_starved(case))], STEP_US, NOTHING)
     assert (first.settings != ()) is kept and (first.prediction is not None) is kept
     assert ("less work" in first.cure) is not kept and "larger batch" not in first.cure
 
@@ -358,13 +358,13 @@ def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
 def test_a_setting_that_brings_nothing_leaves_another_findings_cure() -> None:
     case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
     told_so = Prediction({"workers": "4"}, 1.0, (0.9, 1.1), "")
-    other = dataclasses.replace(told(feeding.data_starved(case)), cure="One thread each.", otherwise="")
+    other = dataclasses.replace(told(dataloader.data_starved(case)), cure="One thread each.", otherwise="")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("gpulab.diagnosis.foretold.predict_from", lambda *_: told_so)
+        patch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *_: told_so)
         [left] = foretold(case.facts, [other], STEP_US, NOTHING)
         assert left.cure == "One thread each." and left.settings == ()
         slow = case_of(run_of(wait=0.5), {"data_wait": 0.5}, CAUSES["slow_collate"])
-        collating = told(feeding.slow_collate(slow))
+        collating = told(dataloader.slow_collate(slow))
         [left] = foretold(slow.facts, [collating], STEP_US, NOTHING)
     assert "Or load with 2 worker" in collating.cure and "torch.stack" in left.cure and "worker" not in left.cure
 

@@ -35,9 +35,9 @@ from benchmarks.simulated_gpu.truth import steady_step_ns, truth_of
 from benchmarks.simulated_loops import diagnosis_of, ratios_of, untrue
 from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.facts import Facts, facts
-from gpulab.diagnosis.arbitration import VERDICTS
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.names import NAMES
+from gpulab.diagnosis.ranking import VERDICTS
 from gpulab.intervals import covers
 from gpulab.prediction.replay import Changes, Replay, host_spans
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.diagnosis.arbitration import VERDICTS, arbitrate, total_us
-from gpulab.diagnosis.case import Case, Rule, Untold
+from gpulab.diagnosis.context import Case, Rule, Untold
+from gpulab.diagnosis.cure_predictions import foretold
 from gpulab.diagnosis.finding import Diagnosis, Finding
-from gpulab.diagnosis.foretold import foretold
 from gpulab.diagnosis.names import name_of
+from gpulab.diagnosis.ranking import VERDICTS, arbitrate, total_us
 from gpulab.diagnosis.rules import PAUSES, RULES
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
-from gpulab.prediction.known import NOTHING, Known
+from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.run import Category
 from gpulab.timeline import spans
 

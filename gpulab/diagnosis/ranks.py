@@ -9,9 +9,9 @@ from dataclasses import replace
 import numpy as np
 
 from gpulab.analysis.ranks import RankComparison, RankFacts
-from gpulab.diagnosis.arbitration import VERDICTS
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.names import name_of
+from gpulab.diagnosis.ranking import VERDICTS
 from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.formatting import duration, percent
 

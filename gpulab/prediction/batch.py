@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.formatting import duration, percent
-from gpulab.prediction.known import Known
+from gpulab.prediction.baseline import HAND_OFF_US, WAITS, Refused, Today, at_least
+from gpulab.prediction.evidence import Known
 from gpulab.prediction.step import Plan
-from gpulab.prediction.today import HAND_OFF_US, WAITS, Refused, Today, at_least
 
 FIT_SD = 0.03
 BEYOND_SD = 0.03  # more for each doubling past the largest batch that was run

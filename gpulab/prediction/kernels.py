@@ -9,10 +9,10 @@ import numpy as np
 
 from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
-from gpulab.prediction.known import Known
+from gpulab.prediction.baseline import Refused, Today, is_on, training_spans_us
+from gpulab.prediction.evidence import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
-from gpulab.prediction.today import Refused, Today, is_on, training_spans_us
 from gpulab.run import Timeline
 from gpulab.timeline import spans
 

@@ -16,10 +16,10 @@ from gpulab.analysis.host.optimizer_bytes import ADD, SCALE, bytes_of
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
-from gpulab.prediction.known import Known
+from gpulab.prediction.baseline import Refused, Today, at_least, is_on
+from gpulab.prediction.evidence import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
-from gpulab.prediction.today import Refused, Today, at_least, is_on
 from gpulab.run import Category, Int64
 from gpulab.timeline import spans
 

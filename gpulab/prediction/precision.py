@@ -14,10 +14,10 @@ import numpy as np
 from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
 from gpulab.analysis.gpu.kernel_classes import number_format
 from gpulab.formatting import factor
-from gpulab.prediction.known import Known
+from gpulab.prediction.baseline import Refused, is_on
+from gpulab.prediction.evidence import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
-from gpulab.prediction.today import Refused, is_on
 from gpulab.run import Float64
 
 MOVED = 0.5  # of the bytes remain

@@ -6,23 +6,23 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.prediction import batch, feeding, kernels, optimizer, precision
+from gpulab.prediction import batch, dataloader, kernels, optimizer, precision
+from gpulab.prediction.baseline import Refused
 from gpulab.prediction.calibration import calibrated
-from gpulab.prediction.known import NOTHING, Known
+from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.step import Plan, plan_of
-from gpulab.prediction.today import Refused
 
 Predictor = Callable[[Plan, str, Known], Plan]
 
 # in the order in which they are asked: what changes the making of data before what rests on it
 PREDICTORS: dict[str, Predictor] = {
-    "cache": feeding.cache,
-    "workers": feeding.workers,
-    "prefetch": feeding.prefetch,
-    "pin_memory": feeding.pin_memory,
-    "persistent_workers": feeding.persistent_workers,
-    "compute_threads": feeding.compute_threads,
+    "cache": dataloader.cache,
+    "workers": dataloader.workers,
+    "prefetch": dataloader.prefetch,
+    "pin_memory": dataloader.pin_memory,
+    "persistent_workers": dataloader.persistent_workers,
+    "compute_threads": dataloader.compute_threads,
     "amp": precision.amp,
     "tf32": precision.tf32,
     "attention": kernels.attention,

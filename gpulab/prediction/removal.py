@@ -15,13 +15,13 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.gpu.blocking_calls import Direction
 from gpulab.formatting import duration, plural
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, subtract, union, union_of
+from gpulab.prediction.baseline import Refused, Today
 from gpulab.prediction.calibration import calibrated
-from gpulab.prediction.known import NOTHING, Known
+from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975
-from gpulab.prediction.today import Refused, Today
 from gpulab.run import Category, Int64, PauseKind, Phase, Run, StepFlag, Timeline
 from gpulab.timeline import spans
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.intervals import clip, measure, union_of
+from gpulab.prediction.baseline import Today, hand_off_us
 from gpulab.prediction.step import Plan
-from gpulab.prediction.today import Today, hand_off_us
 from gpulab.run import Run, StepFlag
 
 # Starting and ending workers, measured with an empty dataset on two machines of two cores each: 67 and 39 ms for one,

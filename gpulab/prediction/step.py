@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.prediction.assumed import Assumed, assumptions
+from gpulab.prediction.baseline import Making, Today, hand_off_us, making_of, receiving_us, sending_us
 from gpulab.prediction.replay import Changes, host_spans
-from gpulab.prediction.today import Making, Today, hand_off_us, making_of, receiving_us, sending_us
+from gpulab.prediction.unknowns import Assumed, assumptions
 
 Z_975 = 1.96
 STARTING = (0.5, 2.0)  # times the estimate of what starting workers takes: machines differ

@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-from gpulab.diagnosis.arbitration import VERDICTS
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.names import name_of
+from gpulab.diagnosis.ranking import VERDICTS
 from gpulab.formatting import duration, factor, percent, plural
 from gpulab.prediction.prediction import Prediction
 from gpulab.views.layout import PAIRS, Column, Row, Section

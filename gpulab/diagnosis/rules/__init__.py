@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from gpulab.diagnosis.case import Rule
+from gpulab.diagnosis.context import Rule
 from gpulab.diagnosis.rules import (
     cores,
+    dataloader,
     epochs,
-    feeding,
-    fusing,
-    launching,
+    fusion,
+    launches,
     memory,
-    optimizing,
-    overall,
+    optimizer,
     pauses,
     placement,
     precision,
@@ -19,15 +18,16 @@ from gpulab.diagnosis.rules import (
     shapes,
     sharing,
     transfers,
+    verdicts,
 )
 
 PAUSES = (pauses.checkpoint_save, pauses.logging_or_eval)  # with thresholds above the silence
 RULES: tuple[Rule, ...] = (
     # the host: feeding the step, and what else its program does
-    feeding.data_starved,
-    feeding.cpu_preprocessing,
-    feeding.storage_bound,
-    feeding.slow_collate,
+    dataloader.data_starved,
+    dataloader.cpu_preprocessing,
+    dataloader.storage_bound,
+    dataloader.slow_collate,
     epochs.worker_restart,
     cores.cpu_oversubscribed,
     placement.wrong_device,
@@ -36,15 +36,15 @@ RULES: tuple[Rule, ...] = (
     pauses.recompilation,
     pauses.gc_pause,
     # the device: what is launched on it, copied to it and computed on it
-    launching.launch_bound,
-    launching.small_batch,
+    launches.launch_bound,
+    launches.small_batch,
     transfers.sync_points,
     transfers.blocking_copy,
     precision.no_mixed_precision,
     precision.no_tf32,
-    fusing.unfused_attention,
-    optimizing.unfused_optimizer,
-    fusing.memory_bound_ops,
+    fusion.unfused_attention,
+    optimizer.unfused_optimizer,
+    fusion.memory_bound_ops,
     shapes.layout,
     shapes.odd_shapes,
     memory.allocator_thrash,
@@ -54,6 +54,6 @@ RULES: tuple[Rule, ...] = (
     sharing.gpu_shared,
     sharing.throttled,
     # where none of these speaks
-    overall.cannot_tell,
-    overall.healthy,
+    verdicts.cannot_tell,
+    verdicts.healthy,
 )

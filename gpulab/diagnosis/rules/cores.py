@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.feeding import LESSON, starving_for, waiting_for_cores
+from gpulab.diagnosis.rules.dataloader import LESSON, starving_for, waiting_for_cores
 from gpulab.formatting import number, percent, plural
 
 

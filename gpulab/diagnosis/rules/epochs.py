@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.formatting import duration, percent
 from gpulab.run import Int64, Loader, StepFlag

@@ -6,9 +6,9 @@ import re
 
 import numpy as np
 
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.launching import (
+from gpulab.diagnosis.rules.launches import (
     how_to_know_memory,
     idle_us,
     memory_fraction,

@@ -8,9 +8,9 @@ import numpy as np
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.dataloader import loading_times
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
-from gpulab.diagnosis.rules.afterwards import following_update, in_own_code
+from gpulab.diagnosis.rules.after_update import following_update, in_own_code
 from gpulab.formatting import duration, percent
 from gpulab.intervals import EMPTY, Intervals, clip, intersect, joined, measure, subtract, union, union_of
 from gpulab.run import Category, Pause, PauseKind, Phase, StepFlag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, measure, subtract, union

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.gpu.matrix_units import BF16_SINCE, compute_capability, has_units, narrow_ratio, tf32_ratio
 from gpulab.analysis.gpu.precision_use import PrecisionUse, precision_use
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import factor, percent
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, percent
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpulab.analysis.gpu.alignment import alignment
 from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, number, percent
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.devices.nvml import THROTTLE_NAMES
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import percent
 

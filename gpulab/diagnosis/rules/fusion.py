@@ -13,7 +13,7 @@ from gpulab.analysis.gpu.chains import (
     pointwise_on_cpu,
 )
 from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import number, percent
 from gpulab.intervals import Intervals

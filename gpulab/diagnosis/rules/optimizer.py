@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpulab.analysis.host.optimizer_bytes import FUSED_ADAM_BYTES
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.launching import idle_us
+from gpulab.diagnosis.rules.launches import idle_us
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
 

@@ -8,9 +8,9 @@ from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.gpu.kernels import short_count_fraction
 from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_fraction, waiting_for_data
 from gpulab.analysis.host.operator_costs import SHORT_NS
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.afterwards import calls_of_own
+from gpulab.diagnosis.rules.after_update import calls_of_own
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
-from gpulab.diagnosis.case import FEWEST_STEPS, Case
+from gpulab.diagnosis.context import FEWEST_STEPS, Case
 from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.formatting import duration, percent
 

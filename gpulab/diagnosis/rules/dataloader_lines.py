@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulab.analysis.host.source_lines import LEAST_SHARE, LineShare, line_of, lines_of
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.intervals import EMPTY, Intervals, intersect
 from gpulab.timeline import spans
 

@@ -6,7 +6,7 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.after_update import Afterwards, after_update
 from gpulab.analysis.host.python_time import OwnCode, own_calls, own_code
 from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, percent
 from gpulab.intervals import joined, subtract

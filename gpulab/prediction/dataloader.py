@@ -9,10 +9,10 @@ import numpy as np
 
 from gpulab.formatting import duration, durations, number
 from gpulab.prediction import restarts
-from gpulab.prediction.known import Known
+from gpulab.prediction.baseline import Making, Refused, at_least, hand_off_us, is_on
+from gpulab.prediction.evidence import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import SHORT_EPOCH, STARTING, Plan
-from gpulab.prediction.today import Making, Refused, at_least, hand_off_us, is_on
 from gpulab.run import Category
 from gpulab.timeline import spans
 

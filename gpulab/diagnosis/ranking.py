@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.diagnosis.case import Case
+from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.names import name_of
 from gpulab.formatting import factor, percent

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from gpulab.prediction.today import Making, Today, training_cores
+from gpulab.prediction.baseline import Making, Today, training_cores
 
 # A CPU's operator is as slow as its slowest thread, and one that has to share its core holds up the others: measured on
 # two cores, two threads beside two workers that decode images, a step took 1.0 to 1.5 times what its work would take.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.analysis.host.dataloader import loading_times
-from gpulab.diagnosis.case import Case, Untold
+from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.feeding_cures import cure_of_waiting, cure_without_knob
-from gpulab.diagnosis.rules.feeding_lines import line_of_loading
-from gpulab.diagnosis.rules.feeding_times import making, times_by_cause
+from gpulab.diagnosis.rules.dataloader_cures import cure_of_waiting, cure_without_knob
+from gpulab.diagnosis.rules.dataloader_lines import line_of_loading
+from gpulab.diagnosis.rules.dataloader_times import making, times_by_cause
 from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import intersect, measure, union_of
 

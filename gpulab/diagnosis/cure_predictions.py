@@ -10,12 +10,12 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.formatting import duration
-from gpulab.prediction.known import Known
+from gpulab.prediction.baseline import Refused
+from gpulab.prediction.evidence import Known
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.removal import PAUSES, WAITS, predict_removal
 from gpulab.prediction.step import plan_of
-from gpulab.prediction.today import Refused
 
 NOTHING_GAINED = 0.99  # ours, of today's time: half of what a comparison can tell (2 %)
 HARDLY_LESS = 0.9  # ours, of the finding's own bound: no word about so small a difference

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from gpulab.analysis.host.dataloader import LoadingFacts
-from gpulab.diagnosis.case import Case
-from gpulab.diagnosis.rules.feeding_times import mostly_waits
+from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.rules.dataloader_times import mostly_waits
 from gpulab.formatting import duration, plural
 from gpulab.run import Loader
 
