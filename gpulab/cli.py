@@ -25,10 +25,10 @@ from gpulab.doors import open_run
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.store.folders import Store
 from gpulab.user_code import runs_users_code
-from gpulab.views import doctor, words
-from gpulab.views.compared import Compared
-from gpulab.views.ranked import RankedReport
-from gpulab.views.report import Report
+from gpulab.views import doctor, wording
+from gpulab.views.comparison.comparison import Compared
+from gpulab.views.report.ranks import RankedReport
+from gpulab.views.report.report import Report
 
 runs_users_code(__file__)
 
@@ -80,7 +80,7 @@ def _report(options: argparse.Namespace) -> int:
     elif options.html is None:
         _print(report.text())
     else:
-        _print(f"The report is in {words.plain(str(options.html))}\n")
+        _print(f"The report is in {wording.plain(str(options.html))}\n")
     return 0
 
 
@@ -90,7 +90,7 @@ def _compare(options: argparse.Namespace) -> int:
     compared = gpulab.compare(*found, price_per_hour=options.price_per_hour)
     if options.html is not None:
         write_whole(options.html, compared.html())
-        _print(f"The comparison is in {words.plain(str(options.html))}\n")
+        _print(f"The comparison is in {wording.plain(str(options.html))}\n")
     else:
         _print(_as_json(compared) if options.json else compared.text())
     return 0
@@ -131,7 +131,7 @@ def _print(text: str) -> None:
 
 
 def _complain(text: str) -> None:
-    print(f"gpulab: {words.plain(text)}", file=sys.stderr)
+    print(f"gpulab: {wording.plain(text)}", file=sys.stderr)
 
 
 # record

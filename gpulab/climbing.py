@@ -22,9 +22,9 @@ from gpulab.prediction.evidence import Known
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.turning import cell_code, experiments, remember_trials
-from gpulab.views.climb_progress import Climbing
-from gpulab.views.climbed import Climbed
-from gpulab.views.compared import Compared
+from gpulab.views.climb.climb import Climbed
+from gpulab.views.climb.progress import Climbing
+from gpulab.views.comparison.comparison import Compared
 
 HELP = f"""\
 %gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without KNOB,…] [--allow KNOB,…]

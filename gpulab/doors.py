@@ -26,14 +26,14 @@ from gpulab.store.folders import DOCUMENT, Store, read, trace_path
 from gpulab.store.runs import Figures, Runs
 from gpulab.trace.ranks import load
 from gpulab.user_code import hide_gpulabs_frames
-from gpulab.views import runs as runs_view
-from gpulab.views.alert_lines import alert_lines_or_none
-from gpulab.views.compared import Compared
-from gpulab.views.diagnosed import Diagnosed
-from gpulab.views.ranked import RankedReport, job_opening
-from gpulab.views.report import Report
-from gpulab.views.sections import opening
-from gpulab.views.stage import Stage, in_notebook
+from gpulab.views import runs_table as runs_view
+from gpulab.views.comparison.comparison import Compared
+from gpulab.views.report.diagnosis import Diagnosed
+from gpulab.views.report.ranks import RankedReport, job_opening
+from gpulab.views.report.report import Report
+from gpulab.views.report.sections import opening
+from gpulab.views.running.alert_lines import alert_lines_or_none
+from gpulab.views.running.display import Stage, in_notebook
 
 runs = Runs()
 runs.show_with(runs_view.text, runs_view.html)

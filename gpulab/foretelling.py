@@ -16,8 +16,8 @@ from gpulab.prediction.predict import Known, predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Scoreboard
-from gpulab.views.predicted import Predicted
-from gpulab.views.scoreboard import ScoreboardView
+from gpulab.views.prediction_log import ScoreboardView
+from gpulab.views.predictions import Predicted
 
 NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."
 

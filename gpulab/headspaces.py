@@ -12,8 +12,8 @@ from gpulab.experiments.headspace.headspace import Differential
 from gpulab.experiments.plan import DEFAULT_BUDGET_S, Code
 from gpulab.labs import code_of
 from gpulab.turning import cell_code
-from gpulab.views.headspace_report import HeadspaceReport
-from gpulab.views.stoppable import Stoppable
+from gpulab.views.headspace import HeadspaceReport
+from gpulab.views.running.stoppable import Stoppable
 
 HELP = f"""\
 %gpulab headspace [--budget SECONDS] [--steps N] [--pairs N]

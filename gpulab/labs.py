@@ -25,13 +25,13 @@ from gpulab.knobs.variables import Plain
 from gpulab.run import Run
 from gpulab.turning import experiments, remember
 from gpulab.user_code import hide_gpulabs_frames
-from gpulab.views.compared import Compared
-from gpulab.views.panel import PLAIN, Level, Panel
-from gpulab.views.panel_controls import close
-from gpulab.views.panel_output import PanelOutput
-from gpulab.views.report import Report
-from gpulab.views.stage import in_notebook
-from gpulab.views.stop import accept_stop
+from gpulab.views.comparison.comparison import Compared
+from gpulab.views.panel.controls import close
+from gpulab.views.panel.output import PanelOutput
+from gpulab.views.panel.panel import PLAIN, Level, Panel
+from gpulab.views.report.report import Report
+from gpulab.views.running.display import in_notebook
+from gpulab.views.running.stop_message import accept_stop
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -400,7 +400,7 @@ def offer_panel() -> None:
     """
     if not in_notebook():
         return
-    from gpulab.views.panel import open_button
+    from gpulab.views.panel.panel import open_button
 
     run, output = _last_profiled(), PanelOutput()
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gpulab.doors import profile
     from gpulab.experiments.plan import Plan
     from gpulab.experiments.single_run import Changing
-    from gpulab.views.compared import Compared
+    from gpulab.views.comparison.comparison import Compared
 
 runs_users_code(__file__)
 
@@ -374,7 +374,7 @@ def _nothing_more(command: str, rest: str) -> None:
 
 def _offer_panel() -> None:
     """A button under the report that opens the knobs; a notebook without it still has `%gpulab panel`."""
-    from gpulab.views.stage import in_notebook
+    from gpulab.views.running.display import in_notebook
 
     if in_notebook():
         with suppress(Exception):
@@ -407,7 +407,7 @@ def _show_doctor(rest: str) -> None:
 
 def _show_report(rest: str) -> None:
     from gpulab.doors import report, runs
-    from gpulab.views.stage import Stage
+    from gpulab.views.running.display import Stage
 
     if not len(runs):
         raise UsageError("There is no run yet: put %%gpuprofile above a training cell first.")

@@ -15,8 +15,8 @@ from gpulab.experiments.runner import Runner, check
 from gpulab.experiments.trial import Trial
 from gpulab.knobs.variables import Plain
 from gpulab.store.runs import Runs
-from gpulab.views.compared import Compared
-from gpulab.views.progress import Progressing
+from gpulab.views.comparison.comparison import Compared
+from gpulab.views.running.progress import Progressing
 
 experiments: list[Compared] = []
 

@@ -22,7 +22,7 @@ from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothe
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.run import Alert, Phase, Samples, Series
-from gpulab.views.alert_lines import AlertLines, alert_lines_or_none
+from gpulab.views.running.alert_lines import AlertLines, alert_lines_or_none
 
 torch = pytest.importorskip("torch")
 

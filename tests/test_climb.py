@@ -33,8 +33,8 @@ from gpulab.experiments.record import LossComparison
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Memory
-from gpulab.views.climb_sections import headline, kept_edit
-from gpulab.views.climbed import Climbed
+from gpulab.views.climb.climb import Climbed
+from gpulab.views.climb.sections import headline, kept_edit
 
 # -- what is tried next ------------------------------------------------------------------------------------------------
 

@@ -27,8 +27,8 @@ from gpulab.experiments.compare.stored_runs import compare_runs
 from gpulab.experiments.record import Block, Comparison, Experiment, PartChange, Side
 from gpulab.formatting import factor, factor_within
 from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
-from gpulab.views import words
-from gpulab.views.comparison_table import side_by_side, unprofiled_us
+from gpulab.views import wording
+from gpulab.views.comparison.table import side_by_side, unprofiled_us
 
 MS = 1_000_000
 
@@ -382,7 +382,7 @@ def test_a_run_without_a_step_is_the_reason() -> None:
 
 
 def test_the_parts_have_the_reports_names() -> None:
-    assert {key: part.label for key, part in words.PARTS.items()} == dict(LABELS)
+    assert {key: part.label for key, part in wording.PARTS.items()} == dict(LABELS)
 
 
 # loss

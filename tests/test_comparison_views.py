@@ -24,9 +24,9 @@ from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
 from gpulab.store.folders import Store
-from gpulab.views import comparison_figure
 from gpulab.views import text as terminal
-from gpulab.views.compared import Compared
+from gpulab.views.comparison import figure as comparison_figure
+from gpulab.views.comparison.comparison import Compared
 from gpulab.views.layout import Column, Row, Section
 
 DOCUMENTED = Path(__file__).parent.parent / "docs" / "compare-json.md"
@@ -168,10 +168,10 @@ def test_what_had_no_effect_is_not_to_be_kept() -> None:
 def test_only_what_ran_out_of_memory_is_marked_so() -> None:
     from matplotlib.figure import Figure
 
-    from gpulab.views import comparison_sweep_figure
+    from gpulab.views.comparison import sweep_figure
 
     axes = Figure().add_subplot()
-    comparison_sweep_figure._memory(axes, (made.as_written(), refused(), made.out_of_memory()))
+    sweep_figure._memory(axes, (made.as_written(), refused(), made.out_of_memory()))
     assert [text.get_text() for text in axes.texts] == ["900 MiB", "–", "out of memory"]
 
 
@@ -184,7 +184,7 @@ def test_short_words_stand_beside_their_row() -> None:
 def test_points_stay_clear_of_the_names_and_a_long_label_breaks_behind_its_sign() -> None:
     from matplotlib.figure import Figure
 
-    from gpulab.views import comparison_panels as panels
+    from gpulab.views.comparison import figure_panels as panels
 
     axes = Figure().add_subplot()
     noisy = made.a_comparison(made.alike(blocks=made.blocks(1, 38.0, noise=0.03)))
@@ -265,7 +265,7 @@ def test_bars_are_as_long_as_their_steps() -> None:
     from matplotlib.collections import PolyCollection
     from matplotlib.figure import Figure
 
-    from gpulab.views import comparison_panels as panels
+    from gpulab.views.comparison import figure_panels as panels
 
     axes = Figure().add_subplot()
     panels.bars(axes, made.a_comparison())

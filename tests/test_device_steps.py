@@ -13,7 +13,7 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.integrity import integrity
 from gpulab.prediction.replay import Changes, Replay
 from gpulab.run import Category, Phase, Run, Steps
-from gpulab.views.step_bars import bars
+from gpulab.views.report.step_bars import bars
 
 US, MS = 1_000, 1_000_000
 

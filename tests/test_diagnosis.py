@@ -30,10 +30,10 @@ from gpulab.diagnosis.thresholds import DEFAULT, SOURCES, Thresholds
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
-from gpulab.views.diagnosed import Diagnosed
-from gpulab.views.document import document
-from gpulab.views.findings import finding_sections, untold_sections
-from gpulab.views.report import Report
+from gpulab.views.report.diagnosis import Diagnosed
+from gpulab.views.report.document import document
+from gpulab.views.report.findings import finding_sections, untold_sections
+from gpulab.views.report.report import Report
 
 UNITS = (100, 1e3, 1000, 1e6, 1e9)
 ASKED_FOR = {

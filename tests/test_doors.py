@@ -13,7 +13,7 @@ from torch import nn
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
-from gpulab.views.sections import opening
+from gpulab.views.report.sections import opening
 
 
 def test_a_profile_runs_once() -> None:

@@ -25,7 +25,7 @@ from gpulab.experiments.function_code import TextCode
 from gpulab.experiments.headspace import cold_files
 from gpulab.experiments.headspace.headspace import Differential
 from gpulab.experiments.headspace.kept_batches import KEPT, kept_batches
-from gpulab.views.headspace_report import HeadspaceReport
+from gpulab.views.headspace import HeadspaceReport
 
 CELL = """\
 losses = []

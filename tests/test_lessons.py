@@ -36,7 +36,7 @@ from gpulab.lessons.check import Checked
 from gpulab.lessons.measured import Faster, Swept
 from gpulab.lessons.shown import Note
 from gpulab.lessons.starving import DistantDigits, Fed, check_loader
-from gpulab.views.compared import Compared
+from gpulab.views.comparison.comparison import Compared
 
 Unit = Literal["sample", "step"]
 Ran = Callable[[str, Experiment], None]

@@ -19,9 +19,17 @@ import pytest
 from scripted_feed import CPU_SERIES, GPU_SERIES, ScriptedFeed
 
 from gpulab.capture.feed import Delta, Status
-from gpulab.views import live
-from gpulab.views.live import LiveView, Messages, live_view_or_none, merge_samples, merge_steps, thinned, widened
-from gpulab.views.stop import STOP_MESSAGE, accept_stop
+from gpulab.views.running import live
+from gpulab.views.running.live import (
+    LiveView,
+    Messages,
+    live_view_or_none,
+    merge_samples,
+    merge_steps,
+    thinned,
+    widened,
+)
+from gpulab.views.running.stop_message import STOP_MESSAGE, accept_stop
 
 ROOT = Path(__file__).parent.parent
 FRONT_END = ROOT / "gpulab" / "views" / "live"
@@ -298,7 +306,7 @@ def test_without_a_kernel_there_is_no_live_view() -> None:
 
 
 def test_asking_for_a_live_view_in_a_script_imports_no_ipython() -> None:
-    code = "import sys; from gpulab.views.live import live_view_or_none as f; assert f() is None; print(*sys.modules)"
+    code = "import sys; from gpulab.views.running.live import live_view_or_none as f; assert f() is None; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"IPython", "ipywidgets", "anywidget", "torch"}.isdisjoint(done.stdout.split())
 

@@ -19,7 +19,7 @@ import gpulab
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.run import Batches, Run, Steps
 from gpulab.store.folders import Store
-from gpulab.views.report import Report
+from gpulab.views.report.report import Report
 
 EPS = 1e-6
 MS = 1_000_000

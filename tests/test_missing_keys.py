@@ -14,8 +14,8 @@ from synthetic import no_step_case, no_trace_case
 import gpulab
 from gpulab.run import Missing, Run
 from gpulab.store import codec
-from gpulab.views import device_curves, sections
-from gpulab.views.report import Report
+from gpulab.views.report import device_curves, sections
+from gpulab.views.report.report import Report
 
 
 def stored(run: Run, *, with_keys: bool) -> Run:

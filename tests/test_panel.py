@@ -23,8 +23,8 @@ from gpulab.knobs.knob import Value
 from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
 from gpulab.labs import BUSY, NO_CELL, NOTHING_TURNED, Lab, lab
 from gpulab.run import Device, Loader
-from gpulab.views.panel import Panel, head, progress_words, share_done
-from gpulab.views.panel_controls import KnobRow, lesson_path
+from gpulab.views.panel.controls import KnobRow, lesson_path
+from gpulab.views.panel.panel import Panel, head, progress_words, share_done
 
 PATIENCE_S = 120.0
 LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)

@@ -45,7 +45,7 @@ from gpulab.prediction.predict import PREDICTORS, Known, predict
 from gpulab.prediction.removal import predict_removal
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
 from gpulab.trace.load import load_run
-from gpulab.views.predicted import Predicted
+from gpulab.views.predictions import Predicted
 
 HAND_OFF_US = 2_000.0
 LOADED = LoadingFacts(

@@ -20,7 +20,7 @@ from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.run import Category, Device, Lane, Ranks, Run, Steps, Timeline
 from gpulab.trace.load import load_run
-from gpulab.views.ranked import RankedReport
+from gpulab.views.report.ranks import RankedReport
 
 US = 1_000
 GPU = Device("cuda", "NVIDIA V100", 0)

@@ -19,7 +19,7 @@ from gpulab.capture.steps import deadline, schedule
 from gpulab.capture.steps.deadline import Deadline
 from gpulab.run import Run
 from gpulab.user_code import Owner, owners
-from gpulab.views import sections
+from gpulab.views.report import sections
 
 LIMIT_S = 0.2
 

@@ -27,7 +27,7 @@ from gpulab.store import folders as store_module
 from gpulab.store.folders import DOCUMENT, Store, read
 from gpulab.store.runs import Runs
 from gpulab.views import tensorboard_server
-from gpulab.views.runs import Table
+from gpulab.views.runs_table import Table
 from tests.strategies import assert_same, tiny_run
 
 OLD, MIDDLE, NEW = "20250101-000000-aaaaaa", "20250102-000000-bbbbbb", "20250103-000000-cccccc"

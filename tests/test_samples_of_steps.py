@@ -16,7 +16,7 @@ from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.knobs.observe.observation import StepInputs
 from gpulab.knobs.observe.watch import observe
 from gpulab.run import Change, Run
-from gpulab.views import comparison_sections
+from gpulab.views.comparison import sections
 
 SETUP = """
 import torch
@@ -91,7 +91,7 @@ def test_where_the_samples_are_not_known_there_is_no_verdict(in_a: StepInputs | 
         "has, and that is not known."
     )
     assert "Of a step alone: 1.0" in said.evidence
-    assert any("Verdict: not comparable" in line for s in comparison_sections.sections(found) for line in s.lines)
+    assert any("Verdict: not comparable" in line for s in sections.sections(found) for line in s.lines)
 
 
 def test_a_sweep_of_such_a_variable_has_no_quickest() -> None:

@@ -28,8 +28,8 @@ from gpulab.prediction.calibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, cal
 from gpulab.prediction.prediction import Prediction
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
-from gpulab.views import scoreboard as view
-from gpulab.views.compared import Compared
+from gpulab.views import prediction_log as view
+from gpulab.views.comparison.comparison import Compared
 
 ratios = st.floats(0.05, 20)
 

@@ -8,9 +8,10 @@ import IPython.display
 import pytest
 import synthetic
 
-from gpulab.views import figure, live, stage
-from gpulab.views.report import Report
-from gpulab.views.stage import Stage
+from gpulab.views.report import figure
+from gpulab.views.report.report import Report
+from gpulab.views.running import display, live
+from gpulab.views.running.display import Stage
 
 CASE = synthetic.cases()["tiny"]
 REPORT = Report(CASE.facts, CASE.diagnosis)
@@ -21,7 +22,7 @@ Shown = list[dict[str, str]]
 def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     """What a notebook displays, in order."""
     bundles: Shown = []
-    monkeypatch.setattr(stage, "in_notebook", lambda: True)
+    monkeypatch.setattr(display, "in_notebook", lambda: True)
     monkeypatch.setattr(IPython.display, "display", lambda bundle, **_: bundles.append(bundle))
     return bundles
 
@@ -65,7 +66,7 @@ def test_the_picture_takes_the_live_views_place(shown: Shown) -> None:
 
 def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "the package <anywidget> is not installed"
-    monkeypatch.setattr(stage, "why_no_live_view", lambda: reason)
+    monkeypatch.setattr(display, "why_no_live_view", lambda: reason)
     monkeypatch.setattr(live, "why_no_live_view", lambda: reason)
     Stage.open(live=True).show(REPORT)
     assert reason in shown[0]["text/plain"]
@@ -80,7 +81,7 @@ def test_a_live_view_that_ended_early_is_told(shown: Shown) -> None:
 
 
 def test_without_a_live_view_asked_for_nothing_is_told(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "why_no_live_view", lambda: "a reason")
+    monkeypatch.setattr(display, "why_no_live_view", lambda: "a reason")
     Stage.open(live=False).show(REPORT)
     assert "a reason" not in shown[1]["text/html"]
 

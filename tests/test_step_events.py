@@ -21,7 +21,7 @@ from gpulab.capture.steps.device_events import StepEvents, gpu_of
 from gpulab.capture.steps.loop import Loop
 from gpulab.run import Int64, Run
 from gpulab.store.codec import decode, encode
-from gpulab.views.sections import sections
+from gpulab.views.report.sections import sections
 
 MS = 1_000_000
 

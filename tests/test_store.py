@@ -25,7 +25,7 @@ from gpulab.run import SCHEMA, Device, Run
 from gpulab.store import codec
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, read_outline, trace_path
 from gpulab.store.runs import KEPT_IN_MEMORY, Runs
-from gpulab.views import runs as views
+from gpulab.views import runs_table as views
 from tests.strategies import assert_same, runs, tiny_run
 
 OLD = "20250101-000000-aaaaaa"

@@ -21,9 +21,10 @@ from timeline_block import DecodedSpan, decoded
 from gpulab.analysis.breakdown import PARTS, breakdown
 from gpulab.analysis.breakdown_pieces import placed
 from gpulab.run import Category, Lane, Run, Timeline
-from gpulab.views import timeline_page, words
-from gpulab.views.report import Report
-from gpulab.views.timeline_page import timeline_section
+from gpulab.views import wording
+from gpulab.views.report import timeline_page
+from gpulab.views.report.report import Report
+from gpulab.views.report.timeline_page import timeline_section
 
 WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
 
@@ -78,7 +79,7 @@ def test_the_page_holds_every_span_but_the_marks_of_steps(build: object) -> None
     head, found, _ = decoded(section(case))
     origin = t.window_ns[0] - head["window"][0]
     wanted = Counter(
-        (int(a) - origin, int(a + d) - origin, words.plain(t.names[n]), Category(c).name.lower())
+        (int(a) - origin, int(a + d) - origin, wording.plain(t.names[n]), Category(c).name.lower())
         for a, d, n, c in zip(t.start_ns, t.duration_ns, t.name_id, t.category, strict=True)
         if not t.names[n].startswith("ProfilerStep#")
     )
@@ -191,9 +192,9 @@ def test_the_strip_places_the_account_in_time(build: object) -> None:
     assert all(a.end <= b.start for a, b in pairwise(pieces))
     steps = {step["number"]: step for step in head["steps"]}
     for step in account.steps:
-        wanted = Counter({words.PARTS[part].label: ns for part, ns in step.parts_ns.items() if ns})
+        wanted = Counter({wording.PARTS[part].label: ns for part, ns in step.parts_ns.items() if ns})
         assert +strip_sums(pieces, steps[str(step.number)]) == wanted
-        assert steps[str(step.number)]["parts"] == [step.parts_ns[part] for part in words.PARTS]
+        assert steps[str(step.number)]["parts"] == [step.parts_ns[part] for part in wording.PARTS]
 
 
 def test_pieces_are_what_the_first_claim_on_each_moment_says() -> None:
@@ -221,7 +222,7 @@ def test_an_account_without_the_causes_of_idle_time_is_placed_too() -> None:
     assert account is not None
     head, _, pieces = decoded(timeline_section(run, account))
     assert head["strip"]["inPlace"]
-    assert {p.kind[0] for p in pieces} <= {words.PARTS[p].label for p in ("compute", "memcpy", "unknown")}
+    assert {p.kind[0] for p in pieces} <= {wording.PARTS[p].label for p in ("compute", "memcpy", "unknown")}
 
 
 def test_parts_that_cannot_be_placed_are_shown_as_shares_and_said_to_be() -> None:
@@ -233,7 +234,7 @@ def test_parts_that_cannot_be_placed_are_shown_as_shares_and_said_to_be() -> Non
     step = head["steps"][0]
     mine = [p for p in pieces if step["start"] <= p.start < step["end"]]
     assert mine[0].start == step["start"] and mine[-1].end == step["end"]
-    labels = [part.label for part in words.PARTS.values()]
+    labels = [part.label for part in wording.PARTS.values()]
     assert [p.kind[0] for p in mine] == [label for label, ns in zip(labels, step["parts"], strict=True) if ns]
     assert all(a.end == b.start for a, b in pairwise(mine))
 
@@ -323,7 +324,7 @@ def test_hostile_names_stay_data() -> None:
     ]  # fmt: skip
     assert "alert(1)" not in "".join(tags.scripts)
     head, found, _ = decoded(page)
-    assert found[0].name.startswith(words.plain(HOSTILE)) and found[0].lane.startswith(words.plain(HOSTILE)[:40])
+    assert found[0].name.startswith(wording.plain(HOSTILE)) and found[0].lane.startswith(wording.plain(HOSTILE)[:40])
     assert all(text.isprintable() for text in (*head["names"], *(lane["label"] for lane in head["lanes"])))
 
 

@@ -26,9 +26,10 @@ from gpulab import formatting
 from gpulab.analysis import breakdown as accounting
 from gpulab.analysis.facts import facts
 from gpulab.run import Change, Missing, Samples, Series, Steps
-from gpulab.views import device_curves, figure, ink, sections, step_bars, step_zoom, timeline_page, words
-from gpulab.views.report import Report
-from gpulab.views.span_kinds import KINDS
+from gpulab.views import drawing, wording
+from gpulab.views.report import device_curves, figure, sections, step_bars, step_zoom, timeline_page
+from gpulab.views.report.report import Report
+from gpulab.views.report.span_kinds import KINDS
 
 CASES = synthetic.cases()
 EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -85,29 +86,29 @@ def controls(text: str) -> set[str]:
 
 
 def test_every_part_of_the_accounting_has_its_own_words_and_colour() -> None:
-    assert set(words.PARTS) == set(accounting.PARTS)
-    parts = words.PARTS.values()
+    assert set(wording.PARTS) == set(accounting.PARTS)
+    parts = wording.PARTS.values()
     assert len({p.colour for p in parts}) == len({p.label for p in parts}) == len(parts)
     assert all(p.meaning and p.meaning_on("cpu") for p in parts)
 
 
 def test_readings_follow_the_unit_in_their_name() -> None:
-    assert words.quantity(0.31, "sm_active_fraction", "fraction") == "31 %"
-    assert words.quantity(61, "gpu_utilization_pct", "%") == "61 %"
-    assert words.quantity(2**31, "rss_bytes", "bytes") == "2.00 GiB"
-    assert words.quantity(310, "power_w", "W") == "310 W"
-    assert words.quantity(1.25, "process_count", "processes") == "1.25"
-    assert words.quantity(float("nan"), "process_count", "processes") == "not measurable"
-    assert words.quantity(float("nan"), "power_w", "W") == "not measurable"
+    assert wording.quantity(0.31, "sm_active_fraction", "fraction") == "31 %"
+    assert wording.quantity(61, "gpu_utilization_pct", "%") == "61 %"
+    assert wording.quantity(2**31, "rss_bytes", "bytes") == "2.00 GiB"
+    assert wording.quantity(310, "power_w", "W") == "310 W"
+    assert wording.quantity(1.25, "process_count", "processes") == "1.25"
+    assert wording.quantity(float("nan"), "process_count", "processes") == "not measurable"
+    assert wording.quantity(float("nan"), "power_w", "W") == "not measurable"
 
 
 def test_names_lose_what_every_kernel_name_repeats_and_nothing_else() -> None:
     kernel = "void at::native::(anonymous namespace)::sum_kernel<float>(float*)"
-    assert words.operator_name(kernel) == "sum_kernel<float>(float*)"
-    assert words.short_name(kernel) == "sum_kernel"
-    assert words.short_name("aten::conv2d") == "conv2d"
-    assert words.short_name("Optimizer.step#Adam.step") == "Optimizer.step"
-    assert words.plain("a\x1b[0m\n\u202eb\ud800 é") == "a\\x1b[0m\\n\\u202eb\\ud800 é"
+    assert wording.operator_name(kernel) == "sum_kernel<float>(float*)"
+    assert wording.short_name(kernel) == "sum_kernel"
+    assert wording.short_name("aten::conv2d") == "conv2d"
+    assert wording.short_name("Optimizer.step#Adam.step") == "Optimizer.step"
+    assert wording.plain("a\x1b[0m\n\u202eb\ud800 é") == "a\\x1b[0m\\n\\u202eb\\ud800 é"
 
 
 # Text
@@ -120,8 +121,8 @@ def test_text_keeps_to_its_width_and_says_the_headline(case: Case, width: int | 
     assert max(map(len, text.splitlines())) <= (width or 100)
     assert not controls(text)
     squeezed = "".join(text.split())
-    assert "".join(words.plain(case.headline.sentence).split()) in squeezed
-    assert "".join(words.plain(case.headline.evidence).split()) in squeezed
+    assert "".join(wording.plain(case.headline.sentence).split()) in squeezed
+    assert "".join(wording.plain(case.headline.evidence).split()) in squeezed
 
 
 def test_text_shows_both_step_times_and_why_steps_were_left_out() -> None:
@@ -224,7 +225,7 @@ def test_hostile_names_are_text_in_every_view() -> None:
     for markup in (page_of(CASES["hostile"]), shown.fragment()):
         assert "<script" not in markup
         reader = _Reader(markup)
-        assert words.plain(HOSTILE) in reader.text
+        assert wording.plain(HOSTILE) in reader.text
         assert all(name in ("style", "title", "class", "alt", "src", "charset", "name", "content", "http-equiv", "lang")
                    for name, _ in reader.attributes)  # fmt: skip
     assert not controls(json.dumps(shown.json()))
@@ -343,7 +344,7 @@ def test_the_users_matplotlib_is_neither_used_nor_changed() -> None:
 
 def test_pyplot_is_never_imported() -> None:
     program = (
-        "import sys, synthetic; from gpulab.views.report import Report; c = synthetic.cpu_case();"
+        "import sys, synthetic; from gpulab.views.report.report import Report; c = synthetic.cpu_case();"
         "assert not {'matplotlib', 'torch', 'IPython'} & set(sys.modules);"
         "Report(c.facts, c.diagnosis).bundle(); assert 'matplotlib.pyplot' not in sys.modules"
     )
@@ -359,7 +360,7 @@ def test_the_bundle_holds_the_picture_and_the_text() -> None:
 
 
 def test_dollar_signs_and_strange_glyphs_are_drawn_as_text() -> None:
-    drawn = ink.ink(HOSTILE)
+    drawn = drawing.ink(HOSTILE)
     assert not is_math_text(drawn)
     assert "$" in drawn and "\u65e5" not in drawn and not controls(drawn)
 

@@ -15,8 +15,8 @@ from gpulab.commands.words import Parser, split, take_store
 from gpulab.errors import UsageError
 from gpulab.formatting import plural, size
 from gpulab.store.runs import Deletion, Exported, Figures, Runs
-from gpulab.views.runs import SHOWN, Table
-from gpulab.views.words import cut, plain
+from gpulab.views.runs_table import SHOWN, Table
+from gpulab.views.wording import cut, plain
 
 FIGURES = Figures(COLUMNS, run_row)
 

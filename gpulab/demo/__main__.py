@@ -17,7 +17,7 @@ from gpulab.demo import cell
 from gpulab.errors import GpulabError
 
 if TYPE_CHECKING:
-    from gpulab.views.report import Report
+    from gpulab.views.report.report import Report
 
 
 def main(argv: Sequence[str] | None = None) -> int:

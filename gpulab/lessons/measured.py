@@ -11,7 +11,7 @@ from gpulab.experiments.record import Experiment
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
 from gpulab.turning import experiments
-from gpulab.views.comparison_sweep import us
+from gpulab.views.comparison.sweep import us
 
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
 COSTS = {

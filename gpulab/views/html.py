@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.views import words
+from gpulab.views import wording
 from gpulab.views.layout import Column, Row, Section
-from gpulab.views.timeline_page import script_policy
+from gpulab.views.report.timeline_page import script_policy
 
 Look = Mapping[str, str]  # element of a section → the attributes of its tag
 
@@ -193,7 +193,7 @@ def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
     for i, (cell, column) in enumerate(zip(row.cells, columns, strict=True)):
         kind = _kind(i, cell, column)
         hint = f' title="{_safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
-        shown = words.cut(cell, _LONGEST) if column.fit == "cut" else cell
+        shown = wording.cut(cell, _LONGEST) if column.fit == "cut" else cell
         hint = hint or (f' title="{_safe(cell)}"' if shown != cell else "")
         cells.append(f"<td {look[kind]}{hint}>{_indented(shown)}</td>")
     if barred:
@@ -225,4 +225,4 @@ def _indented(cell: str) -> str:
 
 def _safe(text: str) -> str:
     """Text for an element or a quoted attribute: no control character, no markup."""
-    return html.escape(words.plain(text), quote=True)
+    return html.escape(wording.plain(text), quote=True)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.views import words
+from gpulab.views import wording
 from gpulab.views.layout import Column, Row, Section
 
 WIDEST = 100
@@ -29,8 +29,8 @@ def render(opening: str, headline: Headline, sections: Sequence[Section], width:
 
 def _head(opening: str, headline: Headline, width: int) -> str:
     lines = _wrapped(f"gpulab · {opening}", width)
-    lines += ["", *_wrapped(words.plain(headline.sentence), width, _INDENT)]
-    lines += _wrapped(words.plain(headline.evidence), width, _INDENT)
+    lines += ["", *_wrapped(wording.plain(headline.sentence), width, _INDENT)]
+    lines += _wrapped(wording.plain(headline.evidence), width, _INDENT)
     return "\n".join(lines)
 
 
@@ -39,7 +39,7 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _section(section: Section, width: int) -> Iterator[str]:
-    yield words.cut(section.title, width).upper()
+    yield wording.cut(section.title, width).upper()
     yield from _table(section, width)
     for line in section.lines:
         yield from _wrapped(line, width, _INDENT)
@@ -106,4 +106,4 @@ def _lines(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int
 def _fit(cell: str, column: Column, width: int) -> list[str]:
     if column.fit == "wrap":
         return textwrap.wrap(cell, width) or [""]
-    return [words.cut(cell, width)]
+    return [wording.cut(cell, width)]

@@ -11,7 +11,7 @@ import synthetic
 from jupyterlab_page import PATIENCE_MS
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from gpulab.views.report import Report
+from gpulab.views.report.report import Report
 
 pytestmark = pytest.mark.browser
 

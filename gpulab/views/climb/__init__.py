@@ -1,0 +1,1 @@
+"""A climb: its tries, its result."""

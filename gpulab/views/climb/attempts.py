@@ -1,0 +1,141 @@
+"""The ladder of a climb as a table: one line per try, with the figures of the cell as it was in that try."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from gpulab.analysis.facts import Facts
+from gpulab.experiments.climb.record import Climb, Rung
+from gpulab.experiments.record import Side
+from gpulab.formatting import duration, factor, factor_within, percent, size
+from gpulab.views.comparison.table import memory_peak_bytes
+from gpulab.views.layout import Column, Row, Section
+from gpulab.views.wording import PARTS, plain
+
+NONE = "–"
+
+
+def ladder(found: Climb, *, bars: bool = True) -> Section:
+    """From the cell as written on. `bars`: its times are drawn as well."""
+    assert found.written is not None
+    below = [rung.comparison.a for rung in found.rungs[:1] if rung.comparison is not None]
+    sides = [(*below, found.written)[0], *(r.comparison.b if r.comparison is not None else None for r in found.rungs)]
+    ran = [side for side in sides if side is not None]
+    per_sample = all(_us(side, per_sample=True) for side in ran if _us(side, per_sample=False))
+    step = _common_loss(ran)
+    columns = (
+        Column("setting"),
+        Column("a sample" if per_sample else "a step", "number"),
+        Column("busy", "number"),
+        Column("waits", "number"),
+        Column("memory", "number"),
+        Column("loss", "number"),
+        Column("gain", "number"),
+        Column("", "wrap"),
+    )
+    cells = [("as written", NONE, "the reference"), *((_label(r), _gain(r), result(r)) for r in found.rungs)]
+    rows = [
+        Row((label, *_figures(side, per_sample, step), gain, said))
+        for (label, gain, said), side in zip(cells, sides, strict=True)
+    ]
+    if bars:
+        took = [_us(side, per_sample=per_sample) or 0.0 if side is not None else 0.0 for side in sides]
+        longest = max(took) or 1.0
+        rows = [replace(r, bar=us / longest, colour=PARTS["compute"].colour) for r, us in zip(rows, took, strict=True)]
+    return Section("The ladder", columns, tuple(rows), _notes(found, step), wide=True)
+
+
+def result(rung: Rung) -> str:
+    """Whether it was kept, why, and how sure the two gains are."""
+    found, foretold = rung.comparison, rung.prediction
+    sure = []
+    if found is not None and found.evidence == "interleaved" and found.interval is not None:
+        sure.append(f"measured {_range(found.interval)}")
+    if foretold is not None and foretold.interval is not None and foretold.interval[0] > 0:
+        sure.append(f"predicted {_range(foretold.interval)}")
+    said = plain(f"{'kept' if rung.kept else 'not kept'}: {rung.words}")
+    return f"{said} ({', '.join(sure)})" if sure else said
+
+
+def busy_fraction(known: Facts | None) -> float | None:
+    """Share of the profiled steps in which the device works; of a CPU, in which it computes for the training."""
+    account = known.breakdown if known is not None else None
+    if account is None:
+        return None
+    return account.busy_fraction if account.busy_fraction is not None else account.typical_share("compute")
+
+
+def _notes(found: Climb, step: int | None) -> tuple[str, ...]:
+    known = found.written.facts if found.written is not None else None
+    on_gpu = known is not None and known.run.device.kind == "cuda"
+    busy = "in which the GPU works" if on_gpu else "that is spent on computing"
+    notes = [
+        f"Each line has everything kept so far and its own setting on top. Busy: share of the step {busy}; waits: "
+        "share in which it waits for the next batch; memory: the peak.",
+        "Gain: how many times as fast as what was kept before. In brackets its 95 % interval, and the predicted one.",
+    ]
+    if step is not None:
+        notes.append(f"Loss: that of step {step + 1}, from the same start.")
+    return tuple(notes)
+
+
+def _label(rung: Rung) -> str:
+    return plain(rung.label) if rung.back else f"+ {plain(rung.label)}"
+
+
+def _gain(rung: Rung) -> str:
+    found = rung.comparison
+    if found is None or not found.ratio or found.evidence != "interleaved":
+        return NONE
+    return f"{factor(1 / found.ratio)}×"
+
+
+def _range(interval: tuple[float, float]) -> str:
+    """As times as fast, with as many decimals as keep both ends apart."""
+    low, high = interval
+    return f"{factor_within(1 / (low * high) ** 0.5, (1 / high, 1 / low))[1]}×"
+
+
+def _figures(side: Side | None, per_sample: bool, step: int | None) -> tuple[str, ...]:
+    if side is None:
+        return (NONE,) * 5
+    us, peak = _us(side, per_sample=per_sample), memory_peak_bytes(side)
+    busy = busy_fraction(side.facts)
+    waits = side.facts.data_wait_fraction if side.facts is not None else None
+    return (
+        NONE if us is None else duration(us),
+        NONE if busy is None else percent(busy),
+        NONE if waits is None else percent(waits),
+        NONE if peak is None else size(peak),
+        _loss_at(side, step),
+    )
+
+
+def _us(side: Side, *, per_sample: bool) -> float | None:
+    """By its blocks; of a side without any, by its run with the trace."""
+    known = side.facts
+    blocks = side.us_per_sample if per_sample else side.us_per_step
+    if blocks is not None or known is None or side.blocks:
+        return blocks
+    if per_sample:
+        return 1e6 / known.samples_per_s if known.samples_per_s else None
+    return known.step_us.median if known.step_us is not None else None
+
+
+def _common_loss(sides: Sequence[Side]) -> int | None:
+    """The last step of which all sides that ran have a loss; the very last of a run may have been cut off."""
+    lengths = [len(side.losses) for side in sides if side.losses]
+    last = min(lengths) - 2 if lengths else -1
+    return last if last >= 0 else None
+
+
+def _loss_at(side: Side, step: int | None) -> str:
+    if step is None or not 0 <= step < len(side.losses):
+        return NONE
+    value = side.losses[step]
+    return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
+
+
+__all__ = ["NONE", "busy_fraction", "ladder", "result"]

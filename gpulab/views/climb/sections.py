@@ -1,0 +1,189 @@
+"""What a climb says, in order, as plain strings: the text, the page and the notebook's tables only lay it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpulab.diagnosis.finding import Finding
+from gpulab.diagnosis.headline import Headline
+from gpulab.experiments.climb.acceptance import KEEPING
+from gpulab.experiments.climb.record import Climb, Rung
+from gpulab.formatting import duration, factor, factor_within, plural
+from gpulab.views.climb.attempts import NONE, ladder
+from gpulab.views.comparison.sections import Keep, checks, how_measured, keep
+from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.report.sections import device
+from gpulab.views.wording import plain
+
+UNKNOWN = ("cannot_tell",)
+NOTHING = ("healthy", *UNKNOWN)  # findings that name no cause
+_ENDINGS = {
+    "nothing left": "Nothing else that gpulab can turn is left to try",
+    "rungs": "As many settings were tried as were asked for (--rungs)",
+    "stopped": "It was stopped",
+    "error": "It was ended by an exception",
+}
+
+
+def opening(found: Climb) -> str:
+    """What was tried, where and how long it took: one line."""
+    known = found.written.facts if found.written is not None else None
+    where = device(known.run) if known is not None else "device: unknown"
+    return " · ".join(["climb", _tries(found), where, duration(found.seconds * 1e6)])
+
+
+def headline(found: Climb) -> Headline:
+    """How much faster all kept settings are together; that nothing helped, where nothing did."""
+    kept, ending = found.kept, f"{ended_words(found)}."
+    named = _listed([f"{plain(name)}={plain(value)}" for name, value in kept.items()])
+    count = sum(rung.kept for rung in found.rungs)
+    tries = f"{count} of {_tries(found)} {'was' if count == 1 else 'were'} kept."
+    if not kept:
+        return _nothing_kept(found, ending)
+    whole = found.whole
+    if whole is None:
+        gains = _listed([_faster(rung) for rung in found.rungs if rung.kept])
+        sentence = f"{named}: faster when tried, but not yet confirmed against the cell as written at the end."
+        return Headline("climbed", sentence, f"One on top of the other: {gains} faster. {ending}", "notice")
+    if whole.verdict != "faster" or whole.ratio is None or whole.interval is None:
+        sentence = f"{named} together: no difference from the cell as written could be measured in the end."
+        return Headline("not_faster", sentence, f"{tries} {ending}", "unknown")
+    low, high = whole.interval
+    middle, around = factor_within(1 / whole.ratio, (1 / high, 1 / low))
+    moved = _loss_moved(found)
+    if moved:
+        sentence = f"With {named} together the cell is {middle}× faster, but its loss is no longer the same."
+        return Headline("loss_moved", sentence, f"{moved}. {tries} {ending}", "notice")
+    sentence = f"With {named} the cell is {middle}× faster than as written (95 % interval {around}×)."
+    evidence = f"{plural(whole.pairs, 'pair')} of blocks per {whole.unit}. {tries} {ending}"
+    return Headline("climbed", sentence, evidence, "good")
+
+
+def _nothing_kept(found: Climb, ending: str) -> Headline:
+    doubtful = [rung for rung in found.rungs if rung.outcome == "unsure"]
+    if doubtful and found.ended not in ("stopped", "error"):
+        said = f"{_listed([plain(rung.label) for rung in doubtful])}: the measurements lie too far apart to tell."
+        cure = "Climb again while nothing else uses this machine, or with a larger --budget."
+        return Headline("unsure", "Nothing made this cell faster for certain.", f"{said} {cure}", "unknown")
+    if found.ended in ("stopped", "error", "budget", "rungs"):
+        count = f"After {_tries(found)} nothing made the cell faster for certain."
+        return Headline("nothing_kept", count if found.rungs else "Nothing was tried.", ending, "unknown")
+    left = first_left(found)
+    sentence = "Nothing that gpulab can turn makes this cell faster."
+    if left is None:
+        first = found.left.first if found.left is not None else None
+        if first is not None and first.key in UNKNOWN:
+            sentence = "What this cell spends its time on cannot be told, so there is nothing to try."
+            return Headline("cannot_tell", sentence, plain(first.summary), "unknown")
+        return Headline("nothing_kept", sentence, plain(first.summary) if first is not None else "", "good")
+    return Headline("nothing_kept", sentence, f"What is left: {_decapitalized(plain(left.summary))}", "notice")
+
+
+def ended_words(found: Climb) -> str:
+    """Why it ended, without a full stop."""
+    if found.ended == "budget":
+        return f"The {found.bounds.budget_s:g} s that it may take are spent (--budget)"
+    return _ENDINGS[found.ended]
+
+
+def first_left(found: Climb) -> Finding | None:
+    """The costliest cause at the top of the ladder."""
+    findings = found.left.findings if found.left is not None else ()
+    return next((f for f in findings if f.key not in NOTHING), None)
+
+
+def sections(found: Climb, *, bars: bool = True) -> tuple[Section, ...]:
+    """Every section in reading order. `bars`: the times of the ladder are drawn, too; a terminal has no room."""
+    if found.written is None or found.written.facts is None:
+        return ()
+    made = (ladder(found, bars=bars), _left(found), _passed(found), _checks(found), _measured(found))
+    return tuple(section for section in made if section is not None)
+
+
+def kept_edit(found: Climb) -> Keep | None:
+    """The edit of the cell that keeps all kept settings; None where they bring nothing together, or move the loss."""
+    useless = (found.whole is not None and found.whole.verdict != "faster") or bool(_loss_moved(found))
+    return keep(found.top) if found.kept and not useless else None
+
+
+def _loss_moved(found: Climb) -> str:
+    """How the loss of all kept settings together differs, though each alone left it the same; empty where it may."""
+    loss = found.whole.loss if found.whole is not None else None
+    if loss is None or loss.verdict in (*KEEPING, "not measurable") or set(found.kept) & set(found.bounds.allow):
+        return ""
+    return plain(loss.words).rstrip(".")
+
+
+# -- the rest ----------------------------------------------------------------------------------------------------------
+
+
+def _left(found: Climb) -> Section | None:
+    """What the diagnosis says of the cell with all that was kept."""
+    if found.left is None:
+        return None
+    causes = [f for f in found.left.findings if f.key not in NOTHING]
+    title = "What is left"
+    if not causes:
+        return Section(title, lines=(plain(found.left.first.summary),), wide=True)
+    rows = tuple(Row((plain(f.summary), _recoverable(f), plain(_cure(f)))) for f in causes)
+    columns = (Column("", "wrap"), Column("at most", "number"), Column("what to do by hand", "wrap"))
+    lines = ("At most: the time of each step that its cure could give back.",)
+    return Section(title, columns, rows, lines, wide=True)
+
+
+def _recoverable(finding: Finding) -> str:
+    us = finding.recoverable_us_per_step
+    return duration(us) if us is not None else NONE
+
+
+def _cure(finding: Finding) -> str:
+    where = f" ({finding.source_line})" if finding.source_line else ""
+    return f"{finding.cure}{where}" if finding.cure else where.strip() or NONE
+
+
+def _passed(found: Climb) -> Section | None:
+    if not found.passed:
+        return None
+    rows = tuple(Row((plain(p.label), plain(p.why))) for p in found.passed)
+    return Section("Not tried", PAIRS, rows, wide=True)
+
+
+def _checks(found: Climb) -> Section | None:
+    return checks((found.top,)) if found.kept and found.top is not None else None
+
+
+def _measured(found: Climb) -> Section:
+    whole = found.whole
+    pairs = how_measured(whole) if whole is not None else []
+    rows = [Row(pair) for pair in pairs]
+    lines = [
+        "Each setting ran against all that was kept before, in short blocks in turn and random order. It is kept only "
+        "where the 95 % interval excludes no difference, the gain is at least 2 % and the noise floor, and the loss is "
+        "the same or moves no further than another seed moves it.",
+        f"{ended_words(found)}.",
+    ]
+    if whole is not None and whole.loss is not None:
+        lines.append(f"Loss of all kept settings together: {whole.loss.verdict}. {plain(whole.loss.words)}.")
+    notes = dict.fromkeys(plain(note) for note in (whole.notes if whole is not None else ()))
+    return Section("How it was measured", PAIRS if rows else (), tuple(rows), (*lines, *notes), aside=True)
+
+
+def _tries(found: Climb) -> str:
+    count = len(found.rungs)
+    return f"{count} {'try' if count == 1 else 'tries'}"
+
+
+def _faster(rung: Rung) -> str:
+    found = rung.comparison
+    return f"{factor(1 / found.ratio)}×" if found is not None and found.ratio else "an unknown factor"
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
+
+
+def _decapitalized(text: str) -> str:
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
+
+
+__all__ = ["ended_words", "first_left", "headline", "kept_edit", "opening", "sections"]

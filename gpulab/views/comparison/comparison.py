@@ -1,0 +1,146 @@
+"""One comparison, of two or of many settings, and each way to show it."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+
+from gpulab.diagnosis.headline import Headline
+from gpulab.errors import UsageError
+from gpulab.experiments.compare.headline import comparison_headline, experiment_headline
+from gpulab.experiments.record import Comparison, Experiment, LossComparison, PartChange, Verdict
+from gpulab.views.comparison import document, figure, sections, sweep, sweep_figure
+from gpulab.views.comparison import html as comparison_html
+from gpulab.views.comparison import text as comparison_text
+from gpulab.views.layout import Section
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Compared:
+    """A comparison with its views: every view is a pure function of it. A notebook shows it by its name.
+
+    `verdict`, `ratio` (the time of B over A), `interval`, `noise_floor`, `parts` and `loss` are those of the one
+    comparison there is; of several settings take one of `comparisons`. `price_per_hour` of the machine, in any
+    currency, adds the cost of a million samples.
+    """
+
+    found: Comparison | Experiment
+    price_per_hour: float | None = None
+
+    @property
+    def comparisons(self) -> tuple[Comparison, ...]:
+        """Every setting against the first."""
+        return (self.found,) if isinstance(self.found, Comparison) else self.found.comparisons
+
+    @property
+    def only(self) -> Comparison:
+        """The one comparison. Raises UsageError where there are several settings, or none."""
+        if len(self.comparisons) != 1:
+            raise UsageError(
+                f"This is a comparison of {len(self.comparisons) + 1} settings: ask one of its `comparisons`."
+            )
+        return self.comparisons[0]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of B against A: "faster", "slower", "no measurable difference" or "not comparable"."""
+        return self.only.verdict
+
+    @property
+    def ratio(self) -> float | None:
+        """Time per sample (or step) of B over A: below 1 is faster."""
+        return self.only.ratio
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the ratio."""
+        return self.only.interval
+
+    @property
+    def noise_floor(self) -> float | None:
+        """As a fraction; None: not measured."""
+        return self.only.noise_floor
+
+    @property
+    def parts(self) -> tuple[PartChange, ...]:
+        """The parts of the step on both sides."""
+        return self.only.parts
+
+    @property
+    def loss(self) -> LossComparison | None:
+        """The losses of both."""
+        return self.only.loss
+
+    @property
+    def headline(self) -> Headline:
+        """The sentence, its evidence and its level."""
+        found = self._simple
+        return comparison_headline(found) if isinstance(found, Comparison) else experiment_headline(found)
+
+    def text(self, width: int | None = None) -> str:
+        """For a terminal, at most `width` columns (60 to 100; None: 100)."""
+        return comparison_text.render(self._opening, self.headline, self._sections, self._keep, width)
+
+    def png(self) -> bytes:
+        """The picture, 1100 pixels wide. Draws with matplotlib, on the main thread only."""
+        return self._picture(titled=True)
+
+    def html(self) -> str:
+        """A self-contained page: no network, the picture inside."""
+        picture = self._picture(titled=False) if self._sections else b""
+        return comparison_html.page(self._opening, self.headline, self._sections, picture, self._keep)
+
+    def fragment(self) -> str:
+        """Headline and tables for a notebook's output: inline styles only, so that untrusted notebooks keep them."""
+        return comparison_html.fragment(self.headline, self._sections, self._keep)
+
+    def json(self) -> dict[str, object]:
+        """The figures as plain data for `json.dumps`; None is "not measurable"."""
+        return document.document(self.found, self.price_per_hour)
+
+    def bundle(self) -> dict[str, object]:
+        """The picture as a display bundle, with the text for front ends without pictures."""
+        return {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.text()}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
+        return {**self.bundle(), "text/html": _picture_and_tables(self.png(), self.fragment())}
+
+    def __repr__(self) -> str:
+        return f"<Compared: {self.headline.sentence}>"
+
+    @property
+    def _simple(self) -> Comparison | Experiment:
+        """An experiment with one knob setting is shown as the comparison that it is."""
+        return self.comparisons[0] if len(self.comparisons) == 1 else self.found
+
+    @property
+    def _opening(self) -> str:
+        found = self._simple
+        if isinstance(found, Comparison):
+            return sections.opening(found)
+        return sweep.opening(found)
+
+    @property
+    def _sections(self) -> tuple[Section, ...]:
+        found = self._simple
+        if isinstance(found, Comparison):
+            notes = self.found.notes if isinstance(self.found, Experiment) else ()
+            return sections.sections(found, self.price_per_hour, notes)
+        return sweep.sections(found)
+
+    @property
+    def _keep(self) -> sections.Keep | None:
+        found = self._simple
+        return sections.keep(found.b if isinstance(found, Comparison) else sweep.best_of(found))
+
+    def _picture(self, *, titled: bool) -> bytes:
+        found = self._simple
+        if isinstance(found, Comparison):
+            return figure.draw(found, titled=titled)
+        return sweep_figure.draw(found, titled=titled)
+
+
+def _picture_and_tables(png: bytes, fragment: str) -> str:
+    source = base64.b64encode(png).decode("ascii")
+    style = "max-width:100%;background:#ffffff"
+    return f'<img alt="comparison" style="{style}" src="data:image/png;base64,{source}">{fragment}'

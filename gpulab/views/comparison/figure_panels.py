@@ -1,0 +1,319 @@
+"""The panels of the picture of a comparison: A is grey and B violet in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gpulab.analysis.facts import Facts
+from gpulab.experiments.compare.blocks import pair_ratios, same_ratios
+from gpulab.experiments.compare.parts import both_us
+from gpulab.experiments.compare.verdicts import us, usable
+from gpulab.experiments.record import Comparison, Side
+from gpulab.formatting import factor, factor_within, percent
+from gpulab.prediction.prediction import Prediction
+from gpulab.run import Float64, Series
+from gpulab.views import wording
+from gpulab.views.comparison.table import name, unprofiled_us
+from gpulab.views.drawing import GREY, SMALL_PT, Dashes, Key, frame, ink, ink_lines, legend_beside, rectangles
+from gpulab.views.wording import cut
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+A_COLOUR, B_COLOUR = "#6E6E6E", "#5B2A86"
+_BAND, _FLOOR, _SEEDS = "#D9CBE8", "#EDEDED", "#C4C4C4"
+_UNPROFILED = "#000000"
+_FORETOLD = "#B35900"
+_WORKING = ("gpu_utilization_pct", "sm_active_fraction", "cpu_pct")  # curves of work, the first two that were measured
+_MEMORY = ("gpu_memory_used_bytes", "rss_bytes")
+_DASHES: tuple[Dashes, ...] = ("-", ":")
+_LABEL = 16  # characters of a line beside a bar
+_MOST_POINTS = 500
+_LEAST_SPAN = 0.04  # of the axis of ratios
+_NAMES, _MORE_NAMES = 0.36, 0.55  # room above the points for two names or three, as a share of their span
+_OUTLIERS = (2, 98)  # percentiles of the blocks that the axis must reach
+
+
+# bars
+
+
+def bars(axes: Axes, found: Comparison) -> None:
+    """One stacked bar per side with the parts of its step, and a mark where a step ends without the profiler."""
+    per_sample = found.unit == "sample" and bool(found.parts) and found.parts[0].a_us_per_sample is not None
+    unit = "sample" if per_sample else "step"
+    columns = [{c.name: both_us(c, per_sample=per_sample)[i] for c in found.parts} for i in (0, 1)]
+    ends = [_unprofiled(side, found, per_sample) for side in (found.a, found.b)]
+    labels = [("A  " + name(found.a), A_COLOUR), ("B  " + name(found.b), B_COLOUR)]
+    frame(axes, f"Where the time of a {unit} goes")
+    if not found.parts:
+        axes.set_axis_off()
+        say(axes, "Not measurable: one side has no accounting of profiled steps.")
+        return
+    stacked_bars(axes, columns, ends, labels)
+    legend_beside(axes, part_keys(columns, any(ends)), offset_in=0.3, spare_in=0.75)
+
+
+def _unprofiled(side: Side, found: Comparison, per_sample: bool) -> float | None:
+    unprofiled = unprofiled_us(side, found)
+    return side.us_per_sample if per_sample and unprofiled is not None else unprofiled
+
+
+def stacked_bars(
+    axes: Axes,
+    columns: Sequence[Mapping[str, float]],
+    ends_us: Sequence[float | None],
+    labels: Sequence[tuple[str, str]],
+) -> None:
+    """Horizontal bars from top to bottom: parts in µs, the unprofiled end, and a label with its colour."""
+    highest = max([1e-9, *(sum(parts.values()) for parts in columns), *(end for end in ends_us if end)])
+    scale, unit = next((s for s in ((1e6, "s"), (1e3, "ms")) if highest >= s[0]), (1.0, "µs"))
+    middle = np.arange(len(columns), dtype=np.float64)[::-1]
+    left = np.zeros(len(columns))
+    for key, part in wording.PARTS.items():
+        width = np.array([parts.get(key, 0.0) / scale for parts in columns])
+        drawn = width > 0
+        if drawn.any():
+            low, high = middle[drawn] - 0.34, middle[drawn] + 0.34
+            right = left[drawn] + width[drawn]
+            rectangles(axes, left[drawn], right, low, high, part.colour, hatch=part.hatch, edge=0.5)
+        left = left + width
+    for y, end in zip(middle, ends_us, strict=True):
+        if end:
+            axes.plot([end / scale] * 2, [y - 0.44, y + 0.44], color=_UNPROFILED, linewidth=2.2, clip_on=False)
+    axes.set_xlim(0, highest / scale * 1.04)
+    axes.set_ylim(-0.6, len(columns) - 0.4)
+    axes.set_yticks(middle, ["\n".join(_label_lines(label)) for label, _ in labels])
+    for tick, (_, colour) in zip(axes.get_yticklabels(), labels, strict=True):
+        tick.set_color(colour)
+        tick.set_fontweight("bold")
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(unit, fontsize=SMALL_PT)
+
+
+def _label_lines(label: str) -> list[str]:
+    """A long setting is broken behind its "=", not within its value."""
+    pieces = [word if len(word) <= _LABEL else word.replace("=", "= ") for word in label.split(" ")]
+    return ink_lines(" ".join(pieces), _LABEL, 3)
+
+
+def part_keys(columns: Sequence[Mapping[str, float]], unprofiled: bool) -> list[Key]:
+    """A legend of the parts that are there, in stacking order."""
+    shown = [part for key, part in wording.PARTS.items() if any(parts.get(key, 0) > 0 for parts in columns)]
+    keys = [Key(part.label, part.colour, part.hatch) for part in shown]
+    return keys + ([Key("end without the profiler", _UNPROFILED, dashes="-")] if unprofiled else [])
+
+
+# ratios
+
+
+def ratios(axes: Axes, found: Comparison) -> None:
+    """Each block's ratio, the median with its interval, and the band in which A differs from itself."""
+    interleaved = found.evidence == "interleaved"
+    of_b, of_a = _paired_points(found) if interleaved else _unpaired_points(found)
+    frame(axes, f"{'Pairs of blocks' if interleaved else 'Blocks'}: time of B over A, per {found.unit}")
+    if found.ratio is None or not len(of_b):
+        axes.set_axis_off()
+        say(axes, "No ratio can be given.")
+        return
+    if found.noise_floor:
+        axes.axhspan(1 - found.noise_floor, 1 + found.noise_floor, color=_FLOOR, linewidth=0, zorder=0)
+    if found.interval is not None:
+        axes.axhspan(*found.interval, color=_BAND, linewidth=0, zorder=0.5, alpha=0.8)
+    axes.axhline(1, color=A_COLOUR, linewidth=1, zorder=1)
+    axes.axhline(found.ratio, color=B_COLOUR, linewidth=1.6, zorder=1.5)
+    made = _foretold(found)
+    if made is not None and made.ratio is not None:
+        axes.axhline(made.ratio, color=_FORETOLD, linewidth=1.4, linestyle=":", zorder=1.4)
+    axes.plot(np.arange(1, len(of_a) + 1), of_a, "x", color=A_COLOUR, markersize=4.5, zorder=2)
+    axes.plot(np.arange(1, len(of_b) + 1), of_b, "o", color=B_COLOUR, markersize=4.5, zorder=3)
+    _reach(axes, of_a, of_b, found)
+    _count_axis(axes, max(len(of_a), len(of_b)), "pair" if interleaved else "block")
+    _ratio_keys(axes, found, interleaved)
+
+
+def _foretold(found: Comparison) -> Prediction | None:
+    """The estimate that was made before; a mere range is told in words only."""
+    made = found.b.prediction
+    return made if made is not None and made.ratio is not None and not made.only_sign else None
+
+
+def _paired_points(found: Comparison) -> tuple[Float64, Float64]:
+    return pair_ratios(found.a, found.b, found.unit), same_ratios(found.a, found.unit)
+
+
+def _unpaired_points(found: Comparison) -> tuple[Float64, Float64]:
+    """Every block over the median block of A."""
+    of_a, of_b = (np.array([us(x, found.unit) for x in usable(side)], np.float64) for side in (found.a, found.b))
+    middle = float(np.median(of_a)) if len(of_a) else 1.0
+    return of_b / middle, of_a / middle
+
+
+def _reach(axes: Axes, of_a: Float64, of_b: Float64, found: Comparison) -> None:
+    """The axis holds the bands and nearly all blocks; one that stands far out is not worth flattening the others."""
+    points = np.concatenate([of_a, of_b])
+    floor = found.noise_floor or 0.0
+    inside = [1.0 - floor, 1.0 + floor, *(found.interval or ()), *np.percentile(points, _OUTLIERS)]
+    made = _foretold(found)
+    names = _NAMES if made is None else _MORE_NAMES
+    inside += [made.ratio] if made is not None and made.ratio is not None else []
+    low, high = min(inside), max(inside)
+    for point in np.sort(points):  # none stands where the names need their room
+        if point < high + names * max(high - low, _LEAST_SPAN):
+            high = max(high, float(point))
+    span = max(high - low, _LEAST_SPAN)
+    bottom, top = low - 0.1 * span, high + names * span
+    axes.set_ylim(bottom, top)
+    out = int(((points < bottom) | (points > top)).sum())
+    if out:
+        axes.annotate(
+            f"{out} not shown: far out", (1, 0), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
+            ha="right", fontsize=SMALL_PT - 1, color=GREY,
+        )  # fmt: skip
+
+
+def _count_axis(axes: Axes, count: int, what: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.set_xlim(0.4, count + 0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.set_xlabel(what, fontsize=SMALL_PT)
+
+
+def _ratio_keys(axes: Axes, found: Comparison, interleaved: bool) -> None:
+    assert found.ratio is not None
+    middle, interval = factor(found.ratio), ""
+    if found.interval is not None:
+        middle, around = factor_within(found.ratio, found.interval)
+        interval = f" ({around})"
+    floor = "" if found.noise_floor is None else f", noise floor {percent(found.noise_floor)}"
+    same = "A over A" if interleaved else "A"
+    made = _foretold(found)
+    told = []
+    if made is not None and made.ratio is not None and made.interval is not None:
+        expected, range_of_it = factor_within(made.ratio, made.interval)
+        told = [(f"┄ predicted {expected} ({range_of_it})", _FORETOLD)]
+    direct(axes, [(f"● B over A: {middle}{interval}", B_COLOUR), *told, (f"× {same}{floor}", A_COLOUR)])
+
+
+# losses and curves
+
+
+def losses(axes: Axes, found: Comparison) -> None:
+    """Both curves on one axis, over the band of seeds where there is one."""
+    frame(axes, "Loss")
+    loss = found.loss
+    assert loss is not None, "has_losses was asked"
+    if not (np.isfinite(loss.a).any() or np.isfinite(loss.b).any()):
+        axes.set_axis_off()
+        say(axes, f"{loss.words}.")
+        return
+    if loss.band:
+        low, high = np.array(loss.band, np.float64).T
+        axes.fill_between(np.arange(1, len(low) + 1), low, high, color=_SEEDS, linewidth=0)
+    for curve, colour, dashes, width in ((loss.a, A_COLOUR, "-", 2.6), (loss.b, B_COLOUR, "--", 1.5)):
+        axes.plot(np.arange(1, len(curve) + 1), curve, color=colour, linestyle=dashes, linewidth=width)
+    axes.margins(x=0.01)
+    low_y, high_y = axes.get_ylim()
+    axes.set_ylim(low_y, high_y + 0.25 * (high_y - low_y))
+    axes.set_xlabel("step", fontsize=SMALL_PT)
+    keys = [("A", A_COLOUR), (f"B: {loss.verdict}", B_COLOUR)]
+    direct(axes, [*keys, *([(f"band of {loss.seeds + 1} seeds", GREY)] if loss.band else [])], right=True)
+
+
+def has_losses(found: Comparison) -> bool:
+    """Whether there is a curve of the loss, or something to say about it."""
+    return found.loss is not None
+
+
+def has_curves(found: Comparison) -> bool:
+    """Whether a curve of either side can be drawn."""
+    return any(_series(side.facts, _WORKING) or _series(side.facts, _MEMORY) for side in (found.a, found.b))
+
+
+def working(axes: Axes, found: Comparison) -> None:
+    """How busy the device was in the traced run of each."""
+    frame(axes, "Device, in the traced run of each")
+    _curves(axes, found, _WORKING, most=2)
+    axes.set_ylim(0, max(106.0, axes.get_ylim()[1]) * 1.25)
+    axes.set_ylabel("%", fontsize=SMALL_PT)
+
+
+def memory(axes: Axes, found: Comparison) -> None:
+    """The memory of each."""
+    frame(axes, "Memory, in the traced run of each")
+    _curves(axes, found, _MEMORY, most=1)
+    axes.set_ylim(0, axes.get_ylim()[1] * 1.3)
+    axes.set_ylabel("GiB", fontsize=SMALL_PT)
+
+
+def _curves(axes: Axes, found: Comparison, kinds: Sequence[str], *, most: int) -> None:
+    """Curves of both on one axis of time: the side is the colour, what is read the dashes."""
+    sides = ((found.a.facts, A_COLOUR), (found.b.facts, B_COLOUR))
+    shown = [kind for kind in kinds if any(_series(known, (kind,)) for known, _ in sides)][:most]
+    if not shown:
+        say(axes, "Not measured.")
+        return
+    for kind, dashes in zip(shown, _DASHES, strict=False):
+        for known, colour in sides:
+            for series in _series(known, (kind,)):
+                _curve(axes, series, colour, dashes)
+    axes.set_xlabel("time since the start of the run (s)", fontsize=SMALL_PT)
+    axes.set_xlim(left=0)
+    direct(axes, [(_what(kind, sides, dashes), GREY) for kind, dashes in zip(shown, _DASHES, strict=False)])
+
+
+def _curve(axes: Axes, series: Series, colour: str, dashes: Dashes) -> None:
+    """Neighbouring readings are drawn as their mean where there are more than the panel has points for."""
+    per_point = -(-len(series.value) // _MOST_POINTS)
+    first = np.arange(0, len(series.value), per_point)
+    count = np.diff(np.append(first, len(series.value)))
+    t_s = np.add.reduceat(series.t_ns.astype(np.float64), first) / count / 1e9
+    value = np.add.reduceat(series.value, first) / count * _scale(series.name)
+    axes.plot(t_s, value, color=colour, linestyle=dashes, linewidth=1.4, marker="." if len(t_s) < 3 else "")
+
+
+def _scale(kind: str) -> float:
+    if kind.endswith("_bytes"):
+        return 1 / 2**30
+    return 100.0 if kind.endswith("_fraction") else 1.0
+
+
+def _what(kind: str, sides: Sequence[tuple[Facts | None, str]], dashes: str) -> str:
+    label = next(s.label for known, _ in sides for s in _series(known, (kind,)))
+    return f"{'···' if dashes == ':' else '—'} {label}"
+
+
+def _series(known: Facts | None, kinds: Sequence[str]) -> list[Series]:
+    if known is None:
+        return []
+    found = (known.run.samples.get(kind) for kind in kinds)
+    return [s for s in found if s is not None and np.isfinite(s.value).any()]
+
+
+# words in panels
+
+
+def direct(axes: Axes, lines: Sequence[tuple[str, str]], *, right: bool = False) -> None:
+    """Names in their colours at the top of a panel."""
+    for i, (text, colour) in enumerate(lines):
+        place, side = ((1, 1), "right") if right else ((0, 1), "left")
+        axes.annotate(
+            ink(cut(text, 48)), place, xycoords="axes fraction", xytext=(-4 if right else 4, -3 - 13 * i),
+            textcoords="offset points", ha=side, va="top", fontsize=SMALL_PT, color=colour,
+        )  # fmt: skip
+
+
+def say(axes: Axes, sentence: str) -> None:
+    """Why a panel is empty."""
+    axes.text(
+        0,
+        0.6,
+        "\n".join(ink_lines(sentence, 56, 4)),
+        transform=axes.transAxes,
+        fontsize=SMALL_PT,
+        color=GREY,
+        va="center",
+    )

@@ -1,0 +1,282 @@
+"""What a comparison says, in order, as plain strings: the text, the page and the notebook tables only lay it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis.facts import Facts
+from gpulab.experiments.compare.parts import both_us
+from gpulab.experiments.compare.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
+from gpulab.experiments.compare.verdicts import usable
+from gpulab.experiments.record import Comparison, PartChange, Side
+from gpulab.formatting import NOT_MEASURABLE, duration, percent, plural
+from gpulab.views import wording
+from gpulab.views.comparison import prediction
+from gpulab.views.comparison.table import heading, name, side_by_side
+from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.report.sections import device
+from gpulab.views.wording import plain
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """The edit that keeps a setting: a sentence, and code to paste line by line."""
+
+    sentence: str
+    code: str
+
+
+SEQUENTIAL = (
+    "These runs were made one after the other. What changed on the machine between them looks like a difference of "
+    "theirs: blocks run in turn (--ab) would tell the two apart."
+)
+_STATES = {"took effect": "took effect", "no effect": "NO EFFECT", "cannot tell": "cannot be told"}
+
+
+def opening(found: Comparison) -> str:
+    """What was compared, where and how: one line."""
+    known = found.b.facts or found.a.facts
+    where = device(known.run) if known is not None else "device: unknown"
+    if never_ran(found):
+        return f"{name(found.b)} against {name(found.a)} · {where}"
+    how = f"{plural(found.pairs, 'pair')} of blocks" if found.evidence == "interleaved" else "one after the other"
+    return " · ".join([f"{name(found.b)} against {name(found.a)}", where, how])
+
+
+def never_ran(found: Comparison) -> bool:
+    """Whether a side could not be run at all: the headline has the reason, and there is nothing to compare."""
+    return any(side.failure and side.facts is None for side in (found.a, found.b))
+
+
+def sections(found: Comparison, price_per_hour: float | None = None, notes: Sequence[str] = ()) -> tuple[Section, ...]:
+    """Every section in reading order; none where a side never ran. `notes` are of the experiment as a whole."""
+    if never_ran(found):
+        return ()
+    made = (
+        _first(found),
+        side_by_side(found, price_per_hour),
+        prediction.section((found,)),
+        _parts(found),
+        _loss(found),
+        _curves(found),
+        checks((found.a, found.b)),
+        _measured(found, notes),
+    )
+    return tuple(s for s in made if s is not None)
+
+
+def _first(found: Comparison) -> Section | None:
+    """What must be known before any figure is read."""
+    lines = [sequential_words(found)] if found.evidence == "sequential" else []
+    lines += map(plain, found.differences)
+    return Section("Read this first", lines=tuple(lines), wide=True) if lines else None
+
+
+def sequential_words(found: Comparison) -> str:
+    """Why such runs are weaker evidence, and the cure: a comparison that was stopped needs only its time."""
+    if not found.ended_early:
+        return SEQUENTIAL
+    return f"{found.ended_early}. These were made one after the other: let it run on to compare short ones in turn."
+
+
+# parts
+
+
+def _parts(found: Comparison) -> Section:
+    title = f"Where the time of a {found.unit} goes" if found.unit == "sample" else "Where the step's time goes"
+    if not found.parts:
+        return Section(title, lines=("Not measurable: one side has no accounting of profiled steps.",), wide=True)
+    per_sample = found.unit == "sample" and found.parts[0].a_us_per_sample is not None
+    ordered = sorted(found.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
+    columns = (
+        Column(""),
+        Column(heading(found.a), "number"),
+        Column(heading(found.b), "number"),
+        Column("change", "number"),
+        Column(""),
+    )
+    sums = np.sum([both_us(c, per_sample=per_sample) for c in found.parts], axis=0)
+    rows = [_part_row(change, per_sample) for change in ordered]
+    rows.append(_sum_row(f"profiled {found.unit if per_sample else 'step'}", float(sums[0]), float(sums[1])))
+    lines = [
+        "Means over the profiled steps: the profiler makes a step slower. Odd ones, such as the first, are left out."
+    ]
+    if found.unit == "sample" and not per_sample:
+        lines.append("Per step: the samples of the profiled steps are not known.")
+    return Section(title, columns, tuple(rows), tuple(lines), wide=True)
+
+
+def _part_row(change: PartChange, per_sample: bool) -> Row:
+    a_us, b_us = both_us(change, per_sample=per_sample)
+    direction = {True: "grew", False: "shrank", None: "within the spread"}[change.grew]
+    return Row((change.label, duration(a_us), duration(b_us), signed(b_us - a_us), direction))
+
+
+def _sum_row(label: str, a_us: float, b_us: float) -> Row:
+    return Row((label, duration(a_us), duration(b_us), signed(b_us - a_us), ""))
+
+
+def signed(us: float) -> str:
+    """A change of a time with its sign."""
+    if not us:
+        return "0 µs"
+    return f"{'+' if us > 0 else '−'}{duration(abs(us))}"
+
+
+# loss, curves
+
+
+def _loss(found: Comparison) -> Section:
+    loss = found.loss
+    if loss is None:
+        return Section("Loss", lines=("Not measurable: no loss was recorded with these runs.",))
+    rows = [
+        Row(("first step", *(_loss_at(curve, 0) for curve in (loss.a, loss.b)))),
+        Row(("last step of both", *(_loss_at(curve, _last(loss.a, loss.b)) for curve in (loss.a, loss.b)))),
+    ]
+    columns = (Column(""), Column(heading(found.a), "number"), Column(heading(found.b), "number"))
+    lines = [f"{loss.verdict[:1].upper()}{loss.verdict[1:]}. {plain(loss.words)}."]
+    return Section("Loss", columns, tuple(rows), tuple(lines))
+
+
+def _last(a: Sequence[float], b: Sequence[float]) -> int:
+    """The last step where both have a loss; without one the last of both."""
+    common = min(len(a), len(b))
+    found = np.flatnonzero(np.isfinite(a[:common]) & np.isfinite(b[:common])) if common else np.empty(0)
+    return int(found[-1]) if len(found) else common - 1
+
+
+def _loss_at(curve: Sequence[float], step: int) -> str:
+    if not 0 <= step < len(curve):
+        return NOT_MEASURABLE
+    value = curve[step]
+    return f"{value:.6g}" if np.isfinite(value) else ("none, or NaN" if np.isnan(value) else "infinite")
+
+
+def _curves(found: Comparison) -> Section:
+    a, b = found.a.facts, found.b.facts
+    names = list(dict.fromkeys(c.name for known in (a, b) if known is not None for c in known.curves))
+    rows = [_curve_row(curve, a, b) for curve in names]
+    if not rows:
+        return Section("Device", lines=("No curve of the device was measured.",))
+    columns = (Column("mean of", "cut"), Column(heading(found.a), "number"), Column(heading(found.b), "number"))
+    return Section("Device", columns, tuple(rows), ("Over the whole traced run of each.",), aside=True)
+
+
+def _curve_row(curve: str, a: Facts | None, b: Facts | None) -> Row:
+    found = [next((c for c in known.curves if c.name == curve), None) if known else None for known in (a, b)]
+    label = next(c.label for c in found if c is not None)
+    figures = (wording.quantity(c.mean, c.name, c.unit) if c is not None else NOT_MEASURABLE for c in found)
+    return Row((plain(label), *figures))
+
+
+# how it was measured, how to keep it
+
+
+def checks(sides: Sequence[Side]) -> Section | None:
+    """Whether each knob did what it was asked to."""
+    rows = tuple(
+        Row(
+            (
+                f"{plain(c.name)}={plain(c.value)}",
+                plain(c.found) or "unknown",
+                plain(c.kind),
+                _check(c.state, c.evidence),
+            )
+        )
+        for c in dict.fromkeys(check for side in sides for check in side.checks)
+    )
+    if not rows:
+        return None
+    columns = (Column("setting"), Column("before"), Column("what it takes hold of"), Column("", "wrap"))
+    return Section("Did the change take effect?", columns, rows, wide=True)
+
+
+def _check(state: str, evidence: str) -> str:
+    return f"{_STATES.get(state, plain(state))}: {plain(evidence)}"
+
+
+def _measured(found: Comparison, notes: Sequence[str]) -> Section:
+    rows = [Row(pair) for pair in how_measured(found)]
+    lines = [*map(plain, dict.fromkeys([*notes, *found.notes])), *_interval_lines(found)]
+    return Section("How it was measured", PAIRS, tuple(rows), tuple(lines))
+
+
+def how_measured(found: Comparison) -> list[tuple[str, str]]:
+    """The figures that tell how far a comparison carries."""
+    a, b = found.a, found.b
+    pairs = [("evidence", _evidence(found)), ("steps counted in a block", _of_both(_steps(a), _steps(b)))]
+    pairs.append(("steps left out: warm-up and others", _of_both(_dropped(a, found), _dropped(b, found))))
+    floor = NOT_MEASURABLE if found.noise_floor is None else percent(found.noise_floor)
+    pairs.append(("noise floor", floor))
+    if found.evidence == "interleaved":
+        pairs.append(("state", plain(found.restored) or "not put back before each run"))
+    return pairs
+
+
+def _evidence(found: Comparison) -> str:
+    if found.evidence == "interleaved":
+        few = f" (too few to exclude a difference: {TOO_FEW} are needed)" if found.pairs < TOO_FEW else ""
+        return f"{plural(found.pairs, 'pair')} of blocks, in turn and in random order{few}"
+    counts = f"{len(usable(found.a))} and {plural(len(usable(found.b)), 'block')}"
+    return f"{counts} of consecutive steps; the runs were made one after the other"
+
+
+def _interval_lines(found: Comparison) -> list[str]:
+    """What ratio, interval and noise floor are."""
+    if found.ratio is None:
+        return []
+    interleaved = found.evidence == "interleaved"
+    count = found.pairs if interleaved else min(len(usable(found.a)), len(usable(found.b)))
+    drawn = f"from drawing the {'pairs' if interleaved else 'blocks of each run'} again and again"
+    how = "from Student's t, for there are few" if count < LEAST_FOR_BOOTSTRAP else drawn
+    if interleaved:
+        return [
+            f"The ratio is the median over the pairs; the interval comes {how}. The noise floor is half the width of "
+            "the same interval of A against itself."
+        ]
+    return [
+        f"The ratio is that of the medians of the blocks; the interval comes {how}. The noise floor is how far the "
+        "second half of a run is from its first."
+    ]
+
+
+def _steps(side: Side) -> str:
+    return _range([block.step_count for block in usable(side)])
+
+
+def _dropped(side: Side, found: Comparison) -> str:
+    """Before each block; of a run that was not made for it, all that are in no block."""
+    if found.evidence == "interleaved":
+        return _range([block.dropped for block in usable(side)])
+    if side.facts is None:
+        return NOT_MEASURABLE
+    return _range([len(side.facts.run.steps) - sum(block.step_count for block in side.blocks)])
+
+
+def _range(counts: Sequence[int]) -> str:
+    if not counts:
+        return NOT_MEASURABLE
+    low, high = min(counts), max(counts)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _of_both(a: str, b: str) -> str:
+    return a if a == b else f"{a} (A), {b} (B)"
+
+
+def worth_keeping(side: Side) -> bool:
+    """Whether it ran with its setting, and the setting did something."""
+    return not side.failure and (not side.checks or any(check.state != "no effect" for check in side.checks))
+
+
+def keep(side: Side | None) -> Keep | None:
+    """What makes the setting of a side permanent; None where it has nothing to keep."""
+    if side is None or not side.edit or not worth_keeping(side):
+        return None
+    what = "This edit of the cell" if side.edit_is_diff else "This"
+    code = "\n".join(plain(line.replace("\t", "    ")) for line in side.edit.strip("\n").split("\n"))
+    return Keep(f"{what} makes {name(side)} permanent:", code)

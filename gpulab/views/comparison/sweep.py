@@ -1,0 +1,127 @@
+"""Several settings of a cell against the cell as written: one line per setting, and what all have in common."""
+
+from __future__ import annotations
+
+from gpulab.experiments.record import Comparison, Experiment, Side
+from gpulab.formatting import duration, factor, factor_within, plural, size
+from gpulab.views.comparison import prediction
+from gpulab.views.comparison.sections import checks, how_measured, never_ran, sequential_words
+from gpulab.views.comparison.table import memory_peak_bytes, name
+from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.report.sections import device
+from gpulab.views.wording import plain
+
+
+def opening(found: Experiment) -> str:
+    """What was tried, where and how long it took: one line."""
+    known = next((side.facts for side in found.sides if side.facts is not None), None)
+    where = device(known.run) if known is not None else "device: unknown"
+    parts = [plain(found.name), plural(len(found.sides), "setting"), where, duration(found.seconds * 1e6)]
+    return " · ".join(part for part in parts if part) + (" · stopped early" if found.stopped else "")
+
+
+def sections(found: Experiment) -> tuple[Section, ...]:
+    """Every section in reading order; none where no setting could be run."""
+    if none_ran(found):
+        return ()
+    made = (
+        _first(found),
+        _lines(found),
+        prediction.section(found.comparisons),
+        _losses(found),
+        checks(found.sides),
+        _measured(found),
+    )
+    return tuple(s for s in made if s is not None)
+
+
+def none_ran(found: Experiment) -> bool:
+    """Whether there were settings and not one of them could be run: the headline has the reasons."""
+    return bool(found.comparisons) and all(never_ran(c) for c in found.comparisons)
+
+
+def per_sample(found: Experiment) -> bool:
+    """Whether all settings are told per sample: some have another batch, and the samples of all are known."""
+    ran = [side for side in found.sides if not side.failure]
+    return any(c.unit == "sample" for c in found.comparisons) and all(side.us_per_sample for side in ran)
+
+
+def best_of(found: Experiment) -> Side | None:
+    """The setting to keep: the fastest of those that are faster, none where none is."""
+    faster = [c for c in found.comparisons if c.verdict == "faster"]
+    return min(faster, key=lambda c: c.ratio or 1.0).b if faster else None
+
+
+def us(side: Side, found: Experiment) -> float | None:
+    """The time of a side in the unit of the experiment."""
+    return side.us_per_sample if per_sample(found) else side.us_per_step
+
+
+def _first(found: Experiment) -> Section | None:
+    sequential = dict.fromkeys(sequential_words(c) for c in found.comparisons if c.evidence == "sequential")
+    told = dict.fromkeys(plain(line) for c in found.comparisons for line in c.differences)
+    lines = [*sequential, *told]
+    return Section("Read this first", lines=tuple(lines), wide=True) if lines else None
+
+
+def _lines(found: Experiment) -> Section:
+    unit = "sample" if per_sample(found) else "step"
+    columns = (
+        Column("setting"),
+        Column(f"per {unit}", "number"),
+        Column("× the time", "number"),
+        Column("95 % interval", "number"),
+        Column("memory", "number"),
+        Column("", "wrap"),
+    )
+    rows = [_line(found.sides[0], None, found)]
+    rows += [_line(c.b, c, found) for c in found.comparisons]
+    lines = [f"Ratios are times of a {unit} against {name(found.sides[0])}: below 1 is faster. Memory: the peak."]
+    return Section("All settings", columns, tuple(rows), tuple(lines), wide=True)
+
+
+def _line(side: Side, compared: Comparison | None, found: Experiment) -> Row:
+    if side.failure:
+        return Row((name(side), "–", "–", "–", "–", plain(side.failure)))
+    ratio = factor(compared.ratio) if compared is not None and compared.ratio is not None else "–"
+    interval = "–"
+    if compared is not None and compared.ratio is not None and compared.interval is not None:
+        ratio, interval = factor_within(compared.ratio, compared.interval)
+    said = compared.verdict if compared is not None else "the reference"
+    return Row(
+        (
+            name(side),
+            duration(us(side, found)),
+            ratio,
+            interval,
+            size(memory_peak_bytes(side)),
+            said,
+        )
+    )
+
+
+def _losses(found: Experiment) -> Section | None:
+    known = [(c.b, c.loss) for c in found.comparisons if c.loss is not None and not c.b.failure]
+    if not known:
+        return None
+    alike: dict[tuple[str, str], list[str]] = {}
+    for side, loss in known:
+        alike.setdefault((loss.verdict, loss.words), []).append(name(side))
+    columns = (Column("", "wrap"), Column("loss"), Column("", "wrap"))
+    rows = tuple(Row((", ".join(sides), verdict, plain(told))) for (verdict, told), sides in alike.items())
+    return Section("Loss", columns, rows, wide=True)
+
+
+def _measured(found: Experiment) -> Section:
+    """Once where all comparisons were measured alike, else per setting."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for c in found.comparisons:
+        for pair in how_measured(c) if not c.b.failure else ():
+            rows.setdefault(pair, []).append(name(c.b))
+    counts = {label: sum(pair[0] == label for pair in rows) for label, _ in rows}
+    shown = tuple(
+        Row((label if counts[label] == 1 else f"{label} ({', '.join(sides)})", value))
+        for (label, value), sides in rows.items()
+    )
+    notes = dict.fromkeys([*found.notes, *(note for c in found.comparisons if not c.b.failure for note in c.notes)])
+    return Section("How it was measured", PAIRS, shown, tuple(map(plain, notes)))

@@ -1,0 +1,168 @@
+"""Both sides of a comparison in one table: times, throughput, memory, energy and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpulab.experiments.compare.cost import spending
+from gpulab.experiments.compare.headline import AS_WRITTEN
+from gpulab.experiments.compare.sequential import UNPROFILED, judged_by
+from gpulab.experiments.record import Comparison, Side
+from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, number, percent, reading, size
+from gpulab.views.layout import Column, Row, Section
+from gpulab.views.wording import cut, plain
+
+_WIDEST = 22  # characters of a column's title
+
+
+def name(side: Side) -> str:
+    """What a side is called on screen."""
+    return AS_WRITTEN if side.label == "as written" else plain(side.label)
+
+
+def heading(side: Side) -> str:
+    """What a side is called above a column."""
+    return cut(plain(side.label), _WIDEST)
+
+
+def side_by_side(found: Comparison, price_per_hour: float | None) -> Section:
+    """The figures of both, row by row."""
+    a, b = found.a, found.b
+    rows = [
+        _times_row(f"a step, {_judged(found)}", a.us_per_step, b.us_per_step),
+        _times_row("a sample", a.us_per_sample, b.us_per_sample),
+        _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), number),
+        *_memory_rows(a, b),
+        *_spending_rows(a, b, price_per_hour),
+    ]
+    columns = (Column(""), Column(heading(a), "number"), Column(heading(b), "number"), Column("B over A", "number"))
+    lines = [_verdict_line(found)]
+    absent = [row.cells[0] for row in rows if set(row.cells[1:3]) == {NOT_MEASURABLE}]
+    rows = [row for row in rows if row.cells[0] not in absent]
+    if absent:
+        lines.append(f"Not measurable on either side: {'; '.join(absent)}.")
+    if _without_energy(a, b):
+        lines.append(f"No energy: {_without_energy(a, b)}.")
+    if found.unit == "sample":
+        lines.append("The batch differs: the two are compared per sample, not per step.")
+    if _pairs_say_otherwise(found):
+        lines.append(
+            "The last column divides the medians of all blocks. The verdict's ratio is that of blocks that ran one "
+            "after the other: what changed on the machine meanwhile moves the medians, and hardly the pairs."
+        )
+    return Section("Side by side", columns, tuple(rows), tuple(lines), wide=True)
+
+
+def _pairs_say_otherwise(found: Comparison) -> bool:
+    """The ratio of the medians lies further from that of the pairs than half the interval's width."""
+    of_a, of_b = ((s.us_per_sample if found.unit == "sample" else s.us_per_step) for s in (found.a, found.b))
+    if not of_a or not of_b or found.ratio is None or found.interval is None or found.evidence != "interleaved":
+        return False
+    low, high = found.interval
+    return abs(of_b / of_a - found.ratio) > (high - low) / 2
+
+
+def _verdict_line(found: Comparison) -> str:
+    if found.ratio is None:
+        return "No ratio can be given."
+    middle, around = factor(found.ratio), ""
+    if found.interval is not None:
+        middle, interval = factor_within(found.ratio, found.interval)
+        around = f", 95 % interval {interval}"
+    floor = NOT_MEASURABLE if found.noise_floor is None else percent(found.noise_floor)
+    said = f"Time per {found.unit} of B over A: {middle}{around}"
+    return f"{said}; noise floor {floor}. Verdict: {found.verdict}."
+
+
+def unprofiled_us(side: Side, found: Comparison) -> float | None:
+    """A step without the profiler, as the blocks of the comparison have it; None where it rests on profiled steps."""
+    return side.us_per_step if _judged(found) == UNPROFILED else None
+
+
+def _judged(found: Comparison) -> str:
+    return UNPROFILED if found.evidence == "interleaved" else judged_by(found.a.facts, found.b.facts)
+
+
+def profiled_us(side: Side) -> float | None:
+    """A step of the traced run, with the profiler."""
+    traced = side.facts.traced_step_us if side.facts is not None else None
+    return traced.median if traced is not None else None
+
+
+def _per_s(us: float | None) -> float | None:
+    return 1e6 / us if us else None
+
+
+def _times_row(label: str, a_us: float | None, b_us: float | None) -> Row:
+    return Row((label, duration(a_us), duration(b_us), _over(a_us, b_us)))
+
+
+def _row(label: str, a: float | None, b: float | None, written_as: Callable[[float], str]) -> Row:
+    written = [NOT_MEASURABLE if value is None else written_as(value) for value in (a, b)]
+    return Row((label, *written, _over(a, b)))
+
+
+def _over(a: float | None, b: float | None) -> str:
+    return f"{factor(b / a)}×" if a and b else ""
+
+
+def _memory_rows(a: Side, b: Side) -> list[Row]:
+    kinds = {side.facts.run.device.kind for side in (a, b) if side.facts is not None}
+    wanted = [("peak memory, pages shared with workers counted in each", "peak_rss_bytes")]
+    if "cuda" in kinds:
+        wanted = [
+            ("peak memory of tensors on the GPU", "peak_allocated_bytes"),
+            ("peak memory reserved on the GPU", "peak_reserved_bytes"),
+            *wanted,
+        ]
+    rows = []
+    for label, field in wanted:
+        in_a, in_b = _memory(a, field), _memory(b, field)
+        rows.append(Row((label, size(in_a), size(in_b), _over(in_a, in_b))))
+    return rows
+
+
+def _memory(side: Side, field: str) -> int | None:
+    """None where an earlier run of the process hides the exact peak: a reading below it is no peak to compare."""
+    run = side.facts.run if side.facts is not None else None
+    if run is None or (field != "peak_rss_bytes" and any(m.key == "memory" for m in run.missing)):
+        return None
+    value: int | None = getattr(run.memory, field)
+    return value
+
+
+def memory_peak_bytes(side: Side) -> int | None:
+    """The memory that a setting needs: tensors on the GPU, else the process and its workers."""
+    if side.facts is None:
+        return None
+    on_cpu = side.facts.run.device.kind == "cpu"
+    return _memory(side, "peak_rss_bytes" if on_cpu else "peak_allocated_bytes")
+
+
+def _spending_rows(a: Side, b: Side, price_per_hour: float | None) -> list[Row]:
+    of_a, of_b = spending(a, price_per_hour), spending(b, price_per_hour)
+    if of_a.device_s is None and of_b.device_s is None:
+        return []
+    rows = [
+        Row(
+            (
+                "device time of a million samples",
+                *(duration(None if s is None else s * 1e6) for s in (of_a.device_s, of_b.device_s)),
+                _over(of_a.device_s, of_b.device_s),
+            )
+        ),
+        _row("energy of a million samples", _kwh(of_a.energy_j), _kwh(of_b.energy_j), lambda kwh: reading(kwh, "kWh")),
+    ]
+    if price_per_hour is not None:
+        label = f"cost of a million samples, at {price_per_hour:g} an hour"
+        rows.append(_row(label, of_a.cost, of_b.cost, number))
+    return rows
+
+
+def _kwh(energy_j: float | None) -> float | None:
+    return None if energy_j is None else energy_j / 3.6e6
+
+
+def _without_energy(a: Side, b: Side) -> str:
+    reasons = dict.fromkeys(spending(side).why_no_energy for side in (a, b))
+    return "; ".join(plain(reason) for reason in reasons if reason)

@@ -1,0 +1,144 @@
+"""Drawing with matplotlib without its global state: text that is shown as it is, and many rectangles at once."""
+
+from __future__ import annotations
+
+import textwrap
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, cast
+
+import numpy as np
+
+from gpulab.run import Float64
+from gpulab.views.wording import plain
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# In points. JupyterLab shows 1,100 pixels at about nine tenths: 10 points are then as high as its own text.
+SMALL_PT, TITLE_PT = 10.0, 12.0
+FONT = "DejaVu Sans"  # comes with matplotlib, so that the picture is the same everywhere
+GREY = "#555555"
+SHADE = "#F3EEDD"
+_UNKNOWN_GLYPH = "\u25a1"
+
+
+@contextmanager
+def own_style() -> Iterator[None]:
+    """Draw with matplotlib's defaults, whatever style the user has set, and put theirs back."""
+    import matplotlib as mpl
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mpl.MatplotlibDeprecationWarning)
+        defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
+        with mpl.rc_context(defaults):
+            yield
+
+
+def ink(text: str) -> str:
+    """Text as matplotlib shall draw it: no formula between dollar signs, no control character, no missing glyph."""
+    from matplotlib import font_manager
+
+    font = font_manager.get_font(font_manager.findfont(FONT))
+    known = (c if font.get_char_index(ord(c)) else _UNKNOWN_GLYPH for c in plain(text))
+    return "".join(known).replace("$", r"\$")
+
+
+def ink_lines(text: str, width: int, most: int) -> list[str]:
+    """Text wrapped to at most `most` lines of `width` characters; what does not fit is shown by an ellipsis."""
+    return [ink(line) for line in textwrap.wrap(plain(text), width, max_lines=most, placeholder=" …")]
+
+
+def rectangles(
+    axes: Axes,
+    left: Float64,
+    right: Float64,
+    bottom: Float64,
+    top: Float64,
+    colour: str,
+    *,
+    hatch: str = "",
+    edge: float = 0.0,
+) -> None:
+    """One collection of rectangles; `edge` is the width of the white line between neighbours, in points."""
+    from matplotlib.collections import PolyCollection
+
+    corners = np.stack([left, bottom, left, top, right, top, right, bottom], axis=1).reshape(-1, 4, 2)
+    line = "white" if hatch or edge else "none"
+    axes.add_collection(
+        PolyCollection(list(corners), facecolors=colour, edgecolors=line, linewidths=edge, hatch=hatch), autolim=False
+    )
+
+
+def frame(axes: Axes, title: str) -> None:
+    """A panel's title on the left, quiet axes, no box."""
+    axes.set_title(ink(title), loc="left", fontsize=TITLE_PT, fontweight="bold", pad=6, y=1.0)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color("#999999")
+    axes.tick_params(labelsize=SMALL_PT, color="#999999")
+
+
+Dashes = Literal["-", "--", "-.", ":"]
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """One entry of a legend: a swatch of a colour, a line where `dashes` is set, or only text without a colour."""
+
+    label: str
+    colour: str = ""
+    hatch: str = ""
+    dashes: Dashes | None = None
+
+
+_LINE_IN, _ENTRY_IN, _SWATCH_IN, _SWATCH_HIGH_IN, _LABEL_IN = 0.165, 0.195, 0.18, 0.13, 0.32
+
+
+def legend_beside(axes: Axes, keys: Sequence[Key], *, offset_in: float, spare_in: float, title: str = "") -> None:
+    """The legend in the free column right of a panel, placed by hand: matplotlib's own takes as long as the plot.
+
+    Long ones go on for `spare_in` below the panel, and then close up.
+    """
+    figure = cast("Figure", axes.figure)
+    width_in, height_in = figure.get_size_inches()
+    corner = axes.get_position()
+    wished_in = sum(_ENTRY_IN + _LINE_IN * key.label.count("\n") for key in keys) + (_ENTRY_IN if title else 0)
+    closeness = min(1.0, (corner.height * height_in + spare_in) / max(wished_in, _ENTRY_IN))
+    line_in, entry_in = closeness * _LINE_IN, closeness * _ENTRY_IN
+    left_in, y_in = corner.x1 * width_in + offset_in, corner.y1 * height_in - line_in / 2
+    if title:
+        figure.text(left_in / width_in, y_in / height_in, title, fontsize=SMALL_PT, va="center_baseline", color=GREY)
+        y_in -= entry_in
+    for key in keys:
+        _swatch(figure, key, left_in / width_in, y_in / height_in)
+        for line in key.label.split("\n"):
+            x, y = (left_in + _LABEL_IN) / width_in, y_in / height_in
+            colour = "black" if key.colour else GREY
+            figure.text(x, y, line, fontsize=SMALL_PT, va="center_baseline", color=colour)
+            y_in -= line_in
+        y_in -= entry_in - line_in
+
+
+def _swatch(figure: Figure, key: Key, left: float, middle: float) -> None:
+    """What a label belongs to; positions in figure widths and heights."""
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Rectangle
+
+    width, height = _SWATCH_IN / figure.get_figwidth(), _SWATCH_HIGH_IN / figure.get_figheight()
+    if key.dashes:
+        right = left + 1.3 * width
+        line = Line2D([left, right], [middle, middle], color=key.colour, linestyle=key.dashes, linewidth=1.4)
+        line.set_transform(figure.transFigure)
+        figure.add_artist(line)
+    elif key.colour:
+        box = Rectangle(
+            (left, middle - height / 2), width, height, facecolor=key.colour, edgecolor="white", linewidth=0
+        )
+        box.set_hatch(key.hatch)
+        box.set_transform(figure.transFigure)
+        figure.add_artist(box)

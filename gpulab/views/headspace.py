@@ -1,0 +1,183 @@
+"""What a perfect DataLoader would bring, and each way to show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpulab.diagnosis.headline import Headline
+from gpulab.experiments.headspace.headspace import Headspace
+from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, percent, plural
+from gpulab.views.comparison import html as comparison_html
+from gpulab.views.comparison import text as comparison_text
+from gpulab.views.layout import Column, Row, Section
+from gpulab.views.report.document import finite
+from gpulab.views.report.sections import device
+from gpulab.views.wording import plain
+
+SCHEMA = 1
+WORTH_SAYING = 1.02  # definitions.md, Honest comparison 5: at least 2 %
+
+_IDEAL = ("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
+_WRITTEN = (
+    "as written",
+    "its files are in the computer's memory, as far as they fit: it has just read them",
+    "#E69F00",
+)
+_COLD = ("read from the disk", "the system was made to forget the files before: as in a first epoch", "#CC79A7")
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class HeadspaceReport:
+    """The differential test with its views: every view is a pure function of it. A notebook shows it by its name."""
+
+    found: Headspace
+
+    @property
+    def ceiling(self) -> float | None:
+        """How many times as fast the cell would be with a perfect DataLoader; None where it was not measured."""
+        return self.found.ceiling
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of that."""
+        return self.found.interval
+
+    @property
+    def headline(self) -> Headline:
+        """The sentence, its evidence and its level."""
+        found = self.found
+        if found.ceiling is None:
+            why = found.reasons.get("ideal", "no pair of blocks was measured")
+            return Headline("cannot_tell", "What a perfect DataLoader would bring was not measured.", why, "unknown")
+        evidence = _evidence(found)
+        if "ideal" not in found.certain or found.ceiling < WORTH_SAYING:
+            sentence = "No work on the DataLoader would make this cell faster by more than this machine's noise."
+            return Headline("no_headspace", sentence, evidence, "good")
+        sentence = f"Even a perfect DataLoader would make this cell {factor(found.ceiling)} times as fast, no more."
+        return Headline("headspace", sentence, evidence, "bad" if found.ceiling >= 1.25 else "notice")
+
+    def text(self, width: int | None = None) -> str:
+        """For a terminal, at most `width` columns (60 to 100; None: 100)."""
+        return comparison_text.render(_opening(self.found), self.headline, _sections(self.found), None, width)
+
+    def html(self) -> str:
+        """A self-contained page: no network."""
+        return comparison_html.page(_opening(self.found), self.headline, _sections(self.found), b"", None)
+
+    def fragment(self) -> str:
+        """Headline and tables for a notebook's output: inline styles only."""
+        return comparison_html.fragment(self.headline, _sections(self.found), None)
+
+    def json(self) -> dict[str, object]:
+        """The figures as plain data for `json.dumps`; None is "not measurable"."""
+        found = self.found
+        figures: dict[str, object] = {
+            "schema": SCHEMA,
+            "step_us": found.step_us,
+            "ideal_step_us": found.ideal_us,
+            "cold_step_us": found.cold_us,
+            "ceiling": found.ceiling,
+            "interval": found.interval,
+            "preparation_stall_us": found.preparation_us,
+            "fetch_stall_us": found.fetch_us,
+            "preparation_share": found.preparation_share,
+            "fetch_share": found.fetch_share,
+            "certain": sorted(found.certain),
+            "reasons": found.reasons,
+            "stopped": found.experiment.stopped,
+            "notes": found.notes,
+        }
+        return {name: finite(value) for name, value in figures.items()}
+
+    def bundle(self) -> dict[str, object]:
+        """A display bundle: tables, and the text for front ends without them."""
+        return {"text/html": self.fragment(), "text/plain": self.text()}
+
+    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
+        return self.bundle()
+
+    def __repr__(self) -> str:
+        return f"<gpulab headspace: {self.headline.sentence}>"
+
+
+def _opening(found: Headspace) -> str:
+    ended = " · stopped early" if found.experiment.stopped else ""
+    return f"what the DataLoader costs · {device(found.run)} · {duration(found.experiment.seconds * 1e6)}{ended}"
+
+
+def _evidence(found: Headspace) -> str:
+    pairs = next((c.pairs for c in found.experiment.comparisons if c.ratio is not None), 0)
+    times, sure = factor(found.ceiling or 1.0), ""
+    if found.interval is not None:
+        times, around = factor_within(found.ceiling or 1.0, found.interval)
+        sure = f", {around} times with 95 % certainty"
+    return (
+        f"A step takes {duration(found.step_us)}; {duration(found.ideal_us)} with batches that are on the "
+        f"device already. That is {times} times as fast{sure} "
+        f"({plural(pairs, 'pair')} of short runs in turn)."
+    )
+
+
+def _sections(found: Headspace) -> tuple[Section, ...]:
+    return tuple(s for s in (_steps(found), _notes(found)) if s is not None)
+
+
+def _steps(found: Headspace) -> Section:
+    longest = max((us for us in (found.ideal_us, found.step_us, found.cold_us) if us), default=1.0)
+    rows = (
+        _row(_IDEAL, found.ideal_us, longest, "", found.reasons.get("ideal")),
+        _row(
+            _WRITTEN, found.step_us, longest, _adds(found, "ideal", found.preparation_us, found.preparation_share), None
+        ),
+        _row(
+            _COLD,
+            found.cold_us,
+            longest,
+            _adds(found, "cold", found.fetch_us, found.fetch_share),
+            found.reasons.get("cold"),
+        ),
+    )
+    columns = (
+        Column(""),
+        Column("a step takes", "number"),
+        Column("which adds", "number"),
+        Column("what it is", "wrap"),
+    )
+    return Section("What the data costs a step", columns, rows, tuple(filter(None, _lines(found))), wide=True)
+
+
+def _row(what: tuple[str, str, str], us: float | None, longest: float, adds: str, reason: str | None) -> Row:
+    label, meaning, colour = what
+    if us is None:
+        said = f"{NOT_MEASURABLE}: {plain(reason)}" if reason else NOT_MEASURABLE
+        return Row((label, "–", "", said), bar=0.0, colour=colour)
+    return Row((label, duration(us), adds, meaning), bar=us / longest, colour=colour)
+
+
+def _adds(found: Headspace, name: str, us: float | None, share: float | None) -> str:
+    if us is None:
+        return ""
+    return f"{duration(us)} ({percent(share)})" if name in found.certain else "no more than noise"
+
+
+def _lines(found: Headspace) -> list[str]:
+    return [
+        "The first row is what is left when loading costs nothing: the model, the optimizer and whatever else the loop "
+        "does. No change of the DataLoader can make a step shorter than that.",
+        "From the first row to the second: preparing the items (reading from memory, decoding, transforming, putting "
+        "batches together, copying them to the device) as far as the training waits for it. More workers help there, "
+        "or cheaper items."
+        if found.preparation_us
+        else "",
+        "From the second to the third: the disk. A faster disk helps, fewer and larger files, or more workers."
+        if found.fetch_us and "cold" in found.certain
+        else "",
+    ]
+
+
+def _notes(found: Headspace) -> Section | None:
+    lines = tuple(plain(note) for note in found.notes)
+    return Section("Beside that", lines=lines, aside=True) if lines else None
+
+
+__all__ = ["HeadspaceReport"]

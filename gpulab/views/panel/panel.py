@@ -1,0 +1,289 @@
+"""The panel: every knob of a cell in one grid of plain ipywidgets, what it is doing now, and the buttons.
+
+It belongs to the main thread: ipywidgets' traits are not thread safe. It starts nothing by itself: each button calls
+one of `Actions`, and whoever runs the cell tells the panel where it stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any, Literal, Protocol
+
+from gpulab.experiments.plan import Progress
+from gpulab.knobs.knob import Knob, Value
+from gpulab.knobs.observe.observation import Scene
+from gpulab.views.panel.controls import ONE_LINE, KnobRow, OnMain, at_once, close, shown
+
+Level = Literal["quiet", "good", "bad"]
+
+COLUMNS = "minmax(110px,150px) 122px minmax(84px,128px) minmax(140px,1fr)"
+TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
+STEPS = "steps per run"
+OPENING = (
+    "Nothing has run yet. “Look at the cell” runs a few steps as written, puts its state back, and tells what it has."
+)
+PLAIN = "gpulab's panel needs a notebook; here: lab.run(workers=2), lab.compare(workers=2)"
+
+_COLOURS: dict[Level, str] = {
+    "quiet": "color:var(--jp-ui-font-color2,inherit)",
+    "good": "color:var(--jp-ui-font-color0,inherit);font-weight:600",
+    "bad": "color:var(--jp-error-color1,#c0392b)",
+}
+_FRAME = "1px solid rgba(128,128,128,0.35)"
+
+
+class Actions(Protocol):
+    """What the buttons do. None of them raises."""
+
+    def look(self) -> None:
+        """Run the cell shortly as written, to see what it has."""
+
+    def run(self, settings: Mapping[str, Value]) -> None:
+        """One run with these settings."""
+
+    def compare(self, settings: Mapping[str, Value]) -> None:
+        """As written against these settings, interleaved."""
+
+    def stop(self) -> None:
+        """End what runs at its next step."""
+
+    def close(self) -> None:
+        """The user is done with the panel."""
+
+
+class Panel:
+    """The widgets. `root` is displayed; `settings` is what the user has chosen.
+
+    `stop_key` names the run on the control channel, for a cell that runs on the main thread; empty: clicks are heard.
+    `on_main` runs a task on the main thread: clicks may arrive on another one. Stop acts where it arrives.
+    """
+
+    def __init__(
+        self, knobs: Sequence[Knob], cell: str, actions: Actions, stop_key: str = "", on_main: OnMain = at_once
+    ) -> None:
+        from ipywidgets import HTML, BoundedIntText, FloatProgress, Layout, VBox
+
+        self._actions = actions
+        self._stop_key = stop_key
+        self._on_main = on_main
+        self._cell = cell
+        self._scene: Scene | None = None
+        self._closed = False
+        self._head = HTML(value=head(cell), layout=Layout(margin="0 0 4px 0", overflow="hidden"))
+        self.rows = tuple(KnobRow(knob, self._judge, on_main) for knob in knobs)
+        self.steps = BoundedIntText(
+            value=0, min=0, max=100_000, layout=Layout(width="72px", margin="0 12px 0 4px"), tooltip=_STEPS_HINT
+        )
+        self._bar = FloatProgress(min=0.0, max=1.0, layout=Layout(width="260px", display="none", margin="0 8px 0 0"))
+        self._now = HTML(layout=Layout(margin="0", flex="1 1 auto", overflow="hidden"))
+        self._message = HTML(layout=Layout(margin="2px 0 0 0"))
+        self.buttons = self._make_buttons()
+        self.root = VBox(
+            [self._head, self._grid(), self._controls(), _row([self._bar, self._now]), self._message],
+            layout=Layout(border=_FRAME, padding="8px 12px", width="auto", max_width="1100px", margin="4px 0"),
+        )
+        self.root.add_class("gpulab-panel")
+        self._allow_stop(False)
+        self.say(OPENING)
+        self._judge()
+
+    # -- what it shows -------------------------------------------------------------------------------------------
+
+    @property
+    def settings(self) -> dict[str, Value]:
+        """The knobs that were turned, in the panel's order."""
+        return {row.knob.name: row.setting for row in self.rows if row.setting is not None}
+
+    @property
+    def block_steps(self) -> int | None:
+        """Counted steps of a run or block; None: gpulab chooses."""
+        return int(self.steps.value) or None
+
+    def show_scene(self, scene: Scene) -> None:
+        """Fill in what the cell was seen to have."""
+        self._scene = scene
+        self._judge()
+
+    def begin(self, what: str) -> None:
+        """Something runs from now on."""
+        self._allow_stop(True)
+        self._bar.value = 0.0
+        self._bar.layout.display = ""
+        self._now.value = _line(what)
+        self.say("")
+
+    def tell(self, progress: Progress) -> None:
+        """Where it stands."""
+        self._bar.value = share_done(progress)
+        self._now.value = _line(progress_words(progress))
+
+    def end(self, message: str, level: Level = "good") -> None:
+        """Nothing runs any more."""
+        self._allow_stop(False)
+        self._bar.layout.display = "none"
+        self._now.value = ""
+        self.say(message, level)
+
+    def say(self, message: str, level: Level = "quiet") -> None:
+        """One sentence under the buttons."""
+        self._message.value = (
+            f'<div style="{_COLOURS[level]};line-height:1.35;white-space:pre-wrap">{escape(message)}</div>'
+        )
+
+    def text(self) -> str:
+        """The panel without widgets: each knob with what was found and what is chosen."""
+        return "\n".join([f"gpulab panel · {first_line(self._cell)}", *map(_text_row, self.rows)])
+
+    def close(self) -> None:
+        """Leave no widget behind."""
+        if self._closed:
+            return
+        self._closed = True
+        for row in self.rows:
+            row.close()
+        for widget in _below(self.root):
+            close(widget)
+
+    # -- inside --------------------------------------------------------------------------------------------------
+
+    def _grid(self) -> Any:
+        from ipywidgets import GridBox, Layout
+
+        cells = [cell for row in self.rows for cell in row.cells]
+        layout = Layout(grid_template_columns=COLUMNS, grid_gap="3px 10px", align_items="center", width="auto")
+        return GridBox(cells, layout=layout)
+
+    def _make_buttons(self) -> dict[str, Any]:
+        actions, main = self._actions, self._on_main
+        compared = "As written against these settings, in short blocks in random order"
+        return {
+            "look": _button("Look at the cell", "A few steps as written; its state is put back", actions.look, main),
+            "run": _button("Run", "One run with these settings, and its report", self._start(actions.run), main),
+            "compare": _button("Compare A/B", compared, self._start(actions.compare), main),
+            "stop": self._make_stop(),
+            "reset": _button("Reset", "All knobs as found", self.reset, main),
+            "close": _button("Close", "Stop and put the panel away", actions.close, main),
+        }
+
+    def _make_stop(self) -> Any:
+        hint = "End at the next step, with what there is"
+        if not self._stop_key:
+            return _button("Stop", hint, self._actions.stop, at_once)
+        from gpulab.views.running.stop_button import control_stop_button
+
+        return control_stop_button(self._stop_key, hint, self._actions.stop)
+
+    def _controls(self) -> Any:
+        from ipywidgets import HTML
+
+        words = HTML(value=f'<span title="{escape(_STEPS_HINT)}">{STEPS}</span>')
+        first = [self.buttons[name] for name in ("look", "run", "compare", "stop")]
+        box = _row([*first, words, self.steps, self.buttons["reset"], self.buttons["close"]])
+        box.layout.margin, box.layout.flex_flow = "8px 0 4px 0", "row wrap"
+        return box
+
+    def reset(self) -> None:
+        """All knobs as found."""
+        for row in self.rows:
+            row.reset()
+        self._judge()
+
+    def _allow_stop(self, can: bool) -> None:
+        stop = self.buttons["stop"]
+        stop.disabled, stop.button_style = not can, "warning" if can else ""
+
+    def _judge(self) -> None:
+        settings = self.settings
+        for row in self.rows:
+            row.show(self._scene, settings)
+        if "look" in self.buttons:
+            self.buttons["look"].button_style = "primary" if self._scene is None else ""
+            self.buttons["compare"].button_style = "primary" if settings else ""
+
+    def _start(self, action: Callable[[Mapping[str, Value]], None]) -> Callable[[], None]:
+        def start() -> None:
+            refused = [f"{r.knob.name}={r.setting}: {r.refusal}" for r in self.rows if r.refusal]
+            if refused:
+                self.say("; ".join(refused), "bad")
+            else:
+                action(self.settings)
+
+        return start
+
+
+_STEPS_HINT = (
+    "Counted steps of a run, and of each short run of a comparison; 0: gpulab chooses. Some for warm-up and the trace "
+    "come on top, and no run goes on for more than 20 s"
+)
+
+
+def open_button(action: Callable[[], None], on_main: OnMain = at_once) -> Any:
+    """Under a report."""
+    return _button("Turn a knob on this cell", "Opens the panel of this cell's knobs here", action, on_main)
+
+
+def first_line(cell: str) -> str:
+    """By which a user knows their cell: its first line that is neither empty nor a comment."""
+    lines = [line.strip() for line in cell.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "a block of code")
+
+
+def head(cell: str) -> str:
+    """Which cell the panel works on."""
+    count = len(cell.strip().splitlines())
+    more = f" … ({count} lines)" if count > 1 else ""
+    quiet = "color:var(--jp-ui-font-color2,inherit)"
+    code = "font-family:var(--jp-code-font-family,monospace);font-size:var(--jp-code-font-size,13px)"
+    return (
+        f'<div style="{ONE_LINE}line-height:1.5">'
+        f'<b>Knobs</b> <span style="{quiet}">of the cell</span> '
+        f'<span style="{code}" title="{escape(cell)}">{escape(first_line(cell))}</span>'
+        f'<span style="{quiet}">{more}</span></div>'
+    )
+
+
+def share_done(progress: Progress) -> float:
+    """How far the whole is: the runs with their trace, then the blocks."""
+    share = min(1.0, progress.done / progress.total) if progress.total else 0.0
+    if progress.what.startswith("block"):
+        return TRACED_SHARE + (1 - TRACED_SHARE) * share
+    return TRACED_SHARE * share
+
+
+def progress_words(progress: Progress) -> str:
+    """What runs, and how long it still takes."""
+    left = progress.seconds_left
+    return progress.what if left is None else f"{progress.what} · about {max(1, round(left))} s left"
+
+
+def _line(words: str) -> str:
+    return f'<div style="{ONE_LINE}">{escape(words)}</div>'
+
+
+def _text_row(row: KnobRow) -> str:
+    chosen = f" → {shown(row.setting)}" if row.setting is not None else ""
+    why = f"  ({row.refusal})" if row.refusal else ""
+    return f"{row.knob.name:<20}{shown(row.found)}{chosen}{why}"
+
+
+def _button(words: str, hint: str, action: Callable[[], None], on_main: OnMain) -> Any:
+    from ipywidgets import Button, Layout
+
+    button = Button(description=words, tooltip=hint, layout=Layout(width="auto", margin="2px 6px 2px 0"))
+    button.on_click(lambda _: on_main(action))
+    return button
+
+
+def _row(widgets: Sequence[Any]) -> Any:
+    from ipywidgets import HBox, Layout
+
+    return HBox(list(widgets), layout=Layout(align_items="center", width="auto"))
+
+
+def _below(widget: Any) -> list[Any]:
+    """It and all that it holds, the innermost first."""
+    return [w for child in getattr(widget, "children", ()) for w in _below(child)] + [widget]
+
+
+__all__ = ["Actions", "Level", "Panel", "first_line", "head", "open_button", "progress_words", "share_done"]

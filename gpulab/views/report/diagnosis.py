@@ -1,0 +1,77 @@
+"""What was found about a run, to look at on its own: in a terminal, in a notebook, as data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpulab.diagnosis.finding import Diagnosis, Finding, Untold
+from gpulab.diagnosis.headline import Headline, headline
+from gpulab.views import html, text
+from gpulab.views.layout import Section
+from gpulab.views.report import document
+from gpulab.views.report.findings import documents, finding_sections, untold_sections
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Diagnosed:
+    """A diagnosis with its views: every view is a pure function of it. `opening` is one line: what was run, and where.
+
+    `findings` are ranked by the time they would give back per step; the first makes the headline.
+    """
+
+    found: Diagnosis
+    opening: str = ""
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """At least one, if only `healthy` or `cannot_tell`."""
+        return self.found.findings
+
+    @property
+    def untold(self) -> tuple[Untold, ...]:
+        """What could not be told, and what to record for it."""
+        return self.found.untold
+
+    @property
+    def first(self) -> Finding:
+        """The one that the headline is about."""
+        return self.found.first
+
+    @property
+    def step_us(self) -> float | None:
+        """The typical step, in µs."""
+        return self.found.step_us
+
+    @property
+    def headline(self) -> Headline:
+        """The sentence, its evidence and its level."""
+        return headline(self.first)
+
+    def of(self, key: str) -> Finding | None:
+        """The finding of that key, or None."""
+        return self.found.of(key)
+
+    def text(self, width: int | None = None) -> str:
+        """For a terminal, at most `width` columns (60 to 100; None: 100)."""
+        return text.render(self.opening, self.headline, self._sections, width)
+
+    def fragment(self) -> str:
+        """For a notebook's output: inline styles only, so that untrusted notebooks keep them."""
+        return html.fragment(self.headline, self._sections)
+
+    def json(self) -> dict[str, object]:
+        """`findings` and `untold` as plain data for `json.dumps`; None is "not measurable"."""
+        return {key: document.finite(value) for key, value in documents(self.found).items()}
+
+    def _repr_html_(self) -> str:
+        return self.fragment()
+
+    def __repr__(self) -> str:
+        return self.text().rstrip("\n")
+
+    @property
+    def _sections(self) -> tuple[Section, ...]:
+        return (*finding_sections(self.found, below_headline=True), *untold_sections(self.found))
+
+
+__all__ = ["Diagnosed"]

@@ -1,0 +1,232 @@
+"""The figures of a run as plain data: a stable contract for programs, where null is "not measurable".
+
+Keys of the accounting are those of every trace report; `step_us`, `data_wait_per_step_us`, `curves`, `loader`,
+`missing`, `choices` and `observer` are the run's own. Times are microseconds since the start of the run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
+from gpulab.analysis.compat.hta import HtaView
+from gpulab.analysis.compat.tensorboard import TensorBoardView
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.gpu.trace_facts import TraceFacts
+from gpulab.analysis.integrity import Integrity
+from gpulab.analysis.operators import CostRow
+from gpulab.analysis.steps import Spread
+from gpulab.diagnosis.finding import Diagnosis
+from gpulab.diagnosis.headline import headline
+from gpulab.run import Missing, Run
+from gpulab.views.report.findings import documents
+from gpulab.views.report.pause_sections import pauses_document
+from gpulab.views.wording import flag_names
+
+SCHEMA = 1
+COSTLIEST = 20
+
+
+def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, object]:
+    """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
+    said = dataclasses.asdict(headline(diagnosis.first))
+    figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), "headline": said, **documents(diagnosis)}
+    return {key: finite(value) for key, value in figures.items()}
+
+
+def _contract(facts: Facts) -> dict[str, object]:
+    run, breakdown, trace = facts.run, facts.breakdown, facts.trace
+    return {
+        "source": run.source,
+        "device": _device(run),
+        "ranks": _ranks(run),
+        "integrity": integrity(facts.integrity) if facts.integrity else None,
+        "window_us": (run.timeline.window_ns[1] - run.timeline.window_ns[0]) / 1e3 if run.timeline else None,
+        "busy_fraction": breakdown.busy_fraction if breakdown else None,
+        "kernel_busy_fraction": breakdown.kernel_busy_fraction if breakdown else None,
+        "steps": [_step(step) for step in breakdown.steps] if breakdown else None,
+        "data_wait_us": _profiled_data_wait(run, breakdown) if breakdown else None,
+        "tensorboard": _tensorboard(trace.tensorboard) if trace and trace.tensorboard else None,
+        "hta": _hta(trace.hta) if trace and trace.hta else None,
+        "tensor_core_fraction": trace.kernels.tensor_core_fraction if trace and trace.kernels else None,
+        "memory": _memory(facts),
+        "kernels": _costliest(facts.kernels) if facts.kernels else None,
+        "operators": _costliest(facts.operators) if facts.operators else None,
+    }
+
+
+def _own(facts: Facts) -> dict[str, object]:
+    run = facts.run
+    return {
+        "id": run.id,
+        "name": run.settings.name,
+        "created": run.created,
+        "outcome": {"kind": run.outcome, "detail": run.outcome_detail},
+        "wall_us": run.wall_ns / 1e3,
+        "step_source": run.step_source,
+        "step_count": len(run.steps),
+        "step_us": _spread(facts.step_us),
+        "profiled_step_us": _spread(facts.traced_step_us),
+        "data_wait_per_step_us": _spread(facts.data_wait_us),
+        "optimizer_per_step_us": _spread(facts.optimizer_us),
+        "samples_per_s": facts.samples_per_s,
+        "steps_per_s": facts.steps_per_s,
+        "outside_steps_fraction": facts.outside_steps_fraction,
+        "dropped": [dataclasses.asdict(d) for d in facts.selection.dropped],
+        "breakdown": _breakdown(facts.breakdown) if facts.breakdown else None,
+        "devices": [_device_account(account) for account in facts.trace.devices] if facts.trace else None,
+        "kernel_statistics": _kernel_statistics(facts.trace) if facts.trace else None,
+        "copies": [dataclasses.asdict(row) for row in facts.trace.copies] if facts.trace else None,
+        "curves": [dataclasses.asdict(c) for c in facts.curves],
+        "loader": dataclasses.asdict(run.loader) if run.loader else None,
+        "loading": dataclasses.asdict(facts.loading) if facts.loading else None,
+        **pauses_document(run),
+        "observer": _observer(facts),
+        "missing": [_missing(m) for m in run.missing],
+        "changes": [dataclasses.asdict(c) for c in run.changes],
+        "choices": [dataclasses.asdict(c) for c in run.choices],
+        "environment": dataclasses.asdict(run.environment),
+    }
+
+
+def _device(run: Run) -> dict[str, object]:
+    return {**dataclasses.asdict(run.device), "details": dict(run.device.details)}
+
+
+def _step(step: StepParts) -> dict[str, object]:
+    return {
+        "number": step.number,
+        "start_us": step.start_ns / 1e3,
+        "wall_us": (step.end_ns - step.start_ns) / 1e3,
+        "flags": flag_names(step.flags),
+        "parts_us": {part: step.parts_ns[part] / 1e3 for part in PARTS},
+    }
+
+
+def _profiled_data_wait(run: Run, breakdown: Breakdown) -> dict[str, float | None]:
+    """Over the profiled steps: how long the loop waited, and how much of it the device's work did not hide."""
+    profiled = np.isin(run.steps.number, [step.number for step in breakdown.steps])
+    exposed = sum(step.parts_ns["data_wait"] for step in breakdown.steps)
+    waited = None if breakdown.whole_window else float(run.steps.data_wait_ns[profiled].sum() / 1e3)
+    return {"waited": waited, "exposed": exposed / 1e3}
+
+
+def _breakdown(breakdown: Breakdown) -> dict[str, object]:
+    return {
+        "device": breakdown.device,
+        "whole_window": breakdown.whole_window,
+        "median_step": breakdown.median_step,
+        "median_us": {part: breakdown.median_us[part] for part in PARTS},
+        "share": {part: breakdown.share[part] for part in PARTS},
+    }
+
+
+def _ranks(run: Run) -> dict[str, object] | None:
+    origin = run.origin
+    if origin is None or origin.rank is None:
+        return None
+    return {"rank": origin.rank, "world_size": origin.world_size, "backend": origin.backend}
+
+
+def _tensorboard(view: TensorBoardView) -> dict[str, object]:
+    return {
+        "gpu_utilization": view.gpu_utilization,
+        "est_sm_efficiency": view.est_sm_efficiency,
+        "est_achieved_occupancy_pct": view.est_achieved_occupancy_pct,
+        "step_us": dict(view.step_us),
+    }
+
+
+def _hta(view: HtaView) -> dict[str, object]:
+    return {
+        "idle_pct": view.idle_pct,
+        "compute_pct": view.compute_pct,
+        "non_compute_pct": view.non_compute_pct,
+        "overlap_pct": view.overlap_pct,
+        "streams": [dataclasses.asdict(stream) for stream in view.streams],
+    }
+
+
+def _memory(facts: Facts) -> dict[str, object]:
+    """Peaks, and per device of the trace's memory events; their curves are in `run.memory_events`."""
+    return {
+        **dataclasses.asdict(facts.run.memory),
+        "recorded": [
+            {
+                "device_index": c.device_index,
+                "peak_bytes": c.peak_bytes,
+                "peak_us": c.peak_t_ns / 1e3,
+                "reserved_peak_bytes": c.reserved_peak_bytes,
+                "allocations": c.allocations,
+                "releases": c.releases,
+                "growth_bytes": c.growth_bytes,
+                "absolute": c.absolute,
+            }
+            for c in facts.memory
+        ],
+    }
+
+
+def _kernel_statistics(trace: TraceFacts) -> dict[str, object]:
+    kernels, launches = trace.kernels, trace.launches
+    return {
+        "count": kernels.count if kernels else None,
+        "short_count_fraction": kernels.short_count_fraction if kernels else None,
+        "short_time_fraction": kernels.short_time_fraction if kernels else None,
+        "est_achieved_occupancy_pct": kernels.est_achieved_occupancy_pct if kernels else None,
+        "launches": dataclasses.asdict(launches) if launches else None,
+    }
+
+
+def _device_account(account: Breakdown) -> dict[str, object]:
+    return {
+        "device_index": account.device_index,
+        "busy_fraction": account.busy_fraction,
+        "kernel_busy_fraction": account.kernel_busy_fraction,
+        **_breakdown(account),
+    }
+
+
+def integrity(found: Integrity) -> dict[str, object]:
+    return {"state": found.state, "checks": [dataclasses.asdict(check) for check in found.checks]}
+
+
+def _costliest(rows: Sequence[CostRow]) -> list[dict[str, object]]:
+    return [dataclasses.asdict(row) for row in rows[:COSTLIEST]]
+
+
+def _spread(spread: Spread | None) -> dict[str, object] | None:
+    return None if spread is None else dataclasses.asdict(spread)
+
+
+def _observer(facts: Facts) -> dict[str, object]:
+    observer = facts.run.observer
+    return {
+        "hooks_us_per_step": facts.observer_us_per_step,
+        "profiler_start_us": None if observer.profiler_start_ns is None else observer.profiler_start_ns / 1e3,
+        "profiler_stop_us": None if observer.profiler_stop_ns is None else observer.profiler_stop_ns / 1e3,
+        "event_count": observer.event_count,
+        "window_truncated": observer.window_truncated,
+    }
+
+
+def _missing(lack: Missing) -> dict[str, object]:
+    since_us = None if lack.since_ns is None else lack.since_ns / 1e3
+    return {"key": lack.key, "what": lack.what, "reason": lack.reason, "since_us": since_us}
+
+
+def finite(value: object) -> object:
+    """Plain Python data; a float that JSON cannot hold is null."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,157 @@
+"""The picture of a run: the headline, the steps, the device and one step from within, in one PNG that stands alone.
+
+Uses matplotlib's `Figure` objects only: no pyplot, no display, and the user's settings are as before. Main thread only.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpulab.analysis.facts import Facts
+from gpulab.diagnosis.headline import Headline
+from gpulab.views import wording
+from gpulab.views.drawing import GREY, SMALL_PT, ink_lines, own_style
+from gpulab.views.report import device_curves, step_bars, step_zoom
+from gpulab.views.report.sections import opening, why_no_breakdown
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+WIDTH_IN, HEIGHT_IN, DPI = 11.0, 8.8, 100
+_LEFT_IN, _PANEL_IN = 1.45, 6.45
+_MOST_STRETCH = 1.25  # with few panels the picture is less high rather than its panels odd
+_STRIP_IN = 0.4  # a panel that only says why it is empty
+_TITLE_IN, _AXIS_IN, _TICKS_IN, _BETWEEN_IN = 0.36, 0.5, 0.12, 0.16
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    """A panel to place: its wish for height, the room under it, and how it is drawn."""
+
+    height_in: float
+    below_in: float
+    draw: Callable[[Axes], None]
+    stretches: bool = True
+
+    @property
+    def above_in(self) -> float:
+        return _TITLE_IN if self.stretches else 0.0
+
+
+def draw(facts: Facts, headline: Headline | None) -> bytes:
+    """The picture as PNG, 1100 pixels wide and up to 880 high; without a headline it needs a text beside it."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with own_style():
+        lines = _title_lines(facts, headline) if headline else []
+        panels = [_steps_panel(facts), _device_panel(facts), _zoom_panel(facts)]
+        fixed_in = 0.25 + sum(points * _LEADING for _, points, _, _ in lines)
+        fixed_in += sum(p.above_in + p.below_in + (0 if p.stretches else p.height_in) for p in panels)
+        wished_in = sum(p.height_in for p in panels if p.stretches)
+        stretch = min(_MOST_STRETCH, (HEIGHT_IN - fixed_in) / wished_in) if wished_in else 1.0
+        height_in = round(fixed_in + stretch * wished_in, 2)
+        figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white")
+        canvas = FigureCanvasAgg(figure)
+        _place(figure, panels, stretch, _write_title(figure, lines, height_in), height_in)
+        png = io.BytesIO()
+        canvas.print_png(png, pil_kwargs={"compress_level": 2})  # type: ignore[no-untyped-call]
+    return png.getvalue()
+
+
+_LEADING = 1.45 / 72  # inches per point of text size
+_Line = tuple[str, float, str, str]  # text, points, weight, colour
+
+
+def prepare() -> None:
+    """Import what drawing needs, so that the report at the end of a run does not wait for it."""
+    import matplotlib.backends.backend_agg
+    import matplotlib.figure  # noqa: F401
+
+
+def _title_lines(facts: Facts, headline: Headline) -> list[_Line]:
+    """The headline, its evidence and what was run."""
+    return [
+        *((line, 15.0, "bold", wording.level_colour(headline.level)) for line in ink_lines(headline.sentence, 84, 3)),
+        *((line, 11.5, "normal", "black") for line in ink_lines(headline.evidence, 108, 2)),
+        *((line, SMALL_PT, "normal", GREY) for line in ink_lines(f"gpulab · {opening(facts)}", 125, 2)),
+    ]
+
+
+def _write_title(figure: Figure, lines: list[_Line], height_in: float) -> float:
+    """Writes the lines; returns where the panels may begin, in inches from the bottom."""
+    y = height_in - 0.15
+    for text, points, weight, colour in lines:
+        figure.text(0.25 / WIDTH_IN, y / height_in, text, fontsize=points, fontweight=weight, color=colour, va="top")
+        y -= points * _LEADING
+    return y - 0.1
+
+
+def _place(figure: Figure, panels: list[_Panel], stretch: float, top_in: float, figure_in: float) -> None:
+    """The panels from top to bottom."""
+    y = top_in
+    for panel in panels:
+        height = panel.height_in * (stretch if panel.stretches else 1)
+        y -= panel.above_in + height
+        box = (_LEFT_IN / WIDTH_IN, y / figure_in, _PANEL_IN / WIDTH_IN, height / figure_in)
+        panel.draw(figure.add_axes(box))
+        y -= panel.below_in
+
+
+def _steps_panel(facts: Facts) -> _Panel:
+    if not len(facts.run.steps):
+        return _sentence("No step was found: there are no bars to draw.")
+    alone = not any(device_curves.shown(facts))
+
+    def draw_steps(axes: Axes) -> None:
+        seconds_per_unit = _time_axis(axes, facts, labelled=alone)
+        step_bars.shade_profiled(axes, facts, seconds_per_unit, name=True)
+        step_bars.draw(axes, facts, seconds_per_unit)
+
+    return _Panel(2.5, _BETWEEN_IN + (_AXIS_IN if alone else _TICKS_IN), draw_steps)
+
+
+def _device_panel(facts: Facts) -> _Panel:
+    if not any(device_curves.shown(facts)):
+        return _sentence(device_curves.why_none(facts))
+
+    def draw_device(axes: Axes) -> None:
+        seconds_per_unit = _time_axis(axes, facts, labelled=True)
+        step_bars.shade_profiled(axes, facts, seconds_per_unit)
+        device_curves.draw(axes, facts, seconds_per_unit)
+
+    return _Panel(1.5, _BETWEEN_IN + _AXIS_IN, draw_device)
+
+
+def _zoom_panel(facts: Facts) -> _Panel:
+    account, timeline = facts.breakdown, facts.run.timeline
+    if account is None or timeline is None:
+        return _sentence(f"No view into a step: {why_no_breakdown(facts)}.")
+    zoom = step_zoom.Zoom.into(timeline, account, facts.run.device.kind)
+    return _Panel(max(0.28 * zoom.rows, 1.2), _AXIS_IN + 0.05, lambda axes: zoom.draw(axes, _PANEL_IN * DPI))
+
+
+def _time_axis(axes: Axes, facts: Facts, *, labelled: bool) -> float:
+    """The whole run from left to right; returns the seconds per unit of the axis."""
+    seconds_per_unit, unit = (60.0, "min") if facts.run.wall_ns > 600e9 else (1.0, "s")
+    axes.set_xlim(0, max(facts.run.wall_ns, 1) / 1e9 / seconds_per_unit)
+    axes.set_autoscalex_on(False)
+    axes.tick_params(labelbottom=labelled)
+    if labelled:
+        axes.set_xlabel(f"time since the start of the run ({unit})", fontsize=SMALL_PT)
+    return seconds_per_unit
+
+
+def _sentence(sentence: str) -> _Panel:
+    """A strip that says why there is no panel."""
+
+    def say(axes: Axes) -> None:
+        axes.set_axis_off()
+        text = "\n".join(ink_lines(sentence, 100, 2))
+        axes.text(0, 0.5, text, transform=axes.transAxes, fontsize=SMALL_PT, color=GREY, va="center")
+
+    return _Panel(_STRIP_IN, _BETWEEN_IN, say, stretches=False)

@@ -1,0 +1,167 @@
+"""What was found, as the report lays it out: each cause with what it costs, what shows it, and what cures it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
+from gpulab.diagnosis.names import name_of
+from gpulab.diagnosis.ranking import VERDICTS
+from gpulab.formatting import duration, factor, percent, plural
+from gpulab.prediction.prediction import Prediction
+from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.wording import plain
+
+SHOWN = 5
+_SURE = {
+    "measured": "this was measured",
+    "likely": "likely: the figures fit it, and nothing contradicts",
+    "possible": "possible: worth a try, the run alone cannot show it",
+}
+
+
+def finding_sections(diagnosis: Diagnosis, *, below_headline: bool) -> tuple[Section, ...]:
+    """A section for each of the first findings, and what has to be known of how they were made.
+
+    `below_headline`: the first finding's sentence and first figure stand above already.
+    """
+    causes = [f for f in diagnosis.findings if f.key not in VERDICTS]
+    found = [
+        _section(number, finding, diagnosis, told=below_headline and finding is diagnosis.first)
+        for number, finding in enumerate(causes[:SHOWN], start=1)
+    ]
+    lines = [plain(note) for note in diagnosis.notes]
+    if len(causes) > SHOWN:
+        rest = ", ".join(name_of(f.key) for f in causes[SHOWN:])
+        lines.insert(0, f"{plural(len(causes) - SHOWN, 'smaller finding')} not shown: {rest}.")
+    if lines:
+        found.append(Section("About these findings", lines=tuple(lines), wide=True, lead=True))
+    return tuple(found)
+
+
+def untold_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
+    """What no rule could tell, and what to record so that it can; empty where nothing was left open."""
+    by_cure: dict[str, list[str]] = {}
+    for untold in diagnosis.untold:
+        asked = by_cure.setdefault(untold.record, [])
+        if untold.what not in asked:
+            asked.append(untold.what)
+    if not by_cure:
+        return ()
+    rows = tuple(Row((plain("; ".join(what)), plain(record))) for record, what in by_cure.items())
+    columns = (Column("", "wrap"), Column("how to find out", "wrap"))
+    return (Section("What could not be told", columns, rows),)
+
+
+def documents(diagnosis: Diagnosis) -> dict[str, object]:
+    """`findings` and `untold` as plain data; None is "not measurable", or there is none."""
+    return {
+        "findings": [_document(f) for f in diagnosis.findings],
+        "untold": [dataclasses.asdict(u) for u in diagnosis.untold],
+    }
+
+
+# -- one finding -------------------------------------------------------------------------------------------------------
+
+
+def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, told: bool) -> Section:
+    name = name_of(finding.key)
+    rows = [] if told else [Row(("found", plain(finding.summary)))]
+    rows.append(Row(("would give back", _given_back(finding, diagnosis))))
+    rows += _evidence_rows(finding.evidence[1:] if told else finding.evidence)
+    if finding.source_line:
+        rows.append(Row(("your line", plain(finding.source_line))))
+    if finding.cure:
+        rows.append(Row(("cure", plain(finding.cure))))
+    if finding.knob:
+        rows.append(
+            Row(
+                ("try it", f"on your cell, without an edit: %%gpuprofile --ab {plain(finding.knob).replace(', ', ',')}")
+            )
+        )
+        rows.append(Row(("predicted", _predicted(finding.prediction))))
+    elif finding.prediction is not None and finding.prediction.interval is not None:
+        rows.append(Row(("without it", f"predicted: {_predicted(finding.prediction)}")))
+    if finding.lesson:
+        rows.append(Row(("learn more", f"notebooks/{plain(finding.lesson)}.ipynb")))
+    if finding.after:
+        rows.append(Row(("after that", plain(finding.after))))
+    return Section(f"{number}. {name[:1].upper()}{name[1:]}", PAIRS, tuple(rows), wide=True, lead=True)
+
+
+def _evidence_rows(evidence: Sequence[Evidence]) -> Iterator[Row]:
+    for i, figure in enumerate(evidence):
+        text = plain(figure.words)
+        where = f" (see the timeline from {_at(figure.span[0])} on)" if figure.span is not None else ""
+        yield Row(("what shows it" if i == 0 else "", f"{text[:1].upper()}{text[1:]}{where}"))
+
+
+def _at(t_ns: int) -> str:
+    return f"{t_ns / 1e9:.3f} s"
+
+
+def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
+    time_us = finding.recoverable_us_per_step
+    sure = _SURE[finding.confidence]
+    if time_us is None:
+        return f"how much cannot be told from the run ({sure})"
+    beside = any(part.startswith(BETWEEN) for part in finding.parts)
+    of_us = diagnosis.total_us if beside else diagnosis.step_us
+    of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
+    share = f", {percent(time_us / of_us)} of {of}" if of_us else ""
+    shared = [name_of(key) for key in finding.shares_with]
+    besides = f"; it shares time with {' and '.join(shared)}, which is counted there" if shared else ""
+    per = "" if diagnosis.whole_window else " per step"
+    return f"at most {duration(time_us)}{per}{share}{besides} ({sure})"
+
+
+def _predicted(prediction: Prediction | None) -> str:
+    """The predicted time with its range, or why there is none."""
+    if prediction is None:
+        return "not predicted"
+    if prediction.interval is None:
+        return f"nothing is predicted: {plain(prediction.refused) or 'the evidence does not carry it'}"
+    low, high = prediction.interval
+    between = f"between {factor(low)} and {factor(high)} of today's time"
+    if prediction.ratio is None or prediction.only_sign:
+        told = between
+    else:
+        told = f"{factor(prediction.ratio)} of today's time ({_times(prediction.ratio)}), {between}"
+    if prediction.memory_ratio is not None and prediction.memory_ratio != 1:
+        told += f"; {factor(prediction.memory_ratio)} of today's peak of the GPU's memory"
+    elif prediction.memory_basis:
+        told += f"; {plain(prediction.memory_basis)}"
+    basis = plain(prediction.basis).rstrip(".")
+    return f"{told}. {basis}." if basis else f"{told}."
+
+
+def _times(ratio: float) -> str:
+    return f"{factor(1 / ratio)} times as fast" if ratio > 0 else "faster"
+
+
+def _document(finding: Finding) -> dict[str, object]:
+    prediction = finding.prediction
+    return {
+        "key": finding.key,
+        "summary": finding.summary,
+        "level": finding.level,
+        "evidence": [
+            {"words": e.words, "span_us": None if e.span is None else [t / 1e3 for t in e.span]}
+            for e in finding.evidence
+        ],
+        "recoverable_us_per_step": finding.recoverable_us_per_step,
+        "confidence": finding.confidence,
+        "knob": finding.knob,
+        "cure": finding.cure or None,
+        "predicted_ratio": finding.predicted_ratio,
+        "predicted_interval": finding.predicted_interval,
+        "prediction": None if prediction is None else dataclasses.asdict(prediction),
+        "source_line": finding.source_line or None,
+        "lesson": finding.lesson or None,
+        "after": finding.after or None,
+        "shares_with": finding.shares_with,
+    }
+
+
+__all__ = ["documents", "finding_sections", "untold_sections"]

@@ -1,0 +1,124 @@
+"""The sections about what the run itself noticed: pauses in which nothing was trained, and alerts of the live view."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from types import MappingProxyType
+
+from gpulab.formatting import duration
+from gpulab.intervals import measure, union_of
+from gpulab.run import Pause, PauseKind, Run
+from gpulab.views.layout import Column, Row, Section
+from gpulab.views.wording import plain
+
+KINDS: Mapping[PauseKind, str] = MappingProxyType(
+    {
+        "checkpoint_save": "saving",
+        "evaluation": "evaluation",
+        "logging": "logging",
+        "compile": "compiling",
+        "gc": "collecting garbage",
+    }
+)
+_LEAST_SHARE = 0.001  # of the run's time: shorter sums of pauses are nobody's concern
+
+_NOTE = "The training stood still meanwhile, inside steps or between them. One may lie within another."
+_SHORT = (
+    "Those shorter than a millisecond are counted with the others; the longest and its line are of the longer ones."
+)
+
+
+def pause_sections(run: Run) -> tuple[Section, ...]:
+    """The section of pauses and that of alerts, where there were any."""
+    return tuple(s for s in (_pauses(run), _alerts(run)) if s is not None)
+
+
+def _pauses(run: Run) -> Section | None:
+    rows = [row for kind in KINDS if (row := _row(run, kind)) is not None]
+    if not rows:
+        return None
+    columns = (
+        Column(""),
+        Column("times", "number"),
+        Column("together", "number"),
+        Column("longest", "number"),
+        Column("asked for by", "wrap"),
+    )
+    lines = (_NOTE, _SHORT) if run.more_pauses else (_NOTE,)
+    return Section("Pauses", columns, tuple(rows), lines, wide=True)
+
+
+def _row(run: Run, kind: PauseKind) -> Row | None:
+    kept = [p for p in run.pauses if p.kind == kind]
+    more = [s for s in run.more_pauses if s.kind == kind]
+    count = len(kept) + sum(s.count for s in more)
+    together_ns = total_ns(kept) + sum(s.total_ns for s in more)
+    if not count or (not kept and together_ns < _LEAST_SHARE * run.code_wall_ns):
+        return None
+    longest = max(kept, key=lambda p: p.end_ns - p.start_ns, default=None)
+    return Row(
+        (
+            KINDS[kind],
+            f"{count:,}",
+            duration(together_ns / 1e3),
+            duration((longest.end_ns - longest.start_ns) / 1e3) if longest else "< 1 ms",
+            _place(run, longest) if longest else "",
+        )
+    )
+
+
+def total_ns(pauses: list[Pause]) -> int:
+    """The time that these cover; two that overlap count once."""
+    return measure(union_of((p.start_ns, p.end_ns) for p in pauses))
+
+
+def _place(run: Run, pause: Pause) -> str:
+    where = plain(str(run.places[pause.place])) if pause.place >= 0 else "unknown"
+    return f"{where} ({plain(pause.detail)})" if pause.detail else where
+
+
+def _alerts(run: Run) -> Section | None:
+    if not run.alerts:
+        return None
+    rows = tuple(
+        Row(
+            (
+                duration(alert.since_ns / 1e3),
+                "the end" if alert.until_ns is None else duration(alert.until_ns / 1e3),
+                plain(alert.words),
+            )
+        )
+        for alert in run.alerts
+    )
+    columns = (Column("from", "number"), Column("to", "number"), Column("", "wrap"))
+    return Section("Alerts while it ran", columns, rows, ("Times since the start of the run.",))
+
+
+def pauses_document(run: Run) -> dict[str, object]:
+    """The same as plain data: each kept pause, what was only counted, and the alerts. Times in µs."""
+    return {
+        "pauses": [
+            {
+                "kind": p.kind,
+                "start_us": p.start_ns / 1e3,
+                "end_us": p.end_ns / 1e3,
+                "source_line": str(run.places[p.place]) if p.place >= 0 else None,
+                "detail": p.detail,
+            }
+            for p in run.pauses
+        ],
+        "more_pauses": [asdict(s) for s in run.more_pauses],
+        "alerts": [
+            {
+                "key": a.key,
+                "words": a.words,
+                "since_us": a.since_ns / 1e3,
+                "until_us": None if a.until_ns is None else a.until_ns / 1e3,
+            }
+            for a in run.alerts
+        ],
+    }
+
+
+__all__ = ["KINDS", "pause_sections", "pauses_document", "total_ns"]

@@ -1,0 +1,424 @@
+"""What a report says, in order, as plain strings: the text, the page and the notebook tables only lay it out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.operators import CostRow
+from gpulab.analysis.steps import Spread
+from gpulab.formatting import NOT_MEASURABLE, duration, duration_range, factor, number, percent, plural, rate, size
+from gpulab.run import Run, TraceOrigin
+from gpulab.views import wording
+from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.report.dataloader_section import loading_sections
+from gpulab.views.report.pause_sections import pause_sections
+from gpulab.views.report.trace_sections import trace_sections
+from gpulab.views.wording import plain
+
+NOT_WORTH_SAYING = 0.02  # of the wait for data
+COSTLIEST = 10
+NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
+WHOLE_CELL = "whole cell"
+
+_OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
+_DEVICE_NOTE = "GPU time: of the kernels that the operator itself started, whenever they ran."
+_KERNELS_NOTE = "Time on the GPU. A kernel is one program that the GPU runs."
+
+
+def opening(facts: Facts) -> str:
+    """What was run, on which device, and how it ended: one line."""
+    run = facts.run
+    outcome = "a trace from elsewhere" if run.source == "trace" else wording.OUTCOMES[run.outcome]
+    if run.outcome in ("failed", "stopped") and run.outcome_detail:
+        ended = "cleaning up, the code raised " if run.outcome == "stopped" else ""
+        outcome += f" ({ended}{wording.cut(plain(run.outcome_detail), 60)})"
+    count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
+    parts = [plain(run.name), device(run), count, duration(run.code_wall_ns / 1e3), outcome]
+    return " · ".join(parts)
+
+
+def device(run: Run) -> str:
+    """The device whose time is accounted, e.g. "device: CPU (AMD EPYC)"."""
+    name = plain(run.device.name)
+    if run.device.kind == "cpu":
+        return "device: CPU" if name.lower() in ("", "cpu") else f"device: CPU ({name})"
+    return f"device: {name}" if run.device.index is None else f"device: {name} (GPU {run.device.index})"
+
+
+def has_no_step(run: Run) -> bool:
+    """Whether the cell had no step of its own, so that it is accounted as one whole."""
+    return run.step_source == WHOLE_CELL or len(run.steps) == 0
+
+
+def sections(facts: Facts, unsaved: str = "", untold: Sequence[Section] = ()) -> tuple[Section, ...]:
+    """Every section of the report's figures in reading order.
+
+    `unsaved` is the reason why the run is not on disk, if so; `untold` are sections about what could not be told.
+    """
+    loaded = facts.run.source == "trace"
+    found = (
+        _changes(facts.run),
+        _step(facts),
+        _parts(facts),
+        _costliest("Costliest operators", _OPERATORS_NOTE, facts.operators),
+        _costliest("Costliest kernels and copies", _KERNELS_NOTE, facts.kernels),
+        *pause_sections(facts.run),
+        *trace_sections(facts),
+        *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
+        *untold,
+        _missing(facts.run),
+        None if loaded else _observer(facts),
+        _choices(facts.run),
+        _origin(facts.run.origin) if facts.run.origin else _keep(facts.run, unsaved),
+    )
+    return tuple(s for s in found if s is not None)
+
+
+def _step(facts: Facts) -> Section:
+    if has_no_step(facts.run):
+        return Section("Time", PAIRS, (_whole_row(facts.run),), tuple(_step_lines(facts)), wide=True)
+    parts = [
+        _spread_row("   of it waiting for the DataLoader", facts.data_wait_us),
+        _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
+    ]
+    profiled = _spread_row("a step, with the profiler", facts.traced_step_us)
+    if facts.run.source == "trace":
+        rows = [profiled, *parts]
+    else:
+        rows = [_spread_row("a step, without the profiler", facts.step_us), *parts, profiled]
+    columns = (
+        Column(""),
+        Column("median", "number"),
+        Column("p10 – p90", "number"),
+        Column("steps", "number"),
+    )
+    return Section("Step time", columns, tuple(rows), tuple(_step_lines(facts)), wide=True)
+
+
+def _whole_row(run: Run) -> Row:
+    """The time of code without steps, and for how much of it the profiler ran."""
+    if run.source == "trace":
+        return Row(("the whole trace", _ns(run.code_wall_ns)))
+    recorded_ns = run.timeline.window_ns[1] - run.timeline.window_ns[0] if run.timeline is not None else 0
+    if run.timeline is None and run.observer.profiler_start_ns is None:
+        how = "without the profiler"
+    elif recorded_ns >= NEARLY_ALL * run.code_wall_ns:
+        how = "with the profiler"
+    else:
+        how = f"of which the profiler recorded {_ns(recorded_ns)}"
+    return Row((f"the whole cell, {how}", _ns(run.code_wall_ns)))
+
+
+def _spread_row(label: str, spread: Spread | None) -> Row:
+    if spread is None:
+        return Row((label, NOT_MEASURABLE, "", ""))
+    middle = duration_range(spread.p10, spread.p90) if spread.count > 1 else ""
+    return Row((label, duration(spread.median), middle, f"{spread.count:,}"))
+
+
+def _step_lines(facts: Facts) -> list[str]:
+    run = facts.run
+    loaded = run.source == "trace"
+    lines = []
+    if has_no_step(run):
+        lines.append(
+            f"No training step was found in this {'trace' if loaded else 'code'}: it is accounted as one whole."
+        )
+    elif loaded:
+        lines.append(f"Steps were found by: {plain(run.step_source)}.")
+    elif len(run.steps):
+        lines.append(f"Throughput (mean): {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
+    lines.append(_timed_where(facts))
+    if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
+        lines.append(_of_rounds(facts.turns) or "p10 – p90: eight in ten steps took between these times.")
+    lines.append("" if loaded else _left_out(facts))
+    if facts.outside_steps_fraction:
+        lines.append(f"Outside any step (before, between and after): {percent(facts.outside_steps_fraction)}.")
+    return [line for line in lines if line]
+
+
+def _timed_where(facts: Facts) -> str:
+    """On a GPU: whose time the steps without the profiler have."""
+    run, rows = facts.run, facts.selection.rows
+    if run.source == "trace" or run.device.kind != "cuda" or not len(rows):
+        return ""
+    device_ns = run.steps.device_ns
+    missing = len(rows) if not len(device_ns) else int((device_ns[rows] < 0).sum())
+    if not missing:
+        return "A step lasts from when the GPU has finished the one before to when it has finished this one."
+    if missing == len(rows):
+        return "These are times of the CPU, which may be ahead of the GPU: CUDA events were not available."
+    return f"{missing:,} of the {len(rows):,} steps have the CPU's time, which may be ahead of the GPU's."
+
+
+def _of_rounds(turns: int) -> str:
+    """Where times of a step are means of several."""
+    if turns == 1:
+        return ""
+    return (
+        f"Batches come {turns} at once, from as many workers: one step waits, the next do not. So the times are means "
+        f"of {turns} steps in a row; p10 – p90: eight in ten such means lie there."
+    )
+
+
+def _throughput(facts: Facts) -> str:
+    if facts.steps_per_s is None and facts.samples_per_s is None:
+        return NOT_MEASURABLE
+    steps = rate(facts.steps_per_s, "steps")
+    return steps if facts.samples_per_s is None else f"{rate(facts.samples_per_s, 'samples')}, {steps}"
+
+
+def _left_out(facts: Facts) -> str:
+    dropped = facts.selection.dropped
+    if not dropped:
+        return ""
+    why = "; ".join(f"{d.count:,} {plain(d.reason)}" for d in dropped)
+    return f"Left out of the unprofiled figures: {plural(sum(d.count for d in dropped), 'step')} ({why})."
+
+
+def _parts(facts: Facts) -> Section:
+    breakdown = facts.breakdown
+    title = "Where the time goes" if breakdown and breakdown.whole_window else "Where the step's time goes"
+    if breakdown is None:
+        return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts)}.",), wide=True)
+    kind = facts.run.device.kind
+    columns = (Column(""), Column("share", "number"), Column(_per(breakdown), "number"), Column("meaning", "wrap"))
+    rows = tuple(
+        Row(
+            (
+                part.label,
+                percent(breakdown.share[key]),
+                duration(breakdown.median_us[key]),
+                part.meaning_on(kind),
+            ),
+            bar=breakdown.share[key],
+            colour=part.colour,
+        )
+        for key, part in sorted(shown_parts(breakdown).items(), key=lambda item: -breakdown.share[item[0]])
+    )
+    return Section(title, columns, rows, tuple(_breakdown_lines(facts, breakdown)), wide=True)
+
+
+def _per(breakdown: Breakdown) -> str:
+    return "time" if breakdown.whole_window else "per step"
+
+
+def shown_parts(breakdown: Breakdown) -> dict[str, wording.Part]:
+    """The parts that took any time, in stacking order."""
+    return {key: part for key, part in wording.PARTS.items() if breakdown.share.get(key, 0) > 0}
+
+
+def why_no_breakdown(facts: Facts) -> str:
+    """The reason for a missing breakdown: what is wrong with the trace, else what the record tells."""
+    run, withheld = facts.run, facts.integrity.reason("breakdown") if facts.integrity is not None else None
+    if withheld is not None:
+        return plain(withheld)
+    if not run.settings.trace:
+        return "the run was made without the profiler (--no-trace)"
+    told = next((m for m in run.missing if m.key == "breakdown"), None)
+    if told is not None:
+        return plain(told.reason).rstrip(".")
+    return "no trace was recorded" if run.timeline is None else "the trace holds no span"
+
+
+def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
+    count = len(breakdown.steps)
+    if breakdown.whole_window:
+        lines = ["The profiled window stands as one: no step lies wholly inside it."]
+    elif count == 1:
+        lines = ["From one profiled step."]
+    else:
+        lines = [f"From {count:,} profiled steps: share of their summed time, and median per step."]
+    if facts.run.device.kind == "cuda":
+        lines.append(
+            f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the profiled time; "
+            f"kernels alone: {percent(breakdown.kernel_busy_fraction)}."
+        )
+    hidden = _hidden_wait(facts, breakdown)
+    return [*lines, hidden] if hidden else lines
+
+
+def _hidden_wait(facts: Facts, breakdown: Breakdown) -> str:
+    """Why the loop's wait is longer than what the accounting shows of it; empty where it is not."""
+    wait = facts.data_wait_us
+    if wait is None or facts.step_us is not None or breakdown.busy_fraction is None:
+        return ""
+    hidden_us = wait.median - breakdown.median_us["data_wait"]
+    if hidden_us < NOT_WORTH_SAYING * wait.median:
+        return ""
+    return (
+        f"The loop waits {duration(wait.median)} for the DataLoader. For {duration(hidden_us)} of that the "
+        "GPU is still at work on what it was given before; only the rest counts here, as for every other part."
+    )
+
+
+def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None:
+    if not rows:
+        return None
+    on_gpu = any(row.device_us is not None for row in rows)
+    figures = ("GPU time", "CPU time", "calls") if on_gpu else ("share", "per step", "calls")
+    columns = (Column("", "cut"), *(Column(title, "number") for title in figures))
+    lines = [f"Per step. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
+    if len(rows) > COSTLIEST:
+        lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
+    return Section(title, columns, tuple(_cost_row(r, on_gpu) for r in rows[:COSTLIEST]), tuple(lines))
+
+
+def _cost_row(row: CostRow, on_gpu: bool) -> Row:
+    time = duration(row.self_us)
+    figures = (duration(row.device_us), time) if on_gpu else (percent(row.share), time)
+    cells = (wording.operator_name(row.name), *figures, number(row.calls_per_step))
+    return Row(cells, full=plain(row.name))
+
+
+def _curves(facts: Facts) -> Section:
+    if not facts.curves:
+        return Section("Device", lines=("No curve of the device was measured.",))
+    rows = tuple(
+        Row(
+            (
+                plain(c.label),
+                wording.quantity(c.mean, c.name, c.unit),
+                wording.quantity(c.maximum, c.name, c.unit),
+                f"{c.count:,}",
+                plain(c.source),
+            )
+        )
+        for c in facts.curves
+    )
+    columns = (
+        Column("", "cut"),
+        Column("mean", "number"),
+        Column("maximum", "number"),
+        Column("readings", "number"),
+        Column("source"),
+    )
+    return Section("Device", columns, rows)
+
+
+def _memory(run: Run) -> Section:
+    memory = run.memory
+    rows = [Row(("peak of the process and its workers", size(memory.peak_rss_bytes)))]
+    if run.device.kind == "cuda":
+        rows += [
+            Row(("peak allocated by tensors on the GPU", size(memory.peak_allocated_bytes))),
+            Row(("peak reserved by PyTorch on the GPU", size(memory.peak_reserved_bytes))),
+        ]
+    rows.append(Row((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", size(memory.total_bytes))))
+    return Section("Memory", PAIRS, tuple(rows))
+
+
+def _loader(run: Run) -> Section:
+    title = "DataLoader, as found"
+    loader = run.loader
+    if loader is None:
+        return Section(title, lines=("No DataLoader was seen.",), aside=True)
+    pairs = {
+        "dataset": plain(loader.dataset)
+        + ("" if loader.dataset_length is None else f", {plural(loader.dataset_length, 'item')}"),
+        "batch_size": _or_unknown(loader.batch_size),
+        "num_workers": f"{loader.num_workers:,}"
+        + (" (loads in the training process itself)" if not loader.num_workers else ""),
+        "prefetch_factor": "none without workers" if not loader.num_workers else _or_unknown(loader.prefetch_factor),
+        "pin_memory": str(loader.pin_memory),
+        "persistent_workers": str(loader.persistent_workers),
+        "batches per epoch": _or_unknown(loader.length),
+    }
+    return Section(title, PAIRS, tuple(Row(pair) for pair in pairs.items()), aside=True)
+
+
+def _or_unknown(value: int | None) -> str:
+    return "unknown" if value is None else f"{value:,}"
+
+
+def _missing(run: Run) -> Section:
+    title = "What could not be measured"
+    rows = []
+    if not run.settings.trace:
+        rows.append(Row(("where a step's time goes", "the run was made without the profiler (--no-trace)")))
+    if not any(len(s.value) for s in run.samples.series) and not any(m.key == "curves" for m in run.missing):
+        rows.append(Row(("device curves and peak memory", "the run ended before the meters were first read")))
+    if not run.missing and not rows:
+        return Section(title, lines=("Nothing that gpulab tried to measure is missing.",))
+    for m in run.missing:
+        since = "" if m.since_ns is None else f" (from {duration(m.since_ns / 1e3)} into the run on)"
+        rows.append(Row((plain(m.what), plain(m.reason) + since)))
+    return Section(title, (Column("", "wrap"), Column("", "wrap")), tuple(rows))
+
+
+def _observer(facts: Facts) -> Section:
+    observer = facts.run.observer
+    rows = [Row(("gpulab's own code in each step", duration(facts.observer_us_per_step)))]
+    if observer.own_ns:
+        rows.append(Row(("gpulab's start, and the profiler's starts and stops", _ns(observer.own_ns))))
+    if facts.run.timeline is not None:
+        rows += [
+            Row(("starting the profiler, once", _ns(observer.profiler_start_ns))),
+            Row(("stopping it, once", _ns(observer.profiler_stop_ns))),
+            Row(("events recorded", f"{observer.event_count:,}")),
+        ]
+    lines = []
+    if facts.step_us and facts.traced_step_us and facts.step_us.median > 0:
+        ratio = facts.traced_step_us.median / facts.step_us.median
+        lines.append(f"A profiled step took {factor(ratio)} times as long as an unprofiled one (medians).")
+    if observer.window_truncated:
+        lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
+    return Section("What measuring cost", PAIRS, tuple(rows), tuple(lines), aside=True)
+
+
+def _ns(value: int | None) -> str:
+    return duration(None if value is None else value / 1e3)
+
+
+def _changes(run: Run) -> Section | None:
+    """What was turned for this run, and whether it took effect."""
+    if not run.changes:
+        return None
+    rows = tuple(
+        Row(
+            (
+                f"{plain(c.name)}={plain(c.value)}",
+                plain(c.kind),
+                plain(c.found) or "–",
+                f"{plain(c.state)}: {plain(c.evidence)}",
+            )
+        )
+        for c in run.changes
+    )
+    columns = (Column("setting"), Column("is a"), Column("as found"), Column("", "wrap"))
+    return Section("Changed for this run", columns, rows, wide=True)
+
+
+def _choices(run: Run) -> Section | None:
+    if not run.choices:
+        return None
+    rows = tuple(Row((plain(c.what), f"{plain(c.value)}: {plain(c.reason)}")) for c in run.choices)
+    return Section("What gpulab chose", PAIRS, rows, aside=True)
+
+
+def _origin(origin: TraceOrigin) -> Section:
+    """Where a loaded trace comes from, as far as it tells."""
+    versions = ", ".join(f"{plain(name)} {plain(version)}" for name, version in origin.versions.items())
+    rank = "" if origin.rank is None else f"{origin.rank}" + (f" of {origin.world_size}" if origin.world_size else "")
+    pairs = {
+        "file": plain(origin.path),
+        "size": f"{size(origin.size_bytes)}, {size(origin.text_bytes)} of text",
+        "events": f"{origin.events_read:,}, clock in {'nanoseconds' if origin.clock == 'ns' else 'microseconds'}",
+        "rank": rank,
+        "versions": versions,
+    }
+    rows = tuple(Row((name, value)) for name, value in pairs.items() if value)
+    return Section("This trace", PAIRS, rows, aside=True)
+
+
+def _keep(run: Run, unsaved: str) -> Section:
+    lines = [f"Run {plain(run.id)}, {plain(run.created)}."]
+    if unsaved:
+        lines.append(f"Not saved: {plain(unsaved)}")
+    elif not run.settings.save:
+        lines.append("Not saved (--no-save).")
+    else:
+        lines.append(f"Open it again: gpulab report {plain(run.id)}")
+    return Section("This run", lines=tuple(lines))

@@ -1,0 +1,66 @@
+"""What a span is drawn as, in the picture and in the timeline: one table of sorts and their colours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.run import Category, Int64, Timeline
+from gpulab.timeline import spans
+from gpulab.views import wording
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A sort of span: its legend and colour on white."""
+
+    label: str
+    colour: str
+
+
+_DATA = Kind(wording.PARTS["data_wait"].label, wording.PARTS["data_wait"].colour)
+_OPTIMIZER = Kind(wording.PARTS["optimizer"].label, wording.PARTS["optimizer"].colour)
+_OPERATOR_ON_CPU = Kind("operators", wording.PARTS["compute"].colour)
+_OPERATOR = Kind("operators (host)", "#A6BDDB")
+_CALL = Kind("CUDA calls", wording.PARTS["launch"].colour)
+_SYNC = Kind("CUDA calls that wait", wording.PARTS["sync_wait"].colour)
+_KERNEL = Kind("kernels", wording.PARTS["compute"].colour)
+_NCCL = Kind("communication kernels", wording.PARTS["communication"].colour)
+_COPY = Kind("copies", wording.PARTS["memcpy"].colour)
+_SET = Kind("memsets", wording.PARTS["memset"].colour)
+_NOTE = Kind("annotations", "#BDBDBD")
+_PYTHON = Kind("Python functions", "#CBB9A4")
+_STREAM_SYNC = Kind("streams that wait", "#E3B7D0")
+KINDS = (
+    _DATA, _OPTIMIZER, _OPERATOR_ON_CPU, _OPERATOR, _CALL, _SYNC, _NOTE, _PYTHON,
+    _KERNEL, _NCCL, _COPY, _SET, _STREAM_SYNC,
+)  # fmt: skip
+
+
+def kinds_of(timeline: Timeline, rows: Int64, device_kind: str) -> Int64:
+    """The kind of each span, as an index into `KINDS`; decided once per (category, name)."""
+    category, name_id = timeline.category[rows].astype(np.int64), timeline.name_id[rows].astype(np.int64)
+    pairs, where = np.unique(category * len(timeline.names) + name_id, return_inverse=True)
+    split = (divmod(pair, len(timeline.names)) for pair in pairs.tolist())
+    decided = [KINDS.index(_kind(Category(c), timeline.names[n], device_kind)) for c, n in split]
+    return np.array(decided, dtype=np.int64)[where]
+
+
+def _kind(category: Category, name: str, device_kind: str) -> Kind:
+    if category == Category.KERNEL:
+        return _NCCL if spans.is_communication(name) else _KERNEL
+    if category in (Category.GPU_MEMCPY, Category.GPU_MEMSET):
+        return _COPY if category == Category.GPU_MEMCPY else _SET
+    if spans.is_loader(name):
+        return _DATA
+    if spans.is_optimizer(name):
+        return _OPTIMIZER
+    if category in (Category.CUDA_RUNTIME, Category.CUDA_DRIVER):
+        return _SYNC if name.startswith(spans.SYNCHRONIZING) else _CALL
+    if category == Category.CPU_OP:
+        return _OPERATOR_ON_CPU if device_kind == "cpu" else _OPERATOR
+    return {Category.PYTHON_FUNCTION: _PYTHON, Category.CUDA_SYNC: _STREAM_SYNC}.get(category, _NOTE)
+
+
+__all__ = ["KINDS", "Kind", "kinds_of"]

@@ -1,0 +1,423 @@
+"""The timeline of the HTML report: every span of the profiled window, to pan and zoom without a server or network.
+
+The spans travel inside the page as one compressed block: a JSON head (names, lanes, steps), then columns in the order
+in which they are drawn, lane by lane, level by level, by time. `static/timeline.js` unpacks and draws it. Base64 holds
+no markup, so that no name from a trace can end the block; the script may run because its hash stands in the page's
+policy, and nothing else may.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import html
+import json
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from gpulab.analysis.breakdown import PARTS, Breakdown
+from gpulab.analysis.breakdown_pieces import Pieces, placed
+from gpulab.formatting import duration, plural
+from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
+from gpulab.timeline import spans
+from gpulab.views import wording
+from gpulab.views.report.span_kinds import KINDS, kinds_of
+
+MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
+SCRIPT = Path(__file__).parent / "static" / "timeline.js"
+
+_NAME_WIDTH, _SHORT_WIDTH, _ALL_NAMES = 400, 80, 16_000_000  # characters: of a name, of a label, of all names together
+_ROUNDING_NS = 1_000  # µs traces let one kernel begin before the one before it has ended, by less than this
+_PYTHON_LEVELS = 2  # the outermost frames say least
+_SHOWN_PARTS = np.array([list(wording.PARTS).index(part) for part in PARTS])  # the accounting's order to the reader's
+_LAUNCHED = [c.name.lower() for c in DEVICE_CATEGORIES]
+
+
+def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MOST_SPANS) -> str:
+    """The timeline as a section of a page that stands alone; "" where nothing was traced.
+
+    `breakdown` colours the parts of each step. More than `most_spans` spans are thinned out, and the page says so.
+    """
+    timeline = run.timeline
+    if timeline is None or len(timeline) == 0:
+        return ""
+    drawn, left_out = _drawn(timeline, len(run.steps) > 0, most_spans)
+    lanes = _lanes(timeline, drawn)
+    strip = _Strip.of(timeline, breakdown, most_spans)
+    block = base64.b64encode(_packed(run, timeline, strip, lanes, bool(left_out))).decode("ascii")
+    what = f"{plural(len(drawn), 'span')} on {plural(len(lanes), 'lane')}."
+    about = " ".join(note for note in (what, strip.about(timeline), left_out) if note)
+    return _SECTION.format(
+        style=_STYLE,
+        about=html.escape(about),
+        help=html.escape(_HELP),
+        label=html.escape(f"Timeline: {what} {_HELP}"),
+        block=block,
+        script=_script(),
+    )
+
+
+def script_policy() -> str:
+    """The source expression that lets a Content-Security-Policy run the timeline's script and no other."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode('ascii')}'"
+
+
+@functools.cache
+def _script() -> str:
+    return SCRIPT.read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """One lane, its spans (rows of the timeline) by level; `work` is the first level that shows a GPU at work."""
+
+    lane: Lane
+    label: str
+    levels: list[Int64]
+    work: int | None = None
+    most_levels: int = 8  # shown until all are asked for
+
+
+@dataclass(frozen=True, slots=True)
+class _Strip:
+    """The parts of the steps as pieces in time; not `in_place`: as shares of each step, one after the other."""
+
+    account: Breakdown | None
+    pieces: Pieces
+    in_place: bool
+
+    @classmethod
+    def of(cls, timeline: Timeline, account: Breakdown | None, most: int) -> _Strip:
+        if account is None:
+            nothing = np.empty(0, np.int64)
+            return cls(None, Pieces(nothing, nothing, nothing), True)
+        pieces = placed(timeline, account)
+        if pieces is not None and len(pieces.part) <= most:
+            return cls(account, pieces, True)
+        shown = list(wording.PARTS)
+        parts_ns = np.array([[step.parts_ns[part] for part in shown] for step in account.steps], dtype=np.int64)
+        end = np.array([step.start_ns for step in account.steps], dtype=np.int64)[:, None] + np.cumsum(parts_ns, axis=1)
+        step, at = np.nonzero(parts_ns)
+        part = np.array([PARTS.index(name) for name in shown], dtype=np.int64)[at]
+        return cls(account, Pieces((end - parts_ns)[step, at], end[step, at], part), False)
+
+    @property
+    def title(self) -> str:
+        return "parts of each step" if self.in_place else "shares of each step"
+
+    def about(self, timeline: Timeline) -> str:
+        """What the strip under the steps shows, for which device."""
+        if self.account is None:
+            return ""
+        index = self.account.device_index
+        which = f", on GPU {index}" if index is not None and len(spans.devices(timeline)) > 1 else ""
+        if self.in_place:
+            return f"The strip under the steps is the account of their time{which}."
+        return f"The strip under the steps splits the time of each{which}: how much each part took, not when."
+
+
+def _drawn(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:
+    """The spans to draw, by time, and a sentence about those left out: the shortest on the host, then on the GPU.
+
+    Host marks of steps are not among them where the steps stand above the lanes.
+    """
+    rows = np.arange(len(timeline), dtype=np.int64)
+    if has_steps:
+        on_host = np.array([lane.kind == "thread" for lane in timeline.lanes], dtype=bool)[timeline.lane_id]
+        rows = rows[~(spans.named(timeline, spans.is_step) & on_host)]
+    excess = len(rows) - most
+    if excess <= 0:
+        return rows, ""
+    device = spans.in_category(timeline, *DEVICE_CATEGORIES)[rows]
+    order = np.lexsort((timeline.duration_ns[rows], device))
+    dropped = order[:excess]
+    longest_us = timeline.duration_ns[rows[dropped]].max() / 1e3
+    work = int(device[dropped].sum())
+    of_work = f", {work:,} of them GPU work" if work else ", all of them on the host"
+    return rows[np.sort(order[excess:])], (
+        f"Not drawn here: the {excess:,} shortest spans, of at most {duration(longest_us)}{of_work}; "
+        "the figures of the report count them all."
+    )
+
+
+def _lanes(timeline: Timeline, drawn: Int64) -> list[_Drawn]:
+    """Host threads first, the training thread on top, autograd's next; then each GPU's streams."""
+    by_lane = drawn[np.argsort(timeline.lane_id[drawn], kind="stable")]
+    ids, firsts = np.unique(timeline.lane_id[by_lane], return_index=True)
+    rows = dict(zip(ids.tolist(), np.split(by_lane, firsts[1:]), strict=True))
+    calls = np.bincount(timeline.lane_id[spans.in_category(timeline, *spans.HOST_CATEGORIES)], minlength=max(rows) + 1)
+    trainers = spans.training_lanes(timeline)
+
+    def place(lane_id: int) -> tuple[object, ...]:
+        lane = timeline.lanes[lane_id]
+        if lane.kind == "stream":
+            return (1, lane.process, lane.number, 0)
+        return (0, lane_id != timeline.training_lane, lane_id not in trainers, -int(calls[lane_id]))
+
+    return [it for lane_id in sorted(rows, key=place) for it in _drawn_lane(timeline, lane_id, rows[lane_id])]
+
+
+def _drawn_lane(timeline: Timeline, lane_id: int, rows: Int64) -> list[_Drawn]:
+    """A host lane by depth of nesting, Python's own stack apart; a stream's work in one row below its annotations."""
+    lane = timeline.lanes[lane_id]
+    label = _label(lane, lane_id == timeline.training_lane)
+    first = spans.in_category(timeline, *DEVICE_CATEGORIES)[rows]
+    if lane.kind == "thread":
+        first = ~spans.in_category(timeline, Category.PYTHON_FUNCTION)[rows]
+        stacks = [_Drawn(lane, label, _stacked(timeline, rows[first]))]
+        if not first.all():
+            stack = _stacked(timeline, rows[~first])
+            stacks.append(_Drawn(lane, f"{label}, Python", stack, most_levels=_PYTHON_LEVELS))
+        return [it for it in stacks if it.levels]
+    work, above = rows[first], _stacked(timeline, rows[~first])
+    below = [work] if len(work) and _in_turn(timeline, work) else _stacked(timeline, work)
+    return [_Drawn(lane, label, above + below, work=len(above) if below else None)]
+
+
+def _label(lane: Lane, training: bool) -> str:
+    if lane.kind == "stream":
+        name = lane.label or f"GPU {lane.process} stream {lane.number}"
+    else:
+        name = lane.label or ("training thread" if training else f"thread {lane.number}")
+    return wording.cut(wording.plain(name), _SHORT_WIDTH)
+
+
+def _in_turn(timeline: Timeline, rows: Int64) -> bool:
+    """Whether no span begins before the one before it has ended, but for rounding."""
+    start, end = timeline.start_ns[rows], timeline.end_ns[rows]
+    return bool((start[1:] >= np.maximum.accumulate(end)[:-1] - _ROUNDING_NS).all())
+
+
+def _stacked(timeline: Timeline, rows: Int64) -> list[Int64]:
+    """The spans by how many others are open when each begins; within a level none overlaps another."""
+    if len(rows) == 0:
+        return []
+    start, end = timeline.start_ns[rows], timeline.end_ns[rows]
+    end = np.maximum(end, start + 1)
+    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
+    levels = _by_level(depth, rows)
+    if all((timeline.start_ns[level][1:] >= timeline.end_ns[level][:-1]).all() for level in levels):
+        return levels
+    return _by_level(_tangled_depth(start, end), rows)
+
+
+def _by_level(depth: Int64, rows: Int64) -> list[Int64]:
+    order = np.argsort(depth, kind="stable")
+    return np.split(rows[order], np.searchsorted(depth[order], np.arange(1, int(depth.max()) + 1)))
+
+
+def _tangled_depth(start: Int64, end: Int64) -> Int64:
+    """The same where some spans overlap without one holding the other: above the last one that is still open."""
+    depth = np.empty(len(start), np.int64)
+    open_ends: list[int] = []
+    for i, (begins, finishes) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while open_ends and open_ends[-1] <= begins:
+            open_ends.pop()
+        depth[i] = len(open_ends)
+        open_ends.append(finishes)
+    return depth
+
+
+def _packed(run: Run, timeline: Timeline, strip: _Strip, lanes: list[_Drawn], thinned: bool) -> bytes:
+    """The block, compressed: length of the head (4 bytes), head, columns as byte planes, lowest byte first.
+
+    The rows are the lanes' levels, then the strip's pieces.
+    """
+    levels = [level for lane in lanes for level in lane.levels]
+    order = np.concatenate(levels)
+    origin = min(timeline.window_ns[0], int(timeline.start_ns[order].min()))
+    extent = max(timeline.window_ns[1], int(timeline.end_ns[order].max())) - origin
+    names, name = _names(timeline, order)
+    kinds, kind = _kinds(timeline, order, run.device.kind)
+    counts = [len(level) for level in levels]
+    firsts = np.concatenate(([0], np.cumsum(counts)))
+    start = np.concatenate((timeline.start_ns[order], strip.pieces.start_ns)) - origin
+    nothing = np.zeros(len(strip.pieces.part), np.int64)
+    columns = {
+        "gap": _gaps(start, firsts[firsts < len(start)]),
+        "duration": np.concatenate((timeline.duration_ns[order], strip.pieces.end_ns - strip.pieces.start_ns)),
+        "name": np.concatenate((name, nothing)),
+        "kind": np.concatenate((kind, len(kinds) + _SHOWN_PARTS[strip.pieces.part])),
+        "launch": np.concatenate((_launches(timeline, order, firsts), nothing)),
+    }
+    planes = {column: _planes(values) for column, values in columns.items()}
+    head = {
+        "columns": [[column, len(p)] for column, p in planes.items()],
+        "count": len(start),
+        "spans": len(order),
+        **_names_head(names),
+        "kinds": kinds,
+        "parts": [[part.label, part.meaning_on(run.device.kind), part.colour] for part in wording.PARTS.values()],
+        **_lanes_head(lanes, firsts),
+        "steps": _bands(run, timeline, strip.account, origin),
+        "strip": {"title": strip.title, "inPlace": strip.in_place},
+        "window": [t - origin for t in timeline.window_ns],
+        "extent": max(extent, 1),
+        "launched": _LAUNCHED,
+        "noLaunch": f"its launch is not in {'this picture' if thinned else 'the trace'}",
+    }
+    text = json.dumps(head, separators=(",", ":")).encode("ascii")
+    raw = [len(text).to_bytes(4, "little"), text, *(p.tobytes() for p in planes.values())]
+    return zlib.compress(b"".join(raw), 6)
+
+
+def _planes(values: Int64) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
+    """The bytes of a column, all lowest ones first: they compress far better than whole numbers."""
+    width = max(1, (int(values.max()).bit_length() + 7) // 8)
+    return np.ascontiguousarray(values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T)
+
+
+def _gaps(start: Int64, firsts: Int64) -> Int64:
+    """Each start as the time since the start before it in its row, the first one's since the origin."""
+    gaps = np.diff(start, prepend=0)
+    gaps[firsts] = start[firsts]
+    return gaps
+
+
+def _launches(timeline: Timeline, order: Int64, firsts: Int64) -> Int64:
+    """For the GPU's work where in the order its launch stands: 0 none, else 1 + zigzag of the way from the last one."""
+    calls = np.flatnonzero(spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)[order])
+    work = np.flatnonzero(spans.in_category(timeline, *DEVICE_CATEGORIES)[order])
+    code = np.zeros(len(order), np.int64)
+    launched, launch = spans.matched(timeline, order[work], order[calls])
+    position = np.empty(len(timeline), np.int64)
+    position[order] = np.arange(len(order))
+    at, to = position[launched], position[launch]
+    row = np.searchsorted(firsts, at, side="right")
+    before = np.where(np.diff(row, prepend=-1) == 0, np.concatenate(([0], to[:-1])), 0)
+    way = to - before
+    code[at] = 1 + np.where(way >= 0, 2 * way, -2 * way - 1)
+    return code
+
+
+def _names(timeline: Timeline, order: Int64) -> tuple[list[str], Int64]:
+    used, name = np.unique(timeline.name_id[order], return_inverse=True)
+    return [timeline.names[i] for i in used.tolist()], name.astype(np.int64)
+
+
+def _names_head(names: list[str]) -> dict[str, object]:
+    """Whole names, and what is written into a span where that is something else."""
+    most = max(_SHORT_WIDTH, min(_NAME_WIDTH, _ALL_NAMES // len(names)))
+    whole = [wording.cut(wording.plain(name), most) for name in names]
+    short = [wording.cut(wording.short_name(name), _SHORT_WIDTH) for name in names]
+    return {"names": whole, "short": [None if s == w else s for s, w in zip(short, whole, strict=True)]}
+
+
+def _kinds(timeline: Timeline, order: Int64, device_kind: str) -> tuple[list[list[str]], Int64]:
+    """[label, category, colour] of each sort of span that occurs, and each span's."""
+    sort = kinds_of(timeline, order, device_kind)
+    pairs, kind = np.unique(sort * 256 + timeline.category[order], return_inverse=True)
+    split = [divmod(pair, 256) for pair in pairs.tolist()]
+    called = {int(c): c.name.lower() for c in Category} | {int(Category.UNKNOWN): "unknown category"}
+    return [[KINDS[k].label, called[c], KINDS[k].colour] for k, c in split], kind.astype(np.int64)
+
+
+def _lanes_head(lanes: list[_Drawn], firsts: Int64) -> dict[str, object]:
+    """Each lane's rows as [first, count]; the overview draws the GPUs' work, or the first row where there is none."""
+    rows = [[a, b - a] for a, b in pairwise(firsts.tolist())]
+    found: list[dict[str, object]] = []
+    overview: list[list[int]] = []
+    at = 0
+    for lane in lanes:
+        mine = rows[at : at + len(lane.levels)]
+        found.append({"label": lane.label, "rows": mine, "most": lane.most_levels})
+        overview += [] if lane.work is None else mine[lane.work :]
+        at += len(mine)
+    return {"lanes": found, "overview": overview or rows[:1]}
+
+
+def _bands(run: Run, timeline: Timeline, account: Breakdown | None, origin: int) -> list[dict[str, object]]:
+    """The steps that touch the window, with the parts of those that were accounted; without any, the whole window."""
+    if account is not None and account.whole_window:
+        (whole,) = account.steps
+        return [_band("", "whole window", whole.start_ns - origin, whole.end_ns - origin, 0, whole.parts_ns)]
+    accounted = {} if account is None else {step.number: step.parts_ns for step in account.steps}
+    s, (window_start, window_end) = run.steps, timeline.window_ns
+    touching = np.flatnonzero((s.start_ns < window_end) & (s.end_ns > window_start))
+    columns = (s.number[touching], s.start_ns[touching] - origin, s.end_ns[touching] - origin, s.flags[touching])
+    return [
+        _band(str(number), f"step {number}", start, end, flags, accounted.get(number))
+        for number, start, end, flags in zip(*(column.tolist() for column in columns), strict=True)
+    ]
+
+
+def _band(
+    number: str, label: str, start_ns: int, end_ns: int, flags: int, parts_ns: dict[str, int] | None
+) -> dict[str, object]:
+    parts = None if parts_ns is None else [parts_ns[part] for part in wording.PARTS]
+    return {
+        "number": number,
+        "label": label,
+        "start": start_ns,
+        "end": end_ns,
+        "flags": wording.flag_names(flags),
+        "parts": parts,
+    }
+
+
+_HELP = (
+    "Wheel or pinch zooms, drag pans, a click on a kernel shows its launch. Keys: ← → pan, + − zoom, 0 the whole "
+    "window, Enter picks a span and zooms to it, Shift with arrows walks from span to span, L goes from kernel to "
+    "launch and back, / searches. Low bars: spans under a pixel, as high as the share of it that they cover."
+)
+
+_STYLE = """
+.gpulab-timeline { overflow: visible; margin-inline: min(0px, calc((100% - min(1680px, 100vw - 64px)) / 2));
+  --tl-ink: #1c2430; --tl-quiet: #5b6573; --tl-ground: #ffffff; --tl-lane: #f0f2f5; --tl-line: #d5dae1;
+  --tl-accent: #c2185b; }
+@media (prefers-color-scheme: dark) { .gpulab-timeline { --tl-ink: #e6e9ee; --tl-quiet: #a0a9b6; --tl-ground: #1b2129;
+  --tl-lane: #262e39; --tl-line: #3c4653; --tl-accent: #ff7eb0; } }
+.tl-ready { position: relative; }
+.tl-tools { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 10px 0 8px; font-size: 14px; }
+.tl-tools input, .tl-tools button { font: inherit; color: var(--tl-ink); background: var(--tl-lane); padding: 3px 10px;
+  border: 1px solid var(--tl-line); border-radius: 6px; }
+.tl-search { width: 15em; } .tl-tools button { cursor: pointer; min-width: 34px; }
+.tl-found { color: var(--tl-quiet); flex: 1; min-width: 8em; }
+.tl-scroll { position: relative; overflow: hidden auto; border: 1px solid var(--tl-line); border-radius: 6px; }
+.tl-canvas { position: sticky; top: 0; display: block; touch-action: pan-y; cursor: crosshair; }
+.tl-canvas:focus-visible { outline: 2px solid var(--tl-accent); outline-offset: -2px; }
+.tl-tip { position: absolute; z-index: 1; max-width: min(460px, 90%); pointer-events: none; padding: 6px 10px;
+  font-size: 13px; line-height: 1.4; overflow-wrap: anywhere; color: var(--tl-ink); background: var(--tl-ground);
+  border: 1px solid var(--tl-line); border-radius: 6px; box-shadow: 0 2px 10px rgb(0 0 0 / 25%); }
+.tl-detail { margin: 8px 0 0; min-height: 1.5em; font-size: 14px; overflow-wrap: anywhere; }
+.tl-detail:empty::before { content: "A click on a span, or Enter, keeps it here."; color: var(--tl-quiet); }
+.tl-legend { font-size: 13px; color: var(--tl-quiet); } .tl-legend p { margin: 4px 0 0; }
+.tl-legend span { white-space: nowrap; margin-left: 14px; }
+.tl-legend i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 5px;
+  vertical-align: -1px; }
+"""
+
+_SECTION = """<section class="gpulab-timeline">
+<style>{style}</style>
+<h2>Every span of the profiled window</h2>
+<p class="note">{about}</p>
+<p class="tl-state" role="status"></p>
+<noscript><p>The timeline needs JavaScript; nothing else on this page does.</p></noscript>
+<div class="tl-ready" hidden>
+<div class="tl-tools">
+<input class="tl-search" type="search" placeholder="Search names" aria-label="Search the names of spans">
+<span class="tl-found" role="status"></span>
+<label hidden><input class="tl-levels" type="checkbox"> all levels</label>
+<button class="tl-in" type="button" aria-label="Zoom in">+</button>
+<button class="tl-out" type="button" aria-label="Zoom out">−</button>
+<button class="tl-whole" type="button">Whole window</button>
+</div>
+<div class="tl-scroll"><div class="tl-sheet">
+<canvas class="tl-canvas" tabindex="0" role="application" aria-roledescription="timeline" aria-label="{label}"></canvas>
+</div></div>
+<div class="tl-tip" hidden></div>
+<p class="tl-detail" aria-live="polite"></p>
+<div class="tl-legend"></div>
+<p class="note">{help}</p>
+</div>
+<script type="application/octet-stream" class="tl-data">{block}</script>
+<script>{script}</script>
+</section>"""
+
+
+__all__ = ["MOST_SPANS", "SCRIPT", "script_policy", "timeline_section"]

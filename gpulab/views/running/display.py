@@ -1,0 +1,69 @@
+"""Where a run is shown while it goes on and when it has ended: a notebook's output, or the terminal."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from gpulab.run import Missing
+from gpulab.views.running.live import LiveView, live_view_or_none, why_no_live_view
+
+if TYPE_CHECKING:
+    from gpulab.views.report.report import Report
+
+
+@dataclass(slots=True)
+class Stage:
+    """One run's place on the screen. In a notebook: the live view first, then in its place the picture.
+
+    `lacks_live` is the reason why a live view that was wanted could not be made, or empty.
+    """
+
+    watcher: LiveView | None
+    notebook: bool = False
+    lacks_live: str = ""
+
+    @classmethod
+    def open(cls, *, live: bool) -> Stage:
+        """Prepare before the run starts what its end would have to wait for."""
+        if not in_notebook():
+            return cls(None)
+        with suppress(Exception):  # where matplotlib is broken, `show` says it
+            from gpulab.views.report import figure
+
+            figure.prepare()
+        if not live:
+            return cls(None, notebook=True)
+        return cls(live_view_or_none(), notebook=True, lacks_live=why_no_live_view() or "")
+
+    def show(self, report: Report) -> None:
+        """Put the report where the live view was; in a terminal, print it."""
+        if not self.notebook:
+            sys.stdout.write(report.text() + "\n")
+            return
+        from IPython.display import display
+
+        told = self._with_live_view_told(report)
+        bundle = told.bundle()
+        if self.watcher is None or not self.watcher.replace(bundle):
+            display(bundle, raw=True)  # type: ignore[no-untyped-call]
+        display({"text/html": told.fragment(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
+
+    def _with_live_view_told(self, report: Report) -> Report:
+        """The report with a missing live view among what is missing: of this showing, so not in the record."""
+        reason = self.lacks_live or (self.watcher.problem if self.watcher is not None else None)
+        if not reason:
+            return report
+        facts = report.facts
+        lacking = Missing("live view (the run itself is whole)", reason, key="live_view")
+        run = replace(facts.run, missing=(*facts.run.missing, lacking))
+        return replace(report, facts=replace(facts, run=run))
+
+
+def in_notebook() -> bool:
+    """Whether an IPython kernel runs this code: a front end that can show pictures."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    return shell is not None and getattr(shell, "kernel", None) is not None

@@ -1,0 +1,344 @@
+"""The live view: one anywidget that draws a run in the browser while its cell still goes on.
+
+A thread drains the feed and only ever calls `Widget.send`: traits are not thread safe, and ipykernel 7 loses or
+misplaces what a thread prints or displays. Nothing here may break the run: a failure ends the view, quietly, and is
+kept in `LiveView.problem`.
+
+Wire format, read by live/src/message.js: a JSON head `{v, status, samples, series?, phases?, ended?}` and float32
+buffers, little-endian: the steps as rows of `STEP_COLUMNS`, then one buffer of (s, value) rows per name in `samples`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypedDict, cast
+
+import numpy as np
+
+from gpulab.views.running.stop_message import accept_stop
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    from gpulab.capture.feed import Delta, Feed, Float32, Status
+    from gpulab.devices.meters import SeriesInfo
+
+WIRE_VERSION = 1
+STEP_COLUMNS = ("end_s", "wall_ms", "wait_ms", "samples_per_s", "count", "wall_max_ms")
+INTERVAL_S = 0.1  # 10 Hz: smooth to the eye, about 0.3 % of one core
+ROWS_PER_MESSAGE = 512  # per buffer; faster steps are merged, which a chart of 1,000 pixels does not show
+HISTORY_ROWS = 1024
+JOIN_TIMEOUT_S = 5.0
+MODULE = Path(__file__).parent / "static" / "live.js"
+WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
+PLAIN_TEXT = "gpulab is measuring this cell; its report replaces this line when the cell ends."
+
+
+class Head(TypedDict, total=False):
+    """The JSON part of a message."""
+
+    v: int
+    status: dict[str, object]
+    samples: list[str]
+    series: list[dict[str, object]]
+    phases: list[dict[str, object]]
+    ended: bool
+
+
+class Closable(Protocol):
+    """A widget that can be closed."""
+
+    def close(self) -> None: ...
+
+
+class Widget(Protocol):
+    """What the live view asks of its anywidget."""
+
+    history: dict[str, object]
+    layout: Closable
+
+    def send(self, content: Head, buffers: list[bytes]) -> None: ...
+    def on_msg(self, callback: Callable[[object, dict[str, object], object], None], remove: bool = False) -> None: ...
+    def close(self) -> None: ...
+    def _repr_mimebundle_(self) -> tuple[dict[str, object], dict[str, object]] | None: ...
+
+
+class DisplayHandle(Protocol):
+    """IPython's handle on one displayed output."""
+
+    display_id: str
+
+    def update(self, obj: object, **kwargs: object) -> None: ...
+
+
+class LiveView:
+    """A `Watcher` that shows one run in the notebook's output area. Make a new one for each run.
+
+    `handle` is the output it shows itself in; `problem` says why it ended early, None while all is well.
+    """
+
+    def __init__(self, kernel: object, interval_s: float = INTERVAL_S) -> None:
+        self.handle: DisplayHandle | None = None
+        self.problem: str | None = None
+        self._kernel = kernel
+        self._interval_s = interval_s
+        self._run_key = uuid.uuid4().hex
+        self._over = threading.Event()
+        self._feed: Feed | None = None
+        self._widget: Widget | None = None
+        self._thread: threading.Thread | None = None
+        self._refuse_stop: Callable[[], None] = lambda: None
+        self._messages = Messages()
+
+    def begin(self, feed: Feed) -> None:
+        """Display the view and start feeding it. Never raises."""
+        self._feed = feed
+        try:
+            self._show(feed)
+        except Exception as e:  # a broken front end must not cost the user the run
+            self._fail(e)
+            self.close()
+            return
+        self._thread = threading.Thread(target=self._pump, args=(feed,), name="gpulab-live-view", daemon=True)
+        self._thread.start()
+
+    def _show(self, feed: Feed) -> None:
+        from IPython.display import display
+
+        self._widget = widget = _widget_class()(run_key=self._run_key)
+        self._refuse_stop = accept_stop(self._kernel, self._run_key, feed.request_stop)
+        widget.on_msg(self._on_comm)
+        data, metadata = widget._repr_mimebundle_() or ({}, {})
+        shown = {**data, "text/plain": PLAIN_TEXT}
+        handle = display(shown, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        self.handle = cast("DisplayHandle", handle)
+
+    def _on_comm(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
+        """Stop, from a front end that offers no control channel; heard while the main thread is free."""
+        if content.get("kind") == "stop" and self._feed is not None:  # None once the run is over
+            self._feed.request_stop()
+
+    def _pump(self, feed: Feed) -> None:
+        while not self._over.wait(self._interval_s):
+            if not self._push(feed):
+                return
+
+    def _push(self, feed: Feed, *, ended: bool = False) -> bool:
+        """Send what is new. False where that failed, and the view has ended."""
+        if self._widget is None or self.problem:
+            return False
+        try:
+            head, buffers = self._messages.encode(feed.drain(), feed.series(), ended=ended)
+            self._widget.send(head, buffers=buffers)
+        except Exception as e:
+            self._fail(e)
+            return False
+        return True
+
+    def _fail(self, e: Exception) -> None:
+        self.problem = f"{type(e).__name__}: {e}"
+
+    def end(self) -> None:
+        """Stop the thread and the Stop button, show the last steps, and keep the chart for a reload of the page."""
+        self._over.set()
+        self._refuse_stop()
+        if self._thread is not None:
+            self._thread.join(JOIN_TIMEOUT_S)
+            if self._thread.is_alive():
+                self.problem = self.problem or f"the feed did not answer within {JOIN_TIMEOUT_S:g} s"
+            self._thread = None
+        if self._feed is not None and self._widget is not None and self._push(self._feed, ended=True):
+            try:
+                self._widget.history = self._messages.history()
+            except Exception as e:
+                self._fail(e)
+        self._feed = None
+
+    def replace(self, bundle: dict[str, object]) -> bool:
+        """Put the MIME bundle where the view was, and close it. False where there is no such output to replace."""
+        if self.handle is None:
+            self.close()
+            return False
+        try:
+            self.handle.update(bundle, raw=True)
+        except Exception as e:
+            self._fail(e)
+            return False
+        finally:
+            self.close()
+        return True
+
+    def close(self) -> None:
+        """Leave no thread, handler or widget behind. May be called twice."""
+        self._over.set()
+        self._refuse_stop()
+        widget, self._widget = self._widget, None
+        if widget is None:
+            return
+        try:
+            widget.on_msg(self._on_comm, remove=True)
+            widget.layout.close()  # ipywidgets gives each widget a second one, for its layout
+            widget.close()
+        except Exception as e:
+            self._fail(e)
+
+
+class Messages:
+    """Turns deltas into messages, and remembers the run in bounded memory."""
+
+    def __init__(self) -> None:
+        self._series: tuple[SeriesInfo, ...] = ()
+        self._steps = Rows(merge_steps)
+        self._samples: dict[str, Rows] = {}
+        self._phases: list[dict[str, object]] = []
+        self._status: Status | None = None
+
+    def encode(self, delta: Delta, series: tuple[SeriesInfo, ...], *, ended: bool = False) -> tuple[Head, list[bytes]]:
+        """One message with what is new; the legend only where it changed."""
+        steps = widened(delta.steps)
+        self._remember(delta.status, steps, delta.samples)
+        head = _head(delta.status, list(delta.samples))
+        if series != self._series:
+            self._series = series
+            head["series"] = [dataclasses.asdict(s) for s in series]
+        if ended:
+            head["ended"] = True
+        return head, _buffers(thinned(steps, ROWS_PER_MESSAGE, merge_steps), delta.samples.values(), ROWS_PER_MESSAGE)
+
+    def _remember(self, status: Status, steps: Float32, samples: dict[str, Float32]) -> None:
+        self._status = status
+        if not self._phases or self._phases[-1]["phase"] != status.phase:
+            self._phases.append({"phase": status.phase, "from": status.elapsed_s})
+        self._steps.add(steps)
+        for name, rows in samples.items():
+            self._samples.setdefault(name, Rows(merge_samples)).add(rows)
+
+    def history(self) -> dict[str, object]:
+        """The whole run as one message: what the page shows after a reload."""
+        if self._status is None:
+            return {}
+        head = _head(self._status, list(self._samples))
+        head["series"] = [dataclasses.asdict(s) for s in self._series]
+        head["phases"] = self._phases
+        head["ended"] = True
+        steps = thinned(self._steps.all(), HISTORY_ROWS, merge_steps)
+        return {
+            "head": head,
+            "buffers": _buffers(steps, (rows.all() for rows in self._samples.values()), HISTORY_ROWS),
+        }
+
+
+Merge = Callable[["Float32", "npt.NDArray[np.intp]"], "Float32"]
+
+
+class Rows:
+    """Rows of one table, merged to fewer where they become many, so that a run of any length stays small."""
+
+    def __init__(self, merge: Merge) -> None:
+        self._merge = merge
+        self._chunks: list[Float32] = []
+        self._count = 0
+
+    def add(self, rows: Float32) -> None:
+        if not len(rows):
+            return
+        self._chunks.append(rows)
+        self._count += len(rows)
+        if self._count > 4 * HISTORY_ROWS:
+            self._chunks = [thinned(self.all(), 2 * HISTORY_ROWS, self._merge)]
+            self._count = len(self._chunks[0])
+
+    def all(self) -> Float32:
+        return np.concatenate(self._chunks) if self._chunks else np.empty((0, 0), np.float32)
+
+
+def widened(steps: Float32) -> Float32:
+    """The feed's step rows as rows of `STEP_COLUMNS`: each stands for one step, which is its own slowest."""
+    return np.column_stack((steps, np.ones(len(steps), np.float32), steps[:, 1])).astype(np.float32, copy=False)
+
+
+def thinned(rows: Float32, keep: int, merge: Merge) -> Float32:
+    """At most `keep` rows, each merged from equally many neighbours."""
+    if len(rows) <= keep:
+        return rows
+    return merge(rows, np.arange(0, len(rows), -(-len(rows) // keep)))
+
+
+def merge_steps(rows: Float32, starts: npt.NDArray[np.intp]) -> Float32:
+    """Rows of `STEP_COLUMNS`: the last end, means over steps, the rate over their time, the slowest of all."""
+    _end, wall, wait, rate, count, slowest = rows.astype(np.float64).T
+    steps = np.add.reduceat(count, starts)
+    time = np.add.reduceat(wall * count, starts)
+    samples = np.add.reduceat(np.where(wall > 0, rate * wall * count, 0.0), starts)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns = (
+            rows[_last(starts, len(rows)), 0],
+            time / steps,
+            np.add.reduceat(wait * count, starts) / steps,
+            samples / time,
+            steps,
+            np.maximum.reduceat(slowest, starts),
+        )
+    return np.column_stack(columns).astype(np.float32)
+
+
+def merge_samples(rows: Float32, starts: npt.NDArray[np.intp]) -> Float32:
+    """(s, value) rows: the last time, the mean value."""
+    last = _last(starts, len(rows))
+    mean = np.add.reduceat(rows[:, 1].astype(np.float64), starts) / (last - starts + 1)
+    return np.column_stack((rows[last, 0], mean)).astype(np.float32)
+
+
+def _last(starts: npt.NDArray[np.intp], length: int) -> npt.NDArray[np.intp]:
+    return np.append(starts[1:], length) - 1
+
+
+def _head(status: Status, samples: list[str]) -> Head:
+    return {"v": WIRE_VERSION, "status": dataclasses.asdict(status), "samples": samples}
+
+
+def _buffers(steps: Float32, samples: Iterable[Float32], keep: int) -> list[bytes]:
+    tables = [steps, *(thinned(rows, keep, merge_samples) for rows in samples)]
+    return [np.ascontiguousarray(table, dtype="<f4").tobytes() for table in tables]
+
+
+@cache
+def _widget_class() -> Callable[..., Widget]:
+    import anywidget
+    import traitlets
+
+    class LiveWidget(anywidget.AnyWidget):
+        """A pipe to live/src/index.js. `history` is set once, at the end; everything else is sent."""
+
+        _esm = MODULE.read_text(encoding="utf-8")
+        run_key = traitlets.Unicode().tag(sync=True)
+        history = traitlets.Dict().tag(sync=True)
+
+    return cast("Callable[..., Widget]", LiveWidget)
+
+
+def why_no_live_view() -> str | None:
+    """Why this process can show no live view, as one clause; None where it can."""
+    if _running_kernel() is None:
+        return "no Jupyter kernel runs this code"
+    if importlib.util.find_spec("anywidget") is None:
+        return "the package anywidget is not installed"
+    return None
+
+
+def live_view_or_none() -> LiveView | None:
+    """A live view for the run that is about to start; None where nothing could show it (`why_no_live_view`)."""
+    return None if why_no_live_view() else LiveView(_running_kernel())
+
+
+def _running_kernel() -> object | None:
+    ipython = sys.modules.get("IPython")  # not imported: then no kernel runs us
+    shell = ipython.get_ipython() if ipython is not None else None
+    return cast("object | None", getattr(shell, "kernel", None))
