@@ -82,12 +82,12 @@ def experiments(count: int, pairs: int = PAIRS) -> dict[str, Any]:
 
 
 def _interleaved(kind: str, pairs: int) -> dict[str, Any]:
-    from gpulab import turning
+    from gpulab.api import experiment
 
-    compared = turning.experiment(
+    compared = experiment.experiment(
         CELL, {"run_name": "second"}, namespace=_notebook(kind), steps=BLOCK_STEPS, pairs=pairs, save=False, show=False
     )
-    turning.experiments.clear()
+    experiment.experiments.clear()
     return _judged(compared.only)
 
 

@@ -73,12 +73,12 @@ def experiments(count: int) -> dict[str, Any]:
 
 
 def _experiment(depth: int, extra_us: float) -> dict[str, Any]:
-    from gpulab import turning
+    from gpulab.api import experiment
 
     began = time.monotonic()
-    compared = turning.experiment(CELL, {"extra_us": extra_us}, namespace=_notebook(depth), save=False, show=False)
+    compared = experiment.experiment(CELL, {"extra_us": extra_us}, namespace=_notebook(depth), save=False, show=False)
     seconds = time.monotonic() - began
-    turning.experiments.clear()
+    experiment.experiments.clear()
     found = compared.only
     return {
         "verdict": found.verdict,

@@ -11,15 +11,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpulab.api.climb import climb, climbs
+    from gpulab.api.experiment import experiment, experiments
+    from gpulab.api.headspace import headspace
+    from gpulab.api.panel import lab
+    from gpulab.api.predict import scoreboard
+    from gpulab.api.profile import compare, diagnose, profile, report, runs
     from gpulab.capture.steps.loop import mark_step as step
-    from gpulab.climbing import climb, climbs
-    from gpulab.doors import compare, diagnose, profile, report, runs
-    from gpulab.foretelling import scoreboard
-    from gpulab.headspaces import headspace
-    from gpulab.labs import lab
     from gpulab.run import Ranks, Run
     from gpulab.trace.ranks import load
-    from gpulab.turning import experiment, experiments
 
 __version__ = "0.1.0"
 __all__ = [
@@ -44,19 +44,19 @@ __all__ = [
 ]
 
 _DOORS = {
-    "climb": ("gpulab.climbing", "climb"),
-    "climbs": ("gpulab.climbing", "climbs"),
-    "compare": ("gpulab.doors", "compare"),
-    "diagnose": ("gpulab.doors", "diagnose"),
-    "experiment": ("gpulab.turning", "experiment"),
-    "headspace": ("gpulab.headspaces", "headspace"),
-    "experiments": ("gpulab.turning", "experiments"),
-    "lab": ("gpulab.labs", "lab"),
+    "climb": ("gpulab.api.climb", "climb"),
+    "climbs": ("gpulab.api.climb", "climbs"),
+    "compare": ("gpulab.api.profile", "compare"),
+    "diagnose": ("gpulab.api.profile", "diagnose"),
+    "experiment": ("gpulab.api.experiment", "experiment"),
+    "headspace": ("gpulab.api.headspace", "headspace"),
+    "experiments": ("gpulab.api.experiment", "experiments"),
+    "lab": ("gpulab.api.panel", "lab"),
     "load": ("gpulab.trace.ranks", "load"),
-    "profile": ("gpulab.doors", "profile"),
-    "report": ("gpulab.doors", "report"),
-    "runs": ("gpulab.doors", "runs"),
-    "scoreboard": ("gpulab.foretelling", "scoreboard"),
+    "profile": ("gpulab.api.profile", "profile"),
+    "report": ("gpulab.api.profile", "report"),
+    "runs": ("gpulab.api.profile", "runs"),
+    "scoreboard": ("gpulab.api.predict", "scoreboard"),
     "step": ("gpulab.capture.steps.loop", "mark_step"),
     "Run": ("gpulab.run", "Run"),
     "Ranks": ("gpulab.run", "Ranks"),

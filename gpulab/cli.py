@@ -18,10 +18,9 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 import gpulab
-from gpulab.commands import runs as runs_command
-from gpulab.commands import tensorboard as tensorboard_command
+from gpulab.api import runs_command, tensorboard_command
+from gpulab.api.profile import open_run
 from gpulab.devices.doctor import examine
-from gpulab.doors import open_run
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.store.folders import Store
 from gpulab.user_code import runs_users_code

@@ -28,7 +28,7 @@ from gpulab.experiments import cell_code
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
-    from gpulab.doors import profile
+    from gpulab.api.profile import profile
     from gpulab.experiments.plan import Plan
     from gpulab.experiments.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
@@ -117,7 +117,7 @@ class Comparing:
 
     def run(self) -> Compared | None:
         """Run and show it; what it found, where that was asked for."""
-        from gpulab.turning import conduct
+        from gpulab.api.experiment import conduct
 
         compared = conduct(self.code, self.plan)
         return compared if self.give else None
@@ -262,7 +262,7 @@ class GPUProfile(Magics):
         source: Literal["cell", "statement"],
         changing: Changing | None,
     ) -> profile:
-        from gpulab.doors import profile
+        from gpulab.api.profile import profile
 
         asks_for_trace = options.trace_steps is not None or options.whole
         trace = not options.no_trace and (self.trace or asks_for_trace)
@@ -378,21 +378,21 @@ def _offer_panel() -> None:
 
     if in_notebook():
         with suppress(Exception):
-            from gpulab.labs import offer_panel
+            from gpulab.api.panel import offer_panel
 
             offer_panel()
 
 
 def _show_runs(rest: str) -> None:
-    from gpulab.commands import runs as command
-    from gpulab.doors import runs
+    from gpulab.api import runs_command as command
+    from gpulab.api.profile import runs
 
     command.magic(runs, rest)
 
 
 def _show_tensorboard(rest: str) -> None:
-    from gpulab.commands import tensorboard as command
-    from gpulab.doors import runs
+    from gpulab.api import tensorboard_command as command
+    from gpulab.api.profile import runs
 
     command.magic(runs, rest)
 
@@ -406,7 +406,7 @@ def _show_doctor(rest: str) -> None:
 
 
 def _show_report(rest: str) -> None:
-    from gpulab.doors import report, runs
+    from gpulab.api.profile import report, runs
     from gpulab.views.running.display import Stage
 
     if not len(runs):
@@ -416,31 +416,31 @@ def _show_report(rest: str) -> None:
 
 def _open_panel(rest: str) -> None:
     _nothing_more("panel", rest)
-    from gpulab.labs import open_panel
+    from gpulab.api.panel import open_panel
 
     open_panel()
 
 
 def _climb(rest: str) -> None:
-    from gpulab.climbing import magic
+    from gpulab.api.climb import magic
 
     magic(rest)
 
 
 def _headspace(rest: str) -> None:
-    from gpulab.headspaces import magic
+    from gpulab.api.headspace import magic
 
     magic(rest)
 
 
 def _predict(rest: str) -> None:
-    from gpulab.foretelling import magic_predict
+    from gpulab.api.predict import magic_predict
 
     magic_predict(rest)
 
 
 def _show_scoreboard(rest: str) -> None:
-    from gpulab.foretelling import magic_scoreboard
+    from gpulab.api.predict import magic_scoreboard
 
     magic_scoreboard(rest)
 

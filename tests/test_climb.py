@@ -18,8 +18,8 @@ from made_comparisons import PARTS_A, alike, as_written, blocks, facts_with, fas
 from scripted_climb import DATASET, HEALTHY, SCENE, Machine, Script, finding, nothing_foretold
 
 import gpulab
-from gpulab import climbing
-from gpulab.climbing import conduct, parsed
+from gpulab.api import climb
+from gpulab.api.climb import conduct, parsed
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
 from gpulab.experiments.climb.acceptance import broken_loss, judged
@@ -238,8 +238,8 @@ def test_the_users_file_says_what_full_memory_is(
     monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "own"))
     (tmp_path / "gpulab.toml").write_text(table)
     machine = Machine(two_knobs, starving, peak_bytes=lambda s: 7 * 2**34 // 10)
-    monkeypatch.setattr(climbing, "Climber", functools.partial(Climber, engine=machine._engine))
-    monkeypatch.setattr(climbing, "_diagnosed", machine._diagnosed)
+    monkeypatch.setattr(climb, "Climber", functools.partial(Climber, engine=machine._engine))
+    monkeypatch.setattr(climb, "_diagnosed", machine._diagnosed)
     climbed = conduct(TextCode.parsed("workers = 0\n", {}), Bounds(rungs=1, save=False), show=False)
     assert [rung.outcome for rung in climbed.rungs] == [outcome]
 
@@ -566,7 +566,7 @@ def climb_with(
     diagnosis: Diagnosis, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cell: str = CELL, **bounds: Any
 ) -> Climbed:
     """A real climb after a diagnosis that was made up."""
-    monkeypatch.setattr(climbing, "_diagnosed", lambda known: diagnosis)
+    monkeypatch.setattr(climb, "_diagnosed", lambda known: diagnosis)
     given = Bounds(**{"rungs": 1, "pairs": 5, "steps": 4, "save": False, **bounds})
     return conduct(TextCode.parsed(cell, names), given, show=False)
 

@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
-from gpulab.commands import runs as commands
-from gpulab.commands.words import split
+from gpulab.api import runs_command as commands
+from gpulab.api.arguments import split
 from gpulab.errors import GpulabError, StoreError
 from gpulab.run import Category, Device, Loader, Memory, Run, Samples, Series, Settings
 from gpulab.store import optional_packages, scalars, tables

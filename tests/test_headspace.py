@@ -19,7 +19,7 @@ from loading_datasets import Planted, Stream
 from torch.utils.data import DataLoader
 
 import gpulab
-from gpulab import headspaces
+from gpulab.api import headspace
 from gpulab.errors import UsageError
 from gpulab.experiments.function_code import TextCode
 from gpulab.experiments.headspace import cold_files
@@ -261,12 +261,12 @@ def test_files_that_stay_in_memory_are_said_to(tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("line", ["--budgt 3", "--steps x", "--steps 0", "--budget -1", "--budget nan", "more"])
 def test_a_wrong_line_is_one_sentence(line: str) -> None:
     with pytest.raises(UsageError) as e:
-        headspaces.magic(line)
+        headspace.magic(line)
     assert "\n" not in str(e.value) and ("--" in str(e.value) or "more" in str(e.value))
 
 
 def test_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    headspaces.magic("--help")
+    headspace.magic("--help")
     assert "%gpulab headspace" in capsys.readouterr().out
 
 

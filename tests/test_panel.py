@@ -12,6 +12,7 @@ from typing import Any
 import ipywidgets
 import pytest
 
+from gpulab.api.panel import BUSY, NO_CELL, NOTHING_TURNED, Lab, lab
 from gpulab.errors import UsageError
 from gpulab.experiments.function_code import FunctionCode
 from gpulab.experiments.plan import Code, Listener, Plan, Progress
@@ -21,7 +22,6 @@ from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
 from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
-from gpulab.labs import BUSY, NO_CELL, NOTHING_TURNED, Lab, lab
 from gpulab.run import Device, Loader
 from gpulab.views.panel.controls import KnobRow, lesson_path
 from gpulab.views.panel.panel import Panel, head, progress_words, share_done
@@ -332,7 +332,7 @@ def test_what_cannot_be_compared_is_refused(scripted: Lab, made: Made, settings:
 
 
 def test_without_a_profiled_cell_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.doors import runs
+    from gpulab.api.profile import runs
 
     monkeypatch.setattr(runs, "_own", {})
     with pytest.raises(UsageError, match=NO_CELL.split(":")[0]):

@@ -26,6 +26,7 @@ from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.host.operator_costs import HostOperators
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
+from gpulab.api.predict import foretell
 from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.cure_predictions import foretold
 from gpulab.diagnosis.diagnose import diagnose
@@ -34,7 +35,6 @@ from gpulab.diagnosis.rules import precision, transfers
 from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.experiments.predictions import sizes_to_run
-from gpulab.foretelling import foretell
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.observe.describe import loader_record

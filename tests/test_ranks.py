@@ -14,7 +14,7 @@ from real_traces import path
 from gpulab.analysis import ranks
 from gpulab.analysis.facts import facts
 from gpulab.analysis.ranks import RankComparison
-from gpulab.diagnosing import diagnose_job
+from gpulab.api.diagnose import diagnose_job
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.diagnosis.thresholds import DEFAULT

@@ -18,9 +18,9 @@ import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
-from gpulab.commands import runs as commands
-from gpulab.commands import tensorboard
-from gpulab.commands.words import split
+from gpulab.api import runs_command as commands
+from gpulab.api import tensorboard_command
+from gpulab.api.arguments import split
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Device, Loader, Run, Settings
 from gpulab.store import folders as store_module
@@ -478,21 +478,21 @@ def test_tensorboard_answers_bad_input_in_a_sentence(store: Store, words: list[s
     pytest.importorskip("torch_tb_profiler")
     traced(store)
     with pytest.raises(UsageError) as caught:
-        tensorboard.command(Runs(store), words)
+        tensorboard_command.command(Runs(store), words)
     assert told in str(caught.value)
-    assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
+    assert tensorboard_command.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
 
 
 def test_tensorboard_that_is_not_installed_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard_server, "installed", lambda name: name != "torch_tb_profiler")
     with pytest.raises(UsageError, match=r"install it first: pip install torch-tb-profiler\.$"):
-        tensorboard.command(Runs(store), [])
+        tensorboard_command.command(Runs(store), [])
 
 
 def test_tensorboard_needs_a_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard_server, "installed", lambda name: True)
     with pytest.raises(UsageError, match="has a trace to show"):
-        tensorboard.command(runs, [])
+        tensorboard_command.command(runs, [])
 
 
 def test_a_port_that_is_taken_gives_the_next_one() -> None:
@@ -509,7 +509,7 @@ def test_tensorboard_that_fails_says_why_and_is_gone(store: Store, monkeypatch: 
     monkeypatch.setattr(tensorboard_server, "_CHILD", "import sys; sys.exit('it is broken')")
     traced(store)
     with pytest.raises(GpulabError, match=r"TensorBoard did not start: it is broken"):
-        tensorboard.command(Runs(store), ["--no-open"])
+        tensorboard_command.command(Runs(store), ["--no-open"])
     assert psutil.Process().children() == []
 
 
@@ -537,8 +537,8 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         try:
-            shown = tensorboard.command(Runs(store), ["--no-open", "--port", str(port)])
-            again = tensorboard.command(Runs(store), ["--no-open"])
+            shown = tensorboard_command.command(Runs(store), ["--no-open", "--port", str(port)])
+            again = tensorboard_command.command(Runs(store), ["--no-open"])
             server = tensorboard_server._running
             assert server is not None and server.port > port and server.url in shown and again == shown
             assert "TensorBoard shows 1 run with a trace: " in shown
@@ -549,7 +549,7 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
         finally:
             tensorboard_server.stop()
     assert psutil.wait_procs(children, timeout=60)[1] == []
-    assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
+    assert tensorboard_command.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
 
 
 KERNEL = """

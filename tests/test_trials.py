@@ -164,9 +164,9 @@ def test_out_of_memory_is_marked_and_the_sweep_goes_on(names: dict[str, Any]) ->
 
 
 def interrupted_at(what: str, names: dict[str, Any]) -> Any:
+    from gpulab.api.experiment import conduct
     from gpulab.experiments.function_code import TextCode
     from gpulab.experiments.plan import Arm, Plan
-    from gpulab.turning import conduct
 
     def tell(progress: Progress) -> None:
         if progress.what.startswith(what):

@@ -73,11 +73,11 @@ def settings_kept() -> Iterator[None]:
 
 
 def _row(planted: Planted, pairs: int | None) -> dict[str, Any]:
-    from gpulab import turning
+    from gpulab.api import experiment
 
     began = time.monotonic()
     with settings_kept():
-        compared = turning.experiment(
+        compared = experiment.experiment(
             planted.cell,
             {planted.knob: planted.value},
             namespace=namespace_of(planted),
@@ -87,7 +87,7 @@ def _row(planted: Planted, pairs: int | None) -> dict[str, Any]:
             save=False,
             show=False,
         )
-    turning.experiments.clear()
+    experiment.experiments.clear()
     found = compared.only
     row: dict[str, Any] = {
         "knob": planted.knob,

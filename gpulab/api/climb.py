@@ -7,8 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from gpulab.analysis.facts import Facts
-from gpulab.commands.words import Parser, split
-from gpulab.diagnosing import thresholds_of
+from gpulab.api.arguments import Parser, split
+from gpulab.api.diagnose import thresholds_of
+from gpulab.api.experiment import cell_code, experiments, remember_trials
+from gpulab.api.panel import code_of
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
@@ -17,11 +19,9 @@ from gpulab.experiments.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bou
 from gpulab.experiments.plan import Code
 from gpulab.experiments.predictions import errors_here
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
-from gpulab.labs import code_of
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
-from gpulab.turning import cell_code, experiments, remember_trials
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.climb.progress import Climbing
 from gpulab.views.comparison.comparison import Compared

@@ -101,7 +101,7 @@ def remember(runner: Runner) -> None:
 
 def remember_trials(trials: Sequence[Trial]) -> None:
     """These runs are among `gpulab.runs`."""
-    from gpulab.doors import runs
+    from gpulab.api.profile import runs
 
     known: Runs = runs
     for trial in trials:

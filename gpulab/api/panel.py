@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
+from gpulab.api.experiment import experiments, remember
+from gpulab.api.profile import report, runs
 from gpulab.capture import recorder
-from gpulab.doors import report, runs
 from gpulab.errors import GpulabError, UsageError
 from gpulab.experiments import cell_code
 from gpulab.experiments.function_code import FunctionCode, TextCode
@@ -23,7 +24,6 @@ from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.variables import Plain
 from gpulab.run import Run
-from gpulab.turning import experiments, remember
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.panel.controls import close

@@ -6,12 +6,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gpulab.commands.words import Parser, split
+from gpulab.api.arguments import Parser, split
+from gpulab.api.experiment import cell_code
+from gpulab.api.panel import code_of
 from gpulab.errors import UsageError
 from gpulab.experiments.headspace.headspace import Differential
 from gpulab.experiments.plan import DEFAULT_BUDGET_S, Code
-from gpulab.labs import code_of
-from gpulab.turning import cell_code
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.running.stoppable import Stoppable
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from gpulab.analysis.run_row import COLUMNS, run_row
-from gpulab.commands.words import Parser, split, take_store
+from gpulab.api.arguments import Parser, split, take_store
 from gpulab.errors import UsageError
 from gpulab.formatting import plural, size
 from gpulab.store.runs import Deletion, Exported, Figures, Runs

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpulab.analysis.facts import facts
-from gpulab.commands.words import Parser, split
+from gpulab.api.arguments import Parser, split
+from gpulab.api.profile import runs
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.doors import runs
 from gpulab.errors import UsageError
 from gpulab.experiments.predictions import errors_here
 from gpulab.knobs.catalogue import KNOBS, parse_settings

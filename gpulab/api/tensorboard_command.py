@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from gpulab.commands.words import Parser, split, take_store
+from gpulab.api.arguments import Parser, split, take_store
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.store.runs import Runs
