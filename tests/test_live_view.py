@@ -306,7 +306,8 @@ def test_without_a_kernel_there_is_no_live_view() -> None:
 
 
 def test_asking_for_a_live_view_in_a_script_imports_no_ipython() -> None:
-    code = "import sys; from gpulab.views.running.live import live_view_or_none as f; assert f() is None; print(*sys.modules)"
+    code = "import sys; from gpulab.views.running.live import live_view_or_none as f; assert f() is None"
+    code += "; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"IPython", "ipywidgets", "anywidget", "torch"}.isdisjoint(done.stdout.split())
 

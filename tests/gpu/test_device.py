@@ -12,10 +12,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from gpulab.devices import (
-    cuda_probe,  # noqa: E402
-    doctor,
-)
+from gpulab.devices import cuda_probe, doctor  # noqa: E402
 from gpulab.devices.machine import detect_device  # noqa: E402
 
 pytestmark = pytest.mark.gpu
