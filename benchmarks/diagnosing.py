@@ -18,7 +18,7 @@ def measure() -> dict[str, object]:
     from gpulab.diagnosis.context import Case
     from gpulab.diagnosis.diagnose import diagnose
     from gpulab.diagnosis.rules import RULES
-    from gpulab.diagnosis.thresholds import DEFAULT
+    from gpulab.thresholds import DEFAULT
     from gpulab.trace.load import load_run
 
     with tempfile.TemporaryDirectory() as folder:

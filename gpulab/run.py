@@ -26,6 +26,7 @@ SCHEMA = 1
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]
 UInt8 = npt.NDArray[np.uint8]
+Float32 = npt.NDArray[np.float32]
 Float64 = npt.NDArray[np.float64]
 
 
@@ -128,6 +129,17 @@ class Series:
     source: str
     t_ns: Int64
     value: Float64
+
+
+# Bits of the curve "throttle_reasons": nvmlClocksEventReasons (nvml.h). Idle and the clocks a user chose are none.
+THROTTLE_NAMES = {
+    0x004: "power cap",
+    0x008: "hardware slowdown",
+    0x010: "synchronised boost with a slower GPU",
+    0x020: "temperature (software)",
+    0x040: "temperature (hardware)",
+    0x080: "external power brake",
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.run import Loader, Pause, PauseKind, Run, StepFlag
+from gpulab.thresholds import DEFAULT, Thresholds
 
 STEP_MS = 20.0
 COUNT = 60

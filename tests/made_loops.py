@@ -14,8 +14,8 @@ from made_timelines import MAIN, STREAM, Span, timeline
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.context import Case
-from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.run import Category, Device, Memory, Phase, Run, Samples, Steps, TraceOrigin
+from gpulab.thresholds import DEFAULT, Thresholds
 
 START_US = 5  # of a call that starts something
 DEVICES = {

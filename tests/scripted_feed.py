@@ -11,8 +11,7 @@ import time
 
 import numpy as np
 
-from gpulab.capture.feed import CapturePhase, Delta, Status
-from gpulab.devices.meters import SeriesInfo
+from gpulab.feed import CapturePhase, Delta, SeriesInfo, Status
 
 CPU_SERIES = (
     SeriesInfo("cpu_pct", "%", "CPU (100 % = 8 usable cores)", "psutil"),

@@ -16,9 +16,9 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.names import NAMES, name_of
 from gpulab.diagnosis.ranking import arbitrate, total_us
-from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
+from gpulab.thresholds import DEFAULT
 
 STEP_US = STEP_MS * 1e3
 GPU = run_of(gpu=True)

@@ -26,10 +26,10 @@ from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Diagnosis, Evidence
 from gpulab.diagnosis.headline import headline
 from gpulab.diagnosis.names import NAMES
-from gpulab.diagnosis.thresholds import DEFAULT, SOURCES, Thresholds
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
+from gpulab.thresholds import DEFAULT, SOURCES, Thresholds
 from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.document import document
 from gpulab.views.report.findings import finding_sections, untold_sections

@@ -10,10 +10,10 @@ import synthetic
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.context import Case
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.intervals import measure
 from gpulab.prediction.baseline import Today
 from gpulab.run import Timeline
+from gpulab.thresholds import DEFAULT
 from gpulab.timeline import spans
 from gpulab.trace.load import load_run
 from tests import real_traces

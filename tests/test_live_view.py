@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from scripted_feed import CPU_SERIES, GPU_SERIES, ScriptedFeed
 
-from gpulab.capture.feed import Delta, Status
+from gpulab.feed import Delta, Status
 from gpulab.views.running import live
 from gpulab.views.running.live import (
     LiveView,

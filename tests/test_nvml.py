@@ -288,11 +288,6 @@ def test_pcie_throughput_is_never_asked() -> None:
     assert meter.missing() == (), "no query needs a function that the fake lacks"
 
 
-def test_throttle_reasons_in_words() -> None:
-    assert nvml.throttle_names(0x1 | 0x2) == (), "idle and chosen clocks are no throttling"
-    assert nvml.throttle_names(0x4 | 0x40) == ("power cap", "temperature (hardware)")
-
-
 def test_the_fake_has_the_names_and_codes_of_the_real_module() -> None:
     pynvml = pytest.importorskip("pynvml")
     fake = fakes.fake_nvml(fakes.h100())

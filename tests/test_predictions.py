@@ -32,7 +32,6 @@ from gpulab.diagnosis.cure_predictions import foretold
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Untold
 from gpulab.diagnosis.rules import precision, transfers
-from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.experiments.predictions import sizes_to_run
 from gpulab.intervals import EMPTY, union
@@ -44,6 +43,7 @@ from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict
 from gpulab.prediction.removal import predict_removal
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
+from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 from gpulab.views.predictions import Predicted
 

@@ -17,8 +17,8 @@ from gpulab.analysis.ranks import RankComparison
 from gpulab.api.diagnose import diagnose_job
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.ranks import diagnose_ranks
-from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.run import Category, Device, Lane, Ranks, Run, Steps, Timeline
+from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 from gpulab.views.report.ranks import RankedReport
 

@@ -25,8 +25,8 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Untold
 from gpulab.diagnosis.rules import fusion, launches, memory, precision, ranks, shapes, sharing, transfers
 from gpulab.diagnosis.rules import optimizer as optimizing
-from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.run import Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
+from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 
 MINE: tuple[Rule, ...] = (

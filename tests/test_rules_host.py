@@ -19,11 +19,11 @@ from gpulab.diagnosis.finding import Diagnosis, Finding, Untold
 from gpulab.diagnosis.rules import RULES, cores, dataloader, epochs, placement
 from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.rules.launches import starves
-from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Batches, Choice, Missing, PauseSum, Place, Run, Samples, Series, Settings, StackSamples, Steps
+from gpulab.thresholds import DEFAULT
 
 STEP_US = STEP_MS * 1e3
 

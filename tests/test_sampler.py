@@ -17,13 +17,12 @@ import numpy as np
 import psutil
 import pytest
 
-from gpulab.capture.feed import Float32
 from gpulab.capture.meters import sampler as sampling
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.host import host_meter
-from gpulab.devices.meters import SeriesInfo
-from gpulab.run import Device
+from gpulab.feed import SeriesInfo
+from gpulab.run import Device, Float32
 
 CPU = Device("cpu", "a CPU")
 H100 = Device("cuda", "NVIDIA H100", 0, "00000000-0000-0000-0000-0000000000a0")

@@ -10,12 +10,12 @@ from gpulab.analysis.ranks import RankComparison, compare_ranks
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.ranks import diagnose_ranks
-from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
 from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.run import Ranks
 from gpulab.store.configuration import configured
 from gpulab.store.prediction_log import Scoreboard
+from gpulab.thresholds import DEFAULT, Thresholds
 
 
 def thresholds_of(given: Mapping[str, float] | None = None) -> Thresholds:

@@ -16,11 +16,11 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
-from gpulab.capture.feed import Watcher
 from gpulab.capture.recorder import Capture, RunSource, stop_behind
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
 from gpulab.experiments.compare.stored_runs import compare_runs
+from gpulab.feed import Watcher
 from gpulab.run import Change, Outcome, Ranks, Run, Settings
 from gpulab.store.folders import DOCUMENT, Store, read, trace_path
 from gpulab.store.runs import Figures, Runs

@@ -18,7 +18,6 @@ import numpy as np
 from gpulab.capture import exclusive
 from gpulab.capture.dataloader.clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
-from gpulab.capture.feed import Delta, SeriesInfo, Status, Watcher
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.meters.sampler import Sampler
@@ -30,11 +29,12 @@ from gpulab.capture.steps import hooks
 from gpulab.capture.steps.loop import Closed, Loop, stop_behind
 from gpulab.capture.steps.profiler_window import Window, sessions
 from gpulab.devices.machine import detect_device, environment
-from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.errors import UsageError
+from gpulab.feed import Delta, SeriesInfo, Status, Watcher
 from gpulab.run import Choice, Environment, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Steps, Timeline
 from gpulab.store.configuration import configured
 from gpulab.store.folders import new_id
+from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.trace.kineto import launches
 
 RunSource = Literal["cell", "statement", "block", "script"]

@@ -16,7 +16,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulab.devices.meters import Answer, Query, QueryMeter, SeriesInfo, Unavailable
+from gpulab.devices.meters import Answer, Query, QueryMeter, Unavailable
+from gpulab.feed import SeriesInfo
 from gpulab.formatting import plural
 
 if TYPE_CHECKING:

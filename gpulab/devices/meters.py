@@ -14,17 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from gpulab.feed import SeriesInfo
+
 FAILURES_UNTIL_LOST = 3
-
-
-@dataclass(frozen=True, slots=True)
-class SeriesInfo:
-    """The legend of one curve: what is read, in which unit, by which instrument."""
-
-    name: str
-    unit: str
-    label: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-from gpulab.devices.meters import Answer, Failure, Query, QueryMeter, SeriesInfo, Unavailable
+from gpulab.devices.meters import Answer, Failure, Query, QueryMeter, Unavailable
+from gpulab.feed import SeriesInfo
 
 GPM_INTERVAL_S = 0.18  # 200 ms at a 10 Hz reading, with room for jitter; NVML asks for 100 ms or more
 MIB_IN_MB = 1.048576
@@ -45,21 +46,6 @@ REASONS = {
     27: "the GPU is not ready",
     999: "NVML failed without a reason",
 }
-
-# Bits of nvmlClocksEventReasons (nvml.h). Idle and the clocks a user chose are no throttling.
-THROTTLE_NAMES = {
-    0x004: "power cap",
-    0x008: "hardware slowdown",
-    0x010: "synchronised boost with a slower GPU",
-    0x020: "temperature (software)",
-    0x040: "temperature (hardware)",
-    0x080: "external power brake",
-}
-
-
-def throttle_names(bits: int) -> tuple[str, ...]:
-    """What held the clocks down, in words; empty where nothing did."""
-    return tuple(name for bit, name in THROTTLE_NAMES.items() if bits & bit)
 
 
 def reason_of(error: Exception) -> str:

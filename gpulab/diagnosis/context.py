@@ -9,8 +9,8 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Finding, Untold
-from gpulab.diagnosis.thresholds import Thresholds
 from gpulab.run import Phase
+from gpulab.thresholds import Thresholds
 
 FEWEST_STEPS = 6  # ours: a warm-up, a step that counts, the profiled ones and those beside them
 

@@ -12,9 +12,9 @@ from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.names import name_of
 from gpulab.diagnosis.ranking import VERDICTS, arbitrate, total_us
 from gpulab.diagnosis.rules import PAUSES, RULES
-from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.run import Category
+from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 
 FAULT = "A fault of gpulab's own: please report it"

@@ -12,8 +12,8 @@ from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.names import name_of
 from gpulab.diagnosis.ranking import VERDICTS
-from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from gpulab.formatting import duration, percent
+from gpulab.thresholds import DEFAULT, Thresholds
 
 _OF_THE_JOB = ("straggler", "exposed_communication", *VERDICTS)
 

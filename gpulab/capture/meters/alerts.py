@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from gpulab.diagnosis.thresholds import Thresholds
 from gpulab.formatting import percent, while_s
 from gpulab.run import Alert, Samples, Steps
+from gpulab.thresholds import Thresholds
 
 SMOOTHED_S = 5.0
 ENDS_BELOW = 0.8  # times the value at which it begins

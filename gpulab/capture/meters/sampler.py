@@ -20,13 +20,12 @@ from pathlib import Path
 
 import numpy as np
 
-from gpulab.capture.feed import Float32
 from gpulab.capture.meters.sampler_process import Order
 from gpulab.devices.child_path import import_path
 from gpulab.devices.fake_nvml import FakeScript
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.meters import SeriesInfo
-from gpulab.run import Device, Missing, Samples, Series
+from gpulab.feed import SeriesInfo
+from gpulab.run import Device, Float32, Missing, Samples, Series
 
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
 MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series

@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 
-from gpulab.capture.feed import CapturePhase
 from gpulab.capture.steps import schedule
 from gpulab.capture.steps.deadline import Deadline
 from gpulab.capture.steps.profiler_window import ProfilerUnavailable, Watched, Window, in_backward
 from gpulab.devices import gpus_in_use
+from gpulab.feed import CapturePhase
 from gpulab.formatting import duration
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
 

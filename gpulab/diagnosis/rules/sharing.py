@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.devices.nvml import THROTTLE_NAMES
 from gpulab.diagnosis.context import Case, Untold
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import percent
+from gpulab.run import THROTTLE_NAMES
 
 _POWER_CAP = 0x004
 

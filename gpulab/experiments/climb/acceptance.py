@@ -6,12 +6,12 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.experiments.climb.record import Outcome
 from gpulab.experiments.compare.headline import WIDE
 from gpulab.experiments.compare.statistics import TOO_FEW
 from gpulab.experiments.record import Comparison, LossComparison, Side
 from gpulab.formatting import percent
+from gpulab.thresholds import DEFAULT
 
 KEEPING = ("same", "within the band")
 # They change when batches come and who makes them, not what is trained.

@@ -11,7 +11,6 @@ from gpulab.analysis.facts import Facts
 from gpulab.capture import exclusive
 from gpulab.devices.machine import usable_cores
 from gpulab.diagnosis.finding import Diagnosis
-from gpulab.diagnosis.thresholds import DEFAULT
 from gpulab.errors import UsageError
 from gpulab.experiments.climb.acceptance import judged, spoiled, unsure
 from gpulab.experiments.climb.policy import Candidate, Ground, Tried, candidates, ways_back
@@ -26,6 +25,7 @@ from gpulab.experiments.runner import Runner
 from gpulab.experiments.trial import Trial
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
+from gpulab.thresholds import DEFAULT
 
 BLOCKS_S = 30.0  # for the blocks of one try
 LONGER = 2  # times as long for the second look, where the first blocks lie too far apart

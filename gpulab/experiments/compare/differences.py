@@ -8,10 +8,9 @@ from dataclasses import fields
 
 import numpy as np
 
-from gpulab.devices.nvml import THROTTLE_NAMES
 from gpulab.experiments.record import Side
 from gpulab.formatting import number, plural
-from gpulab.run import Environment, Loader, Run
+from gpulab.run import THROTTLE_NAMES, Environment, Loader, Run
 
 CLOCK_DIFFERS = 0.05
 MOST_PACKAGES = 6

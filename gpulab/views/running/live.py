@@ -27,8 +27,8 @@ from gpulab.views.running.stop_message import accept_stop
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gpulab.capture.feed import Delta, Feed, Float32, Status
-    from gpulab.devices.meters import SeriesInfo
+    from gpulab.feed import Delta, Feed, SeriesInfo, Status
+    from gpulab.run import Float32
 
 WIRE_VERSION = 1
 STEP_COLUMNS = ("end_s", "wall_ms", "wait_ms", "samples_per_s", "count", "wall_max_ms")

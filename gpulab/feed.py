@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import numpy as np
-import numpy.typing as npt
-
-from gpulab.devices.meters import SeriesInfo as SeriesInfo
-
-Float32 = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # the sampling process reads `SeriesInfo` here and starts without NumPy
+    from gpulab.run import Float32
 
 CapturePhase = Literal["warm-up", "measuring", "profiling", "after profiling", "ending"]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesInfo:
+    """The legend of one curve: what is read, in which unit, by which instrument."""
+
+    name: str
+    unit: str
+    label: str
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
