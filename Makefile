@@ -106,5 +106,5 @@ $(TEST): $(CORE) pyproject.toml constraints.txt
 	PYTHONPATH="$(abspath $(OLD_KERNEL))" $(BIN)/python -m ipykernel install --prefix $(VENV) \
 	  --name gpulab-ipykernel6 --display-name 'Python 3 (ipykernel 6.31)' --env PYTHONPATH "$(abspath $(OLD_KERNEL))"
 	@# with Node, the test that a rebuild of the live view's module gives the same bytes can run
-	@if command -v npm >/dev/null; then npm ci --prefix gpulab/views/live --ignore-scripts --no-audit --no-fund --silent; fi
+	@if command -v npm >/dev/null; then npm ci --prefix frontend --ignore-scripts --no-audit --no-fund --silent; fi
 	touch $@ $(DEMO) $(LAB)

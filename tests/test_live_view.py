@@ -32,7 +32,7 @@ from gpulab.views.running.live import (
 from gpulab.views.running.stop_message import STOP_MESSAGE, accept_stop
 
 ROOT = Path(__file__).parent.parent
-FRONT_END = ROOT / "gpulab" / "views" / "live"
+FRONT_END = ROOT / "frontend"
 GOLDEN = Path(__file__).parent / "golden" / "live_message.json"
 STATUS = Status("measuring", 12, 113, "epoch", 1.5, "device: CPU")
 
@@ -333,9 +333,7 @@ def test_front_end() -> None:
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")
-@pytest.mark.skipif(
-    not (FRONT_END / "node_modules" / "esbuild").exists(), reason="needs esbuild: npm ci in gpulab/views/live"
-)
+@pytest.mark.skipif(not (FRONT_END / "node_modules" / "esbuild").exists(), reason="needs esbuild: npm ci in frontend")
 def test_the_committed_module_is_what_its_source_builds() -> None:
     done = subprocess.run(["node", "build.mjs", "--check"], cwd=FRONT_END, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -23,6 +23,7 @@ from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.host import host_meter
 from gpulab.feed import SeriesInfo
 from gpulab.run import Device, Float32
+from gpulab.user_code import PACKAGE_FOLDER
 
 CPU = Device("cpu", "a CPU")
 H100 = Device("cuda", "NVIDIA H100", 0, "00000000-0000-0000-0000-0000000000a0")
@@ -271,7 +272,7 @@ def alive(pid: int) -> bool:
 
 
 def root() -> Path:
-    return Path(sampling.__file__).parents[2]
+    return PACKAGE_FOLDER.parent
 
 
 def test_the_child_imports_nothing_heavy() -> None:

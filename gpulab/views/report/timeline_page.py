@@ -16,7 +16,6 @@ import json
 import zlib
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -25,11 +24,12 @@ from gpulab.analysis.breakdown_pieces import Pieces, placed
 from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.timeline import spans
+from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views import wording
 from gpulab.views.report.span_kinds import KINDS, kinds_of
 
 MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
-SCRIPT = Path(__file__).parent / "static" / "timeline.js"
+SCRIPT = PACKAGE_FOLDER / "views" / "static" / "timeline.js"
 
 _NAME_WIDTH, _SHORT_WIDTH, _ALL_NAMES = 400, 80, 16_000_000  # characters: of a name, of a label, of all names together
 _ROUNDING_NS = 1_000  # µs traces let one kernel begin before the one before it has ended, by less than this

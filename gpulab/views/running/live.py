@@ -17,11 +17,11 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict, cast
 
 import numpy as np
 
+from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.running.stop_message import accept_stop
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ INTERVAL_S = 0.1  # 10 Hz: smooth to the eye, about 0.3 % of one core
 ROWS_PER_MESSAGE = 512  # per buffer; faster steps are merged, which a chart of 1,000 pixels does not show
 HISTORY_ROWS = 1024
 JOIN_TIMEOUT_S = 5.0
-MODULE = Path(__file__).parent / "static" / "live.js"
+MODULE = PACKAGE_FOLDER / "views" / "static" / "live.js"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 PLAIN_TEXT = "gpulab is measuring this cell; its report replaces this line when the cell ends."
 

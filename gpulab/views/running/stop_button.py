@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
-MODULE = Path(__file__).parent / "static" / "stop_button.js"
+from gpulab.user_code import PACKAGE_FOLDER
+
+MODULE = PACKAGE_FOLDER / "views" / "static" / "stop_button.js"
 
 
 def control_stop_button(run_key: str, hint: str, action: Callable[[], None]) -> Any:

@@ -1,4 +1,4 @@
-// Builds the modules in ../static from src. `--check` builds in memory and fails where a committed file differs.
+// Builds the modules in gpulab/views/static from src. `--check` builds in memory and fails where a committed file differs.
 import { readFile, writeFile } from "node:fs/promises";
 import { fileURLToPath } from "node:url";
 import { build } from "esbuild";
@@ -6,12 +6,12 @@ import { build } from "esbuild";
 const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const license = await readFile(here("node_modules/uplot/LICENSE"), "utf8");
 const modules = [
-  { name: "live", entry: "src/index.js", holds: `gpulab live view (Apache-2.0). Built file: see ../live. Contains uPlot:\n${license.trim()}\n` },
-  { name: "stop_button", entry: "src/stop_button.js", holds: "gpulab panel (Apache-2.0). Built file: see ../live. " },
+  { name: "live", entry: "src/index.js", holds: `gpulab live view (Apache-2.0). Built file: see frontend/. Contains uPlot:\n${license.trim()}\n` },
+  { name: "stop_button", entry: "src/stop_button.js", holds: "gpulab panel (Apache-2.0). Built file: see frontend/. " },
 ];
 
 for (const { name, entry, holds } of modules) {
-  const target = here(`../static/${name}.js`);
+  const target = here(`../gpulab/views/static/${name}.js`);
   const { outputFiles } = await build({
     absWorkingDir: here("."),
     entryPoints: [entry],
@@ -29,7 +29,7 @@ for (const { name, entry, holds } of modules) {
   if (process.argv.includes("--check")) {
     const committed = await readFile(target).catch(() => Buffer.alloc(0));
     if (!committed.equals(built)) {
-      console.error(`static/${name}.js is not what its source builds: run \`npm ci && npm run build\` in gpulab/views/live`);
+      console.error(`static/${name}.js is not what its source builds: run \`npm ci && npm run build\` in frontend`);
       process.exit(1);
     }
   } else {

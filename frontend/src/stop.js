@@ -21,8 +21,14 @@ function controlMessage(kernel, key) {
   };
 }
 
-function later(ms) {
-  return new Promise((resolve) => setTimeout(resolve, ms));
+async function within(ms, answer, otherwise) {
+  let timer;
+  const late = new Promise((resolve) => (timer = setTimeout(resolve, ms, otherwise)));
+  try {
+    return await Promise.race([answer, late]);
+  } finally {
+    clearTimeout(timer);
+  }
 }
 
 async function asked(kernel, key, patience) {
@@ -36,7 +42,7 @@ async function asked(kernel, key, patience) {
       resolve(null);
     }
   });
-  const answer = await Promise.race([reply, later(patience).then(() => null)]);
+  const answer = await within(patience, reply, null);
   if (answer === null) future?.dispose();
   return answer;
 }
@@ -59,7 +65,7 @@ export async function stopRun(kernel, key, viaComm, patience = PATIENCE_MS) {
   if (typeof kernel?.sendControlMessage === "function") {
     const answer = await asked(kernel, key, patience);
     if (answer !== null) return answer;
-  } else if (await Promise.race([viaComm(), later(patience).then(() => false)])) {
+  } else if (await within(patience, viaComm(), false)) {
     return "heard";
   }
   return typeof kernel?.interrupt === "function" ? interrupted(kernel) : "unreachable";

@@ -3,7 +3,7 @@ import { readFileSync } from "node:fs";
 import test from "node:test";
 import { decode, VERSION } from "../src/message.js";
 
-const golden = JSON.parse(readFileSync(new URL("../../../../tests/golden/live_message.json", import.meta.url)));
+const golden = JSON.parse(readFileSync(new URL("../../tests/golden/live_message.json", import.meta.url)));
 
 // a DataView into a larger buffer at an odd offset, as a front end may hand it over
 function misaligned(base64) {

@@ -3,7 +3,8 @@ import test from "node:test";
 import { STOP_TYPE, stopRun } from "../src/stop.js";
 
 const never = () => new Promise(() => {});
-const PATIENCE = 20;
+const PATIENCE = 20; // ms, where nobody answers
+const UNTIL_ANSWERED = 60_000;
 
 function kernel({ answer, interrupt = async () => {} }) {
   const seen = { messages: [], interrupts: 0, disposed: 0 };
@@ -25,7 +26,7 @@ function kernel({ answer, interrupt = async () => {} }) {
 
 test("heard on the control channel, the run is not interrupted", async () => {
   const k = kernel({ answer: "ok" });
-  assert.equal(await stopRun(k, "abc", never, PATIENCE), "heard");
+  assert.equal(await stopRun(k, "abc", never, UNTIL_ANSWERED), "heard");
   const [message] = k.seen.messages;
   assert.equal(message.channel, "control");
   assert.equal(message.header.msg_type, STOP_TYPE);
@@ -36,7 +37,7 @@ test("heard on the control channel, the run is not interrupted", async () => {
 
 test("a run that is over is left alone", async () => {
   const k = kernel({ answer: "error" });
-  assert.equal(await stopRun(k, "abc", never, PATIENCE), "over");
+  assert.equal(await stopRun(k, "abc", never, UNTIL_ANSWERED), "over");
   assert.equal(k.seen.interrupts, 0);
 });
 
