@@ -568,9 +568,23 @@ def test_accumulation_saves_at_most_the_steps_left_out(trained: dict[str, Facts]
     assert ratio_of(known, accumulate=8) < ratio_of(known, accumulate=2) < 1
 
 
+def passing(known: Facts, operator: str, us: float) -> Facts:
+    """The same, where each such operator took so long: what else runs on a machine makes real ones longer."""
+    timeline = known.run.timeline
+    assert timeline is not None
+    duration_ns = timeline.duration_ns.copy()
+    duration_ns[timeline.name_id == timeline.names.index(operator)] = int(us * 1e3)
+    timed = dataclasses.replace(timeline, duration_ns=duration_ns)
+    return dataclasses.replace(known, run=dataclasses.replace(known.run, timeline=timed))
+
+
 def test_a_plain_optimizer_has_little_to_save(trained: dict[str, Facts]) -> None:
-    usual = (("SGD", 60.0), ("AdamW", 600.0))  # µs of 12 small tensors, of a step of a millisecond
-    plain, moments = (ratio_of(lasting(trained[name], 1e3, us), fused_optimizer=True) for name, us in usual)
+    # µs of 12 small tensors, of a step of a millisecond
+    usual = (("SGD", "aten::add_", 60.0), ("AdamW", "aten::mul_", 600.0))
+    plain, moments = (
+        ratio_of(lasting(passing(trained[name], operator, 5.0), 1e3, us), fused_optimizer=True)
+        for name, operator, us in usual
+    )
     assert plain == pytest.approx(1, abs=0.01) and moments < 0.9
 
 
