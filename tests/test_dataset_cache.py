@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader import dataset_cache, options
 from gpulab.knobs.dataloader.dataset_cache import CACHE, DatasetCache
-from gpulab.knobs.dataloader.item_size import free_bytes, item_bytes
+from gpulab.knobs.dataloader.item_size import item_bytes
 from gpulab.knobs.dataloader.options import WORKERS
 from gpulab.knobs.dataloader.same_items import same
 from gpulab.knobs.knob import Log
@@ -169,7 +170,7 @@ def test_what_would_be_too_large_or_take_too_long_is_refused_with_the_figure(
     cache: DatasetCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = DataLoader(Counted(lambda i: (torch.zeros(2**18), i)), 4)
-    monkeypatch.setattr(dataset_cache, "free_bytes", lambda: 40 * 2**20)
+    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 40 * 2**20)
     with cache.applied(True) as log:
         data(loader)
     assert "20.0 MiB" in log.refused[0] and "10.0 MiB" in log.refused[0]
@@ -177,17 +178,23 @@ def test_what_would_be_too_large_or_take_too_long_is_refused_with_the_figure(
     with cache.applied(True) as log:  # the next block
         next(iter(loader))
     assert log.refused and loader.dataset.asked == asked + 4  # type: ignore[attr-defined]
-    monkeypatch.setattr(dataset_cache, "free_bytes", lambda: 2**40)
+    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 2**40)
+    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: None)
+    cache.forget()
+    with cache.applied(True) as log:
+        data(loader)
+    assert "how much memory is free cannot be read" in log.refused[0]
+    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 2**40)
     monkeypatch.setattr(dataset_cache, "LIMIT_S", 0.0)
     cache.forget()
     with cache.applied(True) as log:
         data(loader)
-    assert "more than 0 s" in log.refused[0]
+    assert re.search(r"loading its \d+ items would take .* s, more than 0 s", log.refused[0])
     assert not cache._kept
 
 
 def test_items_larger_than_the_first_ones_end_the_loading(cache: DatasetCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_cache, "free_bytes", lambda: 40 * 2**20)
+    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 40 * 2**20)
     monkeypatch.setattr(dataset_cache, "PROBED", 1)
     loader = DataLoader(Counted(lambda i: (torch.zeros(2**20 if i else 1), i)), 1)
     with cache.applied(True) as log:
@@ -199,7 +206,7 @@ def test_workers_that_are_not_forked_need_the_memory_once_each(
     cache: DatasetCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dataset: Dataset[Any] = Counted(lambda i: (torch.zeros(2**18), i))
-    monkeypatch.setattr(dataset_cache, "free_bytes", lambda: 100 * 2**20)
+    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 100 * 2**20)
     spawning = DataLoader(dataset, 4, num_workers=1, multiprocessing_context="spawn")
     assert dataset_cache._copies(spawning, 3) == 3
     assert dataset_cache._copies(DataLoader(dataset, 4, num_workers=1, multiprocessing_context="fork"), 3) == 0
@@ -281,7 +288,6 @@ def test_verified_from_a_run(cache: DatasetCache) -> None:
 
 def test_sizes_and_sameness() -> None:
     assert item_bytes(torch.zeros(1000)) >= 4000 <= item_bytes({"a": [np.zeros(500)]})
-    assert free_bytes() > 0
     nan = float("nan")
     assert same(
         {"a": [torch.tensor([nan, 1.0]), np.array([nan]), nan]}, {"a": [torch.tensor([nan, 1.0]), np.array([nan]), nan]}

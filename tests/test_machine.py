@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulab.devices import cuda_probe, doctor, machine, nvml
+from gpulab.devices import cgroups, cuda_probe, doctor, machine, nvml
 from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.cuda_visible_devices import visible_gpus
 from gpulab.errors import UsageError
@@ -84,7 +84,7 @@ def test_usable_cores_are_affinity_cut_by_the_quota(files: Mapping[str, str], co
     ],
 )
 def test_memory_limit(files: Mapping[str, str], limit: int | None, tmp_path: Path) -> None:
-    assert machine.memory_limit_bytes(tree(tmp_path, files)) == limit
+    assert cgroups.memory_limit_bytes(tree(tmp_path, files)) == limit
 
 
 def test_environment_names_what_matters() -> None:

@@ -26,7 +26,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpulab.devices import cgroups
 from gpulab.errors import GpulabError
 from gpulab.snapshot import tensors
 from gpulab.snapshot.state import Restored, State, TooLarge
@@ -637,7 +636,7 @@ def test_what_cannot_be_put_back_is_named() -> None:
 @pytest.mark.parametrize("free", [0, 10_000])
 def test_a_state_larger_than_free_memory_is_refused(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
     namespace = notebook("import torch; model = torch.nn.Linear(100, 100, bias=False); a = 1")
-    monkeypatch.setattr(cgroups, "free_host_bytes", lambda: free)
+    monkeypatch.setattr(tensors, "free_host_bytes", lambda: free)
     with pytest.raises(TooLarge) as refused:
         State.of(namespace, None)
     assert isinstance(refused.value, GpulabError) and "between runs" in str(refused.value)
@@ -647,27 +646,6 @@ def test_a_state_larger_than_free_memory_is_refused(free: int, monkeypatch: pyte
     run(namespace, "torch.rand(1); a = 2")
     state.restore()
     assert drawn() == before and namespace["a"] == 1 and state.bytes == 0
-
-
-def test_free_memory_goes_by_the_cgroup(tmp_path: Path) -> None:
-    def file(name: str, text: str) -> None:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-
-    assert cgroups.free_host_bytes(tmp_path) is None
-    file("proc/self/cgroup", "0::/box\n5:memory:/box\n")
-    file("sys/fs/cgroup/box/memory.max", "1000\n")
-    file("sys/fs/cgroup/box/memory.current", "700\n")
-    file("sys/fs/cgroup/box/memory.stat", "anon 500\ninactive_file 150\n")
-    assert cgroups.free_host_bytes(tmp_path) == 450
-    file("sys/fs/cgroup/memory/memory.limit_in_bytes", "2000\n")
-    file("sys/fs/cgroup/memory/memory.usage_in_bytes", "1900\n")
-    assert cgroups.free_host_bytes(tmp_path) == 100
-    file("sys/fs/cgroup/memory/memory.usage_in_bytes", "2900\n")
-    assert cgroups.free_host_bytes(tmp_path) == 0
-    here = cgroups.free_host_bytes()
-    assert here is not None and 0 < here <= psutil.virtual_memory().total
 
 
 class Numbers(torch.utils.data.Dataset[Any]):

@@ -1,54 +1,114 @@
-"""How much memory is still free, so that a copy of the training's state does not take what the training needs."""
+"""What the system's control groups (cgroups, version 1 and 2) leave to this process: cores and memory.
+
+`root` stands for "/" in each function (tests give a folder).
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
-from gpulab.devices import machine
+ROOT = Path("/")
+UNLIMITED_BYTES = 2**60  # version 1 writes a huge number where there is no limit
+
+_MEMORY = (("", "memory.max", "memory.current"), ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes"))
 
 
-def free_host_bytes(root: Path = machine.ROOT) -> int | None:
-    """Memory that this process may still take: what the system has, cut by the limits of its cgroups (v1 and v2).
+def core_quotas(root: Path = ROOT) -> list[float]:
+    """How many cores each group with a quota lets this process use at once."""
+    return [quota for quota in (*_quotas_v2(root), *_quotas_v1(root)) if quota > 0]
 
-    What a cgroup counts as used and can drop at any time (file cache) is free. None where nothing can be read. `root`
-    stands for "/" (tests give a folder).
+
+def memory_limit_bytes(root: Path = ROOT) -> int | None:
+    """The lowest limit; None where there is none."""
+    return min((limit for limit, _ in _memory_limits(root)), default=None)
+
+
+def free_host_bytes(root: Path = ROOT) -> int | None:
+    """Memory that this process may still take: what the system has, cut by the limits of its groups.
+
+    What a group counts as used and can drop at any time (file cache) is free. None where nothing can be read.
     """
-    rooms = [*_rooms(root, "", "memory.max", "memory.current"), *_rooms(root, "memory", *_V1)]
-    if root == machine.ROOT:
-        rooms += _of_system()
-    return max(0, min(rooms)) if rooms else None
+    free = [limit - used for limit, used in _memory_limits(root) if used is not None]
+    if root == ROOT:
+        free += _free_in_the_system()
+    return max(0, min(free)) if free else None
 
 
-def free_gpu_bytes(index: int) -> int:
-    """Free memory of that GPU, as CUDA tells it. CUDA must have been started."""
-    import torch
-
-    return int(torch.cuda.mem_get_info(index)[0])
-
-
-_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-
-
-def _rooms(root: Path, controller: str, limit_file: str, used_file: str) -> list[int]:
-    found = []
-    for folder in machine._groups(root, controller):
-        limit, used = machine._text(folder / limit_file), machine._text(folder / used_file)
-        if limit is None or used is None or not (limit.isdigit() and used.isdigit()):
-            continue
-        if 0 < int(limit) < machine.UNLIMITED_BYTES:
-            found.append(int(limit) - int(used) + _droppable(machine._text(folder / "memory.stat") or ""))
-    return found
+def _memory_limits(root: Path) -> Iterator[tuple[int, int | None]]:
+    """Of each group with a limit: that, and what is used and cannot be dropped, where both can be read."""
+    for controller, limit_file, used_file in _MEMORY:
+        for folder in _groups(root, controller):
+            limit, used = _number(folder / limit_file), _number(folder / used_file)
+            if limit is not None and 0 < limit < UNLIMITED_BYTES:
+                yield limit, None if used is None else used - _droppable_bytes(folder)
 
 
-def _droppable(stat: str) -> int:
+def _droppable_bytes(folder: Path) -> int:
+    stat = _text(folder / "memory.stat") or ""
     counts = dict(line.split(maxsplit=1) for line in stat.splitlines() if " " in line)
     return int(counts.get("total_inactive_file", counts.get("inactive_file", "0")))
 
 
-def _of_system() -> list[int]:
+def _free_in_the_system() -> list[int]:
     try:
         import psutil
 
         return [int(psutil.virtual_memory().available)]
     except Exception:  # no psutil, or a system it does not know
         return []
+
+
+def _quotas_v2(root: Path) -> Iterator[float]:
+    for folder in _groups(root, ""):
+        words = (_text(folder / "cpu.max") or "").split()
+        if len(words) == 2 and words[0].isdigit():
+            yield int(words[0]) / int(words[1])
+
+
+def _quotas_v1(root: Path) -> Iterator[float]:
+    for folder in _groups(root, "cpu"):
+        quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+        if quota is not None and period is not None:
+            yield quota / period
+
+
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of this process's cgroup and of those above it; "" is version 2.
+
+    Inside a container the path may name a folder that is only there on the host: then the mount itself is ours.
+    """
+    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controller not in controllers.split(","):
+            continue
+        for mount in _mounts(root, controllers):
+            folder = mount / path.lstrip("/")
+            while folder != mount and mount in folder.parents:
+                yield folder
+                folder = folder.parent
+            yield mount
+
+
+def _mounts(root: Path, controllers: str) -> Iterator[Path]:
+    base = root / "sys/fs/cgroup"
+    if controllers:
+        yield from {base / name for name in (controllers, *controllers.split(","))}
+    else:
+        yield from (base, base / "unified")
+
+
+def _number(path: Path) -> int | None:
+    """None for what is not there, or is no number ("max", -1)."""
+    text = _text(path)
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text().strip()
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+__all__ = ["ROOT", "core_quotas", "free_host_bytes", "memory_limit_bytes"]

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Literal
 
 from gpulab.devices import cuda_probe, machine, nvml
+from gpulab.devices.cgroups import memory_limit_bytes
 from gpulab.devices.cuda_probe import Trial
 from gpulab.formatting import number, size
 
@@ -185,7 +186,7 @@ def _cores() -> Check:
 
 
 def _memory() -> Check:
-    total, limit = machine.memory_total_bytes(), machine.memory_limit_bytes()
+    total, limit = machine.memory_total_bytes(), memory_limit_bytes()
     if total is None:
         return Check("memory", "limited", "its size cannot be read")
     found = size(total) + (" (container limit)" if limit == total else "")

@@ -51,6 +51,13 @@ def lost() -> DeviceLost | None:
     return None
 
 
+def free_bytes(index: int) -> int:
+    """Free memory of that GPU, as CUDA tells it. CUDA must have been started."""
+    import torch
+
+    return int(torch.cuda.mem_get_info(index)[0])
+
+
 def _started() -> ModuleType | None:
     """torch, where it has started CUDA."""
     torch = sys.modules.get("torch")
@@ -66,4 +73,4 @@ def _stays(torch: ModuleType, index: int) -> bool:
     return False
 
 
-__all__ = ["in_graph_capture", "in_use", "lost", "synchronize"]
+__all__ = ["free_bytes", "in_graph_capture", "in_use", "lost", "synchronize"]

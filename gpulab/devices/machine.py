@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulab.devices import cuda_probe
+from gpulab.devices.cgroups import ROOT, core_quotas, memory_limit_bytes
 from gpulab.devices.cuda_visible_devices import Gpu, driver_cuda, visible_gpus
 from gpulab.devices.nvml import nvml_index_for, session
 from gpulab.errors import UsageError
@@ -21,7 +22,6 @@ from gpulab.run import Device, Environment
 if TYPE_CHECKING:
     from types import ModuleType
 
-ROOT = Path("/")
 PACKAGES = (
     "torch",
     "numpy",
@@ -40,7 +40,6 @@ PACKAGES = (
     "anywidget",
     "gpulab",
 )
-UNLIMITED_BYTES = 2**60  # cgroup v1 writes a huge number where there is no limit
 
 
 def usable_cores(root: Path = ROOT) -> float:
@@ -48,8 +47,7 @@ def usable_cores(root: Path = ROOT) -> float:
 
     `root` stands for "/" (tests give a folder).
     """
-    quotas = [q for q in (*_quotas_v2(root), *_quotas_v1(root)) if q > 0]
-    return min([float(affinity_cores()), *quotas])
+    return min([float(affinity_cores()), *core_quotas(root)])
 
 
 def affinity_cores() -> int:
@@ -57,14 +55,6 @@ def affinity_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def memory_limit_bytes(root: Path = ROOT) -> int | None:
-    """The cgroup's memory limit (v1 and v2); None where there is none."""
-    files = [folder / "memory.max" for folder in _groups(root, "")]
-    files += [folder / "memory.limit_in_bytes" for folder in _groups(root, "memory")]
-    limits = [int(text) for text in map(_text, files) if text is not None and text.isdigit()]
-    return min((limit for limit in limits if 0 < limit < UNLIMITED_BYTES), default=None)
 
 
 def memory_total_bytes() -> int | None:
@@ -109,7 +99,10 @@ def _compute_threads() -> int | None:
 
 def cpu_name() -> str:
     """The processor's model name."""
-    text = _text(Path("/proc/cpuinfo")) or ""
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except (OSError, UnicodeDecodeError):
+        text = ""
     names = (line.partition(":")[2].strip() for line in text.splitlines() if line.startswith("model name"))
     return next(names, "") or platform.processor() or platform.machine()
 
@@ -234,49 +227,3 @@ def _versions() -> Iterator[tuple[str, str]]:
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             yield name, importlib.metadata.version(name)
-
-
-def _quotas_v2(root: Path) -> Iterator[float]:
-    for folder in _groups(root, ""):
-        words = (_text(folder / "cpu.max") or "").split()
-        if len(words) == 2 and words[0].isdigit():
-            yield int(words[0]) / int(words[1])
-
-
-def _quotas_v1(root: Path) -> Iterator[float]:
-    for folder in _groups(root, "cpu"):
-        quota, period = _text(folder / "cpu.cfs_quota_us"), _text(folder / "cpu.cfs_period_us")
-        if quota is not None and period is not None and quota.isdigit() and period.isdigit():
-            yield int(quota) / int(period)
-
-
-def _groups(root: Path, controller: str) -> Iterator[Path]:
-    """Folders of this process's cgroup and of those above it; "" is version 2.
-
-    Inside a container the path may name a folder that is only there on the host: then the mount itself is ours.
-    """
-    for line in (_text(root / "proc/self/cgroup") or "").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controller not in controllers.split(","):
-            continue
-        for mount in _mounts(root, controllers):
-            folder = mount / path.lstrip("/")
-            while folder != mount and mount in folder.parents:
-                yield folder
-                folder = folder.parent
-            yield mount
-
-
-def _mounts(root: Path, controllers: str) -> Iterator[Path]:
-    base = root / "sys/fs/cgroup"
-    if controllers:
-        yield from {base / name for name in (controllers, *controllers.split(","))}
-    else:
-        yield from (base, base / "unified")
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return None

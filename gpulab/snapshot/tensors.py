@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulab.devices import cgroups, gpus_in_use
+from gpulab.devices import gpus_in_use
+from gpulab.devices.cgroups import free_host_bytes
 from gpulab.errors import GpulabError
 from gpulab.formatting import size
 from gpulab.snapshot.object_path import Place
@@ -153,8 +154,8 @@ class Tensors:
 
         gpus_in_use.synchronize(self._gpus)
         sums = _sums((p.gpu, p.bytes) for p in self._pieces)
-        roomy = {gpu for gpu, n in sums.items() if gpu is not None and n <= GPU_SHARE * cgroups.free_gpu_bytes(gpu)}
-        needed, free = sum(n for gpu, n in sums.items() if gpu not in roomy), cgroups.free_host_bytes()
+        roomy = {gpu for gpu, n in sums.items() if gpu is not None and n <= GPU_SHARE * gpus_in_use.free_bytes(gpu)}
+        needed, free = sum(n for gpu, n in sums.items() if gpu not in roomy), free_host_bytes()
         if free is not None and needed > free:
             raise TooLarge(needed, free)
         with torch.no_grad():

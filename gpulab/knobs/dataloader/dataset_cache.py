@@ -15,12 +15,13 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, percent, size, while_s
 from gpulab.knobs.dataloader.changes import OWN_AFFAIR, Left
 from gpulab.knobs.dataloader.copy import overriding
 from gpulab.knobs.dataloader.evidence import why_untouched
 from gpulab.knobs.dataloader.in_memory_dataset import served_for
-from gpulab.knobs.dataloader.item_size import free_bytes, item_bytes
+from gpulab.knobs.dataloader.item_size import item_bytes
 from gpulab.knobs.dataloader.options import NO_LOADER
 from gpulab.knobs.dataloader.randomness import drawn, kept
 from gpulab.knobs.dataloader.same_items import same
@@ -168,7 +169,10 @@ class _Application:
     def _fill(self, load: _Loading, copies: int) -> _Kept:
         began = time.perf_counter()
         dataset = load.dataset
-        limit = int(MEMORY_SHARE * free_bytes() / copies)
+        free = free_host_bytes()
+        if free is None:
+            raise Left("how much memory is free cannot be read on this system")
+        limit = int(MEMORY_SHARE * free / copies)
         load.probe(limit)
         items, size_bytes = load.all(limit)
         key = id(dataset)
