@@ -436,7 +436,7 @@ def test_a_dataset_of_the_notebook_cannot_go_to_workers_that_are_not_forked(meth
 
 def test_little_shared_memory_is_said_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_options, "_shared_memory_bytes", lambda: 64 * 2**20)
-    assert "64 MiB" in WORKERS.cautions(scene(plain()), 2)[0]
+    assert "64.0 MiB" in WORKERS.cautions(scene(plain()), 2)[0]
     assert WORKERS.cautions(scene(plain()), 0) == ()
     assert WORKERS.refuses(scene(plain()), 2) is None
     with WORKERS.applied(1) as log:
