@@ -22,6 +22,7 @@ from gpulab.api import runs_command, tensorboard_command
 from gpulab.api.profile import open_run
 from gpulab.devices.doctor import examine
 from gpulab.errors import GpulabError, StoreError, UsageError
+from gpulab.options import whole_number_type
 from gpulab.store.folders import Store
 from gpulab.user_code import runs_users_code
 from gpulab.views import doctor, wording
@@ -315,10 +316,19 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
 def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpulab record [options] SCRIPT [ARGS ...]"
     parser.add_argument("--name", default="", help="a name for the run; without it the run has only its id")
-    parser.add_argument("--steps", type=_count(1), metavar="N", help="end the script cleanly after N steps")
-    parser.add_argument("--warmup", type=_count(0), metavar="N", help="leave the first N steps out of the figures")
+    parser.add_argument(
+        "--steps", type=whole_number_type("--steps", 1), metavar="N", help="end the script cleanly after N steps"
+    )
+    parser.add_argument(
+        "--warmup",
+        type=whole_number_type("--warmup", 0),
+        metavar="N",
+        help="leave the first N steps out of the figures",
+    )
     trace = parser.add_mutually_exclusive_group()
-    trace.add_argument("--trace-steps", type=_count(1), metavar="N", help="profile N steps in detail")
+    trace.add_argument(
+        "--trace-steps", type=whole_number_type("--trace-steps", 1), metavar="N", help="profile N steps in detail"
+    )
     trace.add_argument("--no-trace", action="store_true", help="do not profile: step times and curves only")
     parser.add_argument("--whole", action="store_true", help="profile from the first line, for code without steps")
     parser.add_argument("--no-save", action="store_true", help="do not keep the run on disk")
@@ -363,15 +373,6 @@ def _store_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--store", type=Path, metavar="DIR", help="where the runs are (default $GPULAB_DIR/runs, else .gpulab/runs)"
     )
-
-
-def _count(least: int) -> Callable[[str], int]:
-    def count(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return int(text)
-
-    return count
 
 
 def _price(text: str) -> float:

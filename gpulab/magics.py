@@ -25,6 +25,7 @@ from traitlets import Bool, Int, Unicode
 
 from gpulab.errors import GpulabError, UsageError
 from gpulab.experiments import cell_code
+from gpulab.options import read_seconds, read_whole_number
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
@@ -149,13 +150,6 @@ def _check_combination(options: argparse.Namespace) -> None:
             raise UsageError(f"--{name.replace('_', '-')} and --{comparing[0]} contradict each other: leave one out.")
 
 
-def _seconds(option: str, given: str | None, default: float) -> float:
-    try:
-        return default if given is None else float(given)
-    except ValueError:
-        raise UsageError(f"{option} takes a number of seconds, not {given!r}.") from None
-
-
 @magics_class
 class GPUProfile(Magics):
     """Defaults of %%gpuprofile."""
@@ -231,10 +225,10 @@ class GPUProfile(Magics):
         sweeps = parse_sweeps(options.sweep or [], names.has, names.names)
         plan = Plan(
             arms=tuple(Arm(values) for values in grid(sweeps, fixed)),
-            block_steps=number("--steps", options.steps, None),
-            pairs=number("--pairs", options.pairs, None),
-            budget_s=_seconds("--budget", options.budget, DEFAULT_BUDGET_S),
-            seeds=number("--seeds", options.seeds, 0) or 0,
+            block_steps=read_whole_number("--steps", options.steps, 1, None),
+            pairs=read_whole_number("--pairs", options.pairs, 1, None),
+            budget_s=read_seconds("--budget", options.budget, DEFAULT_BUDGET_S),
+            seeds=read_whole_number("--seeds", options.seeds, 0, 0),
             name=options.name,
             device=options.device or self.device,
             trace=self.trace and not options.no_trace,
@@ -268,9 +262,9 @@ class GPUProfile(Magics):
         trace = not options.no_trace and (self.trace or asks_for_trace)
         return profile(
             options.name,
-            steps=number("--steps", options.steps, self.steps),
-            warmup=number("--warmup", options.warmup, self.warmup),
-            trace_steps=number("--trace-steps", options.trace_steps, self.trace_steps if trace else None),
+            steps=read_whole_number("--steps", options.steps, 1, self.steps),
+            warmup=read_whole_number("--warmup", options.warmup, 0, self.warmup),
+            trace_steps=read_whole_number("--trace-steps", options.trace_steps, 1, self.trace_steps if trace else None),
             trace=trace,
             live=self.live and not options.no_live,
             save=self.save and not options.no_save,
@@ -343,16 +337,6 @@ def _first_word(line: str) -> tuple[str, str]:
     match = _WORD.match(line)
     end = match.end() if match is not None else 0
     return "".join(_words(line[:end])), line[end:].lstrip()
-
-
-def number(option: str, given: str | None, default: int | None) -> int | None:
-    """A whole number from the line, else the configured default. Raises UsageError."""
-    if given is None:
-        return default
-    try:
-        return int(given)
-    except ValueError:
-        raise UsageError(f"{option} takes a whole number, not {given!r}.") from None
 
 
 def _ended(sentence: str) -> str:

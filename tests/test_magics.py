@@ -116,19 +116,6 @@ def test_every_option_is_read_and_every_default_is_configurable() -> None:
         assert all(option in magics.HELP for option in action.option_strings)
 
 
-@pytest.mark.parametrize("text", ["5", " 7 "])
-def test_a_number(text: str) -> None:
-    assert magics.number("--steps", text, None) == int(text)
-    assert magics.number("--steps", None, 9) == 9
-
-
-@pytest.mark.parametrize("text", ["many", "2.5", "1e3", "", "0x10"])
-def test_no_number(text: str) -> None:
-    with pytest.raises(UsageError, match="--steps takes a whole number") as caught:
-        magics.number("--steps", text, None)
-    assert repr(text) in str(caught.value)
-
-
 @pytest.mark.parametrize("name", ["rnus", "run", "Doctor", "reprot"])
 def test_an_unknown_command_names_the_nearest(name: str) -> None:
     with pytest.raises(

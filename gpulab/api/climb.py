@@ -19,6 +19,7 @@ from gpulab.experiments.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bou
 from gpulab.experiments.plan import Code
 from gpulab.experiments.predictions import errors_here
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
+from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
@@ -47,6 +48,8 @@ Weights, optimizer, random numbers and data order are put back before each run a
 it, or the notebook's own. The result is also gpulab.climbs[-1]."""
 
 climbs: list[Climbed] = []
+
+_LEAST = {"rungs": 1, "seeds": 0, "steps": 1, "pairs": 1}
 
 
 def climb(
@@ -129,11 +132,11 @@ def parsed(words: Sequence[str], prog: str = "%gpulab climb") -> Bounds:
     parser.add_argument("--no-save", action="store_true")
     given = parser.read(words)
     return Bounds(
-        budget_s=_number("budget", given.budget, float, DEFAULT_BUDGET_S),
-        rungs=_number("rungs", given.rungs, int, None),
-        seeds=_number("seeds", given.seeds, int, DEFAULT_SEEDS),
-        steps=_number("steps", given.steps, int, None),
-        pairs=_number("pairs", given.pairs, int, None),
+        budget_s=read_seconds("--budget", given.budget, DEFAULT_BUDGET_S),
+        rungs=read_whole_number("--rungs", given.rungs, _LEAST["rungs"], None),
+        seeds=read_whole_number("--seeds", given.seeds, _LEAST["seeds"], DEFAULT_SEEDS),
+        steps=read_whole_number("--steps", given.steps, _LEAST["steps"], None),
+        pairs=read_whole_number("--pairs", given.pairs, _LEAST["pairs"], None),
         without=_knobs("without", _split(given.without)),
         allow=_knobs("allow", _split(given.allow)),
         save=not given.no_save,
@@ -142,13 +145,9 @@ def parsed(words: Sequence[str], prog: str = "%gpulab climb") -> Bounds:
 
 def check(bounds: Bounds) -> None:
     """Refuse bounds that cannot work. Raises UsageError naming the option, or a wrong threshold of the user's."""
-    least = {"rungs": 1, "seeds": 0, "steps": 1, "pairs": 1}
-    for option, lowest in least.items():
-        value = getattr(bounds, option)
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < lowest):
-            raise UsageError(f"--{option} takes a whole number of at least {lowest}, not {value!r}.")
-    if not bounds.budget_s > 0:
-        raise UsageError(f"--budget takes a number of seconds above 0, not {bounds.budget_s!r}.")
+    for option, lowest in _LEAST.items():
+        check_whole_number(f"--{option}", getattr(bounds, option), lowest)
+    check_seconds("--budget", bounds.budget_s)
     both = sorted(bounds.without & bounds.allow)
     if both:
         raise UsageError(f"--without and --allow contradict each other: both name {both[0]}.")
@@ -174,16 +173,6 @@ def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:
 
 def _split(texts: Sequence[str]) -> list[str]:
     return [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
-
-
-def _number(option: str, given: str | None, kind: Callable[[str], Any], default: Any) -> Any:
-    if given is None:
-        return default
-    try:
-        return kind(given)
-    except ValueError:
-        what = "a whole number" if kind is int else "a number of seconds"
-        raise UsageError(f"--{option} takes {what}, not {given!r}.") from None
 
 
 __all__ = ["HELP", "climb", "climbs", "conduct", "magic", "parsed"]

@@ -9,9 +9,9 @@ from typing import Any
 from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import cell_code
 from gpulab.api.panel import code_of
-from gpulab.errors import UsageError
 from gpulab.experiments.headspace.headspace import Differential
 from gpulab.experiments.plan import DEFAULT_BUDGET_S, Code
+from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.running.stoppable import Stoppable
 
@@ -48,7 +48,9 @@ def headspace(
     `budget_s` seconds. Raises UsageError where the cell takes no data from a DataLoader; what the code raises as
     written passes.
     """
-    _check(budget_s, steps, pairs)
+    check_seconds("--budget", budget_s)
+    check_whole_number("--steps", steps, 1)
+    check_whole_number("--pairs", pairs, 1)
     own = cell_code(code, namespace) if isinstance(code, str) else code_of(code)
     test = Differential(own, budget_s=budget_s, steps=steps, pairs=pairs)
     with Stoppable(test.stop, HINT, show=show) as progress:
@@ -81,26 +83,8 @@ def parsed(words: Sequence[str]) -> tuple[float, int | None, int | None]:
     for option in ("budget", "steps", "pairs"):
         parser.add_argument(f"--{option}")
     given = parser.read(words)
-    budget_s = _number("budget", given.budget, float, "a number of seconds")
-    steps, pairs = (_number(n, getattr(given, n), int, "a whole number") for n in ("steps", "pairs"))
-    return (DEFAULT_BUDGET_S if budget_s is None else budget_s), steps, pairs
-
-
-def _number(option: str, given: str | None, kind: Callable[[str], Any], what: str) -> Any:
-    if given is None:
-        return None
-    try:
-        return kind(given)
-    except ValueError:
-        raise UsageError(f"--{option} takes {what}, not {given!r}.") from None
-
-
-def _check(budget_s: float, steps: int | None, pairs: int | None) -> None:
-    for option, value in (("steps", steps), ("pairs", pairs)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise UsageError(f"--{option} takes a whole number of at least 1, not {value!r}.")
-    if not budget_s > 0:
-        raise UsageError(f"--budget takes a number of seconds above 0, not {budget_s!r}.")
+    steps, pairs = (read_whole_number(f"--{name}", getattr(given, name), 1, None) for name in ("steps", "pairs"))
+    return read_seconds("--budget", given.budget, DEFAULT_BUDGET_S), steps, pairs
 
 
 __all__ = ["HELP", "headspace", "magic", "parsed"]

@@ -21,6 +21,7 @@ from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
 from gpulab.experiments.compare.stored_runs import compare_runs
 from gpulab.feed import Watcher
+from gpulab.options import check_whole_number
 from gpulab.run import Change, Outcome, Ranks, Run, Settings
 from gpulab.store.folders import DOCUMENT, Store, read, trace_path
 from gpulab.store.runs import Figures, Runs
@@ -253,8 +254,7 @@ def check(settings: Settings) -> None:
         ("warmup", settings.warmup, 0),
         ("trace-steps", settings.trace_steps, 1),
     ):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise UsageError(f"--{option} takes a whole number of at least {least}, not {value!r}.")
+        check_whole_number(f"--{option}", value, least)
     if not settings.trace and (settings.trace_steps is not None or settings.whole):
         other = "--trace-steps" if settings.trace_steps is not None else "--whole"
         raise UsageError(f"--no-trace and {other} contradict each other: leave one out.")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import gpulab
 from gpulab.demo import cell
 from gpulab.errors import GpulabError
+from gpulab.options import whole_number_type
 
 if TYPE_CHECKING:
     from gpulab.views.report.report import Report
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status: 0, or 1 with one line on stderr."""
-    options = _parser().parse_args(argv)
     try:
+        options = _parser().parse_args(argv)
         with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
             report = profile_demo(steps=options.steps, slow_ms=options.slow_ms)
         print(json.dumps(report.json(), indent=2) if options.json else report.text())
@@ -71,18 +72,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gpulab.demo", description=__doc__.partition(": ")[2])
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of the report")
-    parser.add_argument("--steps", type=_positive, metavar="N", help="end the training after N steps")
+    parser.add_argument(
+        "--steps", type=whole_number_type("--steps", 1), metavar="N", help="end the training after N steps"
+    )
     parser.add_argument(
         "--slow-ms", type=_duration, default=0.0, metavar="X", help="make loading slower by X ms per image (default 0)"
     )
     return parser
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a positive number of steps")
-    return number
 
 
 def _duration(text: str) -> float:

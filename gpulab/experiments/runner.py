@@ -30,6 +30,7 @@ from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.knob import Log
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.observe.observation import Scene
+from gpulab.options import check_seconds, check_whole_number
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
 from gpulab.snapshot.state import State
@@ -524,9 +525,7 @@ def check(code: Code, plan: Plan) -> None:
 def check_plan(plan: Plan) -> None:
     """Refuse bounds that cannot work. Raises UsageError naming the option."""
     for option, value, least in (("steps", plan.block_steps, 1), ("pairs", plan.pairs, 1), ("seeds", plan.seeds, 0)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise UsageError(f"--{option} takes a whole number of at least {least}, not {value!r}.")
-    if not plan.budget_s > 0:
-        raise UsageError(f"--budget takes a number of seconds above 0, not {plan.budget_s!r}.")
+        check_whole_number(f"--{option}", value, least)
+    check_seconds("--budget", plan.budget_s)
     if not plan.arms:
         raise UsageError("There is nothing to compare: name a knob, for example --ab workers=4.")

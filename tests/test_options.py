@@ -1,0 +1,88 @@
+"""Numbers of options: read from a line, given in Python or to argparse, and refused in the same sentence."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from IPython.core.error import UsageError as LineError
+from IPython.core.interactiveshell import InteractiveShell
+
+import gpulab
+from gpulab import cli, magics
+from gpulab.api import climb, headspace
+from gpulab.demo import __main__ as demo
+from gpulab.errors import UsageError
+from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number, whole_number_type
+
+
+@pytest.mark.parametrize("text", ["5", " 7 ", "0012"])
+def test_a_number_of_a_line(text: str) -> None:
+    assert read_whole_number("--steps", text, 1, None) == whole_number_type("--steps", 1)(text) == int(text)
+    assert read_whole_number("--steps", None, 1, 9) == 9
+
+
+@pytest.mark.parametrize("text", ["many", "2.5", "1e3", "", "0x10", "-5", "0", "²", "٣"])
+def test_what_is_no_number_of_a_line(text: str) -> None:
+    for read in (lambda: read_whole_number("--steps", text, 1, None), lambda: whole_number_type("--steps", 1)(text)):
+        with pytest.raises(UsageError) as caught:
+            read()
+        assert str(caught.value) == f"--steps takes a whole number of at least 1, not {text!r}."
+
+
+@pytest.mark.parametrize("value", ["5", 2.0, True, 0, -1, math.nan])
+def test_what_is_no_number_in_python(value: object) -> None:
+    with pytest.raises(UsageError, match="--pairs takes a whole number of at least 1, not "):
+        check_whole_number("--pairs", value, 1)
+    check_whole_number("--pairs", None, 1)
+    check_whole_number("--pairs", 1, 1)
+
+
+def test_seconds() -> None:
+    assert read_seconds("--budget", None, 60.0) == 60 and read_seconds("--budget", "1.5", 60.0) == 1.5
+    for text in ("soon", "0", "-3", "nan", ""):
+        with pytest.raises(UsageError, match="--budget takes a number of seconds above 0, not "):
+            read_seconds("--budget", text, 60.0)
+    for value in ("60", 0, -1.0, math.nan, True, None):
+        with pytest.raises(UsageError, match="--budget takes a number of seconds above 0, not "):
+            check_seconds("--budget", value)
+
+
+def nothing() -> None:
+    """Code that does not run: its options are wrong."""
+    raise AssertionError("it ran")
+
+
+def of_the_magic() -> None:
+    shell = InteractiveShell.instance()
+    magics.register(shell)
+    try:
+        shell.run_cell_magic("gpuprofile", "--steps 0", "1 / 0")
+    finally:
+        magics.unregister(shell)
+        InteractiveShell.clear_instance()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: gpulab.profile(steps=0),
+        lambda: climb.climb(nothing, steps=0),
+        lambda: climb.parsed(["--steps", "0"]),
+        lambda: headspace.headspace(nothing, steps=0),
+        lambda: headspace.parsed(["--steps", "0"]),
+        lambda: gpulab.experiment(nothing, {"workers": 2}, steps=0),
+        of_the_magic,
+    ],
+    ids=["profile", "climb", "%climb", "headspace", "%headspace", "experiment", "%%gpuprofile"],
+)
+def test_each_way_to_ask_says_the_same(use: Callable[[], object]) -> None:
+    with pytest.raises((UsageError, LineError), match=r"--steps takes a whole number of at least 1, not '?0'?\."):
+        use()
+
+
+@pytest.mark.parametrize("main", [lambda words: cli.main(["record", *words, "x.py"]), demo.main], ids=["cli", "demo"])
+def test_each_command_says_the_same(main: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--steps", "0"]) != 0
+    assert "--steps takes a whole number of at least 1, not '0'." in capsys.readouterr().err
