@@ -15,7 +15,7 @@ EVENTS = 900_000  # in the file; two of three are spans
 def measure() -> dict[str, object]:
     """Seconds, medians: of a whole diagnosis, of all rules, of the costliest five, of the figures that they read."""
     from gpulab.analysis.facts import facts
-    from gpulab.diagnosis.context import Case
+    from gpulab.diagnosis.context import RuleContext
     from gpulab.diagnosis.diagnose import diagnose
     from gpulab.diagnosis.rules import RULES
     from gpulab.thresholds import DEFAULT
@@ -27,8 +27,8 @@ def measure() -> dict[str, object]:
         run = load_run(path)
     figures = _median_s(lambda: facts(run))
     known = facts(run)
-    case, whole = Case(known, DEFAULT), _median_s(lambda: diagnose(known))
-    by_rule = {rule.__name__: _median_s(lambda rule=rule: rule(case)) for rule in RULES}  # type: ignore[misc]
+    context, whole = RuleContext(known, DEFAULT), _median_s(lambda: diagnose(known))
+    by_rule = {rule.__name__: _median_s(lambda rule=rule: rule(context)) for rule in RULES}  # type: ignore[misc]
     costliest = dict(sorted(by_rule.items(), key=lambda pair: -pair[1])[:5])
     assert run.timeline is not None
     return {

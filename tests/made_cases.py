@@ -12,7 +12,7 @@ from synthetic import MS
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.dataloader import LoadingFacts
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Finding
 from gpulab.run import Loader, Pause, PauseKind, Run, StepFlag
 from gpulab.thresholds import DEFAULT, Thresholds
@@ -68,7 +68,7 @@ def case_of(
     loading: LoadingFacts | None = None,
     thresholds: Thresholds = DEFAULT,
     **changed: Any,
-) -> Case:
+) -> RuleContext:
     """The run with those shares of its step; by default it computes all the time. Without shares None: not profiled."""
     shares = dict(shares or {})
     rest = 1.0 - sum(shares.values())
@@ -77,7 +77,7 @@ def case_of(
     busy = sum(split.get(p, 0.0) for p in device) if run.device.kind == "cuda" else None
     found = synthetic.breakdown(run, split, busy)
     facts = dataclasses.replace(_figures(run), breakdown=found, loading=loading)
-    return Case(dataclasses.replace(facts, **changed), thresholds)
+    return RuleContext(dataclasses.replace(facts, **changed), thresholds)
 
 
 def _figures(run: Run) -> Facts:

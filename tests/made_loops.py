@@ -13,7 +13,7 @@ import synthetic
 from made_timelines import MAIN, STREAM, Span, timeline
 
 from gpulab.analysis.facts import Facts, facts
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.run import Category, Device, Memory, Phase, Run, Samples, Steps, TraceOrigin
 from gpulab.thresholds import DEFAULT, Thresholds
 
@@ -109,9 +109,9 @@ class Machine:
         options: tuple[str, ...] = (),
         thresholds: Thresholds = DEFAULT,
         **changes: object,
-    ) -> Case:
+    ) -> RuleContext:
         """The figures of the loop's profiled steps; `unprofiled_us`: as many steps before them, of that length."""
-        return Case(self.facts(gpu, memory, samples, unprofiled_us, options, changes), thresholds)
+        return RuleContext(self.facts(gpu, memory, samples, unprofiled_us, options, changes), thresholds)
 
     def facts(
         self,

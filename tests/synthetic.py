@@ -18,7 +18,7 @@ from gpulab.analysis.gpu.trace_facts import trace_facts
 from gpulab.analysis.integrity import integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread
-from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding, Untold
+from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import (
@@ -78,7 +78,7 @@ def said(key: str, summary: str, evidence: str, level: str) -> Diagnosis:
         after=summary if bad else "",
         level=level,  # type: ignore[arg-type]
     )
-    untold = (Untold("storage_bound", summary, evidence),) if bad else ()
+    untold = (Undetermined("storage_bound", summary, evidence),) if bad else ()
     return Diagnosis((found,), untold, 20_000.0, 20_000.0, notes=(summary,) if bad else ())
 
 

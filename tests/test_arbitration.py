@@ -11,11 +11,11 @@ from made_cases import STEP_MS, case_of, finding, inside, run_of
 
 from gpulab.analysis.breakdown import PARTS
 from gpulab.analysis.host.dataloader import WaitParts
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.names import NAMES, name_of
-from gpulab.diagnosis.ranking import arbitrate, total_us
+from gpulab.diagnosis.ranking import rank_findings, total_us
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
@@ -71,7 +71,7 @@ def test_what_torchs_collate_takes_for_few_items_is_the_small_batchs(
     case = case_of(dataclasses.replace(run, loader=dataclasses.replace(run.loader, own_collate=own)))  # type: ignore[type-var]
     small = finding("small_batch", small_us, "compute", confidence="likely", settings=(("batch_size", "64"),))
     collate = finding("slow_collate", 5_000.0, "data_wait", confidence="measured", settings=settings)
-    assert arbitrate(case, [small, collate, HEALTHY])[0].key == first
+    assert rank_findings(case, [small, collate, HEALTHY])[0].key == first
 
 
 def test_where_the_memory_is_full_nothing_that_needs_more_is_advised() -> None:
@@ -82,10 +82,10 @@ def test_where_the_memory_is_full_nothing_that_needs_more_is_advised() -> None:
     starving = finding(
         "cpu_preprocessing", 9_000.0, "data_wait", settings=(("workers", "4"),), cure="More.", otherwise="Work less."
     )
-    told = arbitrate(full, [starving, HEALTHY])[0]
+    told = rank_findings(full, [starving, HEALTHY])[0]
     assert told.settings == () and told.knob is None
     assert "nearly full" in told.cure and told.cure.endswith("Work less.")
-    assert arbitrate(case_of(run, {"data_wait": 0.5}), [starving, HEALTHY])[0].settings == starving.settings
+    assert rank_findings(case_of(run, {"data_wait": 0.5}), [starving, HEALTHY])[0].settings == starving.settings
 
 
 def test_workers_that_wait_for_storage_are_not_too_many() -> None:
@@ -93,14 +93,14 @@ def test_workers_that_wait_for_storage_are_not_too_many() -> None:
     many = finding("cpu_oversubscribed", None, "data_wait", confidence="likely", settings=(("workers", "2"),))
     waiting = finding("storage_bound", 9_000.0, "data_wait", settings=(("workers", "8"),))
     working = finding("cpu_preprocessing", 9_000.0, "data_wait")
-    assert [f.key for f in arbitrate(case, [waiting, many, HEALTHY])] == ["storage_bound"]
-    assert {f.key for f in arbitrate(case, [working, many, HEALTHY])} == {"cpu_preprocessing", "cpu_oversubscribed"}
+    assert [f.key for f in rank_findings(case, [waiting, many, HEALTHY])] == ["storage_bound"]
+    assert {f.key for f in rank_findings(case, [working, many, HEALTHY])} == {"cpu_preprocessing", "cpu_oversubscribed"}
 
 
 @given(shares, found())
 def test_no_time_is_counted_twice(split: dict[str, float], answers: list[Finding]) -> None:
     case = case_of(GPU, split)
-    result = arbitrate(case, [*answers, HEALTHY])
+    result = rank_findings(case, [*answers, HEALTHY])
     whole = total_us(case, result)
     given_back = [f.recoverable_us_per_step or 0.0 for f in result]
     assert whole is not None and sum(given_back) <= whole * (1 + 1e-9)
@@ -119,7 +119,7 @@ def test_no_time_is_counted_twice(split: dict[str, float], answers: list[Finding
 
 @given(shares, found())
 def test_what_depends_on_a_cure_comes_after_it(split: dict[str, float], answers: list[Finding]) -> None:
-    result = arbitrate(case_of(GPU, split), [*answers, HEALTHY])
+    result = rank_findings(case_of(GPU, split), [*answers, HEALTHY])
     place = {f.key: i for i, f in enumerate(result)}
     costly = [f for f in result if f.recoverable_us_per_step is not None]  # hints come last in any case
     known = {f.key for f in costly}
@@ -132,7 +132,7 @@ RUNS = [run_of(gpu=gpu, wait=w, workers=n) for gpu in (False, True) for w in (0.
 @given(shares, st.sampled_from(RUNS))
 def test_the_rules_never_promise_more_than_the_step(split: dict[str, float], run: Run) -> None:
     case = case_of(run, split)
-    found_out = diagnose(case.facts, foretell=False)
+    found_out = diagnose(case.facts, predict_cures=False)
     assert found_out.total_us is not None
     assert sum(f.recoverable_us_per_step or 0.0 for f in found_out.findings) <= found_out.total_us * (1 + 1e-9)
     assert not [u for u in found_out.untold if "fault" in u.record]
@@ -143,14 +143,14 @@ def test_two_cures_of_the_very_same_time_count_once() -> None:
     mixed = finding("no_mixed_precision", 8_000.0, "compute/matrix")
     tf32 = finding("no_tf32", 6_000.0, "compute/matrix")
     fewer = finding("memory_bound_ops", 2_000.0, "compute/pointwise")
-    result = arbitrate(case, [tf32, mixed, fewer, HEALTHY])
+    result = rank_findings(case, [tf32, mixed, fewer, HEALTHY])
     assert times(result) == {"no_mixed_precision": 8_000.0, "memory_bound_ops": 2_000.0}
 
 
 def test_a_finding_that_lost_a_part_of_its_time_says_to_whom() -> None:
     case = case_of(GPU, {"launch": 0.5, "compute": 0.5})
     first, second = finding("launch_bound", 8_000.0, "launch"), finding("unfused_optimizer", 4_000.0, "launch")
-    result = arbitrate(case, [second, first, HEALTHY])
+    result = rank_findings(case, [second, first, HEALTHY])
     assert times(result) == {"launch_bound": 8_000.0, "unfused_optimizer": pytest.approx(2_000.0)}
     assert result[1].shares_with == ("launch_bound",)
 
@@ -160,7 +160,7 @@ def test_no_larger_batch_is_advised_while_the_step_waits_for_data(wait: float) -
     case = case_of(GPU, {"data_wait": wait, "launch": 0.36 - wait})
     small = finding("small_batch", 4_000.0, "launch", settings=(("batch_size", "64"),))
     starved = finding("data_starved", wait * STEP_US, "data_wait")
-    kept = {f.key for f in arbitrate(case, [small, *([starved] if wait > 0.1 else []), HEALTHY])}
+    kept = {f.key for f in rank_findings(case, [small, *([starved] if wait > 0.1 else []), HEALTHY])}
     assert ("small_batch" in kept) == (wait < 0.1)
 
 
@@ -169,7 +169,7 @@ def test_nothing_helps_before_the_loading_where_it_runs_beside_the_training(work
     case = case_of(run_of(gpu=True, workers=workers), {"data_wait": 0.2, "compute": 0.8})
     starved = finding("data_starved", 0.2 * STEP_US, "data_wait")
     faster = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix")
-    result = arbitrate(case, [faster, starved, HEALTHY])
+    result = rank_findings(case, [faster, starved, HEALTHY])
     assert result[0].key == first and len(result) == 2
 
 
@@ -179,9 +179,9 @@ def test_of_two_alike_the_one_whose_prediction_is_a_figure_comes_first() -> None
     figure = Prediction({"fused_optimizer": "on"}, 0.7, (0.6, 0.8), "")
     wide = finding("small_batch", 8_800.0, "compute", confidence="likely", prediction=ranged)
     sure = finding("unfused_optimizer", 7_800.0, "compute", confidence="likely", prediction=figure)
-    assert arbitrate(case, [wide, sure, HEALTHY])[0].key == "unfused_optimizer"
+    assert rank_findings(case, [wide, sure, HEALTHY])[0].key == "unfused_optimizer"
     much = dataclasses.replace(wide, recoverable_us_per_step=12_000.0)
-    assert arbitrate(case, [much, sure, HEALTHY])[0].key == "small_batch"
+    assert rank_findings(case, [much, sure, HEALTHY])[0].key == "small_batch"
 
 
 def test_a_batch_that_only_comes_late_holds_up_no_other_cure() -> None:
@@ -189,19 +189,19 @@ def test_a_batch_that_only_comes_late_holds_up_no_other_cure() -> None:
     case = case_of(run_of(gpu=True, workers=2), {"data_wait": 0.2, "compute": 0.8}, late)
     starved = finding("data_starved", 0.2 * STEP_US, "data_wait")
     faster = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix")
-    assert [f.key for f in arbitrate(case, [faster, starved, HEALTHY])] == ["no_mixed_precision", "data_starved"]
+    assert [f.key for f in rank_findings(case, [faster, starved, HEALTHY])] == ["no_mixed_precision", "data_starved"]
 
 
 def test_a_cause_takes_the_place_of_its_symptom() -> None:
     case = case_of(GPU, {"data_wait": 0.5})
     symptom = finding("data_starved", 0.5 * STEP_US, "data_wait")
     cause = finding("storage_bound", 0.5 * STEP_US, "data_wait")
-    assert times(arbitrate(case, [symptom, cause, HEALTHY])) == {"storage_bound": 0.5 * STEP_US}
+    assert times(rank_findings(case, [symptom, cause, HEALTHY])) == {"storage_bound": 0.5 * STEP_US}
 
 
 def test_what_comes_next_and_how_much_that_would_bring() -> None:
     case = case_of(GPU, {"data_wait": 0.5, "launch": 0.2})
-    result = arbitrate(
+    result = rank_findings(
         case, [finding("launch_bound", 0.2 * STEP_US, "launch"), finding("data_starved", 0.5 * STEP_US, "data_wait")]
     )
     assert [f.key for f in result] == ["data_starved", "launch_bound"]
@@ -211,7 +211,7 @@ def test_what_comes_next_and_how_much_that_would_bring() -> None:
 
 def test_pauses_count_besides_the_step() -> None:
     case = case_of(GPU, {"launch": 0.5})
-    result = arbitrate(
+    result = rank_findings(
         case,
         [finding("checkpoint_save", 3 * STEP_US, BETWEEN), finding("launch_bound", 0.5 * STEP_US, "launch"), HEALTHY],
     )
@@ -222,29 +222,32 @@ def test_pauses_count_besides_the_step() -> None:
 
 def test_what_is_below_the_silence_is_not_told() -> None:
     small = finding("launch_bound", 0.02 * STEP_US, "launch")
-    assert [f.key for f in arbitrate(case_of(GPU, {"launch": 0.02}), [small, HEALTHY])] == ["healthy"]
+    assert [f.key for f in rank_findings(case_of(GPU, {"launch": 0.02}), [small, HEALTHY])] == ["healthy"]
     loud = case_of(GPU, {"launch": 0.02}, thresholds=dataclasses.replace(DEFAULT, silence=0.01))
-    assert [f.key for f in arbitrate(loud, [small, HEALTHY])] == ["launch_bound"]
+    assert [f.key for f in rank_findings(loud, [small, HEALTHY])] == ["launch_bound"]
 
 
 def test_a_hint_does_not_take_the_headline_from_a_healthy_run() -> None:
     hint = finding("memory_underused", None, confidence="possible")
     shared = finding("gpu_shared", None, confidence="measured")
-    assert [f.key for f in arbitrate(case_of(GPU), [hint, HEALTHY])] == ["healthy", "memory_underused"]
-    assert [f.key for f in arbitrate(case_of(GPU), [hint, shared, HEALTHY])] == ["gpu_shared", "memory_underused"]
+    assert [f.key for f in rank_findings(case_of(GPU), [hint, HEALTHY])] == ["healthy", "memory_underused"]
+    assert [f.key for f in rank_findings(case_of(GPU), [hint, shared, HEALTHY])] == ["gpu_shared", "memory_underused"]
 
 
 def test_where_most_of_the_time_is_unexplained_that_is_the_headline() -> None:
     open_question = finding("cannot_tell", None, "unknown", level="unknown")
     fuse = finding("unfused_optimizer", 0.05 * STEP_US, "optimizer")
     unknown = case_of(GPU, {"unknown": 0.5, "optimizer": 0.05})
-    assert [f.key for f in arbitrate(unknown, [fuse, open_question])] == ["cannot_tell", "unfused_optimizer"]
+    assert [f.key for f in rank_findings(unknown, [fuse, open_question])] == ["cannot_tell", "unfused_optimizer"]
     named = finding("checkpoint_save", 0.45 * STEP_US, "unknown")
-    assert [f.key for f in arbitrate(unknown, [fuse, named, open_question])] == ["checkpoint_save", "unfused_optimizer"]
+    assert [f.key for f in rank_findings(unknown, [fuse, named, open_question])] == [
+        "checkpoint_save",
+        "unfused_optimizer",
+    ]
 
 
 def test_what_is_measured_stands_before_an_upper_bound_of_the_same_size() -> None:
-    case: Case = case_of(GPU, {"data_wait": 0.4, "compute": 0.6})
+    case: RuleContext = case_of(GPU, {"data_wait": 0.4, "compute": 0.6})
     bound = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix", confidence="likely")
     waits = finding("data_starved", 0.4 * STEP_US, "data_wait")
-    assert [f.key for f in arbitrate(case, [bound, waits, HEALTHY])] == ["data_starved", "no_mixed_precision"]
+    assert [f.key for f in rank_findings(case, [bound, waits, HEALTHY])] == ["data_starved", "no_mixed_precision"]

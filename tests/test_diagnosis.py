@@ -165,7 +165,7 @@ def test_the_json_keys_of_a_whole_report_are_described() -> None:
         inside(read_ms=1), wait=WaitParts(1.0, 0.0, 0.0, 0.0, 0.0), workers=(WorkerRow(-1, 1, 1.0, None),)
     )
     case = case_of(run, {"data_wait": 0.5}, loading)
-    made: Any = document(case.facts, diagnose(case.facts, foretell=False))
+    made: Any = document(case.facts, diagnose(case.facts, predict_cures=False))
     keys = [*made, *made["loading"], *made["loading"]["wait"], *made["loading"]["workers"][0]]
     keys += [key for rows in ("pauses", "more_pauses", "alerts") for key in made[rows][0]]
     assert [key for key in keys if f"`{key}`" not in told] == []

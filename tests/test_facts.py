@@ -8,7 +8,7 @@ import pytest
 import synthetic
 
 from gpulab.analysis.facts import Facts, facts
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.intervals import measure
 from gpulab.prediction.baseline import Today
@@ -43,7 +43,7 @@ def test_loader_workers_are_told_alike_to_findings_and_predictions(
 ) -> None:
     known = loaded_by(iterator, workers)
     assert (known.worker_count, known.has_workers) == (count, some)
-    assert Today.of(known).workers == count == Case(known, DEFAULT).facts.worker_count
+    assert Today.of(known).workers == count == RuleContext(known, DEFAULT).facts.worker_count
 
 
 @pytest.mark.parametrize(("name", "some"), [("v100_resnet50_workers0", False), ("v100_resnet50_workers4", True)])
@@ -82,7 +82,9 @@ def test_the_typical_step_is_the_unprofiled_one_where_there_is_one() -> None:
     assert profiled.typical_step_us is known.traced_step_us
     nothing = dataclasses.replace(profiled, traced_step_us=None)
     assert nothing.typical_step_us is None and nothing.data_wait_fraction is None
-    assert Case(nothing, DEFAULT).step_us == (known.breakdown.mean_step_us if known.breakdown is not None else None)
+    assert RuleContext(nothing, DEFAULT).step_us == (
+        known.breakdown.mean_step_us if known.breakdown is not None else None
+    )
 
 
 def test_what_was_asked_of_one_timeline_is_no_answer_for_another() -> None:

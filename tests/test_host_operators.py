@@ -12,7 +12,7 @@ from made_timelines import MAIN, Span, timeline
 from gpulab.analysis.breakdown import Breakdown, StepParts
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import optimizer_work
-from gpulab.diagnosis.cure_predictions import foretold
+from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules.cores import cpu_oversubscribed
 from gpulab.diagnosis.rules.launches import small_batch
@@ -165,7 +165,7 @@ def foretells(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float, float]
 
 def cured(us: float, part: str, **settings: str) -> Finding:
     found = Finding("any", "", (), us, "measured", (part,), tuple(settings.items()), cure="as told")
-    (told,) = foretold(case_of(run_of()).facts, [found], 20_000.0, NOTHING)
+    (told,) = with_predictions(case_of(run_of()).facts, [found], 20_000.0, NOTHING)
     return told
 
 

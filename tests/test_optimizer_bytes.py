@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.host.optimizer_bytes import UpdateBytes, bytes_of_update
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules.optimizer import unfused_optimizer
 from gpulab.prediction.predict import predict
@@ -134,7 +134,7 @@ def test_the_finding_and_its_prediction_tell_the_same_share(
     made = loop(step).case(unprofiled_us=2_000)
     steps = made.facts.run.steps
     timed = dataclasses.replace(steps, optimizer_ns=np.full(len(steps), 400_000))
-    case = Case(facts(dataclasses.replace(made.facts.run, steps=timed)), made.thresholds)
+    case = RuleContext(facts(dataclasses.replace(made.facts.run, steps=timed)), made.thresholds)
     finding = unfused_optimizer(case)
     assert isinstance(finding, Finding)
     prediction = predict(case.facts, {"fused_optimizer": "True"})

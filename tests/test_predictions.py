@@ -27,10 +27,10 @@ from gpulab.analysis.host.operator_costs import HostOperators
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
 from gpulab.api.predict import foretell
-from gpulab.diagnosis.context import Case
-from gpulab.diagnosis.cure_predictions import foretold
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.finding import Finding, Untold
+from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import precision, transfers
 from gpulab.errors import UsageError
 from gpulab.experiments.predictions import sizes_to_run
@@ -755,9 +755,9 @@ def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int)
     known = reading_and_uploading()
     assert {b.direction for b in known.blocking} == {"read", "upload"}
     rule = transfers.sync_points if key == "sync_points" else transfers.blocking_copy
-    finding = rule(Case(known, DEFAULT))
+    finding = rule(RuleContext(known, DEFAULT))
     assert isinstance(finding, Finding)
-    (told,) = foretold(known, [dataclasses.replace(finding, settings=())], 12_000.0, Known())
+    (told,) = with_predictions(known, [dataclasses.replace(finding, settings=())], 12_000.0, Known())
     assert told.prediction is not None and f"with {calls} call" in told.prediction.basis
     assert f"with {calls} call" in predict_removal(known, key).basis
 
@@ -845,9 +845,13 @@ def test_no_other_gpu_stands_in_for_one_whose_peaks_are_not_known(
     assert matrix_units.narrow_ratio(device) is None and matrix_units.tf32_ratio(device) is None
     assert matrix_units.has_units(device) is units
     run = dataclasses.replace(case.facts.run, device=device)
-    unknown = Case(dataclasses.replace(case.facts, run=run), DEFAULT)
+    unknown = RuleContext(dataclasses.replace(case.facts, run=run), DEFAULT)
     answer = precision.no_mixed_precision(unknown)
-    assert answer is None if units is False else isinstance(answer, Untold) and word in f"{answer.what} {answer.record}"
+    assert (
+        answer is None
+        if units is False
+        else isinstance(answer, Undetermined) and word in f"{answer.what} {answer.record}"
+    )
     assert precision.no_tf32(unknown) is None
 
 

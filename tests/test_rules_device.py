@@ -20,9 +20,9 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.gpu.chains import pointwise_chains
 from gpulab.analysis.gpu.kernel_classes import class_of, number_format
-from gpulab.diagnosis.context import Case, Rule
+from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.finding import Finding, Untold
+from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import fusion, launches, memory, precision, ranks, shapes, sharing, transfers
 from gpulab.diagnosis.rules import optimizer as optimizing
 from gpulab.run import Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
@@ -56,12 +56,12 @@ TF32 = "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_128x128_32x3_nn_align
 SOFTMAX = "void softmax_warp_forward<float>(float*)"
 
 
-def told(answer: Finding | Untold | None) -> Finding:
+def told(answer: Finding | Undetermined | None) -> Finding:
     assert isinstance(answer, Finding), answer
     return answer
 
 
-def worth(case: Case, answer: Finding | Untold | None) -> float:
+def worth(case: RuleContext, answer: Finding | Undetermined | None) -> float:
     """Share of the step that a finding would give back; 0 without one."""
     return (answer.recoverable_us_per_step or 0.0) / (case.step_us or 1.0) if isinstance(answer, Finding) else 0.0
 
@@ -138,7 +138,7 @@ def test_a_small_batch_is_half_idle_and_half_empty(peak: float, said: bool) -> N
     loader = Loader("Digits", 1000, 16, 0, None, False, False, 63, False)
     held = Memory(peak_allocated_bytes=int(peak * (32 << 30)), total_bytes=32 << 30)
     machine = loop(many(100, "aten::add", ADD, gpu_us=4))
-    case = Case(machine.facts("V100", held, changes=None), DEFAULT)
+    case = RuleContext(machine.facts("V100", held, changes=None), DEFAULT)
     answer = launches.small_batch(case)
     assert isinstance(answer, Finding) == said
     if isinstance(answer, Finding):
@@ -146,13 +146,13 @@ def test_a_small_batch_is_half_idle_and_half_empty(peak: float, said: bool) -> N
         assert launches._larger(_with_loader(case, loader)) == (("batch_size", "32"),)
 
 
-def _with_loader(case: Case, loader: Loader) -> Case:
-    return Case(dataclasses.replace(case.facts, run=dataclasses.replace(case.facts.run, loader=loader)), DEFAULT)
+def _with_loader(case: RuleContext, loader: Loader) -> RuleContext:
+    return RuleContext(dataclasses.replace(case.facts, run=dataclasses.replace(case.facts.run, loader=loader)), DEFAULT)
 
 
 def test_without_the_memory_whether_a_larger_batch_fits_is_not_told() -> None:
     answer = launches.small_batch(loop(many(100, "aten::add", ADD, gpu_us=4)).case())
-    assert isinstance(answer, Untold) and "profile_memory=True" in answer.record
+    assert isinstance(answer, Undetermined) and "profile_memory=True" in answer.record
 
 
 # -- waiting for the GPU -----------------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ def test_shorter_numbers(gpu: str, kernel: str, amp: str | None, tf32: bool) -> 
 def test_products_of_triton_are_not_taken_for_full_precision(gpu: str, untold: bool) -> None:
     case = loop(many(50, "aten::mm", "triton_tem_fused_mm_0", gpu_us=100)).case(gpu)
     answer = precision.no_mixed_precision(case)
-    assert isinstance(answer, Untold) if untold else answer is None
+    assert isinstance(answer, Undetermined) if untold else answer is None
     assert precision.no_tf32(case) is None
 
 
@@ -296,7 +296,7 @@ def test_few_matrix_products_are_not_worth_it() -> None:
 def test_a_gpu_that_nobody_names() -> None:
     case = loop(many(50, "aten::mm", SGEMM, gpu_us=100)).case("unknown")
     answer = precision.no_mixed_precision(case)
-    assert isinstance(answer, Untold) and "deviceProperties" in answer.record
+    assert isinstance(answer, Undetermined) and "deviceProperties" in answer.record
     assert precision.no_tf32(case) is None
 
 
@@ -404,11 +404,11 @@ def test_a_compiled_model_is_not_told_to_compile() -> None:
     assert told(fusion.memory_bound_ops(loop(many(30, "aten::add", ADD, 100)).case())).key == "memory_bound_ops"
 
 
-def on_cpu(step: Callable[[Machine], None]) -> Case:
+def on_cpu(step: Callable[[Machine], None]) -> RuleContext:
     """The same loop where all is computed by the host: nothing is started anywhere."""
     found = loop(step).facts()
     run = dataclasses.replace(found.run, device=synthetic.cpu_case().facts.run.device)
-    return Case(facts(run), DEFAULT)
+    return RuleContext(facts(run), DEFAULT)
 
 
 def chain(machine: Machine) -> None:
@@ -518,7 +518,7 @@ def test_an_optimizer_of_the_users_own_that_goes_through_tensors_one_by_one(tens
     run = loop(lion(tensors_us)).facts(unprofiled_us=120 + update_us).run
     steps = dataclasses.replace(run.steps, optimizer_ns=np.full(len(run.steps), int(update_us * 1e3), np.int64))
     device = synthetic.cpu_case().facts.run.device
-    case = Case(facts(dataclasses.replace(run, steps=steps, device=device)), DEFAULT)
+    case = RuleContext(facts(dataclasses.replace(run, steps=steps, device=device)), DEFAULT)
     assert case.facts.optimizer is not None and case.facts.optimizer.style == "for-loop"
     assert case.facts.optimizer.operators == 7 * len(tensors_us)
     if len(tensors_us) == 2:  # its time is computing: seven passes over one tensor, of which a fused update needs three
@@ -576,7 +576,7 @@ def test_images_rearranged_around_convolutions() -> None:
         ("void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_256x128_tn_align8>(P)", type(None)),
         (TF32, type(None)),
         (SGEMM, type(None)),
-        ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", Untold),
+        ("nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT", Undetermined),
     ],
 )
 def test_sizes_that_do_not_fit_as_kernels_tell(kernel: str, answer: type) -> None:
@@ -595,8 +595,8 @@ def test_sizes_that_do_not_fit_as_shapes_tell(m: int, n: int, k: int, odd: bool)
     }
     with_sizes = dataclasses.replace(timeline, extra={**timeline.extra, **sizes})
     work = dataclasses.replace(found.work, timeline=with_sizes)
-    answer = shapes.odd_shapes(Case(dataclasses.replace(found, work=work), DEFAULT))
-    assert isinstance(answer, Finding) == odd and not isinstance(answer, Untold)
+    answer = shapes.odd_shapes(RuleContext(dataclasses.replace(found, work=work), DEFAULT))
+    assert isinstance(answer, Finding) == odd and not isinstance(answer, Undetermined)
     if isinstance(answer, Finding):
         assert f"{m} × {n} × {k}" in answer.evidence[1].words
 
@@ -631,7 +631,7 @@ def test_memory_that_is_nearly_full(peak: float, said: bool) -> None:
     assert isinstance(answer, Finding) == said
 
 
-def full(step: Callable[[Machine], None], peak: float | None = 0.95, outcome: str = "", count: int = 6) -> Case:
+def full(step: Callable[[Machine], None], peak: float | None = 0.95, outcome: str = "", count: int = 6) -> RuleContext:
     held = Memory(total_bytes=32 << 30)
     if peak is not None:
         held = dataclasses.replace(held, peak_allocated_bytes=int(peak * (32 << 30)))
@@ -649,7 +649,7 @@ def test_memory_that_is_filled_on_purpose_is_a_hint() -> None:
     case = full(many(50, "aten::mm", HMMA, 200))
     finding = told(memory.memory_pressure(case))
     assert finding.confidence == "possible" and finding.cure.startswith("Nothing, as long as it fits")
-    assert diagnose(case.facts, foretell=False).first.key == "healthy"
+    assert diagnose(case.facts, predict_cures=False).first.key == "healthy"
 
 
 @pytest.mark.parametrize(
@@ -674,8 +674,8 @@ def test_without_figures_of_memory_its_shortage_is_told_where_something_shows_it
     step: Callable[[Machine], None], said: bool
 ) -> None:
     answer = memory.memory_pressure(full(step, peak=None))
-    assert isinstance(answer, Untold) is said and (answer is None) is not said
-    if isinstance(answer, Untold):
+    assert isinstance(answer, Undetermined) is said and (answer is None) is not said
+    if isinstance(answer, Undetermined):
         assert "profile_memory=True" in answer.record
 
 
@@ -685,7 +685,7 @@ def test_without_figures_of_memory_a_larger_batch_is_told_only_where_there_is_ro
         for _ in range(20):
             machine.operator("aten::mm", HMMA, 100, 20, blocks_per_sm=blocks)
 
-    assert isinstance(memory.memory_underused(loop(step).case()), Untold) is said
+    assert isinstance(memory.memory_underused(loop(step).case()), Undetermined) is said
 
 
 def test_memory_that_is_hardly_used_is_a_hint() -> None:
@@ -724,7 +724,7 @@ def test_further_gpus_that_nobody_used_are_a_hint(
     assert found.run.origin is not None
     seen = tuple(DeviceProperties(i, "Tesla V100-SXM2-32GB") for i in range(gpus))
     run = dataclasses.replace(found.run, origin=dataclasses.replace(found.run.origin, device_properties=seen, **origin))
-    result = diagnose(facts(run), foretell=False)
+    result = diagnose(facts(run), predict_cures=False)
     assert result.first.key == ("data_starved" if waits_us else "healthy")
     hint = result.of("wrong_device")
     assert (hint is not None and hint.confidence == "possible" and "3 further GPUs" in hint.summary) is said
@@ -773,11 +773,11 @@ def test_meters_that_were_not_read() -> None:
     case = loop(many(9, "aten::mm", HMMA, 100)).case()
     for rule in (sharing.gpu_shared, sharing.throttled):
         answer = rule(case)
-        assert isinstance(answer, Untold) and "under gpulab" in answer.record
+        assert isinstance(answer, Undetermined) and "under gpulab" in answer.record
     why = Missing("other processes on the GPU", "this container does not see them", key="curve")
     live = dataclasses.replace(case.facts.run, source="cell", missing=(why,))
-    answer = sharing.gpu_shared(Case(dataclasses.replace(case.facts, run=live), DEFAULT))
-    assert isinstance(answer, Untold) and why.reason in answer.record
+    answer = sharing.gpu_shared(RuleContext(dataclasses.replace(case.facts, run=live), DEFAULT))
+    assert isinstance(answer, Undetermined) and why.reason in answer.record
 
 
 # -- what cannot be told, and who has nothing to say -------------------------------------------------------------------
@@ -793,16 +793,16 @@ def test_a_healthy_loop_is_left_alone() -> None:
 
 
 def test_a_run_on_a_cpu_hears_nothing_of_a_gpu() -> None:
-    case = Case(synthetic.cpu_case().facts, DEFAULT)
+    case = RuleContext(synthetic.cpu_case().facts, DEFAULT)
     assert [rule.__name__ for rule in MINE if rule(case) is not None] == []
 
 
 def test_a_run_without_a_trace() -> None:
-    case = Case(synthetic.no_trace_case().facts, DEFAULT)
+    case = RuleContext(synthetic.no_trace_case().facts, DEFAULT)
     assert [rule.__name__ for rule in MINE if isinstance(rule(case), Finding)] == []
 
 
-def clocks_apart(step: Callable[[Machine], None]) -> Case:
+def clocks_apart(step: Callable[[Machine], None]) -> RuleContext:
     """Kernels before their launch: what the host did while the GPU idled cannot be told."""
     found = loop(step).facts()
     timeline = found.run.timeline
@@ -815,7 +815,7 @@ def clocks_apart(step: Callable[[Machine], None]) -> Case:
         start_ns=shifted[order],
         extra={n: c[order] for n, c in timeline.extra.items()},
     )
-    case = Case(facts(dataclasses.replace(found.run, timeline=moved)), DEFAULT)
+    case = RuleContext(facts(dataclasses.replace(found.run, timeline=moved)), DEFAULT)
     assert case.withheld("idle_causes") is not None
     return case
 
@@ -831,7 +831,7 @@ def clocks_apart(step: Callable[[Machine], None]) -> Case:
 )
 def test_clocks_that_are_apart_withhold_what_depends_on_them(step: Callable[[Machine], None], rule: Rule) -> None:
     answer = rule(clocks_apart(step))
-    assert isinstance(answer, Untold) and "record the trace again" in answer.record
+    assert isinstance(answer, Undetermined) and "record the trace again" in answer.record
 
 
 def test_what_is_withheld_is_told_only_where_it_matters() -> None:
@@ -843,10 +843,10 @@ def test_a_trace_whose_kernels_are_broken_tells_nothing_of_their_numbers() -> No
     found = loop(many(50, "aten::mm", SGEMM, gpu_us=100)).facts()
     assert found.run.origin is not None
     origin = dataclasses.replace(found.run.origin, damage=(Damage("truncated tail", 1),))
-    case = Case(facts(dataclasses.replace(found.run, origin=origin)), DEFAULT)
+    case = RuleContext(facts(dataclasses.replace(found.run, origin=origin)), DEFAULT)
     assert case.withheld("kernels") is not None
     answer = precision.no_mixed_precision(case)
-    assert isinstance(answer, Untold) and "record the trace again" in answer.record
+    assert isinstance(answer, Undetermined) and "record the trace again" in answer.record
     assert precision.no_tf32(case) is None  # it is told once
 
 
@@ -854,7 +854,7 @@ def test_a_trace_whose_kernels_are_broken_tells_nothing_of_their_numbers() -> No
 
 
 def ranked(name: str) -> list[str]:
-    result = diagnose(facts(load_run(path(name))), foretell=False)
+    result = diagnose(facts(load_run(path(name))), predict_cures=False)
     assert not [u for u in result.untold if "fault" in u.record]
     return [f.key for f in result.findings]
 
@@ -887,7 +887,7 @@ def test_zeroing_the_gradients_of_a_real_resnet() -> None:
 
 def test_every_claim_of_a_real_trace_fits_into_its_step() -> None:
     for name in loaded_traces.ALL:
-        case = Case(facts(load_run(path(name))), DEFAULT)
+        case = RuleContext(facts(load_run(path(name))), DEFAULT)
         for rule in MINE:
             answer = rule(case)
             if isinstance(answer, Finding) and answer.recoverable_us_per_step is not None:

@@ -12,10 +12,10 @@ from made_cases import STEP_MS, case_of, inside, loader, pauses, run_of
 
 from gpulab.analysis.host.dataloader import LoadingFacts, WaitParts
 from gpulab.analysis.integrity import Check, Integrity
-from gpulab.diagnosis.context import Case
-from gpulab.diagnosis.cure_predictions import foretold
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.finding import Diagnosis, Finding, Untold
+from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.rules import RULES, cores, dataloader, epochs, placement
 from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.rules.launches import starves
@@ -28,13 +28,13 @@ from gpulab.thresholds import DEFAULT
 STEP_US = STEP_MS * 1e3
 
 
-def found(case: Case) -> Diagnosis:
-    result = diagnose(case.facts, case.thresholds, foretell=False)
+def found(case: RuleContext) -> Diagnosis:
+    result = diagnose(case.facts, case.thresholds, predict_cures=False)
     assert not [u for u in result.untold if "fault" in u.record]
     return result
 
 
-def told(answer: Finding | Untold | None) -> Finding:
+def told(answer: Finding | Undetermined | None) -> Finding:
     assert isinstance(answer, Finding)
     return answer
 
@@ -86,7 +86,7 @@ def test_where_the_clocks_are_apart_waiting_is_told_as_unknown_and_no_larger_bat
     apart = Integrity((Check("early kernels", 9, "degraded", ("idle_causes",), "the clocks are apart"),))
     case = case_of(run_of(gpu=True, wait=0.6), {"data_wait": 0.0, "compute": 0.5, "unknown": 0.5}, integrity=apart)
     answer = dataloader.data_starved(case)
-    assert isinstance(answer, Untold) and "clocks" in answer.record
+    assert isinstance(answer, Undetermined) and "clocks" in answer.record
     assert case.loop_waits == pytest.approx(0.6) and starves(case)
     together = case_of(run_of(gpu=True, wait=0.6), {"data_wait": 0.02, "compute": 0.98})
     assert together.loop_waits == pytest.approx(0.02) and not starves(together)
@@ -139,7 +139,7 @@ def test_what_hardly_matters_beside_the_first_cause_is_told_to_come_next() -> No
 def test_without_an_accounting_it_is_not_known_whether_the_gpu_waits_too() -> None:
     case = case_of(run_of(gpu=True, wait=0.6), breakdown=None)
     answer = dataloader.data_starved(case)
-    assert isinstance(answer, Untold) and "profiler" in answer.record
+    assert isinstance(answer, Undetermined) and "profiler" in answer.record
     assert found(case).first.key == "cannot_tell"
     half_busy = tuple(c for c in synthetic.gpu_case().facts.curves if c.name == "gpu_utilization_pct")
     likely = told(dataloader.data_starved(case_of(run_of(gpu=True, wait=0.6), breakdown=None, curves=half_busy)))
@@ -341,7 +341,7 @@ def test_a_setting_that_is_foretold_to_bring_nothing_is_not_advised(
     told_so = Prediction({"workers": "4"}, ratio, interval, "", only_sign=only_sign)
     monkeypatch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *_: told_so)
     case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
-    [first] = foretold(case.facts, [told(dataloader.data_starved(case))], STEP_US, NOTHING)
+    [first] = with_predictions(case.facts, [told(dataloader.data_starved(case))], STEP_US, NOTHING)
     assert (first.settings != ()) is kept and (first.prediction is not None) is kept
     assert ("less work" in first.cure) is not kept and "larger batch" not in first.cure
 
@@ -350,7 +350,7 @@ def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
     run = run_of(epoch_starts={0: 900.0, 20: 900.0, 40: 900.0}, workers=2)
     case = case_of(run)
     [own] = [told(epochs.worker_restart(case))]
-    [bound] = foretold(case.facts, [own], STEP_US, NOTHING)
+    [bound] = with_predictions(case.facts, [own], STEP_US, NOTHING)
     assert own.recoverable_us_per_step == bound.recoverable_us_per_step == pytest.approx(30e3, rel=1e-3)
     assert bound.prediction is not None and not any("hidden" in e.words for e in bound.evidence)
 
@@ -361,11 +361,11 @@ def test_a_setting_that_brings_nothing_leaves_another_findings_cure() -> None:
     other = dataclasses.replace(told(dataloader.data_starved(case)), cure="One thread each.", otherwise="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *_: told_so)
-        [left] = foretold(case.facts, [other], STEP_US, NOTHING)
+        [left] = with_predictions(case.facts, [other], STEP_US, NOTHING)
         assert left.cure == "One thread each." and left.settings == ()
         slow = case_of(run_of(wait=0.5), {"data_wait": 0.5}, CAUSES["slow_collate"])
         collating = told(dataloader.slow_collate(slow))
-        [left] = foretold(slow.facts, [collating], STEP_US, NOTHING)
+        [left] = with_predictions(slow.facts, [collating], STEP_US, NOTHING)
     assert "Or load with 2 worker" in collating.cure and "torch.stack" in left.cure and "worker" not in left.cure
 
 
@@ -416,7 +416,9 @@ def _unrecorded(run: Run) -> Run:
 def test_epochs_that_begin_slowly_without_a_record_of_the_loader() -> None:
     slow = _unrecorded(run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2))
     answer = epochs.worker_restart(case_of(slow))
-    assert isinstance(answer, Untold) and "100 ms" in answer.what and "torch.utils.data.DataLoader" in answer.record
+    assert (
+        isinstance(answer, Undetermined) and "100 ms" in answer.what and "torch.utils.data.DataLoader" in answer.record
+    )
     for quiet in (run_of(epoch_starts={0: 500.0}), run_of(epoch_starts={0: 100.0, 20: 0.0, 40: 0.0})):
         assert epochs.worker_restart(case_of(_unrecorded(quiet))) is None
 
@@ -443,7 +445,7 @@ def test_a_new_iterator_for_each_step() -> None:
 # Cores
 
 
-def _loaded(pct: float, run_workers: int, **more: float) -> Case:
+def _loaded(pct: float, run_workers: int, **more: float) -> RuleContext:
     run = run_of(wait=more.pop("wait", 0.5), workers=run_workers, cores=2.0)
     t = np.arange(0, run.wall_ns, 50 * 10**6)
     curve = Series("cpu_pct", "%", "CPU", "psutil", t, np.full(len(t), pct))
@@ -469,7 +471,7 @@ def test_no_guess_about_the_cores(pct: float, workers: int, core_wait: float) ->
 
 
 def test_threads_and_workers_that_share_the_cores() -> None:
-    def case(threads: int, pct: float = 97.0, core_wait: float = 0.4, making_ms: float = 15.0) -> Case:
+    def case(threads: int, pct: float = 97.0, core_wait: float = 0.4, making_ms: float = 15.0) -> RuleContext:
         made = _loaded(pct, 2, wait=0.05, core_wait=core_wait)
         environment = dataclasses.replace(made.facts.run.environment, compute_threads=threads)
         inside_it = dataclasses.replace(made.facts.loading, batch_us=making_ms * 1e3)  # type: ignore[type-var]
@@ -513,14 +515,14 @@ def test_workers_of_several_threads_each(
 def test_without_the_load_of_the_processor_it_is_not_told() -> None:
     case = case_of(run_of(wait=0.5, workers=8, cores=2.0, samples=Samples()), {"data_wait": 0.5})
     answer = cores.cpu_oversubscribed(case)
-    assert isinstance(answer, Untold) and "psutil" in answer.record
+    assert isinstance(answer, Undetermined) and "psutil" in answer.record
 
 
 @pytest.mark.parametrize(("workers", "wait", "said"), [(2, 0.5, True), (2, 0.02, False), (0, 0.5, False)])
 def test_where_the_cores_are_not_known_it_is_told_if_it_matters(workers: int, wait: float, said: bool) -> None:
     case = case_of(run_of(wait=wait, workers=workers, cores=None), {"data_wait": wait})
     answer = cores.cpu_oversubscribed(case)
-    assert (isinstance(answer, Untold) and "cores" in answer.record) is said and not isinstance(answer, Finding)
+    assert (isinstance(answer, Undetermined) and "cores" in answer.record) is said and not isinstance(answer, Finding)
 
 
 # Where the model computes
@@ -670,7 +672,7 @@ def test_two_steps_and_no_trace_tell_nothing() -> None:
     result = found(case_of(none, integrity=None))
     assert result.first.key == "cannot_tell" and "Only 2 steps ran" in result.first.summary
     empty = dataclasses.replace(none, steps=Steps.empty())
-    assert "No training step" in found(Case(synthetic.facts_of(empty), DEFAULT)).first.summary
+    assert "No training step" in found(RuleContext(synthetic.facts_of(empty), DEFAULT)).first.summary
 
 
 @pytest.mark.parametrize(
@@ -696,5 +698,5 @@ def test_no_rule_fails_where_little_is_known(rule: Callable) -> None:
     )
     facts = dataclasses.replace(synthetic.facts_of(bare), curves=())
     for known in (facts, synthetic.tiny_case().facts, synthetic.no_step_case().facts, synthetic.no_trace_case().facts):
-        answer = rule(Case(known, case_of(run_of()).thresholds))
-        assert answer is None or isinstance(answer, Finding | Untold)
+        answer = rule(RuleContext(known, case_of(run_of()).thresholds))
+        assert answer is None or isinstance(answer, Finding | Undetermined)

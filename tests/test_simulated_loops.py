@@ -216,7 +216,7 @@ def test_the_headline_is_what_costs_most_in_the_model_and_costs_at_least_as_much
     )
     saved = {key: 1 - ratio_true(loop, cure(loop)) for key, cure in WAITING.items()}
     first, second = sorted(saved, key=lambda key: -saved[key])[:2]
-    told = diagnose(facts(record(loop, plan=PROFILED).run), foretell=False).first
+    told = diagnose(facts(record(loop, plan=PROFILED).run), predict_cures=False).first
     if saved[first] < 0.02:
         assert told.key in VERDICTS
     elif saved[first] >= 0.2 and saved[second] <= 0.5 * saved[first]:

@@ -63,7 +63,7 @@ def diagnose_job(ranks: Ranks, thresholds: Thresholds) -> Job:
     """All of it."""
     of_ranks = {rank: facts(run) for rank, run in ranks.runs.items()}
     found = compare_ranks(of_ranks, ranks.problems, skew_notice=thresholds.skew_notice)
-    each = {rank: diagnose(known, thresholds, foretell=False) for rank, known in of_ranks.items()}
+    each = {rank: diagnose(known, thresholds, predict_cures=False) for rank, known in of_ranks.items()}
     return Job(of_ranks, found, each, diagnose_ranks(found, each, thresholds))
 
 

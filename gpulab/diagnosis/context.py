@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.diagnosis.finding import Finding, Untold
+from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.run import Phase
 from gpulab.thresholds import Thresholds
 
@@ -18,7 +18,7 @@ _MOST = 0.5  # ours: what makes up half of it is its first cause
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class RuleContext:
     """The figures of one run, and from where on something is worth telling."""
 
     facts: Facts
@@ -116,6 +116,6 @@ class Case:
         return None if reason is None else f"{reason[:1].upper()}{reason[1:]}"
 
 
-Rule = Callable[[Case], Finding | Untold | None]
+Rule = Callable[[RuleContext], Finding | Undetermined | None]
 
-__all__ = ["FEWEST_STEPS", "Case", "Rule", "Untold"]
+__all__ = ["FEWEST_STEPS", "Rule", "RuleContext", "Undetermined"]

@@ -21,7 +21,7 @@ NOTHING_GAINED = 0.99  # ours, of today's time: half of what a comparison can te
 HARDLY_LESS = 0.9  # ours, of the finding's own bound: no word about so small a difference
 
 
-def foretold(facts: Facts, found: Sequence[Finding], step_us: float | None, known: Known) -> list[Finding]:
+def with_predictions(facts: Facts, found: Sequence[Finding], step_us: float | None, known: Known) -> list[Finding]:
     """The findings with the prediction of their settings, or of leaving out what they are about."""
     try:
         plan = plan_of(facts)
@@ -73,4 +73,4 @@ def _without_useless_setting(finding: Finding) -> Finding:
     return replace(finding, settings=(), prediction=None, cure=finding.otherwise or finding.cure)
 
 
-__all__ = ["foretold"]
+__all__ = ["with_predictions"]

@@ -73,7 +73,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Untold:
+class Undetermined:
     """A rule cannot tell, because something was not recorded. `what` it would tell, `record` what to do next time."""
 
     key: str
@@ -91,7 +91,7 @@ class Diagnosis:
     """
 
     findings: tuple[Finding, ...]
-    untold: tuple[Untold, ...] = ()
+    untold: tuple[Undetermined, ...] = ()
     step_us: float | None = None
     total_us: float | None = None
     whole_window: bool = False  # no step was found: "per step" is of the whole profiled time

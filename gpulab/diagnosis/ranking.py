@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.names import name_of
 from gpulab.formatting import factor, percent
@@ -26,7 +26,7 @@ _ALL = 0.99  # ours: of its own time; what is missing then is rounding, not anot
 _LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
 
 
-def arbitrate(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]:
+def rank_findings(context: RuleContext, found: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings worth telling, the first to cure first; at least one.
 
     `found` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What the
@@ -34,26 +34,28 @@ def arbitrate(case: Case, found: Sequence[Finding]) -> tuple[Finding, ...]:
     a healthy run.
     """
     verdicts = [f for f in found if f.key in VERDICTS]
-    causes = _without_symptoms(case, _uncontradicted(case, [f for f in found if f.key not in VERDICTS]))
-    ranked = _ranked(case, _feeding_first(case, causes))
+    causes = _without_symptoms(context, _uncontradicted(context, [f for f in found if f.key not in VERDICTS]))
+    ranked = _ranked(context, _feeding_first(context, causes))
     costly = [f for f in ranked if not _is_hint(f)]
     hints = [f for f in ranked if _is_hint(f)]
     if not costly:
         return (*verdicts[:1], *hints)
-    open_question = [f for f in verdicts if f.key == "cannot_tell" and _unexplained_us(case, costly) > _most_us(costly)]
-    return (*open_question, *_with_sequels(case, [*costly, *hints]))
+    open_question = [
+        f for f in verdicts if f.key == "cannot_tell" and _unexplained_us(context, costly) > _most_us(costly)
+    ]
+    return (*open_question, *_with_sequels(context, [*costly, *hints]))
 
 
-def total_us(case: Case, found: Sequence[Finding]) -> float | None:
+def total_us(context: RuleContext, found: Sequence[Finding]) -> float | None:
     """The typical step and what the findings claim beside it, spread over the steps."""
-    step, whole = case.step_us, case.whole_us
+    step, whole = context.step_us, context.whole_us
     return None if step is None else max(step + sum(_claimed_between(f) for f in found), whole or 0.0)
 
 
-def _unexplained_us(case: Case, found: Sequence[Finding]) -> float:
+def _unexplained_us(context: RuleContext, found: Sequence[Finding]) -> float:
     """Time of the step that neither the accounting nor a finding explains."""
     told = sum(f.recoverable_us_per_step or 0.0 for f in found if "unknown" in f.parts)
-    return case.part_us("unknown") - told
+    return context.part_us("unknown") - told
 
 
 def _most_us(found: Sequence[Finding]) -> float:
@@ -68,13 +70,13 @@ def _is_hint(finding: Finding) -> bool:
 # -- advice that the evidence contradicts ------------------------------------------------------------------------------
 
 
-def _uncontradicted(case: Case, found: list[Finding]) -> list[Finding]:
+def _uncontradicted(context: RuleContext, found: list[Finding]) -> list[Finding]:
     """Without a larger batch for a run that waits for data, and without processes that the memory has no room for."""
-    found = [_without_room(f) for f in found] if case.host_memory_full else found
+    found = [_without_room(f) for f in found] if context.host_memory_full else found
     starved_us = max((f.recoverable_us_per_step or 0.0 for f in found if f.key in FEEDING), default=0.0)
-    if not _starves(case, found):
+    if not _starves(context, found):
         return found
-    return [f for f in found if not _asks_for_a_larger_batch(f) or _outweighs(case, f, starved_us)]
+    return [f for f in found if not _asks_for_a_larger_batch(f) or _outweighs(context, f, starved_us)]
 
 
 def _without_room(finding: Finding) -> Finding:
@@ -89,24 +91,24 @@ def _asks_for_a_larger_batch(finding: Finding) -> bool:
     return finding.key in LARGER_BATCHES or "batch_size" in dict(finding.settings)
 
 
-def _outweighs(case: Case, finding: Finding, starved_us: float) -> bool:
+def _outweighs(context: RuleContext, finding: Finding, starved_us: float) -> bool:
     """On a CPU: what a loader takes per batch, however small, becomes less with larger ones, too."""
-    return not case.on_gpu and (finding.recoverable_us_per_step or 0.0) > starved_us
+    return not context.on_gpu and (finding.recoverable_us_per_step or 0.0) > starved_us
 
 
-def _starves(case: Case, found: Sequence[Finding]) -> bool:
+def _starves(context: RuleContext, found: Sequence[Finding]) -> bool:
     if any(f.key in FEEDING for f in found):
         return True
-    return case.idle is not None and case.idle >= case.thresholds.idle_notice and case.waits_mostly_for_data
+    return context.idle is not None and context.idle >= context.thresholds.idle_notice and context.waits_mostly_for_data
 
 
-def _feeding_first(case: Case, found: list[Finding]) -> list[Finding]:
+def _feeding_first(context: RuleContext, found: list[Finding]) -> list[Finding]:
     """Where workers load beside the training, a step lasts as long as they take: nothing else can shorten it before.
 
     Unless batches are made in time, and only come late from their process: that adds to what a step computes.
     """
     feeding = next((f.key for f in found if f.key in FEEDING), None)
-    if feeding is None or not case.facts.has_workers or case.handed_over_us:
+    if feeding is None or not context.facts.has_workers or context.handed_over_us:
         return found
     return [
         f
@@ -117,7 +119,7 @@ def _feeding_first(case: Case, found: list[Finding]) -> list[Finding]:
     ]
 
 
-def _without_symptoms(case: Case, found: list[Finding]) -> list[Finding]:
+def _without_symptoms(context: RuleContext, found: list[Finding]) -> list[Finding]:
     """A symptom goes where its cause is measured: its time is the cause's, and the cause names it in its sentence."""
     causes = {f.key for f in found if f.key in CAUSES_OF_STARVING and f.recoverable_us_per_step}
     caused = {"data_starved"} if causes else set()
@@ -125,21 +127,21 @@ def _without_symptoms(case: Case, found: list[Finding]) -> list[Finding]:
         caused |= {"cpu_preprocessing", "slow_collate"}
     if "storage_bound" in causes:  # workers that wait need no core: what fewer of them would bring is only suspected
         caused |= {f.key for f in found if f.key == "cpu_oversubscribed" and f.recoverable_us_per_step is None}
-    if _takes_it_for_the_batch(case, found):
+    if _takes_it_for_the_batch(context, found):
         caused.add("slow_collate")
     return [f for f in found if f.key not in caused]
 
 
-def _takes_it_for_the_batch(case: Case, found: list[Finding]) -> bool:
+def _takes_it_for_the_batch(context: RuleContext, found: list[Finding]) -> bool:
     """Torch's own collate of few items: what it takes is for each batch, not for its items, as all that is too small.
 
     No setting helps it, and a larger batch gives back more.
     """
-    by_key, loader = {f.key: f for f in found}, case.facts.run.loader
+    by_key, loader = {f.key: f for f in found}, context.facts.run.loader
     collate, small = by_key.get("slow_collate"), by_key.get("small_batch")
     if collate is None or small is None or collate.settings or loader is None or loader.own_collate is not False:
         return False
-    return _outweighs(case, small, collate.recoverable_us_per_step or 0.0)
+    return _outweighs(context, small, collate.recoverable_us_per_step or 0.0)
 
 
 # -- time, each part of it once ----------------------------------------------------------------------------------------
@@ -188,16 +190,18 @@ class _Budget:
                 self.takers.setdefault(_base(part), []).append(finding.key)
 
 
-def _ranked(case: Case, found: list[Finding]) -> list[Finding]:
+def _ranked(context: RuleContext, found: list[Finding]) -> list[Finding]:
     """By the time that each can still give back, as far as that is sure; none before what it depends on."""
-    step, waiting, done = case.step_us or 0.0, list(found), []
-    floor = case.thresholds.silence * (total_us(case, found) or 0.0)
-    budget = _Budget({part: case.part_us(part) for part in PARTS} if case.facts.breakdown is not None else {}, {}, {})
+    step, waiting, done = context.step_us or 0.0, list(found), []
+    floor = context.thresholds.silence * (total_us(context, found) or 0.0)
+    budget = _Budget(
+        {part: context.part_us(part) for part in PARTS} if context.facts.breakdown is not None else {}, {}, {}
+    )
     budget.step_left = step
-    if case.facts.breakdown is None:  # nothing is accounted: only the step itself bounds what can be given back
+    if context.facts.breakdown is None:  # nothing is accounted: only the step itself bounds what can be given back
         budget.left = dict.fromkeys(PARTS, step)
     else:
-        budget.left["data_wait"] = max(budget.left["data_wait"], _waited_us(case))
+        budget.left["data_wait"] = max(budget.left["data_wait"], _waited_us(context))
     while waiting:
         keys = {f.key for f in waiting}
         ready = [f for f in waiting if not keys & (set(f.only_after) - {f.key})] or waiting
@@ -216,10 +220,10 @@ def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
     return (-1.0 if time_us is None else time_us * weight, weight)
 
 
-def _waited_us(case: Case) -> float:
+def _waited_us(context: RuleContext) -> float:
     """On a CPU all waiting shows, and unprofiled steps may wait for a larger share than profiled ones."""
-    wait = case.facts.data_wait_us
-    return wait.median if wait is not None and not case.on_gpu else 0.0
+    wait = context.facts.data_wait_us
+    return wait.median if wait is not None and not context.on_gpu else 0.0
 
 
 def _claimed_between(finding: Finding) -> float:
@@ -237,9 +241,9 @@ def _base(part: str) -> str:
 # -- what comes next ---------------------------------------------------------------------------------------------------
 
 
-def _with_sequels(case: Case, ranked: list[Finding]) -> list[Finding]:
+def _with_sequels(context: RuleContext, ranked: list[Finding]) -> list[Finding]:
     """Each finding says what is next once it and all before it are cured, and the most that would bring."""
-    left = total_us(case, ranked)
+    left = total_us(context, ranked)
     if left is None:
         return ranked
     told: list[Finding] = []
@@ -247,16 +251,16 @@ def _with_sequels(case: Case, ranked: list[Finding]) -> list[Finding]:
         cured = finding.recoverable_us_per_step
         left -= cured or 0.0
         following = next((f for f in ranked[i + 1 :] if f.recoverable_us_per_step), None)
-        told.append(finding if not cured else replace(finding, after=_after(case, left, following)))
+        told.append(finding if not cured else replace(finding, after=_after(context, left, following)))
     return told
 
 
-def _after(case: Case, left_us: float, following: Finding | None) -> str:
+def _after(context: RuleContext, left_us: float, following: Finding | None) -> str:
     if following is None:
-        return f"Nothing else is known that costs {percent(case.thresholds.silence)} of {case.unit} or more."
+        return f"Nothing else is known that costs {percent(context.thresholds.silence)} of {context.unit} or more."
     rest = left_us - (following.recoverable_us_per_step or 0.0)
     gain = f"at most {factor(left_us / rest)}" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}"
     return f"Next comes {name_of(following.key)}: curing that too could make the rest {gain} times as fast."
 
 
-__all__ = ["CAUSES_OF_STARVING", "FEEDING", "LARGER_BATCHES", "VERDICTS", "arbitrate", "total_us"]
+__all__ = ["CAUSES_OF_STARVING", "FEEDING", "LARGER_BATCHES", "VERDICTS", "rank_findings", "total_us"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.analysis.host.dataloader import loading_times
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.dataloader_cures import cure_of_waiting, cure_without_knob
 from gpulab.diagnosis.rules.dataloader_lines import line_of_loading
@@ -16,27 +16,27 @@ from gpulab.intervals import intersect, measure, union_of
 LESSON = "03_starving_gpu"
 
 
-def data_starved(case: Case) -> Finding | Untold | None:
+def data_starved(context: RuleContext) -> Finding | Undetermined | None:
     """The loop waits for its next batch, and the device has nothing to do meanwhile.
 
     Of the unprofiled steps where there are any; on a GPU only what its work does not hide, from the accounting.
     """
-    wait = _waiting(case)
-    if isinstance(wait, Untold):
+    wait = _waiting(context)
+    if isinstance(wait, Undetermined):
         return wait
     if wait is None:
         return None
-    inside = case.facts.loading
+    inside = context.facts.loading
     if inside is None:
-        return _finding(case, wait, "data_starved", f"{wait.sentence}.")
-    handed_us, more = case.handed_over_us, [Evidence(making(inside))]
+        return _finding(context, wait, "data_starved", f"{wait.sentence}.")
+    handed_us, more = context.handed_over_us, [Evidence(making(inside))]
     if not handed_us:
-        return _finding(case, wait, "data_starved", f"{wait.sentence}.", *more)
+        return _finding(context, wait, "data_starved", f"{wait.sentence}.", *more)
     more.append(
         Evidence(f"{duration(handed_us)} of a step's wait are from a batch's being made to the loop's having it")
     )
     return _finding(
-        case,
+        context,
         wait,
         "data_starved",
         f"{wait.sentence}: it is made in time, but handing it over from a worker takes long.",
@@ -44,34 +44,34 @@ def data_starved(case: Case) -> Finding | Untold | None:
     )
 
 
-def cpu_preprocessing(case: Case) -> Finding | Untold | None:
+def cpu_preprocessing(context: RuleContext) -> Finding | Undetermined | None:
     """Decoding and transforming the items takes processor time, and the step waits for it."""
-    return _inside(case, "cpu_preprocessing")
+    return _inside(context, "cpu_preprocessing")
 
 
-def storage_bound(case: Case) -> Finding | Untold | None:
+def storage_bound(context: RuleContext) -> Finding | Undetermined | None:
     """Reading the items waits for a disk, a network or a lock, and the step waits for it."""
-    return _inside(case, "storage_bound")
+    return _inside(context, "storage_bound")
 
 
-def slow_collate(case: Case) -> Finding | Untold | None:
+def slow_collate(context: RuleContext) -> Finding | Undetermined | None:
     """Putting the items of a batch together takes long, and the step waits for it."""
-    return _inside(case, "slow_collate")
+    return _inside(context, "slow_collate")
 
 
-def waiting_for_cores(case: Case) -> Finding | None:
+def waiting_for_cores(context: RuleContext) -> Finding | None:
     """The step waits for data, and the workers, for most of the time, for a processor core; asked by `cores`."""
-    found = _inside(case, "cpu_oversubscribed")
+    found = _inside(context, "cpu_oversubscribed")
     return found if isinstance(found, Finding) else None
 
 
-def starving_for(case: Case, key: str, why: str) -> Finding | None:
+def starving_for(context: RuleContext, key: str, why: str) -> Finding | None:
     """The step waits for data, and a cause is known that is none of the loading's parts; asked by `cores`."""
-    wait, inside = _waiting(case), case.facts.loading
+    wait, inside = _waiting(context), context.facts.loading
     if not isinstance(wait, _Wait):
         return None
     more = () if inside is None else (Evidence(making(inside)),)
-    return _finding(case, wait, key, f"{wait.sentence}: {why}.", *more)
+    return _finding(context, wait, key, f"{wait.sentence}: {why}.", *more)
 
 
 # -- the wait ----------------------------------------------------------------------------------------------------------
@@ -90,25 +90,28 @@ class _Wait:
     sentence: str = ""
 
 
-def _waiting(case: Case) -> _Wait | Untold | None:
-    """None where it does not wait long enough to be worth telling; Untold where that cannot be known."""
-    step, waited = case.facts.typical_step_us, case.facts.data_wait_us
-    step_us, waited_us = case.step_us, waited.median if waited is not None else case.part_us("data_wait")
+def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
+    """None where it does not wait long enough to be worth telling; Undetermined where that cannot be known."""
+    step, waited = context.facts.typical_step_us, context.facts.data_wait_us
+    step_us, waited_us = context.step_us, waited.median if waited is not None else context.part_us("data_wait")
     if not step_us:
         return None
-    exposed_us = _exposed_us(case, step_us, waited_us)
-    if min(waited_us, exposed_us if exposed_us is not None else waited_us) < case.thresholds.data_wait_notice * step_us:
+    exposed_us = _exposed_us(context, step_us, waited_us)
+    if (
+        min(waited_us, exposed_us if exposed_us is not None else waited_us)
+        < context.thresholds.data_wait_notice * step_us
+    ):
         return None
     if exposed_us is None:
-        return _hidden_or_not(case)
-    bad = waited_us >= case.thresholds.data_wait_bad * step_us
+        return _hidden_or_not(context)
+    bad = waited_us >= context.thresholds.data_wait_bad * step_us
     who = "Each training step" if step is not None else "The profiled code"
-    kind = "unprofiled" if case.facts.step_us is not None else "profiled"
+    kind = "unprofiled" if context.facts.step_us is not None else "profiled"
     return _Wait(
         step_us,
         waited_us,
         min(waited_us, exposed_us),
-        not case.on_gpu or case.facts.breakdown is not None,
+        not context.on_gpu or context.facts.breakdown is not None,
         f"median of {step.count} {kind} step{'s' if step.count > 1 else ''}" if step is not None else "as one whole",
         bad,
         f"{who} {'spends' if bad else 'loses'} {percent(waited_us / step_us)} of its time waiting for the next batch "
@@ -116,40 +119,40 @@ def _waiting(case: Case) -> _Wait | Untold | None:
     )
 
 
-def _exposed_us(case: Case, step_us: float, waited_us: float) -> float | None:
+def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float | None:
     """What the device's own work does not hide; None where nothing tells what it did meanwhile."""
-    if not case.on_gpu:
+    if not context.on_gpu:
         return waited_us
-    if case.withheld("idle_causes") is not None:
+    if context.withheld("idle_causes") is not None:
         return None
-    if case.facts.breakdown is not None:
-        return case.part_us("data_wait")
-    busy = next((c.mean / 100 for c in case.facts.curves if c.name == "gpu_utilization_pct"), None)
-    return None if busy is None or case.withheld("breakdown") else (1 - busy) * step_us
+    if context.facts.breakdown is not None:
+        return context.part_us("data_wait")
+    busy = next((c.mean / 100 for c in context.facts.curves if c.name == "gpu_utilization_pct"), None)
+    return None if busy is None or context.withheld("breakdown") else (1 - busy) * step_us
 
 
-def _hidden_or_not(case: Case) -> Untold:
-    why = case.withheld("breakdown") or case.withheld("idle_causes")
-    return Untold(
+def _hidden_or_not(context: RuleContext) -> Undetermined:
+    why = context.withheld("breakdown") or context.withheld("idle_causes")
+    return Undetermined(
         "data_starved",
         "Whether the GPU has nothing to do while the loop waits for data",
         f"{why}: record it again" if why else "Run it with the profiler, which gpulab uses unless told otherwise",
     )
 
 
-def _finding(case: Case, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
+def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
     first = Evidence(
         f"{duration(wait.waited_us)} of every {duration(wait.step_us)} step go to the DataLoader "
-        f"({wait.basis}){_loads(case)}",
-        _longest_wait(case),
+        f"({wait.basis}){_loads(context)}",
+        _longest_wait(context),
     )
     hidden_us = wait.waited_us - wait.exposed_us
-    if hidden_us > case.thresholds.silence * wait.step_us:
+    if hidden_us > context.thresholds.silence * wait.step_us:
         more = (*more, Evidence(f"for {duration(hidden_us)} of that the GPU still works on what it was given before"))
-    collected = _collecting_meanwhile(case)
+    collected = _collecting_meanwhile(context)
     if collected >= _WORTH_TELLING:
         more = (*more, Evidence(_COLLECTS.format(share=percent(collected))))
-    settings, cure = cure_of_waiting(case, key, wait.step_us, wait.waited_us)
+    settings, cure = cure_of_waiting(context, key, wait.step_us, wait.waited_us)
     return Finding(
         key,
         summary,
@@ -159,9 +162,9 @@ def _finding(case: Case, wait: _Wait, key: str, summary: str, *more: Evidence) -
         parts=("data_wait",),
         settings=settings,
         cure=cure,
-        otherwise=cure_without_knob(case, key),
+        otherwise=cure_without_knob(context, key),
         lesson=LESSON,
-        source_line=line_of_loading(case, key),
+        source_line=line_of_loading(context, key),
         level="bad" if wait.bad else "notice",
     )
 
@@ -170,17 +173,17 @@ _WORTH_TELLING = 0.1  # ours, of the wait: a word in the evidence, not a finding
 _COLLECTS = "for {share} of it Python collects garbage, which gc.freeze() before the loop may make short"
 
 
-def _collecting_meanwhile(case: Case) -> float:
+def _collecting_meanwhile(context: RuleContext) -> float:
     """Of the loop's waits for data, while it makes them itself."""
-    run = case.facts.run
+    run = context.facts.run
     waits = loading_times(run)
     collecting = union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind == "gc")
-    return measure(intersect(collecting, waits)) / max(1, measure(waits)) if case.facts.worker_count == 0 else 0.0
+    return measure(intersect(collecting, waits)) / max(1, measure(waits)) if context.facts.worker_count == 0 else 0.0
 
 
-def _loads(case: Case) -> str:
+def _loads(context: RuleContext) -> str:
     """Who loads the data: as the loader says, else as the iterator's class in a trace tells."""
-    loader, has_workers = case.facts.run.loader, case.facts.has_workers
+    loader, has_workers = context.facts.run.loader, context.facts.has_workers
     if loader is not None:
         return f"; it loads with {plural(loader.num_workers, 'worker')}"
     if has_workers is None:
@@ -190,9 +193,9 @@ def _loads(case: Case) -> str:
     return "; worker processes load the data"
 
 
-def _longest_wait(case: Case) -> tuple[int, int] | None:
+def _longest_wait(context: RuleContext) -> tuple[int, int] | None:
     """The profiled step that waits longest, where to look."""
-    account = case.facts.breakdown
+    account = context.facts.breakdown
     if account is None or not account.steps:
         return None
     step = max(account.steps, key=lambda s: s.parts_ns["data_wait"])
@@ -202,28 +205,30 @@ def _longest_wait(case: Case) -> tuple[int, int] | None:
 # -- from inside the DataLoader ----------------------------------------------------------------------------------------
 
 
-def _inside(case: Case, key: str) -> Finding | Untold | None:
+def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     """The finding of that cause, where the step waits for data and this takes most of the time to make a batch."""
-    wait, inside = _waiting(case), case.facts.loading
+    wait, inside = _waiting(context), context.facts.loading
     if not isinstance(wait, _Wait):
         return None
     if inside is None:
-        return Untold(
+        return Undetermined(
             key,
             "What inside the DataLoader takes the time: reading, decoding, or putting batches together",
-            _why_not_inside(case),
+            _why_not_inside(context),
         )
-    if case.handed_over_us:
+    if context.handed_over_us:
         return None
     times = times_by_cause(inside)
     cores_us = times["cpu_oversubscribed"]
     if key != "cpu_oversubscribed":  # which other programs may have taken too: the loading's own causes are told apart
         del times["cpu_oversubscribed"]
     of_us = inside.batch_us - (0.0 if key == "cpu_oversubscribed" else cores_us)
-    if of_us <= 0 or times[key] < max(*times.values(), case.thresholds.loading_cause * of_us):
+    if of_us <= 0 or times[key] < max(*times.values(), context.thresholds.loading_cause * of_us):
         return None
     share = percent(times[key] / of_us)
-    return _finding(case, wait, key, f"{wait.sentence}: {_BECAUSE[key].format(share=share)}.", Evidence(making(inside)))
+    return _finding(
+        context, wait, key, f"{wait.sentence}: {_BECAUSE[key].format(share=share)}.", Evidence(making(inside))
+    )
 
 
 _BECAUSE = {
@@ -234,10 +239,10 @@ _BECAUSE = {
 }
 
 
-def _why_not_inside(case: Case) -> str:
-    if case.facts.run.source == "trace":
+def _why_not_inside(context: RuleContext) -> str:
+    if context.facts.run.source == "trace":
         return "Run the training under gpulab: a trace from elsewhere holds nothing of the DataLoader's workers"
-    lacking = next((m for m in case.facts.run.missing if m.key == "workers_inside"), None)
+    lacking = next((m for m in context.facts.run.missing if m.key == "workers_inside"), None)
     if lacking is None:
         return "The batches of this run were not timed: run it again"
     return f"It was not timed: {lacking.reason}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from gpulab.analysis.host.dataloader import LoadingFacts
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.rules.dataloader_times import mostly_waits
 from gpulab.formatting import duration, plural
 from gpulab.run import Loader
@@ -25,14 +25,14 @@ _STACKED = (
 )
 
 
-def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> Cure:
+def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: float) -> Cure:
     """The knobs and the words for the finding of that key; the typical step and its wait in µs.
 
     No knob keeps a batch from being put together anew, so `slow_collate` is never told to keep its items.
     """
-    loader, workers, inside = case.facts.run.loader, case.facts.worker_count, case.facts.loading
+    loader, workers, inside = context.facts.run.loader, context.facts.worker_count, context.facts.loading
     collating = _collating(loader) if key == "slow_collate" else ""
-    if inside is not None and case.handed_over_us:
+    if inside is not None and context.handed_over_us:
         return _hand_over_less(inside)
     if loader is not None and loader.iterable:
         shared = "Give the iterable dataset workers that share its items, or prepare them before the training."
@@ -40,10 +40,10 @@ def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> C
     if workers is None:
         more = "Load with more workers (num_workers), or make each item cheaper to load."
         return (), collating or more
-    room = _room_for_workers(case)
-    wanted = min(_workers_needed(case, workers, step_us, waited_us), room)
+    room = _room_for_workers(context)
+    wanted = min(_workers_needed(context, workers, step_us, waited_us), room)
     if wanted > workers:
-        settings, words = _more_workers(case, wanted, step_us, waited_us)
+        settings, words = _more_workers(context, wanted, step_us, waited_us)
         return settings, f"{collating} Or l{words[1:]}" if collating else words
     if collating:
         return (), collating
@@ -54,10 +54,10 @@ def cure_of_waiting(case: Case, key: str, step_us: float, waited_us: float) -> C
     )
 
 
-def cure_without_knob(case: Case, key: str) -> str:
+def cure_without_knob(context: RuleContext, key: str) -> str:
     """Where what `cure_of_waiting` sets is predicted to bring nothing."""
     if key == "slow_collate":
-        return _collating(case.facts.run.loader)
+        return _collating(context.facts.run.loader)
     return "Make each item, and the batch of them, with less work: no DataLoader setting is predicted to help."
 
 
@@ -77,8 +77,8 @@ def _hand_over_less(inside: LoadingFacts) -> Cure:
     )
 
 
-def _more_workers(case: Case, wanted: int, step_us: float, waited_us: float) -> Cure:
-    threads = _threads_beside(case, wanted, step_us, waited_us)
+def _more_workers(context: RuleContext, wanted: int, step_us: float, waited_us: float) -> Cure:
+    threads = _threads_beside(context, wanted, step_us, waited_us)
     leave = f" Leave them the cores: torch.set_num_threads({threads})." if threads else ""
     return (("workers", str(wanted)), *([("compute_threads", str(threads))] if threads else [])), (
         f"Load with {wanted} worker process{'es' if wanted > 1 else ''} beside the training: "
@@ -86,11 +86,11 @@ def _more_workers(case: Case, wanted: int, step_us: float, waited_us: float) -> 
     )
 
 
-def _threads_beside(case: Case, workers: int, step_us: float, waited_us: float) -> int | None:
+def _threads_beside(context: RuleContext, workers: int, step_us: float, waited_us: float) -> int | None:
     """Compute threads on a CPU that leave the workers their cores, where loading is most of the work; None: as is."""
-    run, inside = case.facts.run, case.facts.loading
+    run, inside = context.facts.run, context.facts.loading
     cores, threads = run.environment.usable_cores, run.environment.compute_threads
-    if case.on_gpu or cores is None or threads is None or threads <= 1 or threads + workers <= cores:
+    if context.on_gpu or cores is None or threads is None or threads <= 1 or threads + workers <= cores:
         return None
     if inside is None or mostly_waits(inside):
         return None
@@ -98,17 +98,17 @@ def _threads_beside(case: Case, workers: int, step_us: float, waited_us: float) 
     return beside if waited_us >= _MOSTLY_LOADING * step_us and beside < threads else None
 
 
-def _workers_needed(case: Case, workers: int, step_us: float, waited_us: float) -> int:
+def _workers_needed(context: RuleContext, workers: int, step_us: float, waited_us: float) -> int:
     """⌈time to make a batch / time to compute one⌉, and one more for an uneven one (definitions.md, feeding)."""
     computing = max(step_us - waited_us, _LEAST_COMPUTING * step_us)
-    inside = case.facts.loading
+    inside = context.facts.loading
     making = inside.batch_us if inside is not None else waited_us if not workers else workers * step_us
     return math.ceil(making / computing) + 1
 
 
-def _room_for_workers(case: Case) -> int:
+def _room_for_workers(context: RuleContext) -> int:
     """Usable cores: more processes than that take time from each other, unless they wait for something else."""
-    cores, inside = case.facts.run.environment.usable_cores, case.facts.loading
+    cores, inside = context.facts.run.environment.usable_cores, context.facts.loading
     if cores is None or (inside is not None and mostly_waits(inside)):
         return max(_UNKNOWN_MACHINE, int(cores or 0))
     return max(1, math.floor(cores))

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from gpulab.analysis.host.source_lines import LEAST_SHARE, LineShare, line_of, lines_of
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.intervals import EMPTY, Intervals, intersect
 from gpulab.timeline import spans
 
 
-def line_of_loading(case: Case, key: str) -> str:
+def line_of_loading(context: RuleContext, key: str) -> str:
     """The line that takes half of the wait of the profiled steps, else the costliest one of the function that does.
 
     Where none surely does, and where workers load (no stack is sampled in them), the place where the part that takes
     longest is written. Empty where that is no code of the user's.
     """
-    return _sampled(case) or _written(case, key)
+    return _sampled(context) or _written(context, key)
 
 
-def _written(case: Case, key: str) -> str:
-    loader, inside = case.facts.run.loader, case.facts.loading
+def _written(context: RuleContext, key: str) -> str:
+    loader, inside = context.facts.run.loader, context.facts.loading
     if loader is None or inside is None:
         return ""
     if key == "slow_collate":
@@ -29,10 +29,10 @@ def _written(case: Case, key: str) -> str:
     return loader.items_line if longest == inside.read_us else loader.transform_line
 
 
-def _sampled(case: Case) -> str:
-    if case.facts.worker_count != 0:
+def _sampled(context: RuleContext) -> str:
+    if context.facts.worker_count != 0:
         return ""
-    run, waits = case.facts.run, _waits(case)
+    run, waits = context.facts.run, _waits(context)
     place = line_of(run, waits)
     if place is not None:
         return str(place)
@@ -48,9 +48,9 @@ def _function(line: LineShare) -> tuple[str, str]:
     return line.place.file, line.place.function
 
 
-def _waits(case: Case) -> Intervals:
+def _waits(context: RuleContext) -> Intervals:
     """When the training thread is in the DataLoader, within the profiled steps."""
-    timeline, account = case.facts.run.timeline, case.facts.breakdown
+    timeline, account = context.facts.run.timeline, context.facts.breakdown
     if timeline is None or account is None or not account.steps:
         return EMPTY
     inside = spans.on_training_thread(timeline) & spans.named(timeline, spans.is_loader)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.formatting import duration, percent
 from gpulab.run import Int64, Loader, StepFlag
@@ -12,14 +12,14 @@ from gpulab.run import Int64, Loader, StepFlag
 _MOST_STEPS = 0.5  # ours: more beginnings than that are no epochs, but `next(iter(loader))` in the loop
 
 
-def worker_restart(case: Case) -> Finding | Untold | None:
+def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
     """Workers are started again for each epoch, and the first step of it waits until they have a batch.
 
     Counted is what those steps wait longer than others do, without the very first start, spread over all steps.
     """
-    run, loader, step = case.facts.run, case.facts.run.loader, case.step_us
+    run, loader, step = context.facts.run, context.facts.run.loader, context.step_us
     stay = loader is not None and loader.persistent_workers and not loader.remade  # else they end with their loader
-    if not step or not len(run.steps) or case.facts.worker_count == 0 or stay:
+    if not step or not len(run.steps) or context.facts.worker_count == 0 or stay:
         return None
     fresh = np.flatnonzero((run.steps.flags & StepFlag.EPOCH_START) != 0)
     whole = (run.steps.flags & StepFlag.PARTIAL) == 0
@@ -27,18 +27,18 @@ def worker_restart(case: Case) -> Finding | Untold | None:
     if not len(again):
         return None
     if len(fresh) > _MOST_STEPS * len(run.steps):
-        return _every_step(case) if loader is not None else None
+        return _every_step(context) if loader is not None else None
     others = np.setdiff1d(np.flatnonzero(whole), fresh)
     usual_ns = float(np.median(run.steps.data_wait_ns[others])) if len(others) else 0.0
-    making_us = case.facts.loading.batch_us if case.facts.loading is not None else 0.0
+    making_us = context.facts.loading.batch_us if context.facts.loading is not None else 0.0
     longer_us = np.maximum(0.0, (run.steps.data_wait_ns[again] - usual_ns) / 1e3 - making_us)
     cost_us = float(longer_us.sum()) / len(run.steps)
-    whole_us = max(case.whole_us or 0.0, step + cost_us)
-    if cost_us < case.thresholds.silence * whole_us:
+    whole_us = max(context.whole_us or 0.0, step + cost_us)
+    if cost_us < context.thresholds.silence * whole_us:
         return None
     each = duration(float(np.median(longer_us)))
     if loader is None:
-        return Untold(
+        return Undetermined(
             "worker_restart",
             f"Why each epoch begins with a wait of {each}: workers of a DataLoader may be started anew each time",
             "Load with torch.utils.data.DataLoader, whose options gpulab records",
@@ -58,17 +58,17 @@ def worker_restart(case: Case) -> Finding | Untold | None:
     )
 
 
-def _every_step(case: Case) -> Finding | None:
+def _every_step(context: RuleContext) -> Finding | None:
     """`next(iter(loader))`: each step makes an iterator, and with it new workers."""
-    wait, step = case.facts.data_wait_us, case.step_us
+    wait, step = context.facts.data_wait_us, context.step_us
     if wait is None or not step:
         return None
-    cost_us = wait.median - (case.facts.loading.batch_us if case.facts.loading is not None else 0.0)
-    if cost_us < case.thresholds.silence * step:
+    cost_us = wait.median - (context.facts.loading.batch_us if context.facts.loading is not None else 0.0)
+    if cost_us < context.thresholds.silence * step:
         return None
-    assert case.facts.run.loader is not None
+    assert context.facts.run.loader is not None
     return _finding(
-        case.facts.run.loader,
+        context.facts.run.loader,
         f"The DataLoader is started anew for each step: {percent(wait.median / step)} of it goes to starting workers.",
         Evidence(
             f"most steps begin with a new iterator, and wait {duration(wait.median)} of {duration(step)} for its first "

@@ -13,19 +13,19 @@ from gpulab.analysis.gpu.chains import (
     pointwise_on_cpu,
 )
 from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import number, percent
 from gpulab.intervals import Intervals
 
 
-def unfused_attention(case: Case) -> Finding | None:
+def unfused_attention(context: RuleContext) -> Finding | None:
     """Attention that writes the matrix of all pairs of positions to memory, takes its softmax and reads it again."""
-    found = _attention(case)
-    if found is None or (not case.on_gpu and found.share < case.thresholds.attention_cpu_notice):
+    found = _attention(context)
+    if found is None or (not context.on_gpu and found.share < context.thresholds.attention_cpu_notice):
         return None
-    computing = case.part_us("compute") if case.on_gpu else (case.step_us or 0.0)
-    flash = "flash" if case.on_gpu else "auto"
+    computing = context.part_us("compute") if context.on_gpu else (context.step_us or 0.0)
+    flash = "flash" if context.on_gpu else "auto"
     by_hand = (
         "Call torch.nn.functional.scaled_dot_product_attention(q, k, v) in place of the two products and the softmax "
         '(in a Hugging Face model: attn_implementation="sdpa").'
@@ -37,7 +37,7 @@ def unfused_attention(case: Case) -> Finding | None:
     return Finding(
         "unfused_attention",
         f"Attention is computed in several steps that write the matrix of all pairs to memory: {percent(found.share)} "
-        f"of {_computing(case)} lies between its two matrix products.",
+        f"of {_computing(context)} lies between its two matrix products.",
         (
             Evidence(
                 f"{number(found.per_step)} times per step a softmax stands between two batched products",
@@ -52,24 +52,24 @@ def unfused_attention(case: Case) -> Finding | None:
         parts=("compute/attention",),
         settings=(("attention", flash),) if found.by_library else (),
         cure=by_library if found.by_library else by_hand,
-        source_line=_line(case, found.span),
+        source_line=_line(context, found.span),
     )
 
 
-def memory_bound_ops(case: Case) -> Finding | None:
+def memory_bound_ops(context: RuleContext) -> Finding | None:
     """Small operations in a row, each of which reads and writes all its numbers in memory."""
-    found = _pointwise(case)
+    found = _pointwise(context)
     if (
         found is None
-        or _is_compiled(case)
-        or (not case.on_gpu and found.saved_share < case.thresholds.pointwise_cpu_notice)
+        or _is_compiled(context)
+        or (not context.on_gpu and found.saved_share < context.thresholds.pointwise_cpu_notice)
     ):
         return None
-    computing = case.part_us("compute") if case.on_gpu else (case.step_us or 0.0)
+    computing = context.part_us("compute") if context.on_gpu else (context.step_us or 0.0)
     return Finding(
         "memory_bound_ops",
         f"Simple operations (add, multiply, activation) follow one another, and each reads and writes its data in "
-        f"memory: {percent(found.share)} of {_computing(case)}.",
+        f"memory: {percent(found.share)} of {_computing(context)}.",
         (
             Evidence(
                 f"{number(found.kernels)} such operations per step in {number(found.chains)} chains, "
@@ -83,43 +83,43 @@ def memory_bound_ops(case: Case) -> Finding | None:
         parts=("compute/pointwise",),
         settings=(("compile", "default"),),
         cure="model = torch.compile(model), which makes one operation of each chain.",
-        source_line=_line(case, found.span),
+        source_line=_line(context, found.span),
     )
 
 
-def _attention(case: Case) -> AttentionChains | None:
-    if case.on_gpu:
-        return attention_chains(case.facts.work) if case.facts.work is not None else None
-    windows = _windows(case)
-    timeline = case.facts.run.timeline
+def _attention(context: RuleContext) -> AttentionChains | None:
+    if context.on_gpu:
+        return attention_chains(context.facts.work) if context.facts.work is not None else None
+    windows = _windows(context)
+    timeline = context.facts.run.timeline
     return attention_on_cpu(timeline, windows) if timeline is not None and windows is not None else None
 
 
-def _pointwise(case: Case) -> PointwiseChains | None:
-    if case.on_gpu:
-        return pointwise_chains(case.facts.work) if case.facts.work is not None else None
-    windows = _windows(case)
-    timeline = case.facts.run.timeline
+def _pointwise(context: RuleContext) -> PointwiseChains | None:
+    if context.on_gpu:
+        return pointwise_chains(context.facts.work) if context.facts.work is not None else None
+    windows = _windows(context)
+    timeline = context.facts.run.timeline
     return pointwise_on_cpu(timeline, windows) if timeline is not None and windows is not None else None
 
 
-def _windows(case: Case) -> Intervals | None:
-    account = case.facts.breakdown
+def _windows(context: RuleContext) -> Intervals | None:
+    account = context.facts.breakdown
     return account.step_host_windows if account is not None else None
 
 
-def _is_compiled(case: Case) -> bool:
-    timeline = case.facts.run.timeline
+def _is_compiled(context: RuleContext) -> bool:
+    timeline = context.facts.run.timeline
     marks = ("triton_", "Torch-Compiled Region", "CompiledFunction", "## Call CompiledFxGraph")
     return timeline is not None and any(n.startswith(marks) for n in timeline.names)
 
 
-def _computing(case: Case) -> str:
-    return "the GPU's computing time" if case.on_gpu else case.unit
+def _computing(context: RuleContext) -> str:
+    return "the GPU's computing time" if context.on_gpu else context.unit
 
 
-def _line(case: Case, span: tuple[int, int] | None) -> str:
-    place = line_of(case.facts.run, np.array([span], dtype=np.int64)) if span is not None else None
+def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
+    place = line_of(context.facts.run, np.array([span], dtype=np.int64)) if span is not None else None
     return "" if place is None else str(place)
 
 

@@ -8,7 +8,7 @@ from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.gpu.kernels import short_count_fraction
 from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_fraction, waiting_for_data
 from gpulab.analysis.host.operator_costs import SHORT_NS
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.after_update import calls_of_own
 from gpulab.formatting import duration, number, percent
@@ -17,35 +17,40 @@ from gpulab.intervals import joined
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
 
-def launch_bound(case: Case) -> Finding | Untold | None:
+def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     """The GPU idles because the CPU prepares and starts operations more slowly than the GPU works them off."""
-    work, launches = case.facts.work, case.facts.trace.launches if case.facts.trace is not None else None
-    if work is None or not case.on_gpu or starves(case) or idle_us(case) < case.thresholds.idle_notice * _step(case):
+    work, launches = context.facts.work, context.facts.trace.launches if context.facts.trace is not None else None
+    if (
+        work is None
+        or not context.on_gpu
+        or starves(context)
+        or idle_us(context) < context.thresholds.idle_notice * _step(context)
+    ):
         return None
-    why = case.withheld("idle_causes")
+    why = context.withheld("idle_causes")
     if why is not None:
         what = "Whether the CPU starts work too slowly for the GPU"
-        return Untold("launch_bound", what, f"{why}; record the trace again")
-    launching = _launching_us(case)
-    if launching < case.thresholds.launch_notice * _step(case):
+        return Undetermined("launch_bound", what, f"{why}; record the trace again")
+    launching = _launching_us(context)
+    if launching < context.thresholds.launch_notice * _step(context):
         return None
-    short = short_count_fraction(work.timeline, work.host_windows, case.thresholds.short_kernel_us)
+    short = short_count_fraction(work.timeline, work.host_windows, context.thresholds.short_kernel_us)
     evidence = [
-        Evidence(f"{duration(launching)} of {duration(_step(case))} pass while the CPU prepares the next operation")
+        Evidence(f"{duration(launching)} of {duration(_step(context))} pass while the CPU prepares the next operation")
     ]
     if launches is not None and launches.median_us is not None and launches.per_step:
-        each = "step" if case.unit == "each step" else "window"
+        each = "step" if context.unit == "each step" else "window"
         evidence.append(
             Evidence(f"{number(launches.per_step)} operations are started per {each}; one start takes "
                      f"{duration(launches.median_us)} (median)")
         )  # fmt: skip
     if short is not None:
-        told = f"{percent(short)} of the GPU's operations last less than {duration(case.thresholds.short_kernel_us)}"
+        told = f"{percent(short)} of the GPU's operations last less than {duration(context.thresholds.short_kernel_us)}"
         evidence.append(Evidence(told))
-    share = launching / _step(case)
+    share = launching / _step(context)
     return Finding(
         "launch_bound",
-        f"The GPU has nothing to do for {percent(share)} of {case.unit}, because the CPU cannot start operations as "
+        f"The GPU has nothing to do for {percent(share)} of {context.unit}, because the CPU cannot start operations as "
         "fast as the GPU finishes them.",
         tuple(evidence),
         launching,
@@ -54,34 +59,36 @@ def launch_bound(case: Case) -> Finding | Untold | None:
         settings=(("compile", "reduce-overhead"),),
         cure='Start fewer, larger operations: model = torch.compile(model, mode="reduce-overhead"), which also replays '
         "them as one CUDA graph.",
-        level="bad" if share >= case.thresholds.launch_bad else "notice",
+        level="bad" if share >= context.thresholds.launch_bad else "notice",
     )
 
 
-def small_batch(case: Case) -> Finding | Untold | None:
+def small_batch(context: RuleContext) -> Finding | Undetermined | None:
     """The GPU is half idle and half empty, or its operations are too small to fill it: a larger batch costs little."""
-    work, limits = case.facts.work, case.thresholds
-    if not case.on_gpu:
-        return _mostly_calls(case) or _mostly_parameters(case)
-    if work is None or starves(case) or case.withheld("idle_causes") is not None:
+    work, limits = context.facts.work, context.thresholds
+    if not context.on_gpu:
+        return _mostly_calls(context) or _mostly_parameters(context)
+    if work is None or starves(context) or context.withheld("idle_causes") is not None:
         return None
-    idle = idle_us(case)
-    if idle < limits.idle_notice * _step(case):
+    idle = idle_us(context)
+    if idle < limits.idle_notice * _step(context):
         return None
-    memory, small = memory_fraction_at_most(case), small_kernels_fraction(work)
+    memory, small = memory_fraction_at_most(context), small_kernels_fraction(work)
     if memory is not None and memory > limits.memory_underused:
         return None
-    half_idle = 1 - idle / _step(case) <= limits.utilization_low
+    half_idle = 1 - idle / _step(context) <= limits.utilization_low
     empty = (
         small is not None
         and small >= limits.small_kernels_notice
-        and _launching_us(case) >= limits.launch_bad * _step(case)
+        and _launching_us(context) >= limits.launch_bad * _step(context)
     )
     if half_idle and memory is None and not empty:
-        return Untold("small_batch", "Whether a larger batch would fit into the GPU's memory", how_to_know_memory(case))
+        return Undetermined(
+            "small_batch", "Whether a larger batch would fit into the GPU's memory", how_to_know_memory(context)
+        )
     if not (half_idle and memory is not None) and not empty:
         return None
-    evidence = [Evidence(f"The GPU works for {percent(1 - idle / _step(case))} of {case.unit}")]
+    evidence = [Evidence(f"The GPU works for {percent(1 - idle / _step(context))} of {context.unit}")]
     if memory is not None:
         evidence.append(Evidence(f"at its peak, {percent(memory)} of its memory is used"))
     if small is not None:
@@ -90,67 +97,68 @@ def small_batch(case: Case) -> Finding | Untold | None:
         )
     return Finding(
         "small_batch",
-        f"Each batch is too small for this GPU: it works for only {percent(1 - idle / _step(case))} of {case.unit}.",
+        f"Each batch is too small for this GPU: it works for only {percent(1 - idle / _step(context))} of "
+        f"{context.unit}.",
         tuple(evidence),
-        min(idle / 2, _launching_us(case)),  # twice the batch: the idle time of one step serves two
+        min(idle / 2, _launching_us(context)),  # twice the batch: the idle time of one step serves two
         "likely",
         parts=("launch", "queued"),
-        settings=_larger(case),
+        settings=_larger(context),
         cure="Double the batch size as long as the memory allows, and judge by time per sample; a larger batch is "
         "another training, so adapt the learning rate.",
         lesson="05_batch_size",
     )
 
 
-def _mostly_calls(case: Case) -> Finding | None:
+def _mostly_calls(context: RuleContext) -> Finding | None:
     """Most of the step goes to calling operators that have next to nothing to compute."""
-    host, updating = case.facts.host, case.facts.optimizer
-    if host is None or host.calling_share < case.thresholds.calling_notice:
+    host, updating = context.facts.host, context.facts.optimizer
+    if host is None or host.calling_share < context.thresholds.calling_notice:
         return None
-    if case.share("data_wait") >= host.calling_share:
+    if context.share("data_wait") >= host.calling_share:
         return None
-    calling_us = host.calling_share * _step(case) - (updating.host_us if updating is not None else 0.0)
-    beside = calls_of_own(case)
-    calling_us -= beside.share * _step(case) if beside is not None else 0.0
-    if calling_us < case.thresholds.calling_left_notice * _step(case):  # the rest has other rules
+    calling_us = host.calling_share * _step(context) - (updating.host_us if updating is not None else 0.0)
+    beside = calls_of_own(context)
+    calling_us -= beside.share * _step(context) if beside is not None else 0.0
+    if calling_us < context.thresholds.calling_left_notice * _step(context):  # the rest has other rules
         return None
     short = (
         f"{number(host.short_count)} of {number(host.count)} operations per step last less than {SHORT_NS // 1000} µs"
     )
     return _too_small(
-        case,
-        f"Each batch is too small: {percent(host.calling_share)} of {case.unit} goes to starting operations that have "
-        "hardly anything to compute.",
-        f"{short}{_samples(case)}: that is about what it takes to start one",
+        context,
+        f"Each batch is too small: {percent(host.calling_share)} of {context.unit} goes to starting operations that "
+        "have hardly anything to compute.",
+        f"{short}{_samples(context)}: that is about what it takes to start one",
         calling_us,
     )
 
 
-def _mostly_parameters(case: Case) -> Finding | None:
+def _mostly_parameters(context: RuleContext) -> Finding | None:
     """Most of the step goes to reading and updating parameters, in as few passes over them as there can be."""
-    found, took = case.facts.optimizer, case.facts.optimizer_us
+    found, took = context.facts.optimizer, context.facts.optimizer_us
     if found is None or found.style != "fused":
         return None
     updating_us = took.median if took is not None else found.host_us
-    share = found.per_parameter * updating_us / (case.step_us or 1.0)
-    if share < case.thresholds.calling_notice or case.share("data_wait") >= share:
+    share = found.per_parameter * updating_us / (context.step_us or 1.0)
+    if share < context.thresholds.calling_notice or context.share("data_wait") >= share:
         return None
     return _too_small(
-        case,
+        context,
         f"Each batch is too small for so many parameters: reading and updating them takes about {percent(share)} of "
-        f"{case.unit}, however many samples it has.",
-        f"the update takes {duration(updating_us)} of {duration(_step(case))}{_samples(case)}; "
+        f"{context.unit}, however many samples it has.",
+        f"the update takes {duration(updating_us)} of {duration(_step(context))}{_samples(context)}; "
         "it is one fused operation already",
-        min(share, 1.0) * _step(case),
+        min(share, 1.0) * _step(context),
     )
 
 
-def _samples(case: Case) -> str:
-    loader = case.facts.run.loader
+def _samples(context: RuleContext) -> str:
+    loader = context.facts.run.loader
     return f", with {loader.batch_size} samples each" if loader is not None and loader.batch_size else ""
 
 
-def _too_small(case: Case, summary: str, evidence: str, recoverable_us: float) -> Finding:
+def _too_small(context: RuleContext, summary: str, evidence: str, recoverable_us: float) -> Finding:
     return Finding(
         "small_batch",
         summary,
@@ -158,7 +166,7 @@ def _too_small(case: Case, summary: str, evidence: str, recoverable_us: float) -
         recoverable_us,
         "likely",
         parts=("compute", "unknown", "optimizer"),
-        settings=_larger(case),
+        settings=_larger(context),
         cure="Double the batch size and judge by time per sample; a larger batch is another training, so adapt the "
         "learning rate.",
         lesson="05_batch_size",
@@ -168,70 +176,70 @@ def _too_small(case: Case, summary: str, evidence: str, recoverable_us: float) -
 # -- what other rules ask too ------------------------------------------------------------------------------------------
 
 
-def starves(case: Case) -> bool:
+def starves(context: RuleContext) -> bool:
     """Waiting for data covers most of the idle time: then nothing that gives the GPU more work can help."""
-    return case.loop_waits >= case.thresholds.data_wait_notice and case.waits_mostly_for_data
+    return context.loop_waits >= context.thresholds.data_wait_notice and context.waits_mostly_for_data
 
 
-def idle_us(case: Case) -> float:
+def idle_us(context: RuleContext) -> float:
     """Idle time of the typical step. The profiler makes launches slower, not kernels: no more than an unprofiled step
     leaves beside the work that the trace measured."""
-    account, step = case.facts.breakdown, _step(case)
-    if account is None or case.idle is None:
+    account, step = context.facts.breakdown, _step(context)
+    if account is None or context.idle is None:
         return 0.0
-    if case.facts.step_us is None:
-        return case.idle * step
+    if context.facts.step_us is None:
+        return context.idle * step
     busy = float(np.median([sum(s.parts_ns[p] for p in DEVICE_PARTS) for s in account.steps])) / 1e3
-    return max(0.0, min(case.idle * step, step - busy))
+    return max(0.0, min(context.idle * step, step - busy))
 
 
-def memory_fraction(case: Case) -> float | None:
+def memory_fraction(context: RuleContext) -> float | None:
     """The peak of what tensors took, of the GPU's memory; None where either is not known."""
-    memory, total = case.facts.run.memory, case.facts.run.device.memory_total_bytes
+    memory, total = context.facts.run.memory, context.facts.run.device.memory_total_bytes
     total = memory.total_bytes or total
     return memory.peak_allocated_bytes / total if memory.peak_allocated_bytes and total else None
 
 
-def memory_fraction_at_most(case: Case) -> float | None:
+def memory_fraction_at_most(context: RuleContext) -> float | None:
     """The same where the peak is exact; None where an earlier run hides it, so that it may have been higher."""
-    return None if _peak_is_hidden(case) else memory_fraction(case)
+    return None if _peak_is_hidden(context) else memory_fraction(context)
 
 
-def how_to_know_memory(case: Case) -> str:
+def how_to_know_memory(context: RuleContext) -> str:
     """What would tell the peak of the GPU's memory."""
-    if _peak_is_hidden(case) and case.facts.run.memory.peak_allocated_bytes:
+    if _peak_is_hidden(context) and context.facts.run.memory.peak_allocated_bytes:
         return "Run it in a restarted kernel: an earlier run of this process took more memory and hides this one's peak"
     return "Run it under gpulab, or record the trace with profile_memory=True"
 
 
-def _peak_is_hidden(case: Case) -> bool:
-    return any(m.key == "memory" for m in case.facts.run.missing)
+def _peak_is_hidden(context: RuleContext) -> bool:
+    return any(m.key == "memory" for m in context.facts.run.missing)
 
 
-def unhidden_us(case: Case, parts: tuple[str, ...]) -> float:
+def unhidden_us(context: RuleContext, parts: tuple[str, ...]) -> float:
     """These causes of idle time, no longer than an unprofiled step leaves room for."""
-    traced = (case.idle or 0.0) * _step(case)
-    return case.part_us(*parts) * (idle_us(case) / traced if traced else 0.0)
+    traced = (context.idle or 0.0) * _step(context)
+    return context.part_us(*parts) * (idle_us(context) / traced if traced else 0.0)
 
 
-def _launching_us(case: Case) -> float:
+def _launching_us(context: RuleContext) -> float:
     """Idle time that launches make: not that of long gaps, nor that in which the host waits for the GPU."""
-    work = case.facts.work
+    work = context.facts.work
     if work is None:
         return 0.0
-    blocked = joined(*(b.times for b in case.facts.blocking))
+    blocked = joined(*(b.times for b in context.facts.blocking))
     elsewhere = joined(blocked, waiting_for_data(work))
-    own = unhidden_us(case, ("launch", "queued")) - not_launching_us(work, elsewhere)
-    left = idle_us(case) - case.part_us("data_wait") - work.host_per_step_us(blocked)
+    own = unhidden_us(context, ("launch", "queued")) - not_launching_us(work, elsewhere)
+    left = idle_us(context) - context.part_us("data_wait") - work.host_per_step_us(blocked)
     return max(0.0, min(own, left))
 
 
-def _step(case: Case) -> float:
-    return case.step_us or 0.0
+def _step(context: RuleContext) -> float:
+    return context.step_us or 0.0
 
 
-def _larger(case: Case) -> tuple[tuple[str, str], ...]:
-    loader = case.facts.run.loader
+def _larger(context: RuleContext) -> tuple[tuple[str, str], ...]:
+    loader = context.facts.run.loader
     return (("batch_size", str(2 * loader.batch_size)),) if loader is not None and loader.batch_size else ()
 
 

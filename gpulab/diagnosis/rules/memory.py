@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.launches import (
     how_to_know_memory,
@@ -22,23 +22,27 @@ from gpulab.timeline import spans
 from gpulab.timeline.launches import LAUNCHING
 
 
-def allocator_thrash(case: Case) -> Finding | Untold | None:
+def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
     """Steps ask the driver for memory again and again, which makes the GPU wait."""
-    account, work = case.facts.breakdown, case.facts.work
-    if account is None or work is None or not case.on_gpu or account.whole_window:
+    account, work = context.facts.breakdown, context.facts.work
+    if account is None or work is None or not context.on_gpu or account.whole_window:
         return None
     t = work.timeline
     calling = spans.in_category(t, *LAUNCHING) & spans.named(t, lambda n: n.startswith(spans.ALLOCATING))
     calls = np.flatnonzero(calling)
     per_step = _median_count(t.start_ns[calls], work.host_windows)
-    least = case.thresholds.silence * (case.step_us or 0.0)
+    least = context.thresholds.silence * (context.step_us or 0.0)
     if not per_step:
         return None
-    why = case.withheld("idle_causes")
+    why = context.withheld("idle_causes")
     if why is not None:
         what = "Whether the GPU waits while each step requests memory from its driver"
-        return Untold("allocator_thrash", what, f"{why}; record the trace again") if idle_us(case) >= least else None
-    lost = unhidden_us(case, ("allocator",))
+        return (
+            Undetermined("allocator_thrash", what, f"{why}; record the trace again")
+            if idle_us(context) >= least
+            else None
+        )
+    lost = unhidden_us(context, ("allocator",))
     if lost < least:
         return None
     names = sorted({t.names[i] for i in np.unique(t.name_id[calls]).tolist()})
@@ -61,34 +65,34 @@ def allocator_thrash(case: Case) -> Finding | Untold | None:
     )
 
 
-def memory_pressure(case: Case) -> Finding | Untold | None:
+def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
     """Memory is nearly full, of the GPU or of the machine: a hint, unless something shows that it was too little."""
-    run, full = case.facts.run, case.thresholds.memory_full
-    fraction = memory_fraction(case) if case.on_gpu else None
+    run, full = context.facts.run, context.thresholds.memory_full
+    fraction = memory_fraction(context) if context.on_gpu else None
     total = run.memory.total_bytes or run.device.memory_total_bytes
-    short = _too_little(case)
+    short = _too_little(context)
     if fraction is not None and fraction >= full and total:
         return _full("The GPU's memory", fraction, total, short, _GPU_CURE)
     rss, host = run.memory.peak_rss_bytes, run.environment.memory_total_bytes
-    if case.host_memory_full and rss and host:
-        return _full("The machine's memory", rss / host, host, _ran_out(case), _HOST_CURE)
-    if short and case.on_gpu and fraction is None:
-        return Untold("memory_pressure", "Whether the GPU's memory is full", how_to_know_memory(case))
+    if context.host_memory_full and rss and host:
+        return _full("The machine's memory", rss / host, host, _ran_out(context), _HOST_CURE)
+    if short and context.on_gpu and fraction is None:
+        return Undetermined("memory_pressure", "Whether the GPU's memory is full", how_to_know_memory(context))
     return None
 
 
-def memory_underused(case: Case) -> Finding | Untold | None:
+def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
     """Half of the memory is free, and the operations do not fill the GPU: a hint, never while it waits for data."""
-    fraction, filled = memory_fraction_at_most(case), _filled(case)
-    if not case.on_gpu or filled is None or filled[0] >= case.thresholds.sm_active_low or starves(case):
+    fraction, filled = memory_fraction_at_most(context), _filled(context)
+    if not context.on_gpu or filled is None or filled[0] >= context.thresholds.sm_active_low or starves(context):
         return None
-    working = 1 - idle_us(case) / (case.step_us or 1.0)
-    if working <= case.thresholds.utilization_low:  # then `small_batch` says it
+    working = 1 - idle_us(context) / (context.step_us or 1.0)
+    if working <= context.thresholds.utilization_low:  # then `small_batch` says it
         return None
     if fraction is None:
         what = "Whether a larger batch would fit into the GPU's memory: its operations fill only a part of the GPU"
-        return Untold("memory_underused", what, how_to_know_memory(case))
-    if fraction > case.thresholds.memory_underused:
+        return Undetermined("memory_underused", what, how_to_know_memory(context))
+    if fraction > context.thresholds.memory_underused:
         return None
     return Finding(
         "memory_underused",
@@ -115,16 +119,16 @@ def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Find
     )
 
 
-def _too_little(case: Case) -> str:
+def _too_little(context: RuleContext) -> str:
     """What shows that the GPU's memory was too little, as a sentence without a full stop; empty where nothing does."""
-    ran_out = _ran_out(case)
-    if ran_out or not isinstance(allocator_thrash(case), Finding):
+    ran_out = _ran_out(context)
+    if ran_out or not isinstance(allocator_thrash(context), Finding):
         return ran_out
     return "each step requests memory from the driver anew, as when none is left to be used again"
 
 
-def _ran_out(case: Case) -> str:
-    run = case.facts.run
+def _ran_out(context: RuleContext) -> str:
+    run = context.facts.run
     return f"the run ended with {run.outcome_detail[:200]}" if _OUT_OF_MEMORY.search(run.outcome_detail) else ""
 
 
@@ -137,13 +141,13 @@ _OUT_OF_MEMORY = re.compile(r"out of memory|allocate memory|not enough memory|Ou
 _HOST_CURE = "Fewer loader workers, a smaller prefetch_factor, or a data set that is read piece by piece make room."
 
 
-def _filled(case: Case) -> tuple[float, str] | None:
+def _filled(context: RuleContext) -> tuple[float, str] | None:
     """How much of the GPU works while it works at all, and by which figure: both are means over idle time too."""
-    working = max(1e-9, 1 - (case.idle or 0.0))
-    curve = next((c for c in case.facts.curves if c.name == "sm_active_fraction"), None)
+    working = max(1e-9, 1 - (context.idle or 0.0))
+    curve = next((c for c in context.facts.curves if c.name == "sm_active_fraction"), None)
     if curve is not None:
         return min(1.0, curve.mean / working), "multiprocessors at work while the GPU works (NVML)"
-    view = case.facts.trace.tensorboard if case.facts.trace is not None else None
+    view = context.facts.trace.tensorboard if context.facts.trace is not None else None
     share = view.est_sm_efficiency if view is not None else None
     told = "multiprocessors at work while the GPU works, estimated from the trace"
     return None if share is None else (min(1.0, share / working), told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpulab.analysis.host.optimizer_bytes import FUSED_ADAM_BYTES
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.launches import idle_us
 from gpulab.formatting import duration, number, percent
@@ -24,45 +24,45 @@ _GROUPED = (
 )  # of torch.optim, in groups or one by one
 
 
-def unfused_optimizer(case: Case) -> Finding | Untold | None:
+def unfused_optimizer(context: RuleContext) -> Finding | Undetermined | None:
     """The update runs operator by operator, or gradients are set to zero instead of being dropped."""
-    found = case.facts.optimizer
+    found = context.facts.optimizer
     if found is None:
         return None
-    why = case.withheld("idle_causes") if case.on_gpu else None
+    why = context.withheld("idle_causes") if context.on_gpu else None
     if why is not None:
-        return _withheld(case, found, why)
-    updating, zeroing = _on_gpu(case, found) if case.on_gpu else _on_cpu(case, found)
+        return _withheld(context, found, why)
+    updating, zeroing = _on_gpu(context, found) if context.on_gpu else _on_cpu(context, found)
     saved = updating + zeroing
-    if saved < case.thresholds.silence * (case.step_us or 0.0) or not saved:
+    if saved < context.thresholds.silence * (context.step_us or 0.0) or not saved:
         return None
     one_by_one = updating >= zeroing
-    share = saved / (case.step_us or saved)
+    share = saved / (context.step_us or saved)
     times = found.step_times if one_by_one else found.zero_times
     return Finding(
         "unfused_optimizer",
         _summary(found, one_by_one, share),
-        tuple(_evidence(case, found, updating, zeroing)),
+        tuple(_evidence(context, found, updating, zeroing)),
         saved,
         "likely",
-        parts=("optimizer", "compute/optimizer", "launch/optimizer") if case.on_gpu else ("compute", "optimizer"),
+        parts=("optimizer", "compute/optimizer", "launch/optimizer") if context.on_gpu else ("compute", "optimizer"),
         settings=(("fused_optimizer", "True"),) if updating and found.update_bytes is not None else (),
         cure=_cure(found, updating > 0, zeroing > 0),
-        source_line=_line(case, times),
+        source_line=_line(context, times),
     )
 
 
-def _withheld(case: Case, found: OptimizerWork, why: str) -> Untold | None:
+def _withheld(context: RuleContext, found: OptimizerWork, why: str) -> Undetermined | None:
     """Without the GPU's idle time; told where that could hide enough of the program's time in the optimizer."""
     host_us = found.zero_host_us if found.zeroing else 0.0
     host_us += found.host_us if found.style in ("for-loop", "foreach") else 0.0
-    if min(host_us, idle_us(case)) < case.thresholds.silence * (case.step_us or 0.0) or not host_us:
+    if min(host_us, idle_us(context)) < context.thresholds.silence * (context.step_us or 0.0) or not host_us:
         return None
     what = "What the GPU loses while the optimizer works in many small operations"
-    return Untold("unfused_optimizer", what, f"{why}; record the trace again")
+    return Undetermined("unfused_optimizer", what, f"{why}; record the trace again")
 
 
-def _on_gpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
+def _on_gpu(context: RuleContext, found: OptimizerWork) -> tuple[float, float]:
     """What fusing the update and dropping the gradients would save at most: idle time, and bytes that need not move."""
     updating = 0.0
     if found.style in ("for-loop", "foreach"):
@@ -71,24 +71,24 @@ def _on_gpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
     return updating, zeroing
 
 
-def _on_cpu(case: Case, found: OptimizerWork) -> tuple[float, float]:
+def _on_cpu(context: RuleContext, found: OptimizerWork) -> tuple[float, float]:
     """The same: the update from unprofiled steps, zeroing from profiled ones.
 
     What PyTorch can fuse on a CPU saves passes over memory; of any other, updated tensor by tensor, the calls, and of
     what computes all but as many passes as a fused update needs.
     """
     zeroing = found.zero_host_us if found.zeroing else 0.0
-    took, step = case.facts.optimizer_us, case.facts.step_us
+    took, step = context.facts.optimizer_us, context.facts.step_us
     if took is None or step is None or found.style in (None, "fused"):
         return 0.0, zeroing
     if found.update_bytes is not None:
         updating = took.median * (1 - _kept_fraction(found))
-        return updating if took.median >= case.thresholds.optimizer_cpu_notice * step.median else 0.0, zeroing
+        return updating if took.median >= context.thresholds.optimizer_cpu_notice * step.median else 0.0, zeroing
     if found.style != "for-loop":
         return 0.0, zeroing
     kept = (1 - found.calling_share) * min(1.0, _FUSED_PASSES / found.passes if found.passes else 1.0)
     updating = took.median * (1 - kept)
-    return updating if updating >= case.thresholds.optimizer_cpu_notice * step.median else 0.0, zeroing
+    return updating if updating >= context.thresholds.optimizer_cpu_notice * step.median else 0.0, zeroing
 
 
 def _kept_fraction(found: OptimizerWork) -> float:
@@ -109,10 +109,10 @@ def _summary(found: OptimizerWork, one_by_one: bool, share: float) -> str:
     )
 
 
-def _evidence(case: Case, found: OptimizerWork, updating: float, zeroing: float) -> list[Evidence]:
+def _evidence(context: RuleContext, found: OptimizerWork, updating: float, zeroing: float) -> list[Evidence]:
     told = []
     if zeroing:
-        idle = f"; the GPU idles for {duration(found.zero_idle_us)} of it" if case.on_gpu else ""
+        idle = f"; the GPU idles for {duration(found.zero_idle_us)} of it" if context.on_gpu else ""
         told.append(
             Evidence(
                 f"{number(found.zeroing)} calls per step set gradients to zero and take "
@@ -121,8 +121,8 @@ def _evidence(case: Case, found: OptimizerWork, updating: float, zeroing: float)
             )
         )
     if updating:
-        took = case.facts.optimizer_us
-        host = took.median if took is not None and not case.on_gpu else found.host_us
+        took = context.facts.optimizer_us
+        host = took.median if took is not None and not context.on_gpu else found.host_us
         style = "group by group" if found.style == "foreach" else "one by one"
         told.append(
             Evidence(
@@ -131,7 +131,7 @@ def _evidence(case: Case, found: OptimizerWork, updating: float, zeroing: float)
                 _first(found.step_times),
             )
         )
-        if case.on_gpu:
+        if context.on_gpu:
             told.append(
                 Evidence(f"the GPU works {duration(found.device_us)} on it and idles for {duration(found.idle_us)}")
             )
@@ -157,8 +157,8 @@ def _first(times: Intervals) -> tuple[int, int] | None:
     return (int(times[0, 0]), int(times[0, 1])) if len(times) else None
 
 
-def _line(case: Case, times: Intervals) -> str:
-    place = line_of(case.facts.run, times)
+def _line(context: RuleContext, times: Intervals) -> str:
+    place = line_of(context.facts.run, times)
     return "" if place is None else str(place)
 
 

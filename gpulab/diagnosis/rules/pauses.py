@@ -8,7 +8,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.dataloader import loading_times
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.rules.after_update import following_update, in_own_code
 from gpulab.formatting import duration, percent
@@ -30,14 +30,14 @@ _GC_CURE = (
 )
 
 
-def checkpoint_save(case: Case) -> Finding | Untold | None:
+def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
     """The training stands still while its state is written."""
-    found = _paused(case, "checkpoint_save")
-    if found is None or found.share < case.thresholds.pause_notice:
-        return _untold(case, "checkpoint_save", "Whether saving checkpoints holds the training up")
-    what, copied = ("checkpoint", "the state") if _saves_checkpoints(case) else ("file", "what is saved")
+    found = _paused(context, "checkpoint_save")
+    if found is None or found.share < context.thresholds.pause_notice:
+        return _undetermined(context, "checkpoint_save", "Whether saving checkpoints holds the training up")
+    what, copied = ("checkpoint", "the state") if _saves_checkpoints(context) else ("file", "what is saved")
     return found.finding(
-        case,
+        context,
         "checkpoint_save",
         f"Saving {what}s takes {percent(found.share)} of the training time.",
         f"the training stood still {found.times} while a {what} was written, {found.each} each",
@@ -45,48 +45,48 @@ def checkpoint_save(case: Case) -> Finding | Untold | None:
     )
 
 
-def _saves_checkpoints(case: Case) -> bool:
+def _saves_checkpoints(context: RuleContext) -> bool:
     """Whether anything but NumPy saved: its files hold predictions or metrics as often as weights."""
-    saves = [p for p in case.facts.run.pauses if p.kind == "checkpoint_save"]
+    saves = [p for p in context.facts.run.pauses if p.kind == "checkpoint_save"]
     return any(not p.detail.startswith("numpy.") for p in saves)
 
 
-def logging_or_eval(case: Case) -> Finding | Untold | None:
+def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     """Logging or evaluation takes a part of the time that is worth a look; also named work that is no training."""
-    logged, evaluated = _paused(case, "logging"), _paused(case, "evaluation")
-    if logged is not None and logged.share >= case.thresholds.pause_notice:
+    logged, evaluated = _paused(context, "logging"), _paused(context, "evaluation")
+    if logged is not None and logged.share >= context.thresholds.pause_notice:
         told = logged.finding(
-            case,
+            context,
             "logging_or_eval",
             f"Logging takes {percent(logged.share)} of the training time.",
             f"something was logged {logged.times} (to a logger, TensorBoard, wandb, MLflow or a figure's file), "
             f"{logged.each} each",
             "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
         )
-        return _with_what_is_around(case, told, _beside(case) if logged.within_us else None)
-    if evaluated is not None and evaluated.share >= case.thresholds.evaluation_notice:
+        return _with_what_is_around(context, told, _beside(context) if logged.within_us else None)
+    if evaluated is not None and evaluated.share >= context.thresholds.evaluation_notice:
         return evaluated.finding(
-            case,
+            context,
             "logging_or_eval",
             f"Evaluation takes {percent(evaluated.share)} of the training time.",
             f"the model was evaluated {evaluated.times}, {evaluated.each} each",
             "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
         )
-    untold = _untold(case, "logging_or_eval", "Whether logging takes time")
-    return _beside(case) or _named_work(case) or _between(case) or untold
+    untold = _undetermined(context, "logging_or_eval", "Whether logging takes time")
+    return _beside(context) or _named_work(context) or _between(context) or untold
 
 
-def _beside(case: Case) -> Finding | None:
+def _beside(context: RuleContext) -> Finding | None:
     """What a step does beside training, by where it does it, or in code of the user's own."""
-    return following_update(case) or in_own_code(case)
+    return following_update(context) or in_own_code(context)
 
 
-def _with_what_is_around(case: Case, logging: Finding, around: Finding | None) -> Finding:
+def _with_what_is_around(context: RuleContext, logging: Finding, around: Finding | None) -> Finding:
     """What is logged is made somewhere: a loop that logs after each update makes it there, and only for that."""
     logged_us, more_us = (f.recoverable_us_per_step if f is not None else None for f in (logging, around))
     if around is None or logged_us is None or more_us is None:
         return logging
-    share = (logged_us + more_us) / max(case.whole_us or 0.0, case.step_us or 0.0, logged_us + more_us)
+    share = (logged_us + more_us) / max(context.whole_us or 0.0, context.step_us or 0.0, logged_us + more_us)
     return replace(
         logging,
         summary=f"Logging, and making what is logged, takes {percent(share)} of the training time.",
@@ -97,13 +97,13 @@ def _with_what_is_around(case: Case, logging: Finding, around: Finding | None) -
     )
 
 
-def recompilation(case: Case) -> Finding | Untold | None:
+def recompilation(context: RuleContext) -> Finding | Undetermined | None:
     """Something is compiled again and again after the warm-up, as with inputs of ever new shapes."""
-    found = _paused(case, "compile") or _compile_steps(case)
-    if found is None or found.share < case.thresholds.silence:
-        return _untold(case, "recompilation", "Whether the model is compiled again and again")
+    found = _paused(context, "compile") or _compile_steps(context)
+    if found is None or found.share < context.thresholds.silence:
+        return _undetermined(context, "recompilation", "Whether the model is compiled again and again")
     return found.finding(
-        case,
+        context,
         "recompilation",
         f"The model is compiled again and again: {percent(found.share)} of the training time goes to that.",
         f"after the warm-up something was compiled {found.times}, {found.each} each",
@@ -112,13 +112,13 @@ def recompilation(case: Case) -> Finding | Untold | None:
     )
 
 
-def gc_pause(case: Case) -> Finding | Untold | None:
+def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
     """Python stops to look for garbage, often because millions of objects are alive."""
-    found = _paused(case, "gc")
-    if found is None or found.share < case.thresholds.pause_notice:
-        return _untold(case, "gc_pause", "Whether Python's garbage collection holds the training up")
+    found = _paused(context, "gc")
+    if found is None or found.share < context.thresholds.pause_notice:
+        return _undetermined(context, "gc_pause", "Whether Python's garbage collection holds the training up")
     return found.finding(
-        case,
+        context,
         "gc_pause",
         f"Python's garbage collection takes {percent(found.share)} of the training time.",
         f"it ran {found.times}, {found.each} each",
@@ -150,9 +150,9 @@ class _Paused:
     def each(self) -> str:
         return f"{duration(self.median_us)} (median)"
 
-    def finding(self, case: Case, key: str, summary: str, evidence: str, cure: str) -> Finding:
+    def finding(self, context: RuleContext, key: str, summary: str, evidence: str, cure: str) -> Finding:
         cost_us = self.within_us + self.between_us
-        host = tuple(p for p in PARTS if not (case.on_gpu and p in DEVICE_PARTS) and p != "data_wait")
+        host = tuple(p for p in PARTS if not (context.on_gpu and p in DEVICE_PARTS) and p != "data_wait")
         return Finding(
             key,
             summary,
@@ -162,37 +162,37 @@ class _Paused:
             parts=(f"{BETWEEN}/{key}", *(host if self.within_us else ())),
             cure=cure,
             source_line=self.line,
-            level="bad" if self.share >= case.thresholds.idle_notice else "notice",
+            level="bad" if self.share >= context.thresholds.idle_notice else "notice",
             between_us_per_step=self.between_us,
             gone=_pairs(self.times_ns),
         )
 
 
-def _paused(case: Case, kind: PauseKind) -> _Paused | None:
+def _paused(context: RuleContext, kind: PauseKind) -> _Paused | None:
     """None where there were none, too few to tell from chance, or no steps to spread them over."""
-    run, step = case.facts.run, case.step_us
+    run, step = context.facts.run, context.step_us
     first = np.flatnonzero(run.steps.phase != Phase.WARMUP)
     if not step or not len(first):
         return None
     since, until = int(run.steps.start_ns[first[0]]), int(run.steps.end_ns[-1])
     pauses = [p for p in run.pauses if p.kind == kind and since <= p.start_ns < until]
     if len(pauses) < _LEAST.get(kind, _LEAST_OF_OTHERS):
-        return _short(case, kind)
+        return _short(context, kind)
     outer = [p for p in run.pauses if _ORDER.index(p.kind) < _ORDER.index(kind)]
     elsewhere = joined(_covered(outer), loading_times(run)) if kind == "gc" else _covered(outer)
     times = clip(subtract(_covered(pauses), elsewhere), since, until)
     count = len(run.steps) - int(first[0])
     mean_us = measure(times) / count / 1e3
-    within_us = min(mean_us, _typical_us(case, times, int(first[0])))  # of steps with and without one chance picks
+    within_us = min(mean_us, _typical_us(context, times, int(first[0])))  # of steps with and without one chance picks
     between_us = mean_us - within_us
-    hidden_by = case.idle
+    hidden_by = context.idle
     if hidden_by is not None:
         within_us = min(within_us, hidden_by * step)
     longest = max(pauses, key=lambda p: p.end_ns - p.start_ns)
     return _Paused(
         within_us,
         between_us,
-        (within_us + between_us) / max(case.whole_us or 0.0, step + between_us),
+        (within_us + between_us) / max(context.whole_us or 0.0, step + between_us),
         len(pauses),
         float(np.median([p.end_ns - p.start_ns for p in pauses])) / 1e3,
         (longest.start_ns, longest.end_ns),
@@ -201,16 +201,16 @@ def _paused(case: Case, kind: PauseKind) -> _Paused | None:
     )
 
 
-def _short(case: Case, kind: PauseKind) -> _Paused | None:
+def _short(context: RuleContext, kind: PauseKind) -> _Paused | None:
     """Pauses too short to be kept one by one: they are in the steps, and which is not known."""
-    steps, step = case.facts.run.steps, case.step_us or 0.0
-    total = next((p for p in case.facts.run.more_pauses if p.kind == kind), None)
+    steps, step = context.facts.run.steps, context.step_us or 0.0
+    total = next((p for p in context.facts.run.more_pauses if p.kind == kind), None)
     if total is None or total.count < _LEAST.get(kind, _LEAST_OF_OTHERS):
         return None
     cost_us = total.total_ns / len(steps) / 1e3
-    if case.idle is not None:
-        cost_us = min(cost_us, case.idle * step)
-    share = cost_us / max(case.whole_us or 0.0, step)
+    if context.idle is not None:
+        cost_us = min(cost_us, context.idle * step)
+    share = cost_us / max(context.whole_us or 0.0, step)
     return _Paused(cost_us, 0.0, share, total.count, total.total_ns / total.count / 1e3, None, EMPTY)
 
 
@@ -222,9 +222,9 @@ def _pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
     return tuple((start, end) for start, end in times.tolist())
 
 
-def _typical_us(case: Case, times: Intervals, first: int) -> float:
+def _typical_us(context: RuleContext, times: Intervals, first: int) -> float:
     """Median over the steps of how long one stands still; 0 where fewer than half of them do."""
-    steps = case.facts.run.steps
+    steps = context.facts.run.steps
     windows = np.stack((steps.start_ns[first:], steps.end_ns[first:]), axis=1)
     inside = intersect(times, union(windows[:, 0], windows[:, 1]))
     at = np.searchsorted(windows[:, 0], inside[:, 0], side="right") - 1
@@ -233,9 +233,9 @@ def _typical_us(case: Case, times: Intervals, first: int) -> float:
     return float(np.median(per_step)) / 1e3
 
 
-def _compile_steps(case: Case) -> _Paused | None:
+def _compile_steps(context: RuleContext) -> _Paused | None:
     """Steps in which something was compiled, by how much longer they take than others."""
-    steps, step = case.facts.run.steps, case.step_us
+    steps, step = context.facts.run.steps, context.step_us
     later = steps.phase != Phase.WARMUP
     rows = np.flatnonzero(later & ((steps.flags & StepFlag.COMPILE) != 0))
     if len(rows) < _LEAST_OF_OTHERS or not step:
@@ -244,7 +244,7 @@ def _compile_steps(case: Case) -> _Paused | None:
     cost_us = float(longer_us.sum()) / int(later.sum())
     slowest = int(rows[np.argmax(longer_us)])
     span = (int(steps.start_ns[slowest]), int(steps.end_ns[slowest]))
-    share = cost_us / max(case.whole_us or 0.0, step + cost_us)
+    share = cost_us / max(context.whole_us or 0.0, step + cost_us)
     end = steps.end_ns[rows]
     longer = union(end - (longer_us * 1e3).astype(np.int64), end)
     return _Paused(0.0, cost_us, share, len(rows), float(np.median(longer_us)), span, longer)
@@ -253,16 +253,20 @@ def _compile_steps(case: Case) -> _Paused | None:
 # -- without pauses by name --------------------------------------------------------------------------------------------
 
 
-def _named_work(case: Case) -> Finding | None:
+def _named_work(context: RuleContext) -> Finding | None:
     """Work that the trace names and that is no part of training, while the device idles."""
-    other_us = max(0.0, case.part_us("other") - _pauses_in_steps_us(case))
-    share = other_us / (case.step_us or 1.0)
-    if share < case.thresholds.other_work_notice:
+    other_us = max(0.0, context.part_us("other") - _pauses_in_steps_us(context))
+    share = other_us / (context.step_us or 1.0)
+    if share < context.thresholds.other_work_notice:
         return None
     return Finding(
         "logging_or_eval",
-        f"For {percent(share)} of {case.unit} the program does other work than training, which the trace names.",
-        (Evidence(f"{duration(other_us)} of {duration(case.step_us or 0.0)} go to that{_names_of_others(case)}"),),
+        f"For {percent(share)} of {context.unit} the program does other work than training, which the trace names.",
+        (
+            Evidence(
+                f"{duration(other_us)} of {duration(context.step_us or 0.0)} go to that{_names_of_others(context)}"
+            ),
+        ),
         other_us,
         "likely",
         parts=("other",),
@@ -270,9 +274,9 @@ def _named_work(case: Case) -> Finding | None:
     )
 
 
-def _names_of_others(case: Case) -> str:
+def _names_of_others(context: RuleContext) -> str:
     """The longest of what the trace names so."""
-    timeline = case.facts.run.timeline
+    timeline = context.facts.run.timeline
     if timeline is None:
         return ""
     rows = np.flatnonzero(spans.in_category(timeline, Category.USER_ANNOTATION) & spans.on_training_threads(timeline))
@@ -283,29 +287,29 @@ def _names_of_others(case: Case) -> str:
     return f", most of it to: {', '.join(others)}" if others else ""
 
 
-def _pauses_in_steps_us(case: Case) -> float:
+def _pauses_in_steps_us(context: RuleContext) -> float:
     """Of a profiled step, in µs of the typical one: pauses, which findings of their own tell."""
-    account = case.facts.breakdown
+    account = context.facts.breakdown
     if account is None or not account.steps:
         return 0.0
     steps = account.covered
     share = measure(intersect(steps, union_of(account.pauses_ns))) / max(1, measure(steps))
-    return share * (case.step_us or 0.0)
+    return share * (context.step_us or 0.0)
 
 
-def _between(case: Case) -> Finding | None:
+def _between(context: RuleContext) -> Finding | None:
     """Time between the steps that no pause names, in a run long enough for it to be no start-up."""
-    run, step = case.facts.run, case.step_us
+    run, step = context.facts.run, context.step_us
     if run.source == "trace" or not step or len(run.steps) < 2:
         return None
-    if run.code_wall_ns < case.thresholds.outside_least_s * 1e9:
+    if run.code_wall_ns < context.thresholds.outside_least_s * 1e9:
         return None
     named = [p for p in run.pauses if run.steps.start_ns[0] <= p.start_ns < run.steps.end_ns[-1]]
     gaps = np.stack((run.steps.end_ns[:-1], run.steps.start_ns[1:]), axis=1)
     unnamed = subtract(union(gaps[:, 0], gaps[:, 1]), _covered(named))
-    between_ns = measure(unnamed) - _own_ns(case)
+    between_ns = measure(unnamed) - _own_ns(context)
     share = between_ns / run.code_wall_ns
-    if share < case.thresholds.outside_notice:
+    if share < context.thresholds.outside_notice:
         return None
     return Finding(
         "logging_or_eval",
@@ -319,14 +323,14 @@ def _between(case: Case) -> Finding | None:
     )
 
 
-def _own_ns(case: Case) -> int:
+def _own_ns(context: RuleContext) -> int:
     """What starting and stopping the profiler took: that lies between steps too."""
-    ours = case.facts.run.observer
+    ours = context.facts.run.observer
     return max(ours.own_ns, (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0))
 
 
-def _untold(case: Case, key: str, what: str) -> Untold | None:
+def _undetermined(context: RuleContext, key: str, what: str) -> Undetermined | None:
     """A trace from elsewhere names no pauses; that matters where it leaves time unexplained."""
-    if case.facts.run.source != "trace" or case.share("unknown", "other") < case.thresholds.pause_notice:
+    if context.facts.run.source != "trace" or context.share("unknown", "other") < context.thresholds.pause_notice:
         return None
-    return Untold(key, what, "Run the training under gpulab: a trace from elsewhere does not name these pauses")
+    return Undetermined(key, what, "Run the training under gpulab: a trace from elsewhere does not name these pauses")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, measure, subtract, union
@@ -20,18 +20,18 @@ _HEAVY = (
 )  # fmt: skip
 
 
-def wrong_device(case: Case) -> Finding | None:
+def wrong_device(context: RuleContext) -> Finding | None:
     """A GPU is there, and the model or a part of it computes on the CPU; as a hint: further GPUs have nothing to do."""
-    chosen = next((c for c in case.facts.run.choices if c.what == "device" and c.value == "CPU"), None)
+    chosen = next((c for c in context.facts.run.choices if c.what == "device" and c.value == "CPU"), None)
     if chosen is not None:
-        return _unused(case, chosen.reason)
-    if not case.on_gpu or case.facts.breakdown is None:
+        return _unused(context, chosen.reason)
+    if not context.on_gpu or context.facts.breakdown is None:
         return None
-    return _partly(case) or _one_of_several(case)
+    return _partly(context) or _one_of_several(context)
 
 
-def _unused(case: Case, reason: str) -> Finding:
-    computing = case.part_us("compute", "optimizer")
+def _unused(context: RuleContext, reason: str) -> Finding:
+    computing = context.part_us("compute", "optimizer")
     return Finding(
         "wrong_device",
         "A GPU is there, and the training did not use it: the model computes on the CPU.",
@@ -50,27 +50,27 @@ def _unused(case: Case, reason: str) -> Finding:
     )
 
 
-def _partly(case: Case) -> Finding | None:
-    timeline, account = case.facts.run.timeline, case.facts.breakdown
-    if timeline is None or account is None or case.withheld("idle_causes"):
+def _partly(context: RuleContext) -> Finding | None:
+    timeline, account = context.facts.run.timeline, context.facts.breakdown
+    if timeline is None or account is None or context.withheld("idle_causes"):
         return None
     on_cpu, costliest = _on_cpu(timeline)
     time_ns = measure(clip(on_cpu, *account.span_ns))
     share = time_ns / max(1, account.wall_ns)
-    if not costliest or share < case.thresholds.on_cpu_notice:
+    if not costliest or share < context.thresholds.on_cpu_notice:
         return None
     longest = max(on_cpu.tolist(), key=lambda i: i[1] - i[0])
     return Finding(
         "wrong_device",
-        f"A part of the model computes on the CPU: the GPU has nothing to do for {percent(share)} of {case.unit} "
+        f"A part of the model computes on the CPU: the GPU has nothing to do for {percent(share)} of {context.unit} "
         "because of it.",
         (
             Evidence(
-                f"{costliest} ran on the CPU while the GPU idled, {duration(share * (case.step_us or 0))} per step",
+                f"{costliest} ran on the CPU while the GPU idled, {duration(share * (context.step_us or 0))} per step",
                 (int(longest[0]), int(longest[1])),
             ),
         ),
-        share * (case.step_us or 0.0),
+        share * (context.step_us or 0.0),
         "measured",
         parts=("launch", "unknown"),
         cure='Move the whole model to the GPU with model.to("cuda"), also what is made in its forward, '
@@ -79,15 +79,15 @@ def _partly(case: Case) -> Finding | None:
     )
 
 
-def _one_of_several(case: Case) -> Finding | None:
+def _one_of_several(context: RuleContext) -> Finding | None:
     """Of the GPUs that a trace lists one worked, and nothing tells of other processes of this job on the others.
 
     Only where that one is kept busy: what keeps it waiting would keep more of them waiting.
     """
-    timeline, origin = case.facts.run.timeline, case.facts.run.origin
+    timeline, origin = context.facts.run.timeline, context.facts.run.origin
     if timeline is None or origin is None or len(spans.devices(timeline)) != 1:
         return None
-    if case.idle is None or case.idle >= case.thresholds.idle_notice:
+    if context.idle is None or context.idle >= context.thresholds.idle_notice:
         return None
     further = len({d.id for d in origin.device_properties}) - 1
     shared = origin.rank is not None or origin.backend is not None or (origin.world_size or 1) > 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.gpu.matrix_units import BF16_SINCE, compute_capability, has_units, narrow_ratio, tf32_ratio
 from gpulab.analysis.gpu.precision_use import PrecisionUse, precision_use
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import factor, percent
 
@@ -12,15 +12,15 @@ _MOVING_TOLD = 0.01  # ours, of computing: below it half the bytes bring next to
 _MATERIAL = 0.1  # ours: of the time of all products; below it their gain is not told on its own
 
 
-def no_mixed_precision(case: Case) -> Finding | Untold | None:
+def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
     """Much of the computing time goes to matrix products in full precision or TF32; 16 bits would be faster."""
-    use = _use(case)
-    if isinstance(use, Untold) or use is None or use.fp32 + use.tf32 < case.thresholds.matrix_material:
-        return _unknown_formats(case, use) if isinstance(use, PrecisionUse) else use
-    device = case.facts.run.device
-    ratio, from_tf32 = narrow_ratio(device), _narrow_over_tf32(case)
+    use = _use(context)
+    if isinstance(use, Undetermined) or use is None or use.fp32 + use.tf32 < context.thresholds.matrix_material:
+        return _unknown_formats(context, use) if isinstance(use, PrecisionUse) else use
+    device = context.facts.run.device
+    ratio, from_tf32 = narrow_ratio(device), _narrow_over_tf32(context)
     if ratio is None:
-        return _unknown_units(case)
+        return _unknown_units(context)
     saved = use.fp32 * (1 - 1 / ratio) + use.tf32 * (1 - 1 / from_tf32)
     able = compute_capability(device) or (0, 0)
     kind = "bf16" if able >= BF16_SINCE else "fp16"
@@ -30,8 +30,8 @@ def no_mixed_precision(case: Case) -> Finding | Untold | None:
         "no_mixed_precision",
         f"{percent(use.fp32 + use.tf32)} of the computing time goes to matrix products {what}, though this GPU has "
         f"units that multiply 16-bit numbers {faster} as fast.",
-        (*(_costliest(use) if full else _costliest_tf32(use)), _faster(case, use, ratio, from_tf32), *_moving(use)),
-        saved * case.part_us("compute"),
+        (*(_costliest(use) if full else _costliest_tf32(use)), _faster(context, use, ratio, from_tf32), *_moving(use)),
+        saved * context.part_us("compute"),
         "likely",
         parts=("compute/matrix",),
         settings=(("amp", kind),),
@@ -39,12 +39,12 @@ def no_mixed_precision(case: Case) -> Finding | Untold | None:
     )
 
 
-def no_tf32(case: Case) -> Finding | Untold | None:
+def no_tf32(context: RuleContext) -> Finding | Undetermined | None:
     """Matrix products of full precision where the GPU could use TF32: one line, and no other change."""
-    use = _use(case)
-    if isinstance(use, Untold) or use is None or use.fp32 < case.thresholds.matrix_material:
+    use = _use(context)
+    if isinstance(use, Undetermined) or use is None or use.fp32 < context.thresholds.matrix_material:
         return None  # what is not known is told once, by the rule above
-    ratio = tf32_ratio(case.facts.run.device)
+    ratio = tf32_ratio(context.facts.run.device)
     if ratio is None or ratio <= 1:
         return None
     return Finding(
@@ -53,9 +53,9 @@ def no_tf32(case: Case) -> Finding | Untold | None:
         "in TF32, with fewer digits and without any other change.",
         (
             *_costliest(use),
-            Evidence(f"TF32 products are up to {factor(ratio)} times as fast on a {case.facts.run.device.name}"),
+            Evidence(f"TF32 products are up to {factor(ratio)} times as fast on a {context.facts.run.device.name}"),
         ),
-        use.fp32 * (1 - 1 / ratio) * case.part_us("compute"),
+        use.fp32 * (1 - 1 / ratio) * context.part_us("compute"),
         "likely",
         parts=("compute/matrix",),
         settings=(("tf32", "True"),),
@@ -64,47 +64,49 @@ def no_tf32(case: Case) -> Finding | Untold | None:
     )
 
 
-def _use(case: Case) -> PrecisionUse | Untold | None:
-    work = case.facts.work
-    if not case.on_gpu:
+def _use(context: RuleContext) -> PrecisionUse | Undetermined | None:
+    work = context.facts.work
+    if not context.on_gpu:
         return None
-    why = case.withheld("kernels") or case.withheld("tensor_core_fraction")
-    if why is not None and has_units(case.facts.run.device):
+    why = context.withheld("kernels") or context.withheld("tensor_core_fraction")
+    if why is not None and has_units(context.facts.run.device):
         what = "Whether the GPU multiplies matrices in longer numbers than it has to"
-        return Untold("no_mixed_precision", what, f"{why}; record the trace again")
+        return Undetermined("no_mixed_precision", what, f"{why}; record the trace again")
     return precision_use(work) if work is not None and why is None else None
 
 
-def _narrow_over_tf32(case: Case) -> float:
-    narrow, tf32 = narrow_ratio(case.facts.run.device), tf32_ratio(case.facts.run.device)
+def _narrow_over_tf32(context: RuleContext) -> float:
+    narrow, tf32 = narrow_ratio(context.facts.run.device), tf32_ratio(context.facts.run.device)
     return max(1.0, narrow / tf32) if narrow and tf32 else 1.0
 
 
-def _unknown_formats(case: Case, use: PrecisionUse) -> Untold | None:
+def _unknown_formats(context: RuleContext, use: PrecisionUse) -> Undetermined | None:
     """Matrix products of kernels whose names say no format: Triton's, as torch.compile's max-autotune makes them."""
-    if use.fp32 + use.tf32 + use.unknown < case.thresholds.matrix_material or not has_units(case.facts.run.device):
+    if use.fp32 + use.tf32 + use.unknown < context.thresholds.matrix_material or not has_units(
+        context.facts.run.device
+    ):
         return None
-    return Untold(
+    return Undetermined(
         "no_mixed_precision",
         f"In which numbers {percent(use.unknown)} of the computing time multiplies matrices",
         "The names of Triton's kernels do not say it; look at the dtype of the model's parameters and for autocast",
     )
 
 
-def _unknown_units(case: Case) -> Untold | None:
+def _unknown_units(context: RuleContext) -> Undetermined | None:
     """A GPU whose peaks are not known; one that is known to have no such units is no reason for a word."""
-    device = case.facts.run.device
+    device = context.facts.run.device
     units = has_units(device)
     if units is False:
         return None
     if not device.name.startswith("GPU ("):
         kind = "bf16" if (compute_capability(device) or (0, 0)) >= BF16_SINCE else "fp16"
-        return Untold(
+        return Undetermined(
             "no_mixed_precision",
             f"How much faster a {device.name} multiplies 16-bit numbers{'' if units else ', if it does'}",
             f"Its peaks are not known here; compare it: %%gpuprofile --ab amp={kind}",
         )
-    return Untold(
+    return Undetermined(
         "no_mixed_precision",
         "Whether this GPU multiplies 16-bit numbers faster",
         "Run it under gpulab, or record the trace with a PyTorch that writes deviceProperties (1.10 or newer)",
@@ -129,12 +131,12 @@ def _costliest_tf32(use: PrecisionUse) -> tuple[Evidence, ...]:
     return (Evidence(f"the costliest of them is {use.costliest_tf32}, which multiplies in TF32"),)
 
 
-def _faster(case: Case, use: PrecisionUse, ratio: float, from_tf32: float) -> Evidence:
+def _faster(context: RuleContext, use: PrecisionUse, ratio: float, from_tf32: float) -> Evidence:
     """By the peaks, against each format that has a share worth a word in the products."""
     formats = (("of 32 bits", use.fp32, ratio), ("in TF32", use.tf32, from_tf32))
     material = _MATERIAL * (use.fp32 + use.tf32)
     told = [f"{factor(times)} times as fast as those {what}" for what, share, times in formats if share >= material]
-    return Evidence(f"on a {case.facts.run.device.name} 16-bit products are up to {' and '.join(told)}")
+    return Evidence(f"on a {context.facts.run.device.name} 16-bit products are up to {' and '.join(told)}")
 
 
 def _autocast(kind: str) -> str:

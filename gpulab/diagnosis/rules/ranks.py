@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.diagnosis.context import Case
+from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, percent
 
@@ -13,24 +13,26 @@ _OVERLAP = (
 )
 
 
-def exposed_communication(case: Case) -> Finding | None:
+def exposed_communication(context: RuleContext) -> Finding | None:
     """The GPU exchanges data with others and computes nothing meanwhile, as one rank's trace shows it."""
-    share = case.share("communication")
-    if not case.on_gpu or share <= case.thresholds.exposed_notice:
+    share = context.share("communication")
+    if not context.on_gpu or share <= context.thresholds.exposed_notice:
         return None
-    lost = case.part_us("communication")
+    lost = context.part_us("communication")
     return Finding(
         "exposed_communication",
-        f"For {percent(share)} of {case.unit} the GPU exchanges data with other GPUs and computes nothing.",
+        f"For {percent(share)} of {context.unit} the GPU exchanges data with other GPUs and computes nothing.",
         (
-            Evidence(f"{duration(lost)} of {duration(case.step_us or 0.0)} are communication that no computing hides"),
+            Evidence(
+                f"{duration(lost)} of {duration(context.step_us or 0.0)} are communication that no computing hides"
+            ),
             Evidence("a part of it may be waiting for a slower rank: the traces of all ranks together tell"),
         ),
         lost,
         "measured",
         parts=("communication",),
         cure=_OVERLAP,
-        level="bad" if share > case.thresholds.exposed_bad else "notice",
+        level="bad" if share > context.thresholds.exposed_bad else "notice",
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import percent
 from gpulab.run import THROTTLE_NAMES
@@ -12,15 +12,15 @@ from gpulab.run import THROTTLE_NAMES
 _POWER_CAP = 0x004
 
 
-def gpu_shared(case: Case) -> Finding | Untold | None:
+def gpu_shared(context: RuleContext) -> Finding | Undetermined | None:
     """Programs other than this one have work on the GPU: every figure holds theirs too."""
-    if not case.on_gpu:
+    if not context.on_gpu:
         return None
-    others = case.facts.run.samples.get("other_gpu_processes")
+    others = context.facts.run.samples.get("other_gpu_processes")
     if others is None or not len(others.value):
-        return _unread(case, "gpu_shared", "Whether other programs used the GPU too", "other processes")
+        return _unread(context, "gpu_shared", "Whether other programs used the GPU too", "other processes")
     busy = float((others.value > 0).mean())
-    if busy < case.thresholds.readings_notice:
+    if busy < context.thresholds.readings_notice:
         return None
     most = int(others.value.max())
     seen = np.flatnonzero(others.value > 0)
@@ -36,19 +36,19 @@ def gpu_shared(case: Case) -> Finding | Untold | None:
     )
 
 
-def throttled(case: Case) -> Finding | Untold | None:
+def throttled(context: RuleContext) -> Finding | Undetermined | None:
     """Heat or the limit of power holds the GPU's clock down."""
-    if not case.on_gpu:
+    if not context.on_gpu:
         return None
-    reasons = case.facts.run.samples.get("throttle_reasons")
+    reasons = context.facts.run.samples.get("throttle_reasons")
     if reasons is None or not len(reasons.value):
-        return _unread(case, "throttled", "Whether heat or power held the GPU's clock down", "throttle")
+        return _unread(context, "throttled", "Whether heat or power held the GPU's clock down", "throttle")
     bits = reasons.value.astype(np.int64)
     often = {name: float(((bits & bit) != 0).mean()) for bit, name in THROTTLE_NAMES.items()}
-    told = {name: share for name, share in often.items() if share >= case.thresholds.readings_notice}
-    slower = _slower(case)
+    told = {name: share for name, share in often.items() if share >= context.thresholds.readings_notice}
+    slower = _slower(context)
     if not told or (
-        set(told) == {THROTTLE_NAMES[_POWER_CAP]} and (slower is None or slower < case.thresholds.slowed_notice)
+        set(told) == {THROTTLE_NAMES[_POWER_CAP]} and (slower is None or slower < context.thresholds.slowed_notice)
     ):
         return None  # a GPU at its limit of power that keeps its clock does what it was bought for
     held = (bits & sum(bit for bit, name in THROTTLE_NAMES.items() if name in told)) != 0
@@ -59,7 +59,7 @@ def throttled(case: Case) -> Finding | Untold | None:
         "throttled",
         f"The GPU's clock was held down ({', '.join(told)}): it computes more slowly than it could.",
         (Evidence(evidence[0].words, _from_to(reasons.t_ns[held])), *evidence[1:]),
-        None if slower is None else slower * case.part_us("compute"),
+        None if slower is None else slower * context.part_us("compute"),
         "measured" if slower is None else "likely",  # not all kernels go by the clock: some wait for memory
         parts=("compute/clock",),
         cure="Better cooling or air flow, a higher limit of power (nvidia-smi -pl, as administrator), or another GPU; "
@@ -67,12 +67,12 @@ def throttled(case: Case) -> Finding | Untold | None:
     )
 
 
-def _slower(case: Case) -> float | None:
+def _slower(context: RuleContext) -> float | None:
     """How far the clock was below its own highest reading while the limits held; None where it was not read."""
-    clock = case.facts.run.samples.get("sm_clock_mhz")
+    clock = context.facts.run.samples.get("sm_clock_mhz")
     if clock is None or not len(clock.value) or clock.value.max() <= 0:
         return None
-    reasons = case.facts.run.samples.get("throttle_reasons")
+    reasons = context.facts.run.samples.get("throttle_reasons")
     assert reasons is not None
     bits = reasons.value.astype(np.int64)
     after = np.searchsorted(reasons.t_ns, clock.t_ns, side="right") - 1
@@ -80,11 +80,13 @@ def _slower(case: Case) -> float | None:
     return float(1 - clock.value[held].mean() / clock.value.max()) if held.any() else None
 
 
-def _unread(case: Case, key: str, what: str, label: str) -> Untold | None:
-    if case.facts.run.source == "trace":
-        return Untold(key, what, "Run the training under gpulab: a trace from elsewhere holds no readings of meters")
-    why = next((m.reason for m in case.facts.run.missing if label in m.what), None)
-    return Untold(key, what, f"Not read here: {why}") if why is not None else None
+def _unread(context: RuleContext, key: str, what: str, label: str) -> Undetermined | None:
+    if context.facts.run.source == "trace":
+        return Undetermined(
+            key, what, "Run the training under gpulab: a trace from elsewhere holds no readings of meters"
+        )
+    why = next((m.reason for m in context.facts.run.missing if label in m.what), None)
+    return Undetermined(key, what, f"Not read here: {why}") if why is not None else None
 
 
 def _from_to(times: np.ndarray) -> tuple[int, int] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls
 from gpulab.analysis.gpu.launch_gaps import exposed_upload_us
 from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.context import Case, Untold
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.launches import idle_us
 from gpulab.formatting import duration, number, size
@@ -30,56 +30,56 @@ _WRITTEN = {
 }
 
 
-def sync_points(case: Case) -> Finding | Untold | None:
+def sync_points(context: RuleContext) -> Finding | Undetermined | None:
     """The loop asks for results of the GPU, waits until all is done, and only then starts the next work."""
-    if case.facts.work is None or not case.on_gpu:
+    if context.facts.work is None or not context.on_gpu:
         return None
-    found = [b for b in case.facts.blocking if b.direction in ("read", "wait")]
+    found = [b for b in context.facts.blocking if b.direction in ("read", "wait")]
     waited = sum(b.waited_us for b in found)
-    lost = min(waited, _not_for_data_us(case))
+    lost = min(waited, _not_for_data_us(context))
     if not found or not lost:
         return None
-    why = case.withheld("idle_causes")
+    why = context.withheld("idle_causes")
     if why is not None:
         what = "What the GPU loses where the program waits for its results"
-        return Untold("sync_points", what, f"{why}; record the trace again")
+        return Undetermined("sync_points", what, f"{why}; record the trace again")
     times = joined(*(b.times for b in found))
     return Finding(
         "sync_points",
-        f"The program waits for the GPU's results{_how_often(case, found)}, and then the GPU has nothing to do.",
+        f"The program waits for the GPU's results{_how_often(context, found)}, and then the GPU has nothing to do.",
         (
-            Evidence(f"{_calls(found)} wait for {duration(waited)} per {_step_word(case)}", _longest(times)),
+            Evidence(f"{_calls(found)} wait for {duration(waited)} per {_step_word(context)}", _longest(times)),
             Evidence(f"the GPU idles for {duration(sum(b.idle_us for b in found))} of it, until new work arrives"),
         ),
         lost,
         "likely",
         parts=("sync_wait", "launch", "blocking_copy"),
         cure="Keep results on the GPU (loss.detach()) and read them every hundredth step, or once after the loop.",
-        source_line=_line(case, times),
+        source_line=_line(context, times),
         gone=_pairs(times),
     )
 
 
-def blocking_copy(case: Case) -> Finding | Untold | None:
+def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
     """Batches are copied to the GPU from ordinary memory: the copy is slow, and the program stands still meanwhile."""
-    if case.facts.work is None or not case.on_gpu:
+    if context.facts.work is None or not context.on_gpu:
         return None
-    found = next((b for b in case.facts.blocking if b.direction == "upload"), None)
-    exposed, moved, _ = exposed_upload_us(case.facts.work)
-    lost = _lost_to_copies_us(case, found, exposed) if found is not None else 0.0
+    found = next((b for b in context.facts.blocking if b.direction == "upload"), None)
+    exposed, moved, _ = exposed_upload_us(context.facts.work)
+    lost = _lost_to_copies_us(context, found, exposed) if found is not None else 0.0
     if found is None or not lost:
         return None
-    why = case.withheld("idle_causes")
+    why = context.withheld("idle_causes")
     if why is not None:
         what = "What the GPU loses while batches are copied to it"
-        return Untold("blocking_copy", what, f"{why}; record the trace again")
+        return Undetermined("blocking_copy", what, f"{why}; record the trace again")
     of_bytes = f" of {size(moved)}" if moved else ""
     return Finding(
         "blocking_copy",
         "Batches are copied to the GPU from ordinary memory, and the program waits until each copy is done.",
         (
             Evidence(
-                f"copies{of_bytes} per {_step_word(case)} take {duration(exposed)} in which the GPU computes nothing"
+                f"copies{of_bytes} per {_step_word(context)} take {duration(exposed)} in which the GPU computes nothing"
             ),
             Evidence(
                 f"the program waits {duration(found.waited_us)} in them and starts nothing else", _longest(found.times)
@@ -88,36 +88,36 @@ def blocking_copy(case: Case) -> Finding | Untold | None:
         lost,
         "likely",
         parts=("memcpy", "blocking_copy", "sync_wait", "launch"),
-        settings=_pinned(case),
+        settings=_pinned(context),
         cure="DataLoader(…, pin_memory=True) makes the copy faster, and batch.to(device, non_blocking=True) lets the "
         "program go on meanwhile, though only from such pinned memory.",
-        source_line=_line(case, found.times),
+        source_line=_line(context, found.times),
         gone=_pairs(found.times),
     )
 
 
-def _lost_to_copies_us(case: Case, found: BlockingCalls, exposed_us: float) -> float:
+def _lost_to_copies_us(context: RuleContext, found: BlockingCalls, exposed_us: float) -> float:
     """The most that such copies cost: time without computing on the device, and no more than the host stands still.
 
     While the host stands still the device copies: that time counts once.
     """
-    idle_us = min(found.idle_us, _not_for_data_us(case))
+    idle_us = min(found.idle_us, _not_for_data_us(context))
     return min(max(found.waited_us, exposed_us), exposed_us + idle_us)
 
 
-def _not_for_data_us(case: Case) -> float:
+def _not_for_data_us(context: RuleContext) -> float:
     """The most that waiting for the GPU can cost: idle time for which no wait for data accounts."""
-    return max(0.0, idle_us(case) - case.part_us("data_wait"))
+    return max(0.0, idle_us(context) - context.part_us("data_wait"))
 
 
-def _pinned(case: Case) -> tuple[tuple[str, str], ...]:
-    loader = case.facts.run.loader
+def _pinned(context: RuleContext) -> tuple[tuple[str, str], ...]:
+    loader = context.facts.run.loader
     return () if loader is not None and loader.pin_memory else (("pin_memory", "True"),)
 
 
-def _how_often(case: Case, found: list[BlockingCalls]) -> str:
+def _how_often(context: RuleContext, found: list[BlockingCalls]) -> str:
     per_step = sum(b.per_step for b in found)
-    if case.unit != "each step":
+    if context.unit != "each step":
         return f" {number(per_step)} times"
     several, once = per_step >= _SEVERAL, per_step >= _ONCE
     return f" {number(per_step)} times in each step" if several else " in each step" if once else ""
@@ -133,8 +133,8 @@ def _calls(found: list[BlockingCalls]) -> str:
     return " and ".join(f"{words} ({number(counts[words])}×)" for words in most)
 
 
-def _step_word(case: Case) -> str:
-    return "step" if case.unit == "each step" else "window"
+def _step_word(context: RuleContext) -> str:
+    return "step" if context.unit == "each step" else "window"
 
 
 def _longest(times: Intervals) -> tuple[int, int] | None:
@@ -148,8 +148,8 @@ def _pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
     return tuple((start, end) for start, end in times.tolist())
 
 
-def _line(case: Case, times: Intervals) -> str:
-    place = line_of(case.facts.run, times)
+def _line(context: RuleContext, times: Intervals) -> str:
+    place = line_of(context.facts.run, times)
     return "" if place is None else str(place)
 
 

@@ -6,27 +6,27 @@ from collections.abc import Callable
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
-from gpulab.diagnosis.context import FEWEST_STEPS, Case
+from gpulab.diagnosis.context import FEWEST_STEPS, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.formatting import duration, percent
 
 
-def cannot_tell(case: Case) -> Finding | None:
+def cannot_tell(context: RuleContext) -> Finding | None:
     """No conclusion can be drawn, with what is missing for one."""
-    return next((found for reason in _REASONS if (found := reason(case)) is not None), None)
+    return next((found for reason in _REASONS if (found := reason(context)) is not None), None)
 
 
-def healthy(case: Case) -> Finding | None:
+def healthy(context: RuleContext) -> Finding | None:
     """The device computes for nearly all of the time."""
-    if cannot_tell(case) is not None:
+    if cannot_tell(context) is not None:
         return None
-    account = case.facts.breakdown
+    account = context.facts.breakdown
     assert account is not None, "without an accounting it cannot be told"
     return Finding(
         "healthy",
-        f"The {_device(case)} {'works' if case.on_gpu else 'computes'} for {percent(_working(case))} of {case.unit}, "
-        "and nothing is known that holds training back much.",
-        (Evidence(_basis(case, account)), *_rest(case)),
+        f"The {_device(context)} {'works' if context.on_gpu else 'computes'} for {percent(_working(context))} of "
+        f"{context.unit}, and nothing is known that holds training back much.",
+        (Evidence(_basis(context, account)), *_rest(context)),
         None,
         "measured",
         level="good",
@@ -36,12 +36,12 @@ def healthy(case: Case) -> Finding | None:
 # -- why it cannot be told, the strongest reason first -----------------------------------------------------------------
 
 
-def _no_steps(case: Case) -> Finding | None:
-    run, account = case.facts.run, case.facts.breakdown
+def _no_steps(context: RuleContext) -> Finding | None:
+    run, account = context.facts.run, context.facts.breakdown
     if len(run.steps):
         return None
     wall, loaded = duration(run.code_wall_ns / 1e3), run.source == "trace"
-    withheld = case.withheld("breakdown")
+    withheld = context.withheld("breakdown")
     if account is None and withheld:
         return None
     if account is None:
@@ -61,10 +61,10 @@ def _no_steps(case: Case) -> Finding | None:
     )
 
 
-def _too_few(case: Case) -> Finding | None:
-    n = len(case.facts.run.steps)
-    known = case.facts.typical_step_us is not None
-    if not n or (known and not case.too_few_steps):
+def _too_few(context: RuleContext) -> Finding | None:
+    n = len(context.facts.run.steps)
+    known = context.facts.typical_step_us is not None
+    if not n or (known and not context.too_few_steps):
         return None
     return _unknown(
         f"Only {n} step{'s' if n > 1 else ''} ran, too few to name a bottleneck.",
@@ -72,32 +72,32 @@ def _too_few(case: Case) -> Finding | None:
     )
 
 
-def _damaged(case: Case) -> Finding | None:
+def _damaged(context: RuleContext) -> Finding | None:
     """The trace cannot carry a conclusion about the device."""
-    reason = case.withheld("breakdown")
-    if reason is not None and case.facts.breakdown is None:
-        what = "what the GPU did" if case.on_gpu else "where the time goes"
+    reason = context.withheld("breakdown")
+    if reason is not None and context.facts.breakdown is None:
+        what = "what the GPU did" if context.on_gpu else "where the time goes"
         return _unknown(f"The trace is damaged, so nothing can be said about {what}.", reason)
-    if not case.on_gpu:
+    if not context.on_gpu:
         return None
-    reason, idle = case.withheld("idle_causes"), case.idle
-    if reason is None or idle is None or idle < case.thresholds.idle_notice:
+    reason, idle = context.withheld("idle_causes"), context.idle
+    if reason is None or idle is None or idle < context.thresholds.idle_notice:
         return None
     return _unknown(
-        f"The GPU has nothing to do for {percent(idle)} of {case.unit}; this trace cannot tell why.",
+        f"The GPU has nothing to do for {percent(idle)} of {context.unit}; this trace cannot tell why.",
         reason,
         parts=("unknown",),
     )
 
 
-def _not_profiled(case: Case) -> Finding | None:
-    step = case.facts.typical_step_us
-    if case.facts.breakdown is not None or step is None:
+def _not_profiled(context: RuleContext) -> Finding | None:
+    step = context.facts.typical_step_us
+    if context.facts.breakdown is not None or step is None:
         return None
-    waited = case.facts.data_wait_us
+    waited = context.facts.data_wait_us
     fed = (
-        f"; time waiting for data is below {percent(case.thresholds.data_wait_notice)} of it"
-        if waited is not None and waited.median < case.thresholds.data_wait_notice * step.median
+        f"; time waiting for data is below {percent(context.thresholds.data_wait_notice)} of it"
+        if waited is not None and waited.median < context.thresholds.data_wait_notice * step.median
         else ""
     )
     return _unknown(
@@ -106,36 +106,36 @@ def _not_profiled(case: Case) -> Finding | None:
     )
 
 
-def _unexplained(case: Case) -> Finding | None:
-    unknown = case.share("unknown")
-    if unknown < case.thresholds.unknown_too_much:
+def _unexplained(context: RuleContext) -> Finding | None:
+    unknown = context.share("unknown")
+    if unknown < context.thresholds.unknown_too_much:
         return None
     return _unknown(
-        f"For {percent(unknown)} of {case.unit} PyTorch ran nothing: the time goes to Python code that the trace does "
-        "not name.",
-        f"{duration(case.part_us('unknown'))} of {duration(case.step_us or 0.0)} without an operator",
+        f"For {percent(unknown)} of {context.unit} PyTorch ran nothing: the time goes to Python code that the trace "
+        "does not name.",
+        f"{duration(context.part_us('unknown'))} of {duration(context.step_us or 0.0)} without an operator",
         "notice",
         parts=("unknown",),
     )
 
 
-def _not_accounted(case: Case) -> Finding | None:
-    if case.facts.breakdown is not None:
+def _not_accounted(context: RuleContext) -> Finding | None:
+    if context.facts.breakdown is not None:
         return None
     return _unknown("Nothing can be said about where the time goes.", "The run holds no accounting of its time")
 
 
-def _many_small_causes(case: Case) -> Finding | None:
-    account, working = case.facts.breakdown, _working(case)
-    if account is None or working >= 1 - case.thresholds.idle_notice or _spread_thin(case):
+def _many_small_causes(context: RuleContext) -> Finding | None:
+    account, working = context.facts.breakdown, _working(context)
+    if account is None or working >= 1 - context.thresholds.idle_notice or _spread_thin(context):
         return None
     return _unknown(
-        f"The {_device(case)} computes for {percent(working)} of {case.unit}; no single cause explains the rest.",
-        f"{_basis(case, account)}; unknown: {percent(case.share('unknown'))}",
+        f"The {_device(context)} computes for {percent(working)} of {context.unit}; no single cause explains the rest.",
+        f"{_basis(context, account)}; unknown: {percent(context.share('unknown'))}",
     )
 
 
-_REASONS: tuple[Callable[[Case], Finding | None], ...] = (
+_REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _no_steps,
     _too_few,
     _damaged,
@@ -150,39 +150,41 @@ def _unknown(summary: str, evidence: str, level: Level = "unknown", parts: tuple
     return Finding("cannot_tell", summary, (Evidence(evidence),), None, "measured", parts=parts, level=level)
 
 
-def _spread_thin(case: Case) -> bool:
+def _spread_thin(context: RuleContext) -> bool:
     """On a CPU: what is not computing is explained, and no cause of it is worth telling."""
-    if case.on_gpu or case.share("unknown") >= case.thresholds.idle_notice:
+    if context.on_gpu or context.share("unknown") >= context.thresholds.idle_notice:
         return False
-    return _working(case) >= 1 - case.thresholds.idle_bad and _feeding(case) < case.thresholds.data_wait_notice
-
-
-def _feeding(case: Case) -> float:
-    """Of the typical step, waiting for data."""
-    waited = case.facts.data_wait_fraction
-    return waited if waited is not None else case.share("data_wait")
-
-
-def _rest(case: Case) -> tuple[Evidence, ...]:
-    """Where the rest goes, if it is more than the usual gaps."""
-    if _working(case) >= 1 - case.thresholds.idle_notice:
-        return ()
-    unknown = percent(case.share("unknown"))
     return (
-        Evidence(f"of the rest, {percent(_feeding(case))} is waiting for data, {unknown} Python between operations"),
+        _working(context) >= 1 - context.thresholds.idle_bad and _feeding(context) < context.thresholds.data_wait_notice
     )
 
 
-def _device(case: Case) -> str:
-    return "CPU" if case.idle is None else "GPU"
+def _feeding(context: RuleContext) -> float:
+    """Of the typical step, waiting for data."""
+    waited = context.facts.data_wait_fraction
+    return waited if waited is not None else context.share("data_wait")
 
 
-def _working(case: Case) -> float:
-    return case.share("compute") if case.idle is None else 1 - case.idle
+def _rest(context: RuleContext) -> tuple[Evidence, ...]:
+    """Where the rest goes, if it is more than the usual gaps."""
+    if _working(context) >= 1 - context.thresholds.idle_notice:
+        return ()
+    unknown = percent(context.share("unknown"))
+    return (
+        Evidence(f"of the rest, {percent(_feeding(context))} is waiting for data, {unknown} Python between operations"),
+    )
 
 
-def _basis(case: Case, account: Breakdown) -> str:
-    step = case.facts.typical_step_us
+def _device(context: RuleContext) -> str:
+    return "CPU" if context.idle is None else "GPU"
+
+
+def _working(context: RuleContext) -> float:
+    return context.share("compute") if context.idle is None else 1 - context.idle
+
+
+def _basis(context: RuleContext, account: Breakdown) -> str:
+    step = context.facts.typical_step_us
     if step is not None:
         return f"Median step {duration(step.median)} over {_steps(step)}"
     start_ns, end_ns = account.span_ns

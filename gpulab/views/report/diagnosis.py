@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpulab.diagnosis.finding import Diagnosis, Finding, Untold
+from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.views import html, text
 from gpulab.views.layout import Section
@@ -28,7 +28,7 @@ class Diagnosed:
         return self.found.findings
 
     @property
-    def untold(self) -> tuple[Untold, ...]:
+    def untold(self) -> tuple[Undetermined, ...]:
         """What could not be told, and what to record for it."""
         return self.found.untold
 
