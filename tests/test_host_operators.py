@@ -16,7 +16,7 @@ from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules.cores import cpu_oversubscribed
 from gpulab.diagnosis.rules.launches import small_batch
-from gpulab.diagnosis.rules.shapes import layout
+from gpulab.diagnosis.rules.operations import layout
 from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Category

@@ -23,7 +23,7 @@ from gpulab.analysis.gpu.kernel_classes import class_of, number_format
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.diagnosis.rules import fusion, launches, memory, precision, ranks, shapes, sharing, transfers
+from gpulab.diagnosis.rules import distributed, launches, memory, operations, precision, sharing, transfers
 from gpulab.diagnosis.rules import optimizer as optimizing
 from gpulab.run import Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
 from gpulab.thresholds import DEFAULT
@@ -36,15 +36,15 @@ MINE: tuple[Rule, ...] = (
     transfers.blocking_copy,
     precision.no_mixed_precision,
     precision.no_tf32,
-    fusion.unfused_attention,
+    operations.unfused_attention,
     optimizing.unfused_optimizer,
-    fusion.memory_bound_ops,
-    shapes.layout,
-    shapes.odd_shapes,
+    operations.memory_bound_ops,
+    operations.layout,
+    operations.odd_shapes,
     memory.allocator_thrash,
     memory.memory_pressure,
     memory.memory_underused,
-    ranks.exposed_communication,
+    distributed.exposed_communication,
     sharing.gpu_shared,
     sharing.throttled,
 )
@@ -346,7 +346,7 @@ def attention(machine: Machine) -> None:
 
 def test_attention_in_several_steps_by_the_time_between_its_products() -> None:
     case = loop(attention).case()
-    finding = told(fusion.unfused_attention(case))
+    finding = told(operations.unfused_attention(case))
     assert finding.recoverable_us_per_step == pytest.approx(200, rel=0.03) and finding.settings == ()
     assert "scaled_dot_product_attention" in finding.cure
 
@@ -356,7 +356,7 @@ def test_a_softmax_alone_is_no_attention() -> None:
         many(10, "aten::mm", HMMA, 60)(machine)
         machine.operator("aten::_softmax", SOFTMAX, 150)
 
-    assert fusion.unfused_attention(loop(step).case()) is None
+    assert operations.unfused_attention(loop(step).case()) is None
 
 
 def test_products_far_away_from_a_softmax_are_not_its_own() -> None:
@@ -366,7 +366,7 @@ def test_products_far_away_from_a_softmax_are_not_its_own() -> None:
         machine.operator("aten::_softmax", SOFTMAX, 150)
         machine.operator("aten::bmm", HMMA, 100)
 
-    assert fusion.unfused_attention(loop(step).case()) is None
+    assert operations.unfused_attention(loop(step).case()) is None
 
 
 @given(st.lists(st.sampled_from("pmo"), min_size=1, max_size=30))
@@ -400,8 +400,8 @@ def test_a_compiled_model_is_not_told_to_compile() -> None:
         many(30, "aten::add", ADD, 100)(machine)
         machine.operator("triton_poi_fused_add_0", "triton_poi_fused_add_0", 10)
 
-    assert fusion.memory_bound_ops(loop(step).case()) is None
-    assert told(fusion.memory_bound_ops(loop(many(30, "aten::add", ADD, 100)).case())).key == "memory_bound_ops"
+    assert operations.memory_bound_ops(loop(step).case()) is None
+    assert told(operations.memory_bound_ops(loop(many(30, "aten::add", ADD, 100)).case())).key == "memory_bound_ops"
 
 
 def on_cpu(step: Callable[[Machine], None]) -> RuleContext:
@@ -420,12 +420,14 @@ def chain(machine: Machine) -> None:
 
 
 def test_chains_on_a_cpu_are_told_where_they_weigh() -> None:
-    finding = told(fusion.memory_bound_ops(case := on_cpu(chain)))
+    finding = told(operations.memory_bound_ops(case := on_cpu(chain)))
     assert (
         finding.recoverable_us_per_step == pytest.approx(1400 - 400, rel=0.02) and case.idle is None
     )  # the longest remains
-    assert fusion.memory_bound_ops(on_cpu(many(50, "aten::add", "", 0, host_us=20))) is None  # only their calls cost
-    assert fusion.memory_bound_ops(on_cpu(many(20, "aten::linear", "", 0, host_us=300))) is None
+    assert (
+        operations.memory_bound_ops(on_cpu(many(50, "aten::add", "", 0, host_us=20))) is None
+    )  # only their calls cost
+    assert operations.memory_bound_ops(on_cpu(many(20, "aten::linear", "", 0, host_us=300))) is None
 
 
 def test_attention_on_a_cpu() -> None:
@@ -436,7 +438,7 @@ def test_attention_on_a_cpu() -> None:
         machine.operator("aten::bmm", host_us=300)
         machine.operator("aten::linear", host_us=800)
 
-    finding = told(fusion.unfused_attention(on_cpu(step)))
+    finding = told(operations.unfused_attention(on_cpu(step)))
     assert finding.recoverable_us_per_step == pytest.approx(600, rel=0.02)
 
 
@@ -453,8 +455,8 @@ def test_the_backward_pass_of_a_softmax_by_hand_is_attention_too() -> None:
         machine.operator("aten::linear", host_us=800)
 
     case = on_cpu(step)
-    assert told(fusion.unfused_attention(case)).recoverable_us_per_step == pytest.approx(14 * 200 + 20, rel=0.02)
-    assert fusion.memory_bound_ops(case) is None, "its pointwise operations go where attention becomes one"
+    assert told(operations.unfused_attention(case)).recoverable_us_per_step == pytest.approx(14 * 200 + 20, rel=0.02)
+    assert operations.memory_bound_ops(case) is None, "its pointwise operations go where attention becomes one"
 
 
 # -- the optimizer -----------------------------------------------------------------------------------------------------
@@ -563,10 +565,10 @@ def test_images_rearranged_around_convolutions() -> None:
         many(10, "aten::cudnn_convolution", HMMA, 100)(machine)
         many(10, "aten::cudnn_convolution", "void cudnn::ops::nchwToNhwcKernel<float>(P)", 20)(machine)
 
-    finding = told(shapes.layout(loop(step).case()))
+    finding = told(operations.layout(loop(step).case()))
     assert finding.recoverable_us_per_step == pytest.approx(200, rel=0.03)
     assert finding.settings == (("channels_last", "True"),)
-    assert shapes.layout(loop(many(10, "aten::mm", HMMA, 100)).case()) is None
+    assert operations.layout(loop(many(10, "aten::mm", HMMA, 100)).case()) is None
 
 
 @pytest.mark.parametrize(
@@ -580,7 +582,7 @@ def test_images_rearranged_around_convolutions() -> None:
     ],
 )
 def test_sizes_that_do_not_fit_as_kernels_tell(kernel: str, answer: type) -> None:
-    assert isinstance(shapes.odd_shapes(loop(many(10, "aten::mm", kernel, 100)).case("H100")), answer)
+    assert isinstance(operations.odd_shapes(loop(many(10, "aten::mm", kernel, 100)).case("H100")), answer)
 
 
 @pytest.mark.parametrize(("m", "n", "k", "odd"), [(7, 64, 64, False), (64, 64, 60, True), (64, 50257, 64, True),
@@ -595,7 +597,7 @@ def test_sizes_that_do_not_fit_as_shapes_tell(m: int, n: int, k: int, odd: bool)
     }
     with_sizes = dataclasses.replace(timeline, extra={**timeline.extra, **sizes})
     work = dataclasses.replace(found.work, timeline=with_sizes)
-    answer = shapes.odd_shapes(RuleContext(dataclasses.replace(found, work=work), DEFAULT))
+    answer = operations.odd_shapes(RuleContext(dataclasses.replace(found, work=work), DEFAULT))
     assert isinstance(answer, Finding) == odd and not isinstance(answer, Undetermined)
     if isinstance(answer, Finding):
         assert f"{m} × {n} × {k}" in answer.evidence[1].words

@@ -16,7 +16,7 @@ from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
-from gpulab.diagnosis.rules import RULES, cores, dataloader, epochs, placement
+from gpulab.diagnosis.rules import RULES, cores, dataloader, dataloader_workers, placement
 from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.rules.launches import starves
 from gpulab.prediction.evidence import NOTHING
@@ -349,7 +349,7 @@ def test_a_setting_that_is_foretold_to_bring_nothing_is_not_advised(
 def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
     run = run_of(epoch_starts={0: 900.0, 20: 900.0, 40: 900.0}, workers=2)
     case = case_of(run)
-    [own] = [told(epochs.worker_restart(case))]
+    [own] = [told(dataloader_workers.worker_restart(case))]
     [bound] = with_predictions(case.facts, [own], STEP_US, NOTHING)
     assert own.recoverable_us_per_step == bound.recoverable_us_per_step == pytest.approx(30e3, rel=1e-3)
     assert bound.prediction is not None and not any("hidden" in e.words for e in bound.evidence)
@@ -388,7 +388,7 @@ def test_what_was_not_timed_inside_is_told() -> None:
 
 def test_workers_that_start_anew_for_each_epoch() -> None:
     run = run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2)
-    finding = told(epochs.worker_restart(case_of(run)))
+    finding = told(dataloader_workers.worker_restart(case_of(run)))
     assert finding.recoverable_us_per_step == pytest.approx(2 * 100e3 / len(run.steps), rel=1e-3)  # not the first start
     assert finding.settings == (("persistent_workers", "on"),) and "2 times in 60 steps" in finding.evidence[0].words
 
@@ -405,7 +405,7 @@ def test_workers_that_start_anew_for_each_epoch() -> None:
 )
 def test_no_restart_to_speak_of(change: Callable) -> None:
     run = change(run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2))
-    assert epochs.worker_restart(case_of(run)) is None
+    assert dataloader_workers.worker_restart(case_of(run)) is None
 
 
 def _unrecorded(run: Run) -> Run:
@@ -415,12 +415,12 @@ def _unrecorded(run: Run) -> Run:
 
 def test_epochs_that_begin_slowly_without_a_record_of_the_loader() -> None:
     slow = _unrecorded(run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2))
-    answer = epochs.worker_restart(case_of(slow))
+    answer = dataloader_workers.worker_restart(case_of(slow))
     assert (
         isinstance(answer, Undetermined) and "100 ms" in answer.what and "torch.utils.data.DataLoader" in answer.record
     )
     for quiet in (run_of(epoch_starts={0: 500.0}), run_of(epoch_starts={0: 100.0, 20: 0.0, 40: 0.0})):
-        assert epochs.worker_restart(case_of(_unrecorded(quiet))) is None
+        assert dataloader_workers.worker_restart(case_of(_unrecorded(quiet))) is None
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -428,7 +428,7 @@ def test_workers_of_a_loader_that_is_made_anew_cannot_stay(persistent: bool) -> 
     run = run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2)
     loader = dataclasses.replace(run.loader, persistent_workers=persistent)  # type: ignore[type-var]
     run = dataclasses.replace(run, loader=dataclasses.replace(loader, remade=True))
-    finding = told(epochs.worker_restart(case_of(run)))
+    finding = told(dataloader_workers.worker_restart(case_of(run)))
     assert (
         not finding.settings and "once, before the loop" in finding.cure and "persistent_workers=True" in finding.cure
     )
@@ -438,7 +438,7 @@ def test_workers_of_a_loader_that_is_made_anew_cannot_stay(persistent: bool) -> 
 
 def test_a_new_iterator_for_each_step() -> None:
     run = run_of(epoch_starts=dict.fromkeys(range(60), 80.0), workers=2)
-    finding = told(epochs.worker_restart(case_of(run, {"data_wait": 0.8})))
+    finding = told(dataloader_workers.worker_restart(case_of(run, {"data_wait": 0.8})))
     assert "for each step" in finding.summary and finding.parts == ("data_wait",)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpulab.intervals import Intervals
 from gpulab.prediction.prediction import Prediction
 
 Confidence = Literal["measured", "likely", "possible"]
@@ -105,3 +106,8 @@ class Diagnosis:
     def of(self, key: str) -> Finding | None:
         """The finding of that key, or None."""
         return next((f for f in self.findings if f.key == key), None)
+
+
+def pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
+    """Intervals as `Finding.gone` keeps them."""
+    return tuple((start, end) for start, end in times.tolist())

@@ -8,11 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpulab.analysis.ranks import RankComparison, RankFacts
+from gpulab.analysis.ranks import RankComparison
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.names import name_of
 from gpulab.diagnosis.ranking import VERDICTS
-from gpulab.formatting import duration, percent
+from gpulab.diagnosis.rules.distributed import exposed_between_ranks, straggler
+from gpulab.formatting import percent
 from gpulab.thresholds import DEFAULT, Thresholds
 
 _OF_THE_JOB = ("straggler", "exposed_communication", *VERDICTS)
@@ -31,9 +32,11 @@ def diagnose_ranks(
     if verdict is not None:
         return Diagnosis((verdict,))
     step_us = float(np.median([r.step_us for r in found.ranks]))
-    straggler = _straggler(found, found.straggler, each or {}) if found.straggler is not None else None
-    exposed = _exposed(found, thresholds, straggler.recoverable_us_per_step or 0.0 if straggler else 0.0)
-    told = [f for f in (straggler, exposed, _common(found, each or {})) if f is not None]
+    slowest = (
+        straggler(found, found.straggler, _own(found.straggler, each or {})) if found.straggler is not None else None
+    )
+    exposed = exposed_between_ranks(found, thresholds, slowest.recoverable_us_per_step or 0.0 if slowest else 0.0)
+    told = [f for f in (slowest, exposed, _common(found, each or {})) if f is not None]
     causes = _with_sequels(sorted(told, key=lambda f: -(f.recoverable_us_per_step or 0.0)))
     return Diagnosis(causes or (_in_step(found, each or {}),), (), step_us, step_us)
 
@@ -57,67 +60,10 @@ def _incomparable(found: RankComparison) -> Finding | None:
     return None
 
 
-def _straggler(found: RankComparison, straggler: int, each: Mapping[int, Diagnosis]) -> Finding:
-    others = [r for r in found.ranks if r.rank != straggler]
-    slowest = next(r for r in found.ranks if r.rank == straggler)
-    wait = float(np.median([r.waiting_us or 0 for r in others]))
-    share = float(np.median([_waiting_share(r) for r in others]))
-    partial = "transfer" in found.integrity.withheld
-    later = ": a rank that is missing may arrive later still" if partial else ""
-    who = f"Of the {len(found.ranks)} ranks that are here, rank {straggler}" if partial else f"Rank {straggler}"
-    most = " at most" if partial else ""
-    computing = float(np.median([r.breakdown.share["compute"] for r in others]))
-    evidence = [
-        Evidence(
-            f"They wait {duration(wait)} per step (median); moving the data takes{most} "
-            f"{duration(slowest.transfer_us or 0)}{later}"
-        ),
-        Evidence(
-            f"rank {straggler} computes for {percent(slowest.breakdown.share['compute'])} of its step, the others for "
-            f"{percent(computing)} (median)"
-        ),
-    ]
-    own = each[straggler].first if straggler in each else None
-    if own is not None and own.key not in _OF_THE_JOB:
-        evidence.append(Evidence(f"of rank {straggler} by itself: {own.summary.rstrip('.')}"))
-    return Finding(
-        "straggler",
-        f"{who} arrives last: the other GPUs wait for it for {percent(share)} of their step.",
-        tuple(evidence),
-        wait,
-        "likely" if partial else "measured",
-        parts=("communication/waiting",),
-        cure=f"Find out what rank {straggler} does longer: give each rank the same amount of work (samples, tokens, "
-        "table rows), and look at its GPU, its data and its machine.",
-        level="bad",
-    )
-
-
-def _exposed(found: RankComparison, thresholds: Thresholds, waited_us: float) -> Finding | None:
-    """Exchange that nothing hides; what of it is waiting for the straggler is the straggler's."""
-    share = float(np.median([r.exposed_us / r.step_us for r in found.ranks]))
-    time_us = max(0.0, float(np.median([r.exposed_us for r in found.ranks])) - waited_us)
-    step_us = float(np.median([r.step_us for r in found.ranks]))
-    if share <= thresholds.exposed_notice or time_us < thresholds.silence * step_us:
-        return None
-    hidden = float(np.median([r.overlapped_us for r in found.ranks]))
-    return Finding(
-        "exposed_communication",
-        f"The GPUs exchange data for {percent(share)} of each step while nothing else runs on them.",
-        (
-            Evidence(
-                f"Median over {len(found.ranks)} ranks; {duration(hidden)} per step of communication are hidden behind "
-                "compute"
-            ),
-        ),
-        time_us,
-        "measured",
-        parts=("communication",),
-        cure="Exchange less, or beside the backward pass: DistributedDataParallel with larger buckets "
-        "(bucket_cap_mb), no_sync() while gradients are accumulated, gradients compressed to 16 bits.",
-        level="bad" if share > thresholds.exposed_bad else "notice",
-        shares_with=("straggler",) if waited_us else (),
-    )
+def _own(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
+    """What that rank has by itself, unless it is about the job."""
+    own = each[rank].first if rank in each else None
+    return None if own is None or own.key in _OF_THE_JOB else own
 
 
 def _common(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
@@ -166,10 +112,6 @@ def _in_step(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding:
 
 def _unknown(summary: str, evidence: str) -> Finding:
     return Finding("cannot_tell", summary, (Evidence(evidence),), None, "measured", level="unknown")
-
-
-def _waiting_share(rank: RankFacts) -> float:
-    return (rank.waiting_us or 0) / rank.step_us
 
 
 __all__ = ["diagnose_ranks"]

@@ -8,8 +8,7 @@ from gpulab.analysis.host.dataloader import loading_times
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.dataloader_cures import cure_of_waiting, cure_without_knob
-from gpulab.diagnosis.rules.dataloader_lines import line_of_loading
-from gpulab.diagnosis.rules.dataloader_times import making, times_by_cause
+from gpulab.diagnosis.rules.dataloader_evidence import line_of_loading, making, times_by_cause
 from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import intersect, measure, union_of
 

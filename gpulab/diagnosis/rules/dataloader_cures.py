@@ -6,7 +6,7 @@ import math
 
 from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.rules.dataloader_times import mostly_waits
+from gpulab.diagnosis.rules.dataloader_evidence import mostly_waits
 from gpulab.formatting import duration, plural
 from gpulab.run import Loader
 

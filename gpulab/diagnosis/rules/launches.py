@@ -10,7 +10,7 @@ from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_frac
 from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.after_update import calls_of_own
+from gpulab.diagnosis.rules.other_work import calls_of_own
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 

@@ -9,19 +9,17 @@ import numpy as np
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.dataloader import loading_times
 from gpulab.diagnosis.context import RuleContext, Undetermined
-from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
-from gpulab.diagnosis.rules.after_update import following_update, in_own_code
+from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
+from gpulab.diagnosis.rules.other_work import between_steps, following_update, in_own_code, named_work
 from gpulab.formatting import duration, percent
 from gpulab.intervals import EMPTY, Intervals, clip, intersect, joined, measure, subtract, union, union_of
-from gpulab.run import Category, Pause, PauseKind, Phase, StepFlag
-from gpulab.timeline import spans
+from gpulab.run import Pause, PauseKind, Phase, StepFlag
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "gc")
 # Times: ours. One pause may be chance; Python collects garbage twice in nearly every run.
 _LEAST = {"gc": 3}
 _LEAST_OF_OTHERS = 2
-_NAMED = 3  # of other work, in the sentence: the longest
 _COLLECTING = ("gc.collect(", "release_memory(", "clear_device_cache(", "garbage_collect(")
 _GC_CURE = (
     "Where the code calls gc.collect(), leave that out of the loop. Else call gc.freeze() once before it, or "
@@ -52,33 +50,38 @@ def _saves_checkpoints(context: RuleContext) -> bool:
 
 
 def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
-    """Logging or evaluation takes a part of the time that is worth a look; also named work that is no training."""
+    """Logging or evaluation takes a part of the time that is worth a look; also work beside training without a name."""
+    key = "logging_or_eval"
     logged, evaluated = _paused(context, "logging"), _paused(context, "evaluation")
     if logged is not None and logged.share >= context.thresholds.pause_notice:
-        told = logged.finding(
+        logging = logged.finding(
             context,
-            "logging_or_eval",
+            key,
             f"Logging takes {percent(logged.share)} of the training time.",
             f"something was logged {logged.times} (to a logger, TensorBoard, wandb, MLflow or a figure's file), "
             f"{logged.each} each",
             "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
         )
-        return _with_what_is_around(context, told, _beside(context) if logged.within_us else None)
+        return _with_what_is_around(context, logging, _beside(context, key) if logged.within_us else None)
     if evaluated is not None and evaluated.share >= context.thresholds.evaluation_notice:
         return evaluated.finding(
             context,
-            "logging_or_eval",
+            key,
             f"Evaluation takes {percent(evaluated.share)} of the training time.",
             f"the model was evaluated {evaluated.times}, {evaluated.each} each",
             "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
         )
-    untold = _undetermined(context, "logging_or_eval", "Whether logging takes time")
-    return _beside(context) or _named_work(context) or _between(context) or untold
+    return (
+        _beside(context, key)
+        or named_work(context, key)
+        or between_steps(context, key)
+        or _undetermined(context, key, "Whether logging takes time")
+    )
 
 
-def _beside(context: RuleContext) -> Finding | None:
+def _beside(context: RuleContext, key: str) -> Finding | None:
     """What a step does beside training, by where it does it, or in code of the user's own."""
-    return following_update(context) or in_own_code(context)
+    return following_update(context, key) or in_own_code(context, key)
 
 
 def _with_what_is_around(context: RuleContext, logging: Finding, around: Finding | None) -> Finding:
@@ -93,7 +96,7 @@ def _with_what_is_around(context: RuleContext, logging: Finding, around: Finding
         evidence=(*logging.evidence, Evidence(f"beside that, {around.evidence[0].words}", around.evidence[0].span)),
         recoverable_us_per_step=logged_us + more_us,
         parts=tuple(dict.fromkeys((*logging.parts, *around.parts))),
-        gone=_pairs(union_of((*logging.gone, *around.gone))),
+        gone=pairs(union_of((*logging.gone, *around.gone))),
     )
 
 
@@ -164,7 +167,7 @@ class _Paused:
             source_line=self.line,
             level="bad" if self.share >= context.thresholds.idle_notice else "notice",
             between_us_per_step=self.between_us,
-            gone=_pairs(self.times_ns),
+            gone=pairs(self.times_ns),
         )
 
 
@@ -218,10 +221,6 @@ def _covered(pauses: list[Pause]) -> Intervals:
     return union_of((p.start_ns, p.end_ns) for p in pauses)
 
 
-def _pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
-    return tuple((start, end) for start, end in times.tolist())
-
-
 def _typical_us(context: RuleContext, times: Intervals, first: int) -> float:
     """Median over the steps of how long one stands still; 0 where fewer than half of them do."""
     steps = context.facts.run.steps
@@ -248,85 +247,6 @@ def _compile_steps(context: RuleContext) -> _Paused | None:
     end = steps.end_ns[rows]
     longer = union(end - (longer_us * 1e3).astype(np.int64), end)
     return _Paused(0.0, cost_us, share, len(rows), float(np.median(longer_us)), span, longer)
-
-
-# -- without pauses by name --------------------------------------------------------------------------------------------
-
-
-def _named_work(context: RuleContext) -> Finding | None:
-    """Work that the trace names and that is no part of training, while the device idles."""
-    other_us = max(0.0, context.part_us("other") - _pauses_in_steps_us(context))
-    share = other_us / (context.step_us or 1.0)
-    if share < context.thresholds.other_work_notice:
-        return None
-    return Finding(
-        "logging_or_eval",
-        f"For {percent(share)} of {context.unit} the program does other work than training, which the trace names.",
-        (
-            Evidence(
-                f"{duration(other_us)} of {duration(context.step_us or 0.0)} go to that{_names_of_others(context)}"
-            ),
-        ),
-        other_us,
-        "likely",
-        parts=("other",),
-        cure="Do it less often, or in another thread or process.",
-    )
-
-
-def _names_of_others(context: RuleContext) -> str:
-    """The longest of what the trace names so."""
-    timeline = context.facts.run.timeline
-    if timeline is None:
-        return ""
-    rows = np.flatnonzero(spans.in_category(timeline, Category.USER_ANNOTATION) & spans.on_training_threads(timeline))
-    took = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=len(timeline.names))
-    known = (spans.is_step, spans.is_loader, spans.is_optimizer)
-    names = [timeline.names[i] for i in np.argsort(-took).tolist() if took[i] > 0]
-    others = [name for name in names if not any(is_known(name) for is_known in known)][:_NAMED]
-    return f", most of it to: {', '.join(others)}" if others else ""
-
-
-def _pauses_in_steps_us(context: RuleContext) -> float:
-    """Of a profiled step, in µs of the typical one: pauses, which findings of their own tell."""
-    account = context.facts.breakdown
-    if account is None or not account.steps:
-        return 0.0
-    steps = account.covered
-    share = measure(intersect(steps, union_of(account.pauses_ns))) / max(1, measure(steps))
-    return share * (context.step_us or 0.0)
-
-
-def _between(context: RuleContext) -> Finding | None:
-    """Time between the steps that no pause names, in a run long enough for it to be no start-up."""
-    run, step = context.facts.run, context.step_us
-    if run.source == "trace" or not step or len(run.steps) < 2:
-        return None
-    if run.code_wall_ns < context.thresholds.outside_least_s * 1e9:
-        return None
-    named = [p for p in run.pauses if run.steps.start_ns[0] <= p.start_ns < run.steps.end_ns[-1]]
-    gaps = np.stack((run.steps.end_ns[:-1], run.steps.start_ns[1:]), axis=1)
-    unnamed = subtract(union(gaps[:, 0], gaps[:, 1]), _covered(named))
-    between_ns = measure(unnamed) - _own_ns(context)
-    share = between_ns / run.code_wall_ns
-    if share < context.thresholds.outside_notice:
-        return None
-    return Finding(
-        "logging_or_eval",
-        f"{percent(share)} of the cell's time lies between training steps, in code that gpulab does not know by name.",
-        (Evidence(f"{duration(between_ns / 1e3)} of {duration(run.code_wall_ns / 1e3)}"),),
-        between_ns / len(run.steps) / 1e3,
-        "likely",
-        parts=(f"{BETWEEN}/logging_or_eval",),
-        cure="See what the code does between its steps: evaluate, save and log less often.",
-        gone=_pairs(unnamed),
-    )
-
-
-def _own_ns(context: RuleContext) -> int:
-    """What starting and stopping the profiler took: that lies between steps too."""
-    ours = context.facts.run.observer
-    return max(ours.own_ns, (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0))
 
 
 def _undetermined(context: RuleContext, key: str, what: str) -> Undetermined | None:

@@ -6,7 +6,7 @@ from gpulab.analysis.gpu.blocking_calls import BlockingCalls
 from gpulab.analysis.gpu.launch_gaps import exposed_upload_us
 from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.context import RuleContext, Undetermined
-from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.rules.launches import idle_us
 from gpulab.formatting import duration, number, size
 from gpulab.intervals import Intervals, joined
@@ -56,7 +56,7 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
         parts=("sync_wait", "launch", "blocking_copy"),
         cure="Keep results on the GPU (loss.detach()) and read them every hundredth step, or once after the loop.",
         source_line=_line(context, times),
-        gone=_pairs(times),
+        gone=pairs(times),
     )
 
 
@@ -92,7 +92,7 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
         cure="DataLoader(…, pin_memory=True) makes the copy faster, and batch.to(device, non_blocking=True) lets the "
         "program go on meanwhile, though only from such pinned memory.",
         source_line=_line(context, found.times),
-        gone=_pairs(found.times),
+        gone=pairs(found.times),
     )
 
 
@@ -142,10 +142,6 @@ def _longest(times: Intervals) -> tuple[int, int] | None:
         return None
     i = int((times[:, 1] - times[:, 0]).argmax())
     return int(times[i, 0]), int(times[i, 1])
-
-
-def _pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
-    return tuple((start, end) for start, end in times.tolist())
 
 
 def _line(context: RuleContext, times: Intervals) -> str:
