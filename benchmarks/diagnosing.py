@@ -17,7 +17,7 @@ def measure() -> dict[str, object]:
     from gpulab.analysis.facts import facts
     from gpulab.diagnosis.context import RuleContext
     from gpulab.diagnosis.diagnose import diagnose
-    from gpulab.diagnosis.rules import RULES
+    from gpulab.diagnosis.rules import kinds
     from gpulab.thresholds import DEFAULT
     from gpulab.trace.load import load_run
 
@@ -25,15 +25,16 @@ def measure() -> dict[str, object]:
         path = Path(folder) / "synthetic.json"
         synthetic_trace.write(path, EVENTS)
         run = load_run(path)
+    rules = [kind.rule for kind in kinds() if kind.rule is not None]
     figures = _median_s(lambda: facts(run))
     known = facts(run)
     context, whole = RuleContext(known, DEFAULT), _median_s(lambda: diagnose(known))
-    by_rule = {rule.__name__: _median_s(lambda rule=rule: rule(context)) for rule in RULES}  # type: ignore[misc]
+    by_rule = {rule.__name__: _median_s(lambda rule=rule: rule(context)) for rule in rules}  # type: ignore[misc]
     costliest = dict(sorted(by_rule.items(), key=lambda pair: -pair[1])[:5])
     assert run.timeline is not None
     return {
         "events": len(run.timeline),
-        "rules": len(RULES),
+        "rules": len(rules),
         "diagnosis_s": whole,
         "rules_s": sum(by_rule.values()),
         "costliest_s": costliest,

@@ -14,8 +14,8 @@ from gpulab.analysis.host.dataloader import WaitParts
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding
-from gpulab.diagnosis.names import NAMES, name_of
 from gpulab.diagnosis.ranking import rank_findings, total_us
+from gpulab.diagnosis.rules import kinds, title_of
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
@@ -38,7 +38,7 @@ claims = st.lists(
 @st.composite
 def found(draw: st.DrawFn) -> list[Finding]:
     """Findings of different keys, each with some time of some parts."""
-    keys = draw(st.lists(st.sampled_from(sorted(set(NAMES) - {"healthy", "cannot_tell"})), max_size=8, unique=True))
+    keys = draw(st.lists(st.sampled_from(sorted(k.key for k in kinds() if not k.is_verdict)), max_size=8, unique=True))
     made = []
     for i, key in enumerate(keys):
         us = draw(st.none() | st.floats(0, STEP_US))
@@ -205,7 +205,7 @@ def test_what_comes_next_and_how_much_that_would_bring() -> None:
         case, [finding("launch_bound", 0.2 * STEP_US, "launch"), finding("data_starved", 0.5 * STEP_US, "data_wait")]
     )
     assert [f.key for f in result] == ["data_starved", "launch_bound"]
-    assert name_of("launch_bound") in result[0].after and "at most 1.67 times" in result[0].after  # 50 of 100, then 30
+    assert title_of("launch_bound") in result[0].after and "at most 1.67 times" in result[0].after  # 50 of 100, then 30
     assert result[1].after.startswith("Nothing else is known")
 
 

@@ -25,7 +25,7 @@ from gpulab.analysis.host.dataloader import WaitParts, WorkerRow
 from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Diagnosis, Evidence
 from gpulab.diagnosis.headline import headline
-from gpulab.diagnosis.names import NAMES
+from gpulab.diagnosis.rules import kinds
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
@@ -105,7 +105,7 @@ def test_every_real_trace_has_one_headline_and_no_fault(name: str) -> None:
     assert found.total_us is not None
     assert sum(f.recoverable_us_per_step or 0 for f in found.findings) <= found.total_us * (1 + 1e-9)
     assert not [u for u in found.untold if FAULT in u.record]
-    assert {f.key for f in found.findings} <= set(NAMES)
+    assert {f.key for f in found.findings} <= {k.key for k in kinds()}
     assert sum(f.key in ("healthy", "cannot_tell") for f in found.findings) <= 1
 
 
@@ -329,7 +329,7 @@ def test_a_range_without_a_middle_and_a_refusal_are_said_as_such() -> None:
 
 
 def test_at_most_five_findings_are_shown_and_the_rest_is_counted() -> None:
-    keys = [k for k in NAMES if k not in ("healthy", "cannot_tell")][:8]
+    keys = [k.key for k in kinds() if not k.is_verdict][:8]
     found = Diagnosis(tuple(finding(k, 1e3) for k in keys), (), 20_000.0, 20_000.0)
     sections = finding_sections(found, below_headline=True)
     assert len(sections) == 6 and "3 smaller findings not shown" in sections[-1].lines[0]

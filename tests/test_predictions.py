@@ -31,7 +31,7 @@ from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.diagnosis.rules import precision, transfers
+from gpulab.diagnosis.rules import kind_of, precision, transfers
 from gpulab.errors import UsageError
 from gpulab.experiments.predictions import sizes_to_run
 from gpulab.intervals import EMPTY, union
@@ -41,7 +41,7 @@ from gpulab.knobs.values import written
 from gpulab.prediction.baseline import Today, training_cores
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, Known, predict
-from gpulab.prediction.removal import predict_removal
+from gpulab.prediction.removal import Pauses, Waits, predict_removal
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
@@ -628,6 +628,12 @@ def test_another_layout_on_a_cpu_is_foretold_only_where_little_hangs_on_it() -> 
 # leaving something out
 
 
+def removal_of(key: str) -> Pauses | Waits:
+    removal = kind_of(key).removal
+    assert removal is not None
+    return removal
+
+
 def test_pauses_are_taken_off_the_account() -> None:
     known = fed(40, 0.2)
     steps, rows = known.run.steps, known.selection.rows
@@ -636,7 +642,7 @@ def test_pauses_are_taken_off_the_account() -> None:
     )
     run = dataclasses.replace(known.run, pauses=(*pauses, Pause("gc", int(steps.start_ns[0]), int(steps.end_ns[0]))))
     known = dataclasses.replace(known, run=run)
-    found = predict_removal(known, "checkpoint_save")
+    found = predict_removal(known, removal_of("checkpoint_save"))
     following = np.minimum(rows + 1, len(steps) - 1)
     ends = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
     whole = int((ends - steps.start_ns[rows]).sum())
@@ -644,13 +650,13 @@ def test_pauses_are_taken_off_the_account() -> None:
     assert found.interval is not None and found.interval[0] < found.ratio < found.interval[1]
     assert found.settings == {}
     given_alone = np.array([(p.start_ns, p.end_ns) for p in pauses], np.int64)
-    assert predict_removal(known, "checkpoint_save", union(*given_alone.T)) == found
+    assert predict_removal(known, removal_of("checkpoint_save"), union(*given_alone.T)) == found
 
 
 def test_nothing_to_leave_out_is_refused() -> None:
-    assert "nothing of it" in predict_removal(fed(), "gc_pause").refused
-    assert "no call waits" in predict_removal(synthetic.cpu_case().facts, "sync_points").refused
-    assert predict_removal(synthetic.no_step_case().facts, "sync_points").refused
+    assert "nothing of it" in predict_removal(fed(), removal_of("gc_pause")).refused
+    assert "no call waits" in predict_removal(synthetic.cpu_case().facts, removal_of("sync_points")).refused
+    assert predict_removal(synthetic.no_step_case().facts, removal_of("sync_points")).refused
 
 
 def test_a_step_that_compiles_takes_without_it_what_the_others_take() -> None:
@@ -662,14 +668,14 @@ def test_a_step_that_compiles_takes_without_it_what_the_others_take() -> None:
     longer = dataclasses.replace(steps, start_ns=end_ns - more_ns - (steps.end_ns - steps.start_ns), end_ns=end_ns)
     compiling = tuple(Pause("compile", s, s + 8_000_000) for s in longer.start_ns[rows[::4]].tolist())
     run = dataclasses.replace(known.run, steps=longer, pauses=compiling)
-    found = predict_removal(dataclasses.replace(known, run=run), "recompilation")
+    found = predict_removal(dataclasses.replace(known, run=run), removal_of("recompilation"))
     counted = int(((steps.phase != Phase.WARMUP) & (steps.flags & StepFlag.PROFILER_EDGE == 0)).sum())
     assert found.ratio == pytest.approx(40 / (40 + 100 * len(rows[::4]) / counted), rel=0.02)
 
 
 def test_waits_left_out_of_a_real_trace() -> None:
     known = facts(load_run(real_traces.path("v100_resnet50_workers4")))
-    found = predict_removal(known, "blocking_copy")
+    found = predict_removal(known, removal_of("blocking_copy"))
     assert found.ratio is not None and 0.85 < found.ratio < 0.97  # 9 ms of 118 to 127
 
 
@@ -759,7 +765,7 @@ def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int)
     assert isinstance(finding, Finding)
     (told,) = with_predictions(known, [dataclasses.replace(finding, settings=())], 12_000.0, Known())
     assert told.prediction is not None and f"with {calls} call" in told.prediction.basis
-    assert f"with {calls} call" in predict_removal(known, key).basis
+    assert f"with {calls} call" in predict_removal(known, removal_of(key)).basis
 
 
 # real GPUs

@@ -16,7 +16,7 @@ from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
-from gpulab.diagnosis.rules import RULES, cores, dataloader, dataloader_workers, placement
+from gpulab.diagnosis.rules import cores, dataloader, dataloader_workers, kinds, placement
 from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.rules.launches import starves
 from gpulab.prediction.evidence import NOTHING
@@ -691,7 +691,7 @@ def test_one_verdict_where_no_cause_speaks(shares: dict[str, float], key: str) -
     assert [f.key for f in result.findings] == [key]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+@pytest.mark.parametrize("rule", [k.rule for k in kinds() if k.rule is not None], ids=lambda rule: rule.__name__)
 def test_no_rule_fails_where_little_is_known(rule: Callable) -> None:
     bare = dataclasses.replace(
         run_of(), steps=Steps.empty(), loader=None, timeline=None, samples=Samples(), traced_numbers=()

@@ -36,8 +36,7 @@ from benchmarks.simulated_loops import diagnosis_of, ratios_of, untrue
 from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.names import NAMES
-from gpulab.diagnosis.ranking import VERDICTS
+from gpulab.diagnosis.rules import kind_of, kinds
 from gpulab.intervals import covers
 from gpulab.prediction.replay import Changes, Replay, host_spans
 
@@ -218,7 +217,7 @@ def test_the_headline_is_what_costs_most_in_the_model_and_costs_at_least_as_much
     first, second = sorted(saved, key=lambda key: -saved[key])[:2]
     told = diagnose(facts(record(loop, plan=PROFILED).run), predict_cures=False).first
     if saved[first] < 0.02:
-        assert told.key in VERDICTS
+        assert kind_of(told.key).is_verdict
     elif saved[first] >= 0.2 and saved[second] <= 0.5 * saved[first]:
         assert told.key == first
         alone = saved[second] <= 0.2 * saved[first]  # else its cure hides a part of the other's time, too
@@ -252,7 +251,7 @@ def test_there_are_enough_loops_of_each_kind() -> None:
     assert len(LOOPS) == len({planted.name for planted in LOOPS}) >= 200
     by_cause = Counter(planted.causes[:1] or ("healthy",) for planted in LOOPS)
     assert by_cause[("healthy",)] >= 40 and min(by_cause.values()) >= 3 and len(by_cause) >= 15
-    assert {cause for (cause,) in by_cause} <= set(NAMES)
+    assert {cause for (cause,) in by_cause} <= {k.key for k in kinds()}
     assert {key for planted in SAMPLE for key in planted.causes} >= {"data_starved", "launch_bound", "sync_points"}
 
 

@@ -9,12 +9,13 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
+from gpulab.diagnosis.rules import kind_of
 from gpulab.formatting import duration
 from gpulab.prediction.baseline import Refused
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import Prediction
-from gpulab.prediction.removal import PAUSES, WAITS, predict_removal
+from gpulab.prediction.removal import predict_removal
 from gpulab.prediction.step import plan_of
 
 NOTHING_GAINED = 0.99  # ours, of today's time: half of what a comparison can tell (2 %)
@@ -33,9 +34,9 @@ def with_predictions(facts: Facts, found: Sequence[Finding], step_us: float | No
         if finding.settings:
             settings = dict(finding.settings)
             prediction = predict_from(plan, settings, known) if plan is not None else predict(facts, settings, known)
-        elif finding.key in PAUSES or finding.key in WAITS:
+        elif (removal := kind_of(finding.key).removal) is not None:
             gone = np.array(finding.gone, dtype=np.int64).reshape(-1, 2)
-            prediction = predict_removal(facts, finding.key, gone, known)
+            prediction = predict_removal(facts, removal, gone, known.errors.get(finding.key, ()))
         told.append(finding if prediction is None else _bounded(replace(finding, prediction=prediction), step_us))
     return told
 

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.diagnosis.context import Rule, RuleContext, Undetermined
+from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.finding import Diagnosis, Finding
-from gpulab.diagnosis.names import name_of
-from gpulab.diagnosis.ranking import VERDICTS, rank_findings, total_us
-from gpulab.diagnosis.rules import PAUSES, RULES
+from gpulab.diagnosis.kind import FindingKind
+from gpulab.diagnosis.ranking import rank_findings, total_us
+from gpulab.diagnosis.rules import kind_of, kinds
 from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
@@ -28,8 +28,8 @@ def diagnose(
     What its cure would bring is predicted for each, and bounds what it can give back; not with `predict_cures=False`.
     """
     context = RuleContext(facts, thresholds)
-    answers = [_asked(rule, context) for rule in RULES]
-    said = [a for a in answers if isinstance(a, Finding) and (a.key in VERDICTS or not context.too_few_steps)]
+    answers = [_answer(kind, context) for kind in kinds()]
+    said = [a for a in answers if isinstance(a, Finding) and (kind_of(a.key).is_verdict or not context.too_few_steps)]
     said = with_predictions(facts, said, context.step_us, known) if predict_cures else said
     found = rank_findings(context, said)
     later = [] if context.too_few_steps else _once_cured(context, found)
@@ -51,7 +51,7 @@ def diagnose(
 def _without_lines(context: RuleContext, found: Sequence[Finding]) -> tuple[str, ...]:
     """Of a trace without Python's stacks: how to have it name lines."""
     run = context.facts.run
-    if run.source != "trace" or run.timeline is None or found[0].key in VERDICTS:
+    if run.source != "trace" or run.timeline is None or kind_of(found[0].key).is_verdict:
         return ()
     if spans.in_category(run.timeline, Category.PYTHON_FUNCTION).any():
         return ()
@@ -70,18 +70,20 @@ def _once_cured(context: RuleContext, found: Sequence[Finding]) -> list[Finding]
         pause_notice=max(limits.silence, limits.pause_notice * left),
         evaluation_notice=max(limits.silence, limits.evaluation_notice * left),
     )
-    told = {f.key for f in found}
-    answers = [_asked(rule, RuleContext(context.facts, lower)) for rule in PAUSES if rule.__name__ not in told]
+    keys, again = {f.key for f in found}, RuleContext(context.facts, lower)
+    answers = [_answer(kind, again) for kind in kinds() if kind.asked_again and kind.key not in keys]
     return [replace(a, only_after=(*a.only_after, first.key)) for a in answers if isinstance(a, Finding)]
 
 
-def _asked(rule: Rule, context: RuleContext) -> Finding | Undetermined | None:
-    """One rule's answer. Its fault must not lose the report, nor stay silent."""
+def _answer(kind: FindingKind, context: RuleContext) -> Finding | Undetermined | None:
+    """What the rule of that kind answers. Its fault must not lose the report, nor stay silent."""
+    if kind.rule is None:
+        return None
     try:
-        return rule(context)
+        answer = kind.rule(context)
     except Exception as e:
-        name = getattr(rule, "__name__", str(rule))
-        return Undetermined(name, f"Anything about {name_of(name)}", f"{FAULT} ({type(e).__name__}: {e})")
+        return Undetermined(kind.key, f"Anything about {kind.title}", f"{FAULT} ({type(e).__name__}: {e})")
+    return replace(answer, lesson=answer.lesson or kind.lesson) if isinstance(answer, Finding) else answer
 
 
 __all__ = ["FAULT", "diagnose"]

@@ -8,13 +8,9 @@ from dataclasses import dataclass, field, replace
 from gpulab.analysis.breakdown import PARTS
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Finding
-from gpulab.diagnosis.names import name_of
+from gpulab.diagnosis.rules import kind_of, title_of
 from gpulab.formatting import factor, percent
 
-VERDICTS = ("healthy", "cannot_tell")  # what is said when nothing else is
-CAUSES_OF_STARVING = ("cpu_preprocessing", "storage_bound", "slow_collate", "cpu_oversubscribed")
-FEEDING = (*CAUSES_OF_STARVING, "data_starved")
-LARGER_BATCHES = ("small_batch", "memory_underused")
 _TAKING_MEMORY = {"workers", "prefetch", "cache"}
 _NO_ROOM = "The machine's memory is nearly full: more processes or a cache would not fit."
 # What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
@@ -33,15 +29,17 @@ def rank_findings(context: RuleContext, found: Sequence[Finding]) -> tuple[Findi
     evidence contradicts goes, what is below the silence goes, and what hardly matters cannot take the headline from
     a healthy run.
     """
-    verdicts = [f for f in found if f.key in VERDICTS]
-    causes = _without_symptoms(context, _uncontradicted(context, [f for f in found if f.key not in VERDICTS]))
+    verdicts = [f for f in found if kind_of(f.key).is_verdict]
+    causes = _without_symptoms(context, _uncontradicted(context, [f for f in found if not kind_of(f.key).is_verdict]))
     ranked = _ranked(context, _feeding_first(context, causes))
     costly = [f for f in ranked if not _is_hint(f)]
     hints = [f for f in ranked if _is_hint(f)]
     if not costly:
         return (*verdicts[:1], *hints)
     open_question = [
-        f for f in verdicts if f.key == "cannot_tell" and _unexplained_us(context, costly) > _most_us(costly)
+        f
+        for f in verdicts
+        if kind_of(f.key).role == "open question" and _unexplained_us(context, costly) > _most_us(costly)
     ]
     return (*open_question, *_with_sequels(context, [*costly, *hints]))
 
@@ -73,7 +71,7 @@ def _is_hint(finding: Finding) -> bool:
 def _uncontradicted(context: RuleContext, found: list[Finding]) -> list[Finding]:
     """Without a larger batch for a run that waits for data, and without processes that the memory has no room for."""
     found = [_without_room(f) for f in found] if context.host_memory_full else found
-    starved_us = max((f.recoverable_us_per_step or 0.0 for f in found if f.key in FEEDING), default=0.0)
+    starved_us = max((f.recoverable_us_per_step or 0.0 for f in found if kind_of(f.key).is_feeding), default=0.0)
     if not _starves(context, found):
         return found
     return [f for f in found if not _asks_for_a_larger_batch(f) or _outweighs(context, f, starved_us)]
@@ -88,7 +86,7 @@ def _without_room(finding: Finding) -> Finding:
 
 
 def _asks_for_a_larger_batch(finding: Finding) -> bool:
-    return finding.key in LARGER_BATCHES or "batch_size" in dict(finding.settings)
+    return kind_of(finding.key).asks_for_larger_batch or "batch_size" in dict(finding.settings)
 
 
 def _outweighs(context: RuleContext, finding: Finding, starved_us: float) -> bool:
@@ -97,7 +95,7 @@ def _outweighs(context: RuleContext, finding: Finding, starved_us: float) -> boo
 
 
 def _starves(context: RuleContext, found: Sequence[Finding]) -> bool:
-    if any(f.key in FEEDING for f in found):
+    if any(kind_of(f.key).is_feeding for f in found):
         return True
     return context.idle is not None and context.idle >= context.thresholds.idle_notice and context.waits_mostly_for_data
 
@@ -107,41 +105,34 @@ def _feeding_first(context: RuleContext, found: list[Finding]) -> list[Finding]:
 
     Unless batches are made in time, and only come late from their process: that adds to what a step computes.
     """
-    feeding = next((f.key for f in found if f.key in FEEDING), None)
+    feeding = next((f.key for f in found if kind_of(f.key).is_feeding), None)
     if feeding is None or not context.facts.has_workers or context.handed_over_us:
         return found
     return [
         f
-        if f.key in FEEDING or all(_base(p) == BETWEEN for p in f.parts) or not f.parts
+        if kind_of(f.key).is_feeding or all(_base(p) == BETWEEN for p in f.parts) or not f.parts
         # what is not part of a step (a shared GPU, a throttled one) waits for nothing
         else replace(f, only_after=(*f.only_after, feeding))
         for f in found
     ]
 
 
-def _without_symptoms(context: RuleContext, found: list[Finding]) -> list[Finding]:
+def _without_symptoms(context: RuleContext, findings: list[Finding]) -> list[Finding]:
     """A symptom goes where its cause is measured: its time is the cause's, and the cause names it in its sentence."""
-    causes = {f.key for f in found if f.key in CAUSES_OF_STARVING and f.recoverable_us_per_step}
-    caused = {"data_starved"} if causes else set()
-    if "cpu_oversubscribed" in causes:  # that the workers need the processor does not help: they do not get it
-        caused |= {"cpu_preprocessing", "slow_collate"}
-    if "storage_bound" in causes:  # workers that wait need no core: what fewer of them would bring is only suspected
-        caused |= {f.key for f in found if f.key == "cpu_oversubscribed" and f.recoverable_us_per_step is None}
-    if _takes_it_for_the_batch(context, found):
-        caused.add("slow_collate")
-    return [f for f in found if f.key not in caused]
+    measured = [kind_of(f.key) for f in findings if f.recoverable_us_per_step]
+    symptoms = {key for kind in measured for key in kind.explains}
+    suspected = {key for kind in measured for key in kind.explains_unmeasured}
+    symptoms |= {f.key for f in findings if f.key in suspected and f.recoverable_us_per_step is None}
+    return [f for f in findings if f.key not in symptoms and not _yields_to_larger_batch(context, f, findings)]
 
 
-def _takes_it_for_the_batch(context: RuleContext, found: list[Finding]) -> bool:
-    """Torch's own collate of few items: what it takes is for each batch, not for its items, as all that is too small.
-
-    No setting helps it, and a larger batch gives back more.
-    """
-    by_key, loader = {f.key: f for f in found}, context.facts.run.loader
-    collate, small = by_key.get("slow_collate"), by_key.get("small_batch")
-    if collate is None or small is None or collate.settings or loader is None or loader.own_collate is not False:
+def _yields_to_larger_batch(context: RuleContext, finding: Finding, findings: list[Finding]) -> bool:
+    """What it takes is for each batch, however many samples that has, and a larger batch gives back more."""
+    yields = kind_of(finding.key).yields_to_larger_batch
+    if yields is None or not yields(context, finding):
         return False
-    return _outweighs(context, small, collate.recoverable_us_per_step or 0.0)
+    larger = [f for f in findings if kind_of(f.key).asks_for_larger_batch]
+    return any(_outweighs(context, f, finding.recoverable_us_per_step or 0.0) for f in larger)
 
 
 # -- time, each part of it once ----------------------------------------------------------------------------------------
@@ -260,7 +251,7 @@ def _after(context: RuleContext, left_us: float, following: Finding | None) -> s
         return f"Nothing else is known that costs {percent(context.thresholds.silence)} of {context.unit} or more."
     rest = left_us - (following.recoverable_us_per_step or 0.0)
     gain = f"at most {factor(left_us / rest)}" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}"
-    return f"Next comes {name_of(following.key)}: curing that too could make the rest {gain} times as fast."
+    return f"Next comes {title_of(following.key)}: curing that too could make the rest {gain} times as fast."
 
 
-__all__ = ["CAUSES_OF_STARVING", "FEEDING", "LARGER_BATCHES", "VERDICTS", "rank_findings", "total_us"]
+__all__ = ["rank_findings", "total_us"]

@@ -10,13 +10,11 @@ import numpy as np
 
 from gpulab.analysis.ranks import RankComparison
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
-from gpulab.diagnosis.names import name_of
-from gpulab.diagnosis.ranking import VERDICTS
+from gpulab.diagnosis.rules import kind_of, title_of
 from gpulab.diagnosis.rules.distributed import exposed_between_ranks, straggler
+from gpulab.diagnosis.rules.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import percent
 from gpulab.thresholds import DEFAULT, Thresholds
-
-_OF_THE_JOB = ("straggler", "exposed_communication", *VERDICTS)
 
 
 def diagnose_ranks(
@@ -43,17 +41,17 @@ def diagnose_ranks(
 
 def _incomparable(found: RankComparison) -> Finding | None:
     if not found.ranks:
-        return _unknown(
+        return cannot_tell_because(
             "None of these traces holds work of a GPU, so the ranks cannot be compared.",
             "Record them with ProfilerActivity.CUDA",
         )
     if found.integrity.reason("comparison") is not None:
-        return _unknown(
+        return cannot_tell_because(
             "These traces are not of one job, so they are not compared.",
             "Put the traces of each job into a folder of its own; the table below tells which do not belong together",
         )
     if not any(r.communication_us for r in found.ranks):
-        return _unknown(
+        return cannot_tell_because(
             "None of these ranks exchanges data with another in its profiled steps, so nothing can be compared.",
             "No communication kernel was found: look at each trace by itself with gpulab report FILE",
         )
@@ -63,12 +61,18 @@ def _incomparable(found: RankComparison) -> Finding | None:
 def _own(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
     """What that rank has by itself, unless it is about the job."""
     own = each[rank].first if rank in each else None
-    return None if own is None or own.key in _OF_THE_JOB else own
+    return None if own is None or _says_nothing_of_one(own) else own
+
+
+def _says_nothing_of_one(finding: Finding) -> bool:
+    """It is about the job, or no cause."""
+    kind = kind_of(finding.key)
+    return kind.of_job or kind.is_verdict
 
 
 def _common(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
     """What comes first on most ranks, each looked at by itself; told by the one in the middle of them."""
-    first = {rank: d.first for rank, d in each.items() if d.first.key not in _OF_THE_JOB}
+    first = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
     keys = Counter(f.key for f in first.values() if f.recoverable_us_per_step)
     if not keys or 2 * keys.most_common(1)[0][1] <= len(found.ranks):
         return None
@@ -90,28 +94,20 @@ def _common(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | N
 
 def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
     """Each says what comes next; how much that would bring then is not known of a job."""
-    following = [f"Next comes {name_of(f.key)}." for f in causes[1:]]
+    following = [f"Next comes {title_of(f.key)}." for f in causes[1:]]
     return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
 
 
 def _in_step(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding:
     exposed = float(np.median([r.exposed_us / r.step_us for r in found.ranks]))
-    alone = {rank: d.first for rank, d in each.items() if d.first.key not in _OF_THE_JOB}
-    return Finding(
-        "healthy",
+    alone = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
+    return all_is_well(
         "The ranks keep in step, and communication is hidden behind compute.",
         (
             Evidence(f"Exposed communication: {percent(exposed)} of each step, median over {len(found.ranks)} ranks"),
             *(Evidence(f"Rank {rank} by itself: {f.summary.rstrip('.')}") for rank, f in sorted(alone.items())[:3]),
         ),
-        None,
-        "measured",
-        level="good",
     )
-
-
-def _unknown(summary: str, evidence: str) -> Finding:
-    return Finding("cannot_tell", summary, (Evidence(evidence),), None, "measured", level="unknown")
 
 
 __all__ = ["diagnose_ranks"]

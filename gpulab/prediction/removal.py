@@ -6,7 +6,8 @@ all counted steps and of the time between them, for it rarely falls into the few
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,7 +18,6 @@ from gpulab.formatting import duration, plural
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, subtract, union, union_of
 from gpulab.prediction.baseline import Refused, Today
 from gpulab.prediction.calibration import calibrated
-from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.replay import Changes
@@ -25,14 +25,6 @@ from gpulab.prediction.step import Z_975
 from gpulab.run import Category, Int64, PauseKind, Phase, Run, StepFlag, Timeline
 from gpulab.timeline import spans
 
-PAUSES: Mapping[str, tuple[PauseKind, ...]] = {
-    "checkpoint_save": ("checkpoint_save",),
-    "logging_or_eval": ("logging", "evaluation"),
-    "gc_pause": ("gc",),
-    "recompilation": ("compile",),
-}
-COMPILING = ("recompilation",)
-WAITS: Mapping[str, tuple[Direction, ...]] = {"sync_points": ("read", "wait"), "blocking_copy": ("upload",)}
 REPLAY_SD = 0.03  # of a window played without some waits
 GONE_SD = 0.05  # of the time in pauses: what they cost beside it (a thread that goes on)
 # Times the pause, and at most times what a CPU has to do beside it: that falls away, too, for the pause had emptied its
@@ -42,37 +34,57 @@ LEFT = 0.05  # of what is left of a step in which something was compiled: measur
 FEW = 0.5  # of it, over the root of their number: how far a short run may be off
 
 
-def predict_removal(facts: Facts, key: str, intervals: Intervals | None = None, known: Known = NOTHING) -> Prediction:
-    """What leaving out the cause of finding `key` would bring: its settings are empty, for no knob does it.
+@dataclass(frozen=True, slots=True)
+class Pauses:
+    """Pauses of these kinds no longer happen."""
+
+    kinds: tuple[PauseKind, ...]
+
+    @property
+    def compiling(self) -> bool:
+        """Whether steps in which something is compiled count, which a typical step leaves out."""
+        return "compile" in self.kinds
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Calls that move data in these directions no longer make the program wait."""
+
+    directions: tuple[Direction, ...]
+
+
+def predict_removal(
+    facts: Facts, cause: Pauses | Waits, intervals: Intervals | None = None, errors: Sequence[float] = ()
+) -> Prediction:
+    """What leaving out that cause would bring: the settings are empty, for no knob does it.
 
     `intervals`: the time that falls away, [n, 2] in ns by the run's clock; of a wait, the calls in it no longer wait.
     Without (None): all pauses of that kind that the run holds, all waiting calls of that direction. The ratio is of the
     time of the whole loop, what lies between steps included. Never raises: `refused` says why nothing is foretold.
-    Errors are looked up in `known.errors` under the finding's key.
+    `errors`: measured over predicted ratio of earlier predictions of the same cause.
     """
     try:
         if intervals is not None and not len(intervals):
             raise Refused("when exactly it happens was not recorded")
         today = Today.of(facts)
-        if key in WAITS:
-            found = _without_waits(today, key, intervals)
+        if isinstance(cause, Waits):
+            found = _without_waits(today, cause, intervals)
         else:
-            gone = intervals if intervals is not None else pauses_of(facts.run, key)
-            begin, end = _loop(today, key)
+            gone = intervals if intervals is not None else pauses_of(facts.run, cause)
+            begin, end = _loop(today, cause)
             more = _traced_share(today, subtract(gone, _all_pauses(facts.run)))
             computed = 0.0 if today.on_gpu else today.compute_us / today.step.median
             least_ns = _busy_ns(today) * len(begin)
-            paused = _without_pauses(begin, end, gone, more, computed, least_ns, usually=key in COMPILING)
+            paused = _without_pauses(begin, end, gone, more, computed, least_ns, usually=cause.compiling)
             found = _without_traced(today, gone) if paused is None else paused
     except Refused as why:
         return refused({}, str(why))
-    return calibrated(found, known.errors.get(key, ()))
+    return calibrated(found, errors)
 
 
-def pauses_of(run: Run, key: str) -> Intervals:
-    """The pauses of the run that such a finding is about; of those within another only once."""
-    kinds = PAUSES.get(key, ())
-    return union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind in kinds)
+def pauses_of(run: Run, cause: Pauses) -> Intervals:
+    """The pauses of the run that fall away; of those within another only once."""
+    return union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind in cause.kinds)
 
 
 def _without_pauses(
@@ -114,14 +126,14 @@ def _busy_ns(today: Today) -> float:
     return float(np.median([sum(s.parts_ns[p] for p in DEVICE_PARTS) for s in account.steps]))
 
 
-def _loop(today: Today, key: str) -> tuple[Int64, Int64]:
+def _loop(today: Today, cause: Pauses) -> tuple[Int64, Int64]:
     """Begin and end of each counted step, with the time up to the next step.
 
     Steps in which something was compiled do not count for a typical step; what compiling takes lies in just those: so
     for it all steps after the warm-up that were not disturbed otherwise count.
     """
     steps, rows = today.run.steps, today.facts.selection.rows
-    if key in COMPILING:
+    if cause.compiling:
         disturbed = (steps.flags & (StepFlag.PARTIAL | StepFlag.PROFILER_EDGE)) != 0
         rows = np.flatnonzero((steps.phase != Phase.WARMUP) & ~disturbed)
     if not len(rows):
@@ -131,14 +143,14 @@ def _loop(today: Today, key: str) -> tuple[Int64, Int64]:
     return steps.start_ns[rows], np.maximum(end, steps.end_ns[rows])
 
 
-def _without_waits(today: Today, key: str, intervals: Intervals | None) -> Prediction:
+def _without_waits(today: Today, cause: Waits, intervals: Intervals | None) -> Prediction:
     timeline = today.run.timeline
     if timeline is None:
         raise Refused("there is no trace that shows the waits")
     if not today.on_gpu:
         return _without_traced(today, intervals)
     if intervals is None:
-        intervals = joined(*(b.times for b in today.facts.blocking if b.direction in WAITS[key]))
+        intervals = joined(*(b.times for b in today.facts.blocking if b.direction in cause.directions))
     rows = waiting_rows(timeline, intervals)
     if not len(rows):
         raise Refused("the trace shows no call that waits for the GPU there")
@@ -194,4 +206,4 @@ def waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
     return found
 
 
-__all__ = ["predict_removal"]
+__all__ = ["Pauses", "Waits", "predict_removal"]

@@ -1,8 +1,10 @@
-"""The rules, in one literal list: a new one is a function in a file of its family and a line here."""
+"""The rules, in one literal list of their modules: each declares in `FINDINGS` the kinds of finding that it returns."""
 
 from __future__ import annotations
 
-from gpulab.diagnosis.context import Rule
+from typing import Protocol
+
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules import (
     cores,
     dataloader,
@@ -20,39 +22,49 @@ from gpulab.diagnosis.rules import (
     verdicts,
 )
 
-PAUSES = (pauses.checkpoint_save, pauses.logging_or_eval)  # with thresholds above the silence
-RULES: tuple[Rule, ...] = (
+
+class RuleModule(Protocol):
+    """A module of rules."""
+
+    @property
+    def FINDINGS(self) -> tuple[FindingKind, ...]:
+        """The kinds of finding that its rules return."""
+
+
+RULE_MODULES: tuple[RuleModule, ...] = (
     # the host: feeding the step, and what else its program does
-    dataloader.data_starved,
-    dataloader.cpu_preprocessing,
-    dataloader.storage_bound,
-    dataloader.slow_collate,
-    dataloader_workers.worker_restart,
-    cores.cpu_oversubscribed,
-    placement.wrong_device,
-    pauses.checkpoint_save,
-    pauses.logging_or_eval,
-    pauses.recompilation,
-    pauses.gc_pause,
+    dataloader,
+    dataloader_workers,
+    cores,
+    placement,
+    pauses,
     # the device: what is launched on it, copied to it and computed on it
-    launches.launch_bound,
-    launches.small_batch,
-    transfers.sync_points,
-    transfers.blocking_copy,
-    precision.no_mixed_precision,
-    precision.no_tf32,
-    operations.unfused_attention,
-    optimizer.unfused_optimizer,
-    operations.memory_bound_ops,
-    operations.layout,
-    operations.odd_shapes,
-    memory.allocator_thrash,
-    memory.memory_pressure,
-    memory.memory_underused,
-    distributed.exposed_communication,
-    sharing.gpu_shared,
-    sharing.throttled,
+    launches,
+    transfers,
+    precision,
+    optimizer,
+    operations,
+    memory,
+    distributed,
+    sharing,
     # where none of these speaks
-    verdicts.cannot_tell,
-    verdicts.healthy,
+    verdicts,
 )
+
+
+def kinds() -> tuple[FindingKind, ...]:
+    """All kinds of finding, in the order in which their rules are asked."""
+    return tuple(kind for module in RULE_MODULES for kind in module.FINDINGS)
+
+
+def kind_of(key: str) -> FindingKind:
+    """What is declared of a key. Of one that is not declared only the title is known: the key itself, spelled out."""
+    return next((kind for kind in kinds() if kind.key == key), FindingKind(key, key.replace("_", " ")))
+
+
+def title_of(key: str) -> str:
+    """What a finding of that key is called on screen."""
+    return kind_of(key).title
+
+
+__all__ = ["RULE_MODULES", "RuleModule", "kind_of", "kinds", "title_of"]

@@ -9,6 +9,7 @@ import numpy as np
 
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.dataloader import LESSON, starving_for, waiting_for_cores
 from gpulab.formatting import number, percent, plural
 
@@ -47,7 +48,9 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | Undetermined | None:
         "torch.set_num_threads(1) and cv2.setNumThreads(0) in worker_init_fn."
     )
     if cause is not None:
-        return replace(cause, evidence=(*cause.evidence, busy), settings=settings, cure=cure, otherwise="")
+        return replace(
+            cause, evidence=(*cause.evidence, busy), settings=settings, cure=cure, otherwise="", lesson=LESSON
+        )
     waits = _waits(context)
     if not waits:
         return None
@@ -130,6 +133,7 @@ def _threads_of_workers(context: RuleContext, workers: int, cores: float) -> Fin
         evidence=(*found.evidence, *busy, *([waits] if waited else [])),
         settings=(),
         otherwise="",
+        lesson=LESSON,
         cure="Leave each worker its one thread, as PyTorch does: no torch.set_num_threads above 1 in worker_init_fn or "
         "in the dataset.",
     )
@@ -188,3 +192,15 @@ def _waits(context: RuleContext) -> str:
     if share >= context.thresholds.data_wait_notice:
         return f"each step still waits {percent(share)} of its time for data"
     return ""
+
+
+FINDINGS = (
+    FindingKind(
+        "cpu_oversubscribed",
+        "more processes or threads than processor cores",
+        cpu_oversubscribed,
+        # that the workers need the processor does not help: they do not get it
+        explains=("data_starved", "cpu_preprocessing", "slow_collate"),
+        is_feeding=True,
+    ),
+)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpulab.analysis.host.dataloader import loading_times
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.dataloader_cures import cure_of_waiting, cure_without_knob
 from gpulab.diagnosis.rules.dataloader_evidence import line_of_loading, making, times_by_cause
 from gpulab.formatting import duration, percent, plural
@@ -162,7 +163,6 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         settings=settings,
         cure=cure,
         otherwise=cure_without_knob(context, key),
-        lesson=LESSON,
         source_line=line_of_loading(context, key),
         level="bad" if wait.bad else "notice",
     )
@@ -245,3 +245,51 @@ def _why_not_inside(context: RuleContext) -> str:
     if lacking is None:
         return "The batches of this run were not timed: run it again"
     return f"It was not timed: {lacking.reason}"
+
+
+def _takes_it_for_the_batch(context: RuleContext, collate: Finding) -> bool:
+    """Torch's own collate of few items: what it takes is for each batch, not for its items, and no setting helps it."""
+    loader = context.facts.run.loader
+    return not collate.settings and loader is not None and loader.own_collate is False
+
+
+FINDINGS = (
+    FindingKind(
+        "data_starved",
+        "waiting for data",
+        data_starved,
+        cures=("workers", "prefetch", "cache"),
+        lesson=LESSON,
+        is_feeding=True,
+    ),
+    FindingKind(
+        "cpu_preprocessing",
+        "preparing the data on the CPU",
+        cpu_preprocessing,
+        cures=("workers", "cache"),
+        lesson=LESSON,
+        explains=("data_starved",),
+        is_feeding=True,
+    ),
+    FindingKind(
+        "storage_bound",
+        "reading the data from storage",
+        storage_bound,
+        cures=("workers", "prefetch", "cache"),
+        lesson=LESSON,
+        explains=("data_starved",),
+        # workers that wait need no core: what fewer of them would bring is only suspected
+        explains_unmeasured=("cpu_oversubscribed",),
+        is_feeding=True,
+    ),
+    FindingKind(
+        "slow_collate",
+        "putting batches together",
+        slow_collate,
+        cures=("workers",),
+        lesson=LESSON,
+        explains=("data_starved",),
+        is_feeding=True,
+        yields_to_larger_batch=_takes_it_for_the_batch,
+    ),
+)

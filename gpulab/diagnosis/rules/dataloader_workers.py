@@ -6,6 +6,7 @@ import numpy as np
 
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent
 from gpulab.run import Int64, Loader, StepFlag
 
@@ -96,9 +97,19 @@ def _finding(loader: Loader, summary: str, evidence: Evidence, cost_us: float, p
         parts=parts,
         settings=() if loader.remade else (("persistent_workers", "on"),),
         cure=f"{once if loader.remade else 'K'}{keep}epoch.",
-        lesson="03_starving_gpu",
     )
 
 
 def _span(start_ns: Int64, end_ns: Int64, row: int) -> tuple[int, int]:
     return int(start_ns[row]), int(end_ns[row])
+
+
+FINDINGS = (
+    FindingKind(
+        "worker_restart",
+        "starting the loader's workers anew",
+        worker_restart,
+        cures=("persistent_workers",),
+        lesson="03_starving_gpu",
+    ),
+)

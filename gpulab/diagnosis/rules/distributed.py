@@ -7,6 +7,7 @@ import numpy as np
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent
 from gpulab.thresholds import Thresholds
 
@@ -110,4 +111,9 @@ def _waiting_share(rank: RankFacts) -> float:
     return (rank.waiting_us or 0) / rank.step_us
 
 
-__all__ = ["exposed_between_ranks", "exposed_communication", "straggler"]
+FINDINGS = (
+    FindingKind("exposed_communication", "exchanging data with other GPUs", exposed_communication, of_job=True),
+    FindingKind("straggler", "waiting for the slowest GPU", of_job=True),
+)
+
+__all__ = ["FINDINGS", "exposed_between_ranks", "exposed_communication", "straggler"]

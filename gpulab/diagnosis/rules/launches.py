@@ -10,6 +10,7 @@ from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_frac
 from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.other_work import calls_of_own
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
@@ -106,7 +107,6 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
         settings=_larger(context),
         cure="Double the batch size as long as the memory allows, and judge by time per sample; a larger batch is "
         "another training, so adapt the learning rate.",
-        lesson="05_batch_size",
     )
 
 
@@ -169,7 +169,6 @@ def _too_small(context: RuleContext, summary: str, evidence: str, recoverable_us
         settings=_larger(context),
         cure="Double the batch size and judge by time per sample; a larger batch is another training, so adapt the "
         "learning rate.",
-        lesson="05_batch_size",
     )
 
 
@@ -243,4 +242,18 @@ def _larger(context: RuleContext) -> tuple[tuple[str, str], ...]:
     return (("batch_size", str(2 * loader.batch_size)),) if loader is not None and loader.batch_size else ()
 
 
-__all__ = ["idle_us", "launch_bound", "memory_fraction", "small_batch", "starves", "unhidden_us"]
+FINDINGS = (
+    FindingKind(
+        "launch_bound", "starting work on the GPU", launch_bound, cures=("compile", "fused_optimizer", "batch_size")
+    ),
+    FindingKind(
+        "small_batch",
+        "small batches",
+        small_batch,
+        cures=("batch_size",),
+        lesson="05_batch_size",
+        asks_for_larger_batch=True,
+    ),
+)
+
+__all__ = ["FINDINGS", "idle_us", "launch_bound", "memory_fraction", "small_batch", "starves", "unhidden_us"]

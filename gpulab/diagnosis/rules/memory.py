@@ -8,6 +8,7 @@ import numpy as np
 
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import (
     how_to_know_memory,
     idle_us,
@@ -102,7 +103,6 @@ def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
         None,
         "possible",
         cure="Try a larger batch and judge by time per sample.",
-        lesson="05_batch_size",
     )
 
 
@@ -158,4 +158,17 @@ def _median_count(starts: Int64, windows: Int64) -> float:
     return float(np.median(counts)) if len(counts) else 0.0
 
 
-__all__ = ["allocator_thrash", "memory_pressure", "memory_underused"]
+FINDINGS = (
+    FindingKind("allocator_thrash", "requesting GPU memory again and again", allocator_thrash),
+    FindingKind("memory_pressure", "memory that is nearly full", memory_pressure),
+    FindingKind(
+        "memory_underused",
+        "GPU memory that is hardly used",
+        memory_underused,
+        cures=("batch_size",),
+        lesson="05_batch_size",
+        asks_for_larger_batch=True,
+    ),
+)
+
+__all__ = ["FINDINGS", "allocator_thrash", "memory_pressure", "memory_underused"]

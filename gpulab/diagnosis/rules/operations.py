@@ -16,6 +16,7 @@ from gpulab.analysis.gpu.chains import (
 from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
 
@@ -204,4 +205,13 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
     return "" if place is None else str(place)
 
 
-__all__ = ["layout", "memory_bound_ops", "odd_shapes", "unfused_attention"]
+FINDINGS = (
+    FindingKind("unfused_attention", "attention computed in many steps", unfused_attention, cures=("attention",)),
+    FindingKind(
+        "memory_bound_ops", "many small operations one after the other", memory_bound_ops, cures=("compile", "amp")
+    ),
+    FindingKind("layout", "rearranging data in memory", layout, cures=("channels_last",)),
+    FindingKind("odd_shapes", "sizes that do not suit the GPU", odd_shapes),
+)
+
+__all__ = ["FINDINGS", "layout", "memory_bound_ops", "odd_shapes", "unfused_attention"]

@@ -7,6 +7,7 @@ from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import idle_us
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
@@ -162,4 +163,10 @@ def _line(context: RuleContext, times: Intervals) -> str:
     return "" if place is None else str(place)
 
 
-__all__ = ["unfused_optimizer"]
+FINDINGS = (
+    FindingKind(
+        "unfused_optimizer", "an optimizer of many small operations", unfused_optimizer, cures=("fused_optimizer",)
+    ),
+)
+
+__all__ = ["FINDINGS", "unfused_optimizer"]

@@ -10,9 +10,11 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.dataloader import loading_times
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.other_work import between_steps, following_update, in_own_code, named_work
 from gpulab.formatting import duration, percent
 from gpulab.intervals import EMPTY, Intervals, clip, intersect, joined, measure, subtract, union, union_of
+from gpulab.prediction.removal import Pauses
 from gpulab.run import Pause, PauseKind, Phase, StepFlag
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
@@ -254,3 +256,19 @@ def _undetermined(context: RuleContext, key: str, what: str) -> Undetermined | N
     if context.facts.run.source != "trace" or context.share("unknown", "other") < context.thresholds.pause_notice:
         return None
     return Undetermined(key, what, "Run the training under gpulab: a trace from elsewhere does not name these pauses")
+
+
+FINDINGS = (
+    FindingKind(
+        "checkpoint_save", "saving checkpoints", checkpoint_save, removal=Pauses(("checkpoint_save",)), asked_again=True
+    ),
+    FindingKind(
+        "logging_or_eval",
+        "logging, evaluation and other work beside training",
+        logging_or_eval,
+        removal=Pauses(("logging", "evaluation")),
+        asked_again=True,
+    ),
+    FindingKind("recompilation", "compiling the model again and again", recompilation, removal=Pauses(("compile",))),
+    FindingKind("gc_pause", "Python's garbage collection", gc_pause, removal=Pauses(("gc",))),
+)

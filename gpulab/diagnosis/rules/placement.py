@@ -6,6 +6,7 @@ import numpy as np
 
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, measure, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
@@ -123,3 +124,6 @@ def _on_cpu(timeline: Timeline) -> tuple[Intervals, str]:
     computing = union(timeline.start_ns[rows], timeline.end_ns[rows])
     totals = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=len(timeline.names))
     return subtract(subtract(computing, loading), busy), timeline.names[int(totals.argmax())]
+
+
+FINDINGS = (FindingKind("wrong_device", "computing on the CPU although there is a GPU", wrong_device),)

@@ -6,6 +6,7 @@ from gpulab.analysis.gpu.matrix_units import BF16_SINCE, compute_capability, has
 from gpulab.analysis.gpu.precision_use import PrecisionUse, precision_use
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import factor, percent
 
 _MOVING_TOLD = 0.01  # ours, of computing: below it half the bytes bring next to nothing
@@ -148,4 +149,9 @@ def _autocast(kind: str) -> str:
     )
 
 
-__all__ = ["no_mixed_precision", "no_tf32"]
+FINDINGS = (
+    FindingKind("no_mixed_precision", "computing in full precision", no_mixed_precision, cures=("amp",)),
+    FindingKind("no_tf32", "matrix products without TF32", no_tf32, cures=("tf32",)),
+)
+
+__all__ = ["FINDINGS", "no_mixed_precision", "no_tf32"]

@@ -6,6 +6,7 @@ import numpy as np
 
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import percent
 from gpulab.run import THROTTLE_NAMES
 
@@ -93,4 +94,9 @@ def _from_to(times: np.ndarray) -> tuple[int, int] | None:
     return (int(times[0]), int(times[-1])) if len(times) else None
 
 
-__all__ = ["gpu_shared", "throttled"]
+FINDINGS = (
+    FindingKind("gpu_shared", "sharing the GPU with other programs", gpu_shared),
+    FindingKind("throttled", "a GPU that is slowed down", throttled),
+)
+
+__all__ = ["FINDINGS", "gpu_shared", "throttled"]

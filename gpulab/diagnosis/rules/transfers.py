@@ -7,9 +7,11 @@ from gpulab.analysis.gpu.launch_gaps import exposed_upload_us
 from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import idle_us
 from gpulab.formatting import duration, number, size
 from gpulab.intervals import Intervals, joined
+from gpulab.prediction.removal import Waits
 
 _SEVERAL, _ONCE = 1.5, 0.75  # ours: from there on a count per step rounds to several, or to one
 # What a person wrote, by the operator that the trace names.
@@ -149,4 +151,15 @@ def _line(context: RuleContext, times: Intervals) -> str:
     return "" if place is None else str(place)
 
 
-__all__ = ["blocking_copy", "sync_points"]
+FINDINGS = (
+    FindingKind("sync_points", "waiting for the GPU's results", sync_points, removal=Waits(("read", "wait"))),
+    FindingKind(
+        "blocking_copy",
+        "copies that make the program wait",
+        blocking_copy,
+        cures=("pin_memory",),
+        removal=Waits(("upload",)),
+    ),
+)
+
+__all__ = ["FINDINGS", "blocking_copy", "sync_points"]

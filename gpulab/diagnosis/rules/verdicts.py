@@ -8,6 +8,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
+from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent
 
 
@@ -22,15 +23,16 @@ def healthy(context: RuleContext) -> Finding | None:
         return None
     account = context.facts.breakdown
     assert account is not None, "without an accounting it cannot be told"
-    return Finding(
-        "healthy",
+    return all_is_well(
         f"The {_device(context)} {'works' if context.on_gpu else 'computes'} for {percent(_working(context))} of "
         f"{context.unit}, and nothing is known that holds training back much.",
         (Evidence(_basis(context, account)), *_rest(context)),
-        None,
-        "measured",
-        level="good",
     )
+
+
+def all_is_well(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
+    """Nothing holds training back."""
+    return Finding("healthy", summary, evidence, None, "measured", level="good")
 
 
 # -- why it cannot be told, the strongest reason first -----------------------------------------------------------------
@@ -45,7 +47,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
     if account is None and withheld:
         return None
     if account is None:
-        return _unknown(
+        return cannot_tell_because(
             f"No training step was found in {wall}, so nothing can be said about where a step's time goes.",
             "Record the trace with profiler.step() after each step"
             if loaded
@@ -54,7 +56,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
     if account.busy_fraction is not None:
         return None  # what the GPU waited for can be told without steps
     busiest = max(account.share, key=lambda p: account.share[p])
-    return _unknown(
+    return cannot_tell_because(
         f"No training step was found: this is the whole {'trace' if loaded else 'cell'}, {wall}, as one.",
         f"Largest part: {busiest.replace('_', ' ')}, {percent(account.share[busiest])} of the profiled time",
         "notice",
@@ -66,7 +68,7 @@ def _too_few(context: RuleContext) -> Finding | None:
     known = context.facts.typical_step_us is not None
     if not n or (known and not context.too_few_steps):
         return None
-    return _unknown(
+    return cannot_tell_because(
         f"Only {n} step{'s' if n > 1 else ''} ran, too few to name a bottleneck.",
         f"Run at least {FEWEST_STEPS} steps",
     )
@@ -77,13 +79,13 @@ def _damaged(context: RuleContext) -> Finding | None:
     reason = context.withheld("breakdown")
     if reason is not None and context.facts.breakdown is None:
         what = "what the GPU did" if context.on_gpu else "where the time goes"
-        return _unknown(f"The trace is damaged, so nothing can be said about {what}.", reason)
+        return cannot_tell_because(f"The trace is damaged, so nothing can be said about {what}.", reason)
     if not context.on_gpu:
         return None
     reason, idle = context.withheld("idle_causes"), context.idle
     if reason is None or idle is None or idle < context.thresholds.idle_notice:
         return None
-    return _unknown(
+    return cannot_tell_because(
         f"The GPU has nothing to do for {percent(idle)} of {context.unit}; this trace cannot tell why.",
         reason,
         parts=("unknown",),
@@ -100,7 +102,7 @@ def _not_profiled(context: RuleContext) -> Finding | None:
         if waited is not None and waited.median < context.thresholds.data_wait_notice * step.median
         else ""
     )
-    return _unknown(
+    return cannot_tell_because(
         f"A training step takes {duration(step.median)}; it was not profiled, so what it is spent on is not known.",
         f"Median of {_steps(step)}{fed}. Run it with the profiler, which gpulab uses unless told otherwise",
     )
@@ -110,7 +112,7 @@ def _unexplained(context: RuleContext) -> Finding | None:
     unknown = context.share("unknown")
     if unknown < context.thresholds.unknown_too_much:
         return None
-    return _unknown(
+    return cannot_tell_because(
         f"For {percent(unknown)} of {context.unit} PyTorch ran nothing: the time goes to Python code that the trace "
         "does not name.",
         f"{duration(context.part_us('unknown'))} of {duration(context.step_us or 0.0)} without an operator",
@@ -122,14 +124,16 @@ def _unexplained(context: RuleContext) -> Finding | None:
 def _not_accounted(context: RuleContext) -> Finding | None:
     if context.facts.breakdown is not None:
         return None
-    return _unknown("Nothing can be said about where the time goes.", "The run holds no accounting of its time")
+    return cannot_tell_because(
+        "Nothing can be said about where the time goes.", "The run holds no accounting of its time"
+    )
 
 
 def _many_small_causes(context: RuleContext) -> Finding | None:
     account, working = context.facts.breakdown, _working(context)
     if account is None or working >= 1 - context.thresholds.idle_notice or _spread_thin(context):
         return None
-    return _unknown(
+    return cannot_tell_because(
         f"The {_device(context)} computes for {percent(working)} of {context.unit}; no single cause explains the rest.",
         f"{_basis(context, account)}; unknown: {percent(context.share('unknown'))}",
     )
@@ -146,7 +150,8 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
 )
 
 
-def _unknown(summary: str, evidence: str, level: Level = "unknown", parts: tuple[str, ...] = ()) -> Finding:
+def cannot_tell_because(summary: str, evidence: str, level: Level = "unknown", parts: tuple[str, ...] = ()) -> Finding:
+    """No conclusion, and what is missing for one."""
     return Finding("cannot_tell", summary, (Evidence(evidence),), None, "measured", parts=parts, level=level)
 
 
@@ -193,3 +198,9 @@ def _basis(context: RuleContext, account: Breakdown) -> str:
 
 def _steps(step: Spread) -> str:
     return f"{step.count} step{'s' if step.count > 1 else ''}"
+
+
+FINDINGS = (
+    FindingKind("cannot_tell", "what cannot be told", cannot_tell, role="open question"),
+    FindingKind("healthy", "nothing that holds training back", healthy, role="all is well"),
+)

@@ -10,6 +10,7 @@ from typing import TypeGuard
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.diagnosis.rules import kind_of
 from gpulab.errors import UsageError
 from gpulab.experiments.climb.record import Outcome, Passed
 from gpulab.experiments.compare.verdicts import OTHER_STEPS
@@ -23,26 +24,6 @@ from gpulab.knobs.observe.observation import Scene
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 
-# Knobs that help against a cause, for where the finding names none or those it names brought nothing, likeliest first.
-ALSO: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "data_starved": ("workers", "prefetch", "cache"),
-        "cpu_preprocessing": ("workers", "cache"),
-        "storage_bound": ("workers", "prefetch", "cache"),
-        "slow_collate": ("workers",),
-        "worker_restart": ("persistent_workers",),
-        "blocking_copy": ("pin_memory",),
-        "launch_bound": ("compile", "fused_optimizer", "batch_size"),
-        "small_batch": ("batch_size",),
-        "no_mixed_precision": ("amp",),
-        "no_tf32": ("tf32",),
-        "unfused_attention": ("attention",),
-        "unfused_optimizer": ("fused_optimizer",),
-        "memory_bound_ops": ("compile", "amp"),
-        "layout": ("channels_last",),
-        "memory_underused": ("batch_size",),
-    }
-)
 _VALUES: Mapping[str, tuple[Value, ...]] = MappingProxyType(
     {"amp": ("bf16", "fp16"), "attention": ("auto", "flash", "efficient"), "compile": ("default",)}
 )
@@ -119,7 +100,7 @@ def candidates(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> tupl
             if finding.settings:
                 _consider(_parsed(finding, found), finding, ground, foretell, found, named=True)
         for finding in () if found.able else findings:
-            for name in ALSO.get(finding.key, ()):
+            for name in kind_of(finding.key).cures:
                 value = next(_next_values(KNOBS[name], ground), None)
                 if value is not None:
                     _consider({name: value}, finding, ground, foretell, found, named=False)
@@ -285,4 +266,4 @@ def _worker_counts(now: int, ground: Ground) -> Sequence[int]:
     return [count for count in dict.fromkeys(wished) if count > now]
 
 
-__all__ = ["ALSO", "Candidate", "Foretell", "Ground", "Tried", "candidates", "ways_back"]
+__all__ = ["Candidate", "Foretell", "Ground", "Tried", "candidates", "ways_back"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
+from gpulab.diagnosis.rules import kind_of
 from gpulab.experiments.climb.acceptance import KEEPING
 from gpulab.experiments.climb.record import Climb, Rung
 from gpulab.formatting import duration, factor, factor_within, plural
@@ -15,8 +16,6 @@ from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.report.sections import device
 from gpulab.views.wording import plain
 
-UNKNOWN = ("cannot_tell",)
-NOTHING = ("healthy", *UNKNOWN)  # findings that name no cause
 _ENDINGS = {
     "nothing left": "Nothing else that gpulab can turn is left to try",
     "rungs": "As many settings were tried as were asked for (--rungs)",
@@ -72,9 +71,9 @@ def _nothing_kept(found: Climb, ending: str) -> Headline:
     sentence = "Nothing that gpulab can turn makes this cell faster."
     if left is None:
         first = found.left.first if found.left is not None else None
-        if first is not None and first.key in UNKNOWN:
+        if first is not None and kind_of(first.key).role == "open question":
             sentence = "What this cell spends its time on cannot be told, so there is nothing to try."
-            return Headline("cannot_tell", sentence, plain(first.summary), "unknown")
+            return Headline(first.key, sentence, plain(first.summary), "unknown")
         return Headline("nothing_kept", sentence, plain(first.summary) if first is not None else "", "good")
     return Headline("nothing_kept", sentence, f"What is left: {_decapitalized(plain(left.summary))}", "notice")
 
@@ -89,7 +88,7 @@ def ended_words(found: Climb) -> str:
 def first_left(found: Climb) -> Finding | None:
     """The costliest cause at the top of the ladder."""
     findings = found.left.findings if found.left is not None else ()
-    return next((f for f in findings if f.key not in NOTHING), None)
+    return next((f for f in findings if not kind_of(f.key).is_verdict), None)
 
 
 def sections(found: Climb, *, bars: bool = True) -> tuple[Section, ...]:
@@ -121,7 +120,7 @@ def _left(found: Climb) -> Section | None:
     """What the diagnosis says of the cell with all that was kept."""
     if found.left is None:
         return None
-    causes = [f for f in found.left.findings if f.key not in NOTHING]
+    causes = [f for f in found.left.findings if not kind_of(f.key).is_verdict]
     title = "What is left"
     if not causes:
         return Section(title, lines=(plain(found.left.first.summary),), wide=True)

@@ -6,8 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
-from gpulab.diagnosis.names import name_of
-from gpulab.diagnosis.ranking import VERDICTS
+from gpulab.diagnosis.rules import kind_of, title_of
 from gpulab.formatting import duration, factor, percent, plural
 from gpulab.prediction.prediction import Prediction
 from gpulab.views.layout import PAIRS, Column, Row, Section
@@ -26,14 +25,14 @@ def finding_sections(diagnosis: Diagnosis, *, below_headline: bool) -> tuple[Sec
 
     `below_headline`: the first finding's sentence and first figure stand above already.
     """
-    causes = [f for f in diagnosis.findings if f.key not in VERDICTS]
+    causes = [f for f in diagnosis.findings if not kind_of(f.key).is_verdict]
     found = [
         _section(number, finding, diagnosis, told=below_headline and finding is diagnosis.first)
         for number, finding in enumerate(causes[:SHOWN], start=1)
     ]
     lines = [plain(note) for note in diagnosis.notes]
     if len(causes) > SHOWN:
-        rest = ", ".join(name_of(f.key) for f in causes[SHOWN:])
+        rest = ", ".join(title_of(f.key) for f in causes[SHOWN:])
         lines.insert(0, f"{plural(len(causes) - SHOWN, 'smaller finding')} not shown: {rest}.")
     if lines:
         found.append(Section("About these findings", lines=tuple(lines), wide=True, lead=True))
@@ -66,7 +65,7 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 
 
 def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, told: bool) -> Section:
-    name = name_of(finding.key)
+    title = title_of(finding.key)
     rows = [] if told else [Row(("found", plain(finding.summary)))]
     rows.append(Row(("would give back", _given_back(finding, diagnosis))))
     rows += _evidence_rows(finding.evidence[1:] if told else finding.evidence)
@@ -87,7 +86,7 @@ def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, told: bool)
         rows.append(Row(("learn more", f"notebooks/{plain(finding.lesson)}.ipynb")))
     if finding.after:
         rows.append(Row(("after that", plain(finding.after))))
-    return Section(f"{number}. {name[:1].upper()}{name[1:]}", PAIRS, tuple(rows), wide=True, lead=True)
+    return Section(f"{number}. {title[:1].upper()}{title[1:]}", PAIRS, tuple(rows), wide=True, lead=True)
 
 
 def _evidence_rows(evidence: Sequence[Evidence]) -> Iterator[Row]:
@@ -110,7 +109,7 @@ def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
     of_us = diagnosis.total_us if beside else diagnosis.step_us
     of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
     share = f", {percent(time_us / of_us)} of {of}" if of_us else ""
-    shared = [name_of(key) for key in finding.shares_with]
+    shared = [title_of(key) for key in finding.shares_with]
     besides = f"; it shares time with {' and '.join(shared)}, which is counted there" if shared else ""
     per = "" if diagnosis.whole_window else " per step"
     return f"at most {duration(time_us)}{per}{share}{besides} ({sure})"

@@ -1,0 +1,54 @@
+"""What is declared of a kind of finding beside its rule: its title, its cures, and how it ranks among others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from gpulab.diagnosis.context import Rule, RuleContext
+from gpulab.diagnosis.finding import Finding
+from gpulab.prediction.removal import Pauses, Waits
+
+Role = Literal["cause", "all is well", "open question"]
+
+
+@dataclass(frozen=True, slots=True)
+class FindingKind:
+    """One key, and all that is said of it by name.
+
+    `title` is a few plain words, as a title and within a sentence. `rule` returns findings of this kind; None where
+    only all ranks of a job together show it. `cures` are the knobs that help, likeliest first: a climb tries them where
+    a finding names none, or those that it names brought nothing. `lesson` is the notebook about it; a rule may name one
+    for some of its findings only. `removal` is what falls away where an edit of the code, and no knob, is the cure.
+
+    `explains` are keys of symptoms: they go where a finding of this kind has a time, for that time is this cause's.
+    `explains_unmeasured`: the same, of those findings of these keys that have no time. `is_feeding`: the step waits
+    for data, so nothing that speeds up computing helps before. `asks_for_larger_batch`: the cure is a larger batch.
+    `yields_to_larger_batch` says whether a finding of this kind goes where a larger batch gives back more.
+    `asked_again` once the first finding is thought away: its limit is far above the silence. `of_job`: it concerns all
+    ranks of a job, not one alone. A `role` other than "cause" is a verdict: it speaks where no cause does.
+    """
+
+    key: str
+    title: str
+    rule: Rule | None = None
+    cures: tuple[str, ...] = ()
+    lesson: str = ""
+    removal: Pauses | Waits | None = None
+    explains: tuple[str, ...] = ()
+    explains_unmeasured: tuple[str, ...] = ()
+    is_feeding: bool = False
+    asks_for_larger_batch: bool = False
+    yields_to_larger_batch: Callable[[RuleContext, Finding], bool] | None = None
+    asked_again: bool = False
+    of_job: bool = False
+    role: Role = "cause"
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether it says how the run is as a whole, and names no cause."""
+        return self.role != "cause"
+
+
+__all__ = ["FindingKind", "Role"]
