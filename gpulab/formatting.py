@@ -124,6 +124,16 @@ def plural(count: float, noun: str) -> str:
     return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}s"
 
 
+def capitalized(words: str) -> str:
+    """The words as a sentence or a line begins: "its state" → "Its state", "PyTorch" → "PyTorch"."""
+    return words[:1].upper() + words[1:]
+
+
+def sentence(words: str) -> str:
+    """The words as a sentence of their own: "half of it waits" → "Half of it waits."; one that ends stays as it is."""
+    return f"{capitalized(words)}." if words and words[-1] not in ".!?" else words
+
+
 def _scale(us: float) -> tuple[float, str]:
     return next((s for s in _DURATIONS if abs(us) >= 0.9995 * s[0]), _DURATIONS[-1])
 
@@ -144,6 +154,7 @@ def _significant(value: float, digits: int) -> str:
 
 __all__ = [
     "NOT_MEASURABLE",
+    "capitalized",
     "difference",
     "duration",
     "duration_range",
@@ -155,6 +166,7 @@ __all__ = [
     "plural",
     "rate",
     "reading",
+    "sentence",
     "signed_percent",
     "size",
     "while_s",

@@ -152,10 +152,10 @@ def test_what_most_ranks_have_in_common_is_found_about_the_job() -> None:
     each = {0: said("launch_bound", 300.0), 1: said("launch_bound", 100.0), 2: said("launch_bound", 200.0)}
     found = diagnose_ranks(job(4), {**each, 3: said("healthy", None)})
     assert [f.key for f in found.findings] == ["launch_bound"]
-    assert found.first.summary == "On 3 of the 4 ranks: something is slow."
+    assert found.first.summary == "Something is slow. It is so on 3 of the 4 ranks."
     assert found.first.recoverable_us_per_step == 200.0 and found.first.only_after == ()
     assert "rank 2" in found.first.evidence[0].words
-    assert "On all ranks" in diagnose_ranks(job(3), each).first.summary
+    assert "It is so on all ranks." in diagnose_ranks(job(3), each).first.summary
 
 
 def test_ranks_with_troubles_of_their_own_keep_in_step_and_that_is_said() -> None:

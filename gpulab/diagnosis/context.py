@@ -9,6 +9,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Finding, Undetermined
+from gpulab.formatting import capitalized
 from gpulab.run import Phase
 from gpulab.thresholds import Thresholds
 
@@ -113,7 +114,7 @@ class RuleContext:
     def withheld(self, figure: str) -> str | None:
         """Why the trace cannot carry that figure, as a sentence; None where it can, or there is no trace."""
         reason = self.facts.integrity.reason(figure) if self.facts.integrity is not None else None
-        return None if reason is None else f"{reason[:1].upper()}{reason[1:]}"
+        return None if reason is None else capitalized(reason)
 
 
 Rule = Callable[[RuleContext], Finding | Undetermined | None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.diagnosis.finding import Finding
+from gpulab.formatting import sentence
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +24,7 @@ class Headline:
 def headline(finding: Finding) -> Headline:
     """A report's headline is its first finding: the sentence, and the first figure of its evidence."""
     evidence = finding.evidence[0].words if finding.evidence else ""
-    return Headline(finding.key, finding.summary, _sentence(evidence), finding.level)
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}." if words and words[-1] not in ".!?" else words
+    return Headline(finding.key, finding.summary, sentence(evidence), finding.level)
 
 
 __all__ = ["Headline", "headline"]

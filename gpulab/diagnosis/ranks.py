@@ -79,11 +79,11 @@ def _common(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | N
     key, count = keys.most_common(1)[0]
     ranked = sorted((f.recoverable_us_per_step or 0.0, rank) for rank, f in first.items() if f.key == key)
     time_us, rank = ranked[len(ranked) // 2]
-    who = "On all ranks" if count == len(found.ranks) else f"On {count} of the {len(found.ranks)} ranks"
+    where = "all ranks" if count == len(found.ranks) else f"{count} of the {len(found.ranks)} ranks"
     own = first[rank]
     return replace(
         own,
-        summary=f"{who}: {own.summary[:1].lower()}{own.summary[1:]}",
+        summary=f"{own.summary} It is so on {where}.",
         evidence=(Evidence(f"the figures are those of rank {rank}, in the middle of them"), *own.evidence),
         recoverable_us_per_step=time_us,
         only_after=(),

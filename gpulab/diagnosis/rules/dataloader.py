@@ -112,7 +112,7 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
         waited_us,
         min(waited_us, exposed_us),
         not context.on_gpu or context.facts.breakdown is not None,
-        f"median of {step.count} {kind} step{'s' if step.count > 1 else ''}" if step is not None else "as one whole",
+        f"median of {plural(step.count, f'{kind} step')}" if step is not None else "as one whole",
         bad,
         f"{who} {'spends' if bad else 'loses'} {percent(waited_us / step_us)} of its time waiting for the next batch "
         "of data",

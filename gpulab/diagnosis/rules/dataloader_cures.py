@@ -43,8 +43,7 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
     room = _room_for_workers(context)
     wanted = min(_workers_needed(context, workers, step_us, waited_us), room)
     if wanted > workers:
-        settings, words = _more_workers(context, wanted, step_us, waited_us)
-        return settings, f"{collating} Or l{words[1:]}" if collating else words
+        return _more_workers(context, wanted, step_us, waited_us, collating)
     if collating:
         return (), collating
     cause = "there is no further processor core for another worker" if room <= workers else "more would not help"
@@ -77,13 +76,18 @@ def _hand_over_less(inside: LoadingFacts) -> Cure:
     )
 
 
-def _more_workers(context: RuleContext, wanted: int, step_us: float, waited_us: float) -> Cure:
+def _more_workers(context: RuleContext, wanted: int, step_us: float, waited_us: float, collating: str) -> Cure:
+    """`collating`: what to do first, where putting batches together is the cause."""
     threads = _threads_beside(context, wanted, step_us, waited_us)
-    leave = f" Leave them the cores: torch.set_num_threads({threads})." if threads else ""
-    return (("workers", str(wanted)), *([("compute_threads", str(threads))] if threads else [])), (
-        f"Load with {wanted} worker process{'es' if wanted > 1 else ''} beside the training: "
-        f"DataLoader(…, num_workers={wanted}, persistent_workers=True).{leave}"
+    settings = (("workers", str(wanted)), *([("compute_threads", str(threads))] if threads else []))
+    processes = "1 worker process" if wanted == 1 else f"{wanted} worker processes"
+    how = f"{processes} beside the training: DataLoader(…, num_workers={wanted}, persistent_workers=True)"
+    sentences = (
+        collating,
+        f"Or load with {how}." if collating else f"Load with {how}.",
+        f"Leave them the cores: torch.set_num_threads({threads})." if threads else "",
     )
+    return settings, " ".join(sentence for sentence in sentences if sentence)
 
 
 def _threads_beside(context: RuleContext, workers: int, step_us: float, waited_us: float) -> int | None:

@@ -7,9 +7,18 @@ import numpy as np
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.formatting import duration, percent
+from gpulab.formatting import duration, percent, plural
 from gpulab.run import Int64, Loader, StepFlag
 
+_KEEP_WORKERS = (
+    "Keep the workers from epoch to epoch: DataLoader(…, persistent_workers=True), and make its iterator once per "
+    "epoch."
+)
+_MAKE_ONCE_AND_KEEP = (
+    "Make the DataLoader once, before the loop (in Lightning leave reload_dataloaders_every_n_epochs at 0): its "
+    "workers end with it, and this one is made again and again. Then keep the workers from epoch to epoch: "
+    "DataLoader(…, persistent_workers=True), and make its iterator once per epoch."
+)
 _MOST_STEPS = 0.5  # ours: more beginnings than that are no epochs, but `next(iter(loader))` in the loop
 
 
@@ -49,8 +58,8 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
         loader,
         f"Each new epoch begins with a wait of {each}, because the DataLoader starts its workers anew.",
         Evidence(
-            f"{len(again)} time{'s' if len(again) > 1 else ''} in {len(run.steps):,} steps the first step of an epoch "
-            f"waited {each} longer for its batch than others do: {duration(cost_us)} per step, "
+            f"{plural(len(again), 'time')} in {len(run.steps):,} steps the first step of an epoch waited {each} longer "
+            f"for its batch than others do: {duration(cost_us)} per step, "
             f"{percent(cost_us / whole_us)}",
             _span(run.steps.start_ns, run.steps.end_ns, slowest),
         ),
@@ -81,13 +90,6 @@ def _every_step(context: RuleContext) -> Finding | None:
 
 
 def _finding(loader: Loader, summary: str, evidence: Evidence, cost_us: float, parts: tuple[str, ...]) -> Finding:
-    once = (
-        "Make the DataLoader once, before the loop (in Lightning leave reload_dataloaders_every_n_epochs at 0): it is "
-        "made anew here, and workers stay with theirs. Then k"
-    )
-    keep = (
-        "eep the workers from epoch to epoch: DataLoader(…, persistent_workers=True), and make its iterator once per "
-    )
     return Finding(
         "worker_restart",
         summary,
@@ -96,7 +98,7 @@ def _finding(loader: Loader, summary: str, evidence: Evidence, cost_us: float, p
         "measured",
         parts=parts,
         settings=() if loader.remade else (("persistent_workers", "on"),),
-        cure=f"{once if loader.remade else 'K'}{keep}epoch.",
+        cure=_MAKE_ONCE_AND_KEEP if loader.remade else _KEEP_WORKERS,
     )
 
 

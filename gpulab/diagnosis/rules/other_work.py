@@ -22,6 +22,12 @@ _CURE = (
     "torch.stack) and one .tolist() in place of many .item()."
 )
 
+_AT_LINES = "{share} of {unit} goes to what the loop does after it has updated the parameters."
+_BEFORE_NEXT_BATCH = (
+    "{share} of {unit} goes to what the loop does after it has updated the parameters, before the next batch: metrics, "
+    "logs or copies, perhaps."
+)
+
 _OWN = (
     "Where that measures or logs: do it every hundredth step, or once per epoch. Where it makes the next batch: let a "
     "DataLoader with workers make it beside the training. Where training needs it: do it with PyTorch's operations on "
@@ -52,8 +58,7 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
     where = "at lines below the optimizer's step" if found.looked else "between the optimizer's step and the next batch"
     return Finding(
         key,
-        f"{percent(share)} of {context.unit} goes to what the loop does after it has updated the parameters"
-        f"{'' if found.looked else ', before the next batch: metrics, logs or copies, perhaps'}.",
+        (_AT_LINES if found.looked else _BEFORE_NEXT_BATCH).format(share=percent(share), unit=context.unit),
         (
             Evidence(
                 f"{duration(share * context.step_us)} of {duration(context.step_us)} are spent {where}",
@@ -77,13 +82,16 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
     least = context.thresholds.idle_notice
     found = own_code(context.facts.run, account) if account.typical_share("unknown") >= least else None
     if found is not None and found.share >= least:
-        told = "goes to Python code of yours in which PyTorch computes nothing."
-        return _of_own(context, key, found, told, _OWN)
+        sentence = "{share} of {unit} goes to Python code of yours in which PyTorch computes nothing."
+        return _of_own(context, key, found, sentence, _OWN)
     found = calls_of_own(context)
     if found is None or found.share < least:
         return None
-    told = "goes to Python code of yours that calls PyTorch for hardly more than single numbers, one after the other."
-    return _of_own(context, key, found, told, _NUMBERS)
+    sentence = (
+        "{share} of {unit} goes to Python code of yours that calls PyTorch for hardly more than single numbers, one "
+        "after the other."
+    )
+    return _of_own(context, key, found, sentence, _NUMBERS)
 
 
 def calls_of_own(context: RuleContext) -> OwnCode | None:
@@ -92,11 +100,11 @@ def calls_of_own(context: RuleContext) -> OwnCode | None:
     return own_calls(context.facts.run, account) if account is not None and not context.on_gpu else None
 
 
-def _of_own(context: RuleContext, key: str, found: OwnCode, told: str, cure: str) -> Finding:
+def _of_own(context: RuleContext, key: str, found: OwnCode, sentence: str, cure: str) -> Finding:
     step_us = context.step_us or 0.0
     return Finding(
         key,
-        f"{percent(found.share)} of {context.unit} {told}",
+        sentence.format(share=percent(found.share), unit=context.unit),
         (
             Evidence(
                 f"{duration(found.share * step_us)} of {duration(step_us)}, most of it at one line",

@@ -22,6 +22,16 @@ _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "lo
 # Times: ours. One pause may be chance; Python collects garbage twice in nearly every run.
 _LEAST = {"gc": 3}
 _LEAST_OF_OTHERS = 2
+_OF_CHECKPOINTS = (
+    "Saving checkpoints takes {share} of the training time.",
+    "the training stood still {times} while a checkpoint was written, {each} each",
+    "Save less often, or hand a copy of the state to a thread that writes it while the training goes on.",
+)
+_OF_FILES = (
+    "Saving files takes {share} of the training time.",
+    "the training stood still {times} while a file was written, {each} each",
+    "Save less often, or hand a copy of what is saved to a thread that writes it while the training goes on.",
+)
 _COLLECTING = ("gc.collect(", "release_memory(", "clear_device_cache(", "garbage_collect(")
 _GC_CURE = (
     "Where the code calls gc.collect(), leave that out of the loop. Else call gc.freeze() once before it, or "
@@ -35,13 +45,13 @@ def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
     found = _paused(context, "checkpoint_save")
     if found is None or found.share < context.thresholds.pause_notice:
         return _undetermined(context, "checkpoint_save", "Whether saving checkpoints holds the training up")
-    what, copied = ("checkpoint", "the state") if _saves_checkpoints(context) else ("file", "what is saved")
+    summary, evidence, cure = _OF_CHECKPOINTS if _saves_checkpoints(context) else _OF_FILES
     return found.finding(
         context,
         "checkpoint_save",
-        f"Saving {what}s takes {percent(found.share)} of the training time.",
-        f"the training stood still {found.times} while a {what} was written, {found.each} each",
-        f"Save less often, or hand a copy of {copied} to a thread that writes it while the training goes on.",
+        summary.format(share=percent(found.share)),
+        evidence.format(times=found.times, each=found.each),
+        cure,
     )
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.formatting import duration, percent
+from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import Intervals, clip, measure, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 from gpulab.timeline import spans
@@ -94,7 +94,7 @@ def _one_of_several(context: RuleContext) -> Finding | None:
     shared = origin.rank is not None or origin.backend is not None or (origin.world_size or 1) > 1
     if further < 1 or shared or any(_of_a_job(name) for name in timeline.names):
         return None
-    others = f"{further} further GPU{'s' if further > 1 else ''}"
+    others = plural(further, "further GPU")
     return Finding(
         "wrong_device",
         f"One GPU did all the work, though PyTorch could see {others}.",

@@ -7,7 +7,7 @@ import numpy as np
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.formatting import percent
+from gpulab.formatting import percent, plural
 from gpulab.run import THROTTLE_NAMES
 
 _POWER_CAP = 0x004
@@ -27,8 +27,7 @@ def gpu_shared(context: RuleContext) -> Finding | Undetermined | None:
     seen = np.flatnonzero(others.value > 0)
     return Finding(
         "gpu_shared",
-        f"{most} other program{'s' if most > 1 else ''} used this GPU during the run: times and memory are not yours "
-        "alone.",
+        f"{plural(most, 'other program')} used this GPU during the run: times and memory are not yours alone.",
         (Evidence(f"seen in {percent(busy)} of the readings ({others.source})", _from_to(others.t_ns[seen])),),
         None,
         "measured",

@@ -9,7 +9,7 @@ from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.formatting import duration, percent
+from gpulab.formatting import duration, percent, plural
 
 
 def cannot_tell(context: RuleContext) -> Finding | None:
@@ -69,7 +69,7 @@ def _too_few(context: RuleContext) -> Finding | None:
     if not n or (known and not context.too_few_steps):
         return None
     return cannot_tell_because(
-        f"Only {n} step{'s' if n > 1 else ''} ran, too few to name a bottleneck.",
+        f"Only {plural(n, 'step')} ran, too few to name a bottleneck.",
         f"Run at least {FEWEST_STEPS} steps",
     )
 
@@ -197,7 +197,7 @@ def _basis(context: RuleContext, account: Breakdown) -> str:
 
 
 def _steps(step: Spread) -> str:
-    return f"{step.count} step{'s' if step.count > 1 else ''}"
+    return plural(step.count, "step")
 
 
 FINDINGS = (

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules import kind_of, title_of
-from gpulab.formatting import duration, factor, percent, plural
+from gpulab.formatting import capitalized, duration, factor, percent, plural
 from gpulab.prediction.prediction import Prediction
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.wording import plain
@@ -86,14 +86,14 @@ def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, told: bool)
         rows.append(Row(("learn more", f"notebooks/{plain(finding.lesson)}.ipynb")))
     if finding.after:
         rows.append(Row(("after that", plain(finding.after))))
-    return Section(f"{number}. {title[:1].upper()}{title[1:]}", PAIRS, tuple(rows), wide=True, lead=True)
+    return Section(f"{number}. {capitalized(title)}", PAIRS, tuple(rows), wide=True, lead=True)
 
 
 def _evidence_rows(evidence: Sequence[Evidence]) -> Iterator[Row]:
     for i, figure in enumerate(evidence):
         text = plain(figure.words)
         where = f" (see the timeline from {_at(figure.span[0])} on)" if figure.span is not None else ""
-        yield Row(("what shows it" if i == 0 else "", f"{text[:1].upper()}{text[1:]}{where}"))
+        yield Row(("what shows it" if i == 0 else "", f"{capitalized(text)}{where}"))
 
 
 def _at(t_ns: int) -> str:
