@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gpulab.capture.recorder import Capture
-from gpulab.knobs.knob import Knob, Log, Value
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.knob import Knob, KnobEffects, Value
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import observe
 from gpulab.run import Device, Run, Settings
 
@@ -71,7 +71,7 @@ def new_cell(kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: A
     return Cell(model, kind(model.parameters(), **({"lr": 1e-2} | options)))
 
 
-def traced(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, list[Log]]:
+def traced(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, list[KnobEffects]]:
     """A captured run with a trace, knobs applied."""
     capture = Capture(Settings(live=False, save=False, warmup=1), "block", "loss.backward()")
     capture.start()
@@ -84,7 +84,7 @@ def traced(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, list[Log]]:
     return run, logs
 
 
-def scene_of(cell: Cell) -> Scene:
+def observation_of(cell: Cell) -> Observation:
     """What a run of the cell as written is seen to use."""
     capture = Capture(Settings(live=False, save=False, warmup=1), "block", "loss.backward()")
     capture.start()
@@ -93,7 +93,7 @@ def scene_of(cell: Cell) -> Scene:
             cell.run()
     finally:
         run, _ = capture.finish("completed")
-    return seen.scene(run)
+    return seen.observation(run)
 
 
 def same(a: list[Tensor], b: list[Tensor], *, exactly: bool = False) -> bool:

@@ -17,18 +17,18 @@ from gpulab.experiments.function_code import TextCode
 from gpulab.experiments.plan import Arm, Listener, Plan
 from gpulab.experiments.record import Experiment, Side
 from gpulab.experiments.trial import Trial
-from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Device, Loader, Memory
 
 Settings = Mapping[str, str]
 
 DATASET = Loader("Digits", 1797, 32, 0, None, False, False, 57, False)
-SCENE = Scene(
+SCENE = Observation(
     Device("cpu", "CPU"),
-    loaders=(SeenLoader(DATASET, "DataLoader", False, False, "fork", False, False),),
-    optimizers=(SeenOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False),),
-    modules=(SeenModule("Net", 1000, ("float32",), True, "contiguous", False, True, None),),
+    loaders=(ObservedLoader(DATASET, "DataLoader", False, False, "fork", False, False),),
+    optimizers=(ObservedOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False),),
+    modules=(ObservedModule("Net", 1000, ("float32",), True, "contiguous", False, True, None),),
 )
 
 

@@ -11,17 +11,17 @@ import pytest
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue
 from gpulab.knobs.catalogue import KNOBS, decide, grid, parse_settings, parse_sweep, parse_sweeps, parsed_value
-from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.knobs.variables import Variables
 from gpulab.run import Device, Loader
 
-LOADER = SeenLoader(
+LOADER = ObservedLoader(
     Loader("Digits", 100, 8, 0, None, False, False, 13, False), "DataLoader", False, False, "fork", False, False
 )
-OPTIMIZER = SeenOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False)
-MODULE = SeenModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
-SCENE = Scene(Device("cpu", "CPU"), (LOADER,), (OPTIMIZER,), (MODULE,))
-NOTHING = Scene(Device("cpu", "CPU"))
+OPTIMIZER = ObservedOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False)
+MODULE = ObservedModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
+SCENE = Observation(Device("cpu", "CPU"), (LOADER,), (OPTIMIZER,), (MODULE,))
+NOTHING = Observation(Device("cpu", "CPU"))
 CELL = Variables.of(ast.parse("hidden = 64\nf(hidden, batch_size, net)"), {"batch_size": 8, "net": object()})
 
 
@@ -150,7 +150,7 @@ def test_every_option_of_a_knob_can_be_written(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "scene", "kind"),
+    ("name", "observation", "kind"),
     [
         ("batch_size", SCENE, "DataLoader option"),
         ("batch_size", NOTHING, "variable of the cell"),
@@ -161,8 +161,8 @@ def test_every_option_of_a_knob_can_be_written(name: str) -> None:
         ("channels_last", NOTHING, "module call"),
     ],
 )
-def test_the_rule(name: str, scene: Scene, kind: str) -> None:
-    decision = decide(name, scene, CELL.has)
+def test_the_rule(name: str, observation: Observation, kind: str) -> None:
+    decision = decide(name, observation, CELL.has)
     assert decision.words == f"{name}: {kind}"
     assert (decision.knob is None) == (kind == "variable of the cell")
 
@@ -179,10 +179,10 @@ def test_a_knob_that_no_value_fits_leaves_its_name_to_the_variable() -> None:
     assert decide("batch_size", replace(SCENE, loaders=(small,)), CELL.has).knob is KNOBS["batch_size"]
 
 
-@pytest.mark.parametrize("scene", [SCENE, NOTHING])
-def test_a_name_that_is_neither_is_an_error(scene: Scene) -> None:
+@pytest.mark.parametrize("observation", [SCENE, NOTHING])
+def test_a_name_that_is_neither_is_an_error(observation: Observation) -> None:
     with pytest.raises(UsageError, match="neither a knob nor a variable"):
-        decide("other", scene, CELL.has)
+        decide("other", observation, CELL.has)
 
 
 def test_a_name_that_is_a_knobs_and_an_objects_is_the_knob() -> None:

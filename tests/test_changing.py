@@ -126,19 +126,21 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
     exec(OWN_SAMPLER, names)
     refused = Changing(Arm({"batch_size": 8}), code).decided.refused
     assert "a batch_sampler of its own" in refused
-    scene = changing_scene(code)
-    single_run.remember(code, scene)
-    assert single_run.known(code) is scene
+    observation = changing_scene(code)
+    single_run.remember(code, observation)
+    assert single_run.known(code) is observation
     names["loader"] = names["DataLoader"](names["data"], batch_size=16)
     assert single_run.known(code) is None, "the cell reads another loader now"
     (change,) = ran(LOOP, names, batch_size=8)
     assert (change.found, change.state) == ("16", "took effect")
 
 
-def test_a_remembered_scene_never_refuses(names: dict[str, Any]) -> None:
+def test_a_remembered_observation_never_refuses(names: dict[str, Any]) -> None:
     code = TextCode.parsed(LOOP, names)
-    scene = changing_scene(code)
-    single_run.remember(code, replace(scene, loaders=(replace(scene.loaders[0], custom_batch_sampler=True),)))
+    observation = changing_scene(code)
+    single_run.remember(
+        code, replace(observation, loaders=(replace(observation.loaders[0], custom_batch_sampler=True),))
+    )
     assert single_run.known(code) is not None
     assert not Changing(Arm({"batch_size": 8}), code).decided.refused
 
@@ -151,7 +153,7 @@ def changing_scene(code: TextCode) -> Any:
         observe() as seen,
     ):
         code.run(quiet=True)
-    return seen.scene(profile.run)
+    return seen.observation(profile.run)
 
 
 # -- what is certain before anything runs ---------------------------------------------------------------------------

@@ -11,13 +11,13 @@ import synthetic
 
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device
 
 torch = pytest.importorskip("torch")
 
 KNOB = KNOBS["compute_threads"]
-SCENE = Scene(Device("cpu", "CPU"), compute_threads=2)
+SCENE = Observation(Device("cpu", "CPU"), compute_threads=2)
 RUN = synthetic.cpu_case().run
 
 
@@ -48,10 +48,10 @@ def test_it_took_effect_unless_the_code_sets_its_own() -> None:
 
 
 def test_what_it_refuses_and_what_keeps_it() -> None:
-    assert KNOB.found(SCENE) == 2 and KNOB.refuses(SCENE, 1) is None
+    assert KNOB.value_in(SCENE) == 2 and KNOB.refuses(SCENE, 1) is None
     assert "GPU" in str(KNOB.refuses(replace(SCENE, device=Device("cuda", "H100", 0)), 1))
     assert "not seen" in str(KNOB.refuses(replace(SCENE, compute_threads=None), 1))
-    assert "set_num_threads(1)" in KNOB.permanent(SCENE, 1).snippet
+    assert "set_num_threads(1)" in KNOB.code_edit(SCENE, 1).snippet
     with pytest.raises(UsageError, match="compute_threads=0"):
         KNOB.parse("0")
 

@@ -21,9 +21,9 @@ from gpulab.knobs.dataloader.dataset_cache import CACHE, DatasetCache
 from gpulab.knobs.dataloader.item_size import item_bytes
 from gpulab.knobs.dataloader.options import WORKERS
 from gpulab.knobs.dataloader.same_items import same
-from gpulab.knobs.knob import Log
-from gpulab.knobs.observe.describe import seen_loader
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.observe.describe import observed_loader
+from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device, Settings
 
 LENGTH = 20
@@ -71,8 +71,8 @@ def data(loader: DataLoader[Any]) -> list[Any]:
     return [(x.tolist(), y.tolist()) for x, y in loader]
 
 
-def scene(loader: DataLoader[Any]) -> Scene:
-    return Scene(Device("cpu", "CPU"), (seen_loader(loader),))
+def observation(loader: DataLoader[Any]) -> Observation:
+    return Observation(Device("cpu", "CPU"), (observed_loader(loader),))
 
 
 @pytest.mark.parametrize("kind", [Counted, Several])
@@ -253,18 +253,18 @@ def test_the_users_dataset_shows_through(cache: DatasetCache) -> None:
 
 def test_what_can_be_told_before(cache: DatasetCache) -> None:
     loader = DataLoader(Counted(), 4)
-    assert cache.refuses(scene(loader), True) is None
-    assert "IterableDataset" in (cache.refuses(scene(DataLoader(Stream(), 4)), True) or "")
-    assert cache.refuses(Scene(Device("cpu", "CPU")), True) == options.NO_LOADER
-    assert cache.found(scene(loader)) is False and cache.found(Scene(Device("cpu", "CPU"))) is None
+    assert cache.refuses(observation(loader), True) is None
+    assert "IterableDataset" in (cache.refuses(observation(DataLoader(Stream(), 4)), True) or "")
+    assert cache.refuses(Observation(Device("cpu", "CPU")), True) == options.NO_LOADER
+    assert cache.value_in(observation(loader)) is False and cache.value_in(Observation(Device("cpu", "CPU"))) is None
     assert cache.parse("on") is True and cache.parse("false") is False
     with pytest.raises(UsageError, match="cache=full"):
         cache.parse("full")
-    assert "range(len(dataset))" in CACHE.permanent(scene(loader), True).snippet
+    assert "range(len(dataset))" in CACHE.code_edit(observation(loader), True).snippet
 
 
 def test_verified_from_a_run(cache: DatasetCache) -> None:
-    def run(*, on: bool) -> tuple[Any, Log]:
+    def run(*, on: bool) -> tuple[Any, KnobEffects]:
         capture = Capture(Settings(trace=False, live=False, save=False), "block")
         capture.start()
         with cache.applied(on) as log:
@@ -273,16 +273,16 @@ def test_verified_from_a_run(cache: DatasetCache) -> None:
 
     loader = DataLoader(Counted(), 4)
     cached, log = run(on=True)
-    assert cache.verify(scene(loader), True, log, cached).state == "took effect"
+    assert cache.verify(observation(loader), True, log, cached).state == "took effect"
     plain, off = run(on=False)
-    assert cache.verify(scene(loader), False, off, plain).state == "no effect"
+    assert cache.verify(observation(loader), False, off, plain).state == "no effect"
     other = replace(cached, loader=replace(cached.loader, dataset="Other"))
-    assert cache.verify(scene(loader), True, log, other).state == "no effect"
+    assert cache.verify(observation(loader), True, log, other).state == "no effect"
     log.count("Counted as written")
-    assert cache.verify(scene(loader), True, log, cached).state == "cannot tell"
+    assert cache.verify(observation(loader), True, log, cached).state == "cannot tell"
     loader = DataLoader(Counted(augmented_by_torch), 4)
     refused, log = run(on=True)
-    result = cache.verify(scene(loader), True, log, refused)
+    result = cache.verify(observation(loader), True, log, refused)
     assert result.state == "no effect" and "random augmentation" in result.evidence
 
 

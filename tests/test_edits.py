@@ -12,17 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.knobs.edits import Edit, edit, parse
-from gpulab.knobs.knob import Permanent
+from gpulab.knobs.knob import CodeEdit
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.model.precision import AMP
-from gpulab.knobs.observe.observation import Scene
-from gpulab.knobs.variables import permanent
+from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.variables import code_edit
 from gpulab.run import Device
 
-WORKERS = Permanent("DataLoader(..., num_workers=4)", "DataLoader", "num_workers", "4")
-BATCH = Permanent("DataLoader(..., batch_size=64)", "DataLoader", "batch_size", "64")
-FUSED = Permanent("AdamW(..., fused=True)", "AdamW", "fused", "True")
-TF32 = Permanent('torch.set_float32_matmul_precision("high")')
+WORKERS = CodeEdit("DataLoader(..., num_workers=4)", "DataLoader", "num_workers", "4")
+BATCH = CodeEdit("DataLoader(..., batch_size=64)", "DataLoader", "batch_size", "64")
+FUSED = CodeEdit("AdamW(..., fused=True)", "AdamW", "fused", "True")
+TF32 = CodeEdit('torch.set_float32_matmul_precision("high")')
 
 
 def applied(text: str, diff: str) -> str:
@@ -47,9 +47,9 @@ def applied(text: str, diff: str) -> str:
     return "\n".join(new + old[at:])
 
 
-def changed(cell: str, *permanents: Permanent) -> str:
+def changed(cell: str, *edits: CodeEdit) -> str:
     """The cell after a diff was applied to it."""
-    result = edit(cell, permanents)
+    result = edit(cell, edits)
     assert result.is_diff, result.text
     assert applied(cell, result.text) == result.cell
     return result.cell
@@ -142,10 +142,10 @@ def comments(cell: str) -> list[str]:
 
 @settings(max_examples=300, deadline=None)
 @given(cells(), st.sampled_from([(WORKERS,), (BATCH,), (WORKERS, BATCH), (BATCH, WORKERS)]))
-def test_the_edited_call_gets_that_value_and_nothing_else_changes(cell: str, permanents: tuple[Permanent, ...]) -> None:
+def test_the_edited_call_gets_that_value_and_nothing_else_changes(cell: str, edits: tuple[CodeEdit, ...]) -> None:
     before = run(cell)
-    after = run(changed(cell, *permanents))
-    wanted = {p.keyword: int(p.literal) for p in permanents}
+    after = run(changed(cell, *edits))
+    wanted = {p.keyword: int(p.literal) for p in edits}
     assert after == {**before, **wanted}
 
 
@@ -279,7 +279,7 @@ def test_every_optimizer_of_that_kind_gets_its_option() -> None:
     ],
 )
 def test_a_literal_of_the_cell_is_changed(cell: str, name: str, value: Any, after: str) -> None:
-    assert changed(cell, permanent(name, value)) == after
+    assert changed(cell, code_edit(name, value)) == after
 
 
 @pytest.mark.parametrize(
@@ -291,13 +291,13 @@ def test_a_literal_of_the_cell_is_changed(cell: str, name: str, value: Any, afte
         ("DataLoader(x for x in y)", WORKERS),
         ("this is no Python", WORKERS),
         ("DataLoader(ds)\r\nx", WORKERS),
-        ("f(hidden)", permanent("hidden", 512)),
-        ("f(hidden)\nhidden = 3", permanent("hidden", 512)),
-        ("f(lr)", permanent("lr", float("inf"))),
+        ("f(hidden)", code_edit("hidden", 512)),
+        ("f(hidden)\nhidden = 3", code_edit("hidden", 512)),
+        ("f(lr)", code_edit("lr", float("inf"))),
         ("DataLoader(ds)", TF32),
     ],
 )
-def test_what_cannot_be_located_is_a_snippet(cell: str, wanted: Permanent) -> None:
+def test_what_cannot_be_located_is_a_snippet(cell: str, wanted: CodeEdit) -> None:
     assert edit(cell, [wanted]) == Edit(wanted.snippet, False, cell)
 
 
@@ -309,13 +309,13 @@ def test_snippets_follow_the_diff() -> None:
 
 
 def test_two_that_change_the_end_of_the_loop_give_one_end() -> None:
-    scene = Scene(Device("cuda", "GPU"))
-    wanted = [ACCUMULATE.permanent(scene, 2), AMP.permanent(scene, "fp16")]
+    observation = Observation(Device("cuda", "GPU"))
+    wanted = [ACCUMULATE.code_edit(observation, 2), AMP.code_edit(observation, "fp16")]
     code = edit("train()", wanted).text
     assert code.count("backward()") == code.count("step(optimizer)") == code.count("zero_grad()") == 1
     assert "scaler.scale(loss / 2).backward()" in code and "optimizer.step()" not in code
     compile(code, "snippet", "exec")
-    with_bf16 = edit("train()", [wanted[0], AMP.permanent(scene, "bf16")]).text
+    with_bf16 = edit("train()", [wanted[0], AMP.code_edit(observation, "bf16")]).text
     assert with_bf16.count("backward()") == 1 and "scaler" not in with_bf16
 
 

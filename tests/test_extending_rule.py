@@ -8,12 +8,12 @@ from types import ModuleType
 
 import pytest
 import synthetic
-from gpulab.diagnosis.thresholds import DEFAULT, Thresholds
 from made_cases import case_of, run_of
 
 from gpulab.diagnosis import rules
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
+from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.views.report.findings import finding_sections
 
 DOCS = Path(__file__).parents[1] / "docs"

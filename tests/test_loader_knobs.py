@@ -38,9 +38,9 @@ from gpulab.knobs.dataloader.options import (
     WORKERS,
     with_settings,
 )
-from gpulab.knobs.knob import Knob, Log, Value
-from gpulab.knobs.observe.describe import seen_loader
-from gpulab.knobs.observe.observation import Scene, SeenLoader
+from gpulab.knobs.knob import Knob, KnobEffects, Value
+from gpulab.knobs.observe.describe import observed_loader
+from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.run import Device, Run, Settings
 
 LENGTH = 26
@@ -76,7 +76,7 @@ class Counting(IterableDataset):
 
 
 @contextmanager
-def applied(settings: Mapping[Knob, Value]) -> Iterator[dict[str, Log]]:
+def applied(settings: Mapping[Knob, Value]) -> Iterator[dict[str, KnobEffects]]:
     with ExitStack() as stack:
         yield {knob.name: stack.enter_context(knob.applied(value)) for knob, value in settings.items()}
 
@@ -86,7 +86,7 @@ def workers() -> int:
     return len(multiprocessing.active_children())
 
 
-def measured(code: Callable[[], object], settings: Mapping[Knob, Value]) -> tuple[Run, dict[str, Log]]:
+def measured(code: Callable[[], object], settings: Mapping[Knob, Value]) -> tuple[Run, dict[str, KnobEffects]]:
     capture = Capture(Settings(trace=False, live=False, save=False), "block")
     capture.start()
     try:
@@ -97,8 +97,8 @@ def measured(code: Callable[[], object], settings: Mapping[Knob, Value]) -> tupl
     return run, logs
 
 
-def scene(*loaders: DataLoader[Any]) -> Scene:
-    return Scene(Device("cpu", "CPU"), tuple(map(seen_loader, loaders)))
+def observation(*loaders: DataLoader[Any]) -> Observation:
+    return Observation(Device("cpu", "CPU"), tuple(map(observed_loader, loaders)))
 
 
 def train(loader: DataLoader[Any], epochs: int = 1) -> None:
@@ -374,7 +374,7 @@ def test_an_iterable_dataset_is_left_as_it_is_with_the_reason(knob: Knob) -> Non
     with knob.applied(2) as log:
         assert [len(x) for x in loader] == [4] * 6 + [2]
     assert "IterableDataset" in log.refused[0]
-    assert "IterableDataset" in (knob.refuses(scene(loader), 2) or "")
+    assert "IterableDataset" in (knob.refuses(observation(loader), 2) or "")
 
 
 def test_the_others_are_changed_where_one_is_left() -> None:
@@ -391,20 +391,20 @@ def test_batch_sizes_that_cannot_be() -> None:
     own = DataLoader(Squares(), batch_sampler=Own(SequentialSampler(Squares()), 3, False))
     unbatched = DataLoader(Squares(), batch_size=None)
     for loader, words in ((own, "batch_sampler"), (unbatched, "batch_size=None")):
-        assert words in (BATCH_SIZE.refuses(scene(loader), 2) or "")
+        assert words in (BATCH_SIZE.refuses(observation(loader), 2) or "")
         with BATCH_SIZE.applied(2) as log:
             assert len(list(loader)) == len(loader)
         assert words in log.refused[0]
-    assert "batch_size=26" in (BATCH_SIZE.refuses(scene(plain()), 27) or "")
-    assert "batch_size=1" in (BATCH_SIZE.refuses(scene(plain()), 0) or "")
-    assert BATCH_SIZE.refuses(scene(plain()), 26) is None
+    assert "batch_size=26" in (BATCH_SIZE.refuses(observation(plain()), 27) or "")
+    assert "batch_size=1" in (BATCH_SIZE.refuses(observation(plain()), 0) or "")
+    assert BATCH_SIZE.refuses(observation(plain()), 26) is None
     with BATCH_SIZE.applied(27) as log:
         assert len(next(iter(plain()))[0]) == 4
     assert "26 items" in log.refused[0]
 
 
 def test_what_needs_workers_says_so_unless_they_are_set_too() -> None:
-    seen = scene(plain())
+    seen = observation(plain())
     for knob, value in ((PREFETCH, 4), (PERSISTENT_WORKERS, True)):
         assert "workers=2" in (knob.refuses(seen, value) or "")
         assert knob.refuses(with_settings(seen, {"workers": 2, knob.name: value}), value) is None
@@ -412,21 +412,21 @@ def test_what_needs_workers_says_so_unless_they_are_set_too() -> None:
             list(plain())
         assert "workers=2" in log.refused[0]
     assert PERSISTENT_WORKERS.refuses(seen, False) is None
-    with_workers = scene(plain(num_workers=1))
+    with_workers = observation(plain(num_workers=1))
     assert "workers=2" in (PREFETCH.refuses(with_settings(with_workers, {"workers": 0}), 4) or "")
 
 
 def test_no_loader_no_option() -> None:
     for knob in OPTIONS:
-        assert knob.refuses(Scene(Device("cpu", "CPU")), knob.options[-1]) == "the cell iterates no DataLoader"
-        assert knob.found(Scene(Device("cpu", "CPU"))) is None
+        assert knob.refuses(Observation(Device("cpu", "CPU")), knob.options[-1]) == "the cell iterates no DataLoader"
+        assert knob.value_in(Observation(Device("cpu", "CPU"))) is None
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_a_dataset_of_the_notebook_cannot_go_to_workers_that_are_not_forked(method: str) -> None:
-    seen = scene(plain())
+    seen = observation(plain())
     (loader,) = seen.loaders
-    fits: Callable[[SeenLoader], Scene] = lambda one: replace(seen, loaders=(one,))  # noqa: E731
+    fits: Callable[[ObservedLoader], Observation] = lambda one: replace(seen, loaders=(one,))  # noqa: E731
     why = WORKERS.refuses(fits(replace(loader, dataset_from_main=True, start_method=method)), 2)
     assert why is not None and method in why and ".py" in why
     assert WORKERS.refuses(fits(replace(loader, dataset_from_main=True, start_method=method)), 0) is None
@@ -436,9 +436,9 @@ def test_a_dataset_of_the_notebook_cannot_go_to_workers_that_are_not_forked(meth
 
 def test_little_shared_memory_is_said_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader_options, "_shared_memory_bytes", lambda: 64 * 2**20)
-    assert "64.0 MiB" in WORKERS.cautions(scene(plain()), 2)[0]
-    assert WORKERS.cautions(scene(plain()), 0) == ()
-    assert WORKERS.refuses(scene(plain()), 2) is None
+    assert "64.0 MiB" in WORKERS.cautions(observation(plain()), 2)[0]
+    assert WORKERS.cautions(observation(plain()), 0) == ()
+    assert WORKERS.refuses(observation(plain()), 2) is None
     with WORKERS.applied(1) as log:
         pass
     assert "Bus error" in log.notes[0]
@@ -468,12 +468,12 @@ def test_a_wrong_value_names_knob_text_and_nearest(knob: Knob, text: str, neares
 
 
 def test_values_found_and_made_permanent() -> None:
-    seen = scene(plain(num_workers=1, persistent_workers=True))
-    assert [knob.found(seen) for knob in OPTIONS] == [1, 2, False, True, 4]
+    seen = observation(plain(num_workers=1, persistent_workers=True))
+    assert [knob.value_in(seen) for knob in OPTIONS] == [1, 2, False, True, 4]
     assert WORKERS.parse("3") == 3 and PIN_MEMORY.parse("true") is True and BATCH_SIZE.parse(" 16 ") == 16
-    kept = WORKERS.permanent(seen, 4)
+    kept = WORKERS.code_edit(seen, 4)
     assert (kept.call, kept.keyword, kept.literal) == ("DataLoader", "num_workers", "4")
-    assert PIN_MEMORY.permanent(seen, True).snippet == "DataLoader(…, pin_memory=True)"
+    assert PIN_MEMORY.code_edit(seen, True).snippet == "DataLoader(…, pin_memory=True)"
 
 
 # -- took it effect? ---
@@ -492,10 +492,10 @@ def test_values_found_and_made_permanent() -> None:
 def test_verified_from_a_run(knob: Knob, value: Value, others: Mapping[Knob, Value], words: str) -> None:
     loader = plain()
     run, logs = measured(lambda: train(loader, 3), {knob: value, **others})
-    result = knob.verify(scene(loader), value, logs[knob.name], run)
+    result = knob.verify(observation(loader), value, logs[knob.name], run)
     assert result.state == "took effect" and words in result.evidence
     untouched, _ = measured(lambda: train(loader, 3), {})
-    assert knob.verify(scene(loader), value, Log({"loaders": 1}), untouched).state == "no effect"
+    assert knob.verify(observation(loader), value, KnobEffects({"loaders": 1}), untouched).state == "no effect"
     assert run.loader is not None and run.loader.dataset == "Squares"
 
 
@@ -503,13 +503,13 @@ def test_more_workers_than_cores_are_allowed_and_said() -> None:
     loader = plain()
     run, logs = measured(lambda: train(loader), {WORKERS: 2})
     run = replace(run, environment=replace(run.environment, usable_cores=1.0))
-    assert "more than the 1 usable cores" in WORKERS.verify(scene(loader), 2, logs["workers"], run).evidence
+    assert "more than the 1 usable cores" in WORKERS.verify(observation(loader), 2, logs["workers"], run).evidence
 
 
 def test_persistence_cannot_be_told_from_one_epoch() -> None:
     loader = plain()
     run, logs = measured(lambda: train(loader), {WORKERS: 1, PERSISTENT_WORKERS: True})
-    result = PERSISTENT_WORKERS.verify(scene(loader), True, logs["persistent_workers"], run)
+    result = PERSISTENT_WORKERS.verify(observation(loader), True, logs["persistent_workers"], run)
     assert result.state == "cannot tell" and "one epoch" in result.evidence
 
 
@@ -517,19 +517,19 @@ def test_persistence_cannot_be_told_from_one_epoch() -> None:
 @pytest.mark.filterwarnings("error")
 def test_pinning_without_a_gpu_says_that_it_does_nothing() -> None:
     loader = plain()
-    assert PIN_MEMORY.refuses(scene(loader), True) is None
+    assert PIN_MEMORY.refuses(observation(loader), True) is None
     run, logs = measured(lambda: train(loader), {PIN_MEMORY: True})
-    result = PIN_MEMORY.verify(scene(loader), True, logs["pin_memory"], run)
+    result = PIN_MEMORY.verify(observation(loader), True, logs["pin_memory"], run)
     assert result.state == "no effect" and "no GPU" in result.evidence
 
 
 def test_a_value_as_written_and_a_loop_without_a_loader_have_no_effect() -> None:
     loader = plain()
     run, logs = measured(lambda: train(loader), {WORKERS: 0})
-    result = WORKERS.verify(scene(loader), 0, logs["workers"], run)
+    result = WORKERS.verify(observation(loader), 0, logs["workers"], run)
     assert (result.state, result.evidence) == ("no effect", "the DataLoader has workers=0 as written")
     run, logs = measured(lambda: None, {WORKERS: 2})
-    assert WORKERS.verify(scene(), 2, logs["workers"], run).state == "no effect"
+    assert WORKERS.verify(observation(), 2, logs["workers"], run).state == "no effect"
 
 
 def test_the_capture_sees_one_loader_for_all_epochs() -> None:
@@ -566,9 +566,9 @@ def test_accelerate() -> None:
     seen: list[Any] = []
     run, logs = measured(lambda: seen.extend(cell(2)), {WORKERS: 2})
     assert seen == expected
-    assert WORKERS.verify(scene(plain()), 2, logs["workers"], run).state == "took effect"
+    assert WORKERS.verify(observation(plain()), 2, logs["workers"], run).state == "took effect"
     run, logs = measured(lambda: seen.extend(cell(2)), {BATCH_SIZE: 13})
-    assert BATCH_SIZE.verify(scene(plain()), 13, logs["batch_size"], run).state == "took effect"
+    assert BATCH_SIZE.verify(observation(plain()), 13, logs["batch_size"], run).state == "took effect"
     assert seen[len(expected)] == 2 and len(seen[len(expected) + 1]) == 13
 
 
@@ -600,7 +600,7 @@ def test_lightning() -> None:
 
     run, logs = measured(cell, {WORKERS: 1, BATCH_SIZE: 13})
     assert steps == [13] * 4
-    assert WORKERS.verify(scene(plain()), 1, logs["workers"], run).state == "took effect"
+    assert WORKERS.verify(observation(plain()), 1, logs["workers"], run).state == "took effect"
     assert logs["workers"].counts["loaders"] == 2  # the evaluation's too
 
 
@@ -630,7 +630,7 @@ def test_transformers(tmp_path: Any) -> None:
 
     run, logs = measured(cell, {WORKERS: 1, BATCH_SIZE: 13})
     assert sizes == [13] * 4
-    assert WORKERS.verify(scene(plain()), 1, logs["workers"], run).state == "took effect"
+    assert WORKERS.verify(observation(plain()), 1, logs["workers"], run).state == "took effect"
 
 
 # -- random numbers of other libraries ---

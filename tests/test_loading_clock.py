@@ -35,7 +35,7 @@ import gpulab
 from gpulab.capture.dataloader import feeds, fetch_clock, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
 from gpulab.knobs.dataloader.copy import overriding
-from gpulab.knobs.knob import Log
+from gpulab.knobs.knob import KnobEffects
 from gpulab.run import Batches, Run
 
 PARTS = ("read_ns", "transform_ns", "collate_ns")
@@ -365,7 +365,7 @@ def test_a_copy_that_a_knob_makes_is_timed() -> None:
 
     class Overridden:
         def __iter__(self) -> Any:
-            with overriding("num_workers", 2, Log()):
+            with overriding("num_workers", 2, KnobEffects()):
                 yield from loader
 
     assert set(timed(trained(Overridden())[0]).worker.tolist()) == {0, 1}

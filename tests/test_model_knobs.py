@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 import torch.nn.functional as F  # noqa: E402
 from hypothesis import HealthCheck, given, settings  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
-from knob_cells import CPU, H100, T4, Cell, Net, new_cell, same, scene_of, traced  # noqa: E402
+from knob_cells import CPU, H100, T4, Cell, Net, new_cell, observation_of, same, traced  # noqa: E402
 from test_optimizer_knobs import looks  # noqa: E402
 from test_precision_knobs import settings as precision_settings  # noqa: E402
 from torch import nn  # noqa: E402
@@ -28,22 +28,22 @@ from torch.nn.modules import module as modules_of_torch  # noqa: E402
 from torch.optim import optimizer as optimizers_of_torch  # noqa: E402
 
 from gpulab.errors import UsageError  # noqa: E402
-from gpulab.knobs.knob import Knob, Log, Value  # noqa: E402
+from gpulab.knobs.knob import Knob, KnobEffects, Value  # noqa: E402
 from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
 from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
 from gpulab.knobs.model.compile import COMPILE  # noqa: E402
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
 from gpulab.knobs.model.precision import AMP, TF32  # noqa: E402
-from gpulab.knobs.observe.observation import Scene, SeenModule  # noqa: E402
+from gpulab.knobs.observe.observation import Observation, ObservedModule  # noqa: E402
 
-MODULE = SeenModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
-SCENE = Scene(CPU, modules=(MODULE,))
+MODULE = ObservedModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
+SCENE = Observation(CPU, modules=(MODULE,))
 LAST = torch.channels_last
 
 
-def scene(**changes: Any) -> Scene:
-    return Scene(CPU, modules=(dataclasses.replace(MODULE, **changes),))
+def observation(**changes: Any) -> Observation:
+    return Observation(CPU, modules=(dataclasses.replace(MODULE, **changes),))
 
 
 @pytest.fixture
@@ -130,18 +130,22 @@ def test_a_model_that_the_cell_moves_stays_where_it_was_moved() -> None:
 
 
 def test_channels_last_says_what_it_did() -> None:
-    seen = scene_of(new_cell())
-    assert CHANNELS_LAST.found(seen) is False and CHANNELS_LAST.refuses(seen, True) is None
+    seen = observation_of(new_cell())
+    assert CHANNELS_LAST.value_in(seen) is False and CHANNELS_LAST.refuses(seen, True) is None
     run, (log,) = traced(new_cell(), (CHANNELS_LAST, True))
     said = CHANNELS_LAST.verify(seen, True, log, run)
     assert said.state == "took effect" and "1 weights and 6 inputs" in said.evidence
-    assert CHANNELS_LAST.verify(seen, False, Log(), run).evidence.endswith("laid out channels first as written")
-    assert "are the same layout" in CHANNELS_LAST.verify(seen, True, Log(), run).evidence  # found off, nothing to do
-    assert CHANNELS_LAST.found(scene(memory_format="channels_last")) is True
-    assert CHANNELS_LAST.found(scene(memory_format="mixed")) is CHANNELS_LAST.found(Scene(CPU)) is None
-    for without in (scene(has_convolution=False), scene(memory_format=None), Scene(CPU)):
+    assert CHANNELS_LAST.verify(seen, False, KnobEffects(), run).evidence.endswith("laid out channels first as written")
+    assert (
+        "are the same layout" in CHANNELS_LAST.verify(seen, True, KnobEffects(), run).evidence
+    )  # found off, nothing to do
+    assert CHANNELS_LAST.value_in(observation(memory_format="channels_last")) is True
+    assert (
+        CHANNELS_LAST.value_in(observation(memory_format="mixed")) is CHANNELS_LAST.value_in(Observation(CPU)) is None
+    )
+    for without in (observation(has_convolution=False), observation(memory_format=None), Observation(CPU)):
         assert "convolution" in str(CHANNELS_LAST.refuses(without, True))
-    assert "channels_last" in CHANNELS_LAST.permanent(seen, True).snippet
+    assert "channels_last" in CHANNELS_LAST.code_edit(seen, True).snippet
 
 
 # -- attention ---------------------------------------------------------------------------------------------------------
@@ -154,8 +158,8 @@ def sdp_flags() -> list[bool]:
 
 @pytest.mark.parametrize(("value", "flags"), [("math", [0, 0, 1, 0]), ("flash", [1, 0, 1, 0]), ("auto", [1, 1, 1, 1])])
 def test_attention_runs_on_the_back_end_and_the_flags_come_back(value: str, flags: list[int]) -> None:
-    before, seen = sdp_flags(), scene_of(new_cell())
-    assert seen.attention == "flash" and ATTENTION.found(seen) == "auto" and all(before)
+    before, seen = sdp_flags(), observation_of(new_cell())
+    assert seen.attention == "flash" and ATTENTION.value_in(seen) == "auto" and all(before)
     inside: list[list[bool]] = []
     cell = new_cell()
     cell.after_backward = lambda: inside.append(sdp_flags())
@@ -178,20 +182,20 @@ def test_attention_falls_back_and_says_so() -> None:
         return Cell(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
     run, (log,) = traced(cell(), (ATTENTION, "flash"))
-    said = ATTENTION.verify(scene_of(cell()), "flash", log, run)
+    said = ATTENTION.verify(observation_of(cell()), "flash", log, run)
     assert said.state == "no effect" and "flash attention does not take these inputs" in said.evidence
 
 
 def test_attention_refuses_where_there_is_none() -> None:
     without = dataclasses.replace(SCENE, operators=frozenset({"aten::mm"}))
-    assert "by hand" in str(ATTENTION.refuses(without, "math")) and ATTENTION.found(without) is None
+    assert "by hand" in str(ATTENTION.refuses(without, "math")) and ATTENTION.value_in(without) is None
     assert "only a trace shows" in str(ATTENTION.refuses(SCENE, "math"))
     with_it = dataclasses.replace(SCENE, attention="flash")
     assert "GPUs only" in str(ATTENTION.refuses(with_it, "efficient")) and ATTENTION.refuses(with_it, "math") is None
     assert ATTENTION.refuses(dataclasses.replace(with_it, device=H100), "efficient") is None
     with pytest.raises(UsageError, match="Nearest: attention=flash"):
         ATTENTION.parse("flahs")
-    compile(ATTENTION.permanent(with_it, "flash").snippet.replace("…", "pass"), "snippet", "exec")
+    compile(ATTENTION.code_edit(with_it, "flash").snippet.replace("…", "pass"), "snippet", "exec")
 
 
 # -- compile -----------------------------------------------------------------------------------------------------------
@@ -202,9 +206,9 @@ def test_compile_really_compiles_on_the_cpu_flags_the_step_and_is_taken_back() -
     from gpulab.run import StepFlag
 
     torch.compiler.reset()
-    seen, plain = scene_of(new_cell()), new_cell()
+    seen, plain = observation_of(new_cell()), new_cell()
     plain.run()
-    assert COMPILE.found(seen) == "off" and COMPILE.refuses(seen, "default") is None
+    assert COMPILE.value_in(seen) == "off" and COMPILE.refuses(seen, "default") is None
     try:
         first = new_cell()
         run, (log,) = traced(first, (COMPILE, "default"))
@@ -271,9 +275,9 @@ def test_what_cannot_be_compiled_runs_as_it_is_and_is_said(monkeypatch: pytest.M
 
 
 def test_compile_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "no torch.nn.Module" in str(COMPILE.refuses(scene(parameter_count=0), "default"))
-    assert "itself" in str(COMPILE.refuses(scene(compiled=True), "default"))
-    assert COMPILE.found(scene(compiled=True)) is None and COMPILE.refuses(SCENE, "off") is None
+    assert "no torch.nn.Module" in str(COMPILE.refuses(observation(parameter_count=0), "default"))
+    assert "itself" in str(COMPILE.refuses(observation(compiled=True), "default"))
+    assert COMPILE.value_in(observation(compiled=True)) is None and COMPILE.refuses(SCENE, "off") is None
     assert "CUDA graphs" in str(COMPILE.refuses(SCENE, "reduce-overhead"))
     monkeypatch.setattr(shutil, "which", lambda command: None)
     assert "C++ compiler" in str(COMPILE.refuses(SCENE, "default"))
@@ -286,7 +290,7 @@ def test_compile_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "Triton" in str(COMPILE.refuses(dataclasses.replace(SCENE, device=H100), "default"))
     with pytest.raises(UsageError, match="Nearest: compile=reduce-overhead"):
         COMPILE.parse("reduce")
-    assert "reduce-overhead" in COMPILE.permanent(SCENE, "reduce-overhead").snippet
+    assert "reduce-overhead" in COMPILE.code_edit(SCENE, "reduce-overhead").snippet
 
 
 def test_compile_needs_the_headers_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -410,7 +414,7 @@ def _leave_nothing(order: list[tuple[Knob, Value]], where: str | None, trained_b
     "order", [SETTINGS[1:], SETTINGS[:0:-1], (*SETTINGS[:1], *SETTINGS[2:])], ids=["fp16", "fp16 back", "bf16"]
 )
 def test_together_they_all_take_effect_and_train(light_compiler: None, order: tuple[tuple[Knob, Value], ...]) -> None:
-    seen = scene_of(new_cell())
+    seen = observation_of(new_cell())
     cell = new_cell()
     run, logs = traced(cell, *order)
     AMP.forget()

@@ -23,7 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorData
 
 from gpulab.capture.recorder import Capture
 from gpulab.knobs.observe import watch
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, attention_backend, observe
 from gpulab.run import Device, Run, Settings
 
@@ -54,9 +54,9 @@ def captured(cell: Callable[[], object], *, trace: bool = True) -> tuple[Run, Ob
     return run, seen
 
 
-def scene(cell: Callable[[], object], *, trace: bool = False) -> Scene:
+def observation(cell: Callable[[], object], *, trace: bool = False) -> Observation:
     run, seen = captured(cell, trace=trace)
-    return seen.scene(run)
+    return seen.observation(run)
 
 
 def data(samples: int = 24) -> TensorDataset:
@@ -95,7 +95,7 @@ def test_unmodified_cells(
 ) -> None:
     kept: list[Any] = []
     run, seen = captured(functools.partial(cell, kept), trace=False)
-    found = seen.scene(run)
+    found = seen.observation(run)
     if loaders is not None:
         assert len(found.loaders) == loaders
     if optimizers is not None:
@@ -109,8 +109,8 @@ def test_unmodified_cells(
 
 def test_lightning(tmp_path: Path) -> None:
     run, seen = captured(functools.partial(cells_libraries.lightning_trainer, [], tmp_path), trace=False)
-    found = seen.scene(run)
-    assert [seen_loader.record.batch_size for seen_loader in found.loaders] == [5, 10]
+    found = seen.observation(run)
+    assert [observed_loader.record.batch_size for observed_loader in found.loaders] == [5, 10]
     assert found.loader is not None and found.loader.record == run.loader
     assert [o.class_name for o in found.optimizers] == ["AdamW"]
     assert [m.class_name for m in found.modules if m.trained] == ["Sequential"]
@@ -118,7 +118,7 @@ def test_lightning(tmp_path: Path) -> None:
 
 def test_hugging_face_trainer(tmp_path: Path) -> None:
     run, seen = captured(functools.partial(cells_libraries.hugging_face_trainer, [], tmp_path), trace=True)
-    found = seen.scene(run)
+    found = seen.observation(run)
     assert found.loader is not None and found.loader.record.batch_size == 4 and found.loader.record == run.loader
     assert found.loader.custom_collate
     assert [o.class_name for o in found.optimizers] == ["AdamW"]
@@ -138,8 +138,8 @@ def test_the_loader_that_feeds_the_steps_comes_first() -> None:
                 net(x)
         train(net, DataLoader(data(), batch_size=4, drop_last=True, shuffle=True))
 
-    found = scene(cell)
-    assert [seen_loader.record.batch_size for seen_loader in found.loaders] == [4, 6]
+    found = observation(cell)
+    assert [observed_loader.record.batch_size for observed_loader in found.loaders] == [4, 6]
     assert found.loaders[0].drop_last and not found.loaders[1].drop_last
 
 
@@ -155,13 +155,13 @@ def test_what_limits_a_loader() -> None:
     single = DataLoader(data(), batch_size=None)
     found = {
         (
-            seen_loader.loader_class,
-            seen_loader.custom_batch_sampler,
-            seen_loader.custom_collate,
-            seen_loader.drop_last,
-            seen_loader.record.batch_size,
+            observed_loader.loader_class,
+            observed_loader.custom_batch_sampler,
+            observed_loader.custom_collate,
+            observed_loader.drop_last,
+            observed_loader.record.batch_size,
         )
-        for seen_loader in scene(lambda: [next(iter(loader)) for loader in (plain, own, single)]).loaders
+        for observed_loader in observation(lambda: [next(iter(loader)) for loader in (plain, own, single)]).loaders
     }
     assert found == {
         ("DataLoader", False, False, False, 4),
@@ -181,11 +181,11 @@ def test_what_was_defined_in_a_notebook_is_told(monkeypatch: pytest.MonkeyPatch)
     loaders = [DataLoader(torch.utils.data.Subset(Here(torch.ones(4)), [0, 1])), DataLoader(data())]
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    found = scene(lambda: [list(loader) for loader in loaders]).loaders
-    assert sorted(seen_loader.dataset_from_main for seen_loader in found) == [False, True]
+    found = observation(lambda: [list(loader) for loader in loaders]).loaders
+    assert sorted(observed_loader.dataset_from_main for observed_loader in found) == [False, True]
     main.__file__ = "script.py"
-    in_script = scene(lambda: [list(loader) for loader in loaders]).loaders
-    assert [seen_loader.dataset_from_main for seen_loader in in_script] == [False, False]
+    in_script = observation(lambda: [list(loader) for loader in loaders]).loaders
+    assert [observed_loader.dataset_from_main for observed_loader in in_script] == [False, False]
     assert found[0].start_method in ("fork", "spawn", "forkserver")
 
 
@@ -206,7 +206,7 @@ def test_optimizers_and_their_forms() -> None:
             p.grad = torch.zeros_like(p)
         return torch.zeros(())
 
-    found = scene(lambda: [o.step(closure) for o in optimizers for _ in range(2)]).optimizers
+    found = observation(lambda: [o.step(closure) for o in optimizers for _ in range(2)]).optimizers
     assert [(o.class_name, o.supports_fused, o.fused, o.foreach, o.takes_closure) for o in found] == [
         ("AdamW", True, True, None, False),
         ("SGD", True, None, False, False),
@@ -233,7 +233,7 @@ def test_a_module_is_trained_only_where_a_backward_pass_follows_in_training_mode
                 critic(student(x))
             loss(student(x), teacher(x)).backward()
 
-    assert [(m.class_name, m.trained) for m in scene(cell).modules] == [
+    assert [(m.class_name, m.trained) for m in observation(cell).modules] == [
         ("Linear", True),
         ("Sequential", False),  # the teacher, which is larger
         ("Sequential", False),
@@ -255,7 +255,7 @@ def test_training_that_begins_long_after_evaluation_is_seen(by_hand: bool) -> No
         for x, y in batches:
             cross_entropy(net(x), y).backward()
 
-    assert [m.trained for m in scene(cell).modules] == [True]
+    assert [m.trained for m in observation(cell).modules] == [True]
 
 
 def test_what_a_module_is_made_of() -> None:
@@ -274,7 +274,7 @@ def test_what_a_module_is_made_of() -> None:
     )
     mixed[1].to(memory_format=torch.channels_last)
     x = torch.randn(1, 3, 8, 8)
-    found = scene(lambda: [m(x) for m in (plain, last, mixed, nn.Linear(8, 2))]).modules
+    found = observation(lambda: [m(x) for m in (plain, last, mixed, nn.Linear(8, 2))]).modules
     assert [(m.class_name, m.has_convolution, m.memory_format) for m in found] == [
         ("Sequential", True, "mixed"),
         ("Net", True, "contiguous"),
@@ -287,7 +287,7 @@ def test_what_a_module_is_made_of() -> None:
 
 
 def test_a_lazy_module_is_described_as_far_as_it_goes() -> None:
-    assert [m.class_name for m in scene(lambda: nn.LazyLinear(3)(torch.ones(2, 4))).modules] == ["LazyLinear"]
+    assert [m.class_name for m in observation(lambda: nn.LazyLinear(3)(torch.ones(2, 4))).modules] == ["LazyLinear"]
 
 
 @pytest.mark.parametrize("where", ["around", "inside", "decorated"])
@@ -309,7 +309,7 @@ def test_autocast_is_seen_around_and_inside_of_the_call(where: str) -> None:
         with torch.autocast("cpu", torch.bfloat16):  # after the call
             pass
 
-    assert [m.autocast_dtype for m in scene(cell).modules] == ["bfloat16", None]
+    assert [m.autocast_dtype for m in observation(cell).modules] == ["bfloat16", None]
 
 
 def test_a_compiled_module_is_seen_and_nothing_of_ours_is_compiled_into_it() -> None:
@@ -333,7 +333,7 @@ def test_a_compiled_module_is_seen_and_nothing_of_ours_is_compiled_into_it() -> 
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*global hooks")
-        found = scene(cell).modules
+        found = observation(cell).modules
         assert [(m.class_name, m.compiled, m.trained) for m in found] == [("Sequential", True, True)] * 3
         count = len(compiled_calls)
         for module in (before, in_place, *made):
@@ -358,7 +358,9 @@ def test_a_call_within_a_module_is_not_outermost_also_where_the_outer_one_was_no
             return self.inner(x)
 
     outer = Outer()
-    assert [m.class_name for m in scene(lambda: [outer(torch.ones(2, 8)) for _ in range(120)]).modules] == ["Outer"]
+    assert [m.class_name for m in observation(lambda: [outer(torch.ones(2, 8)) for _ in range(120)]).modules] == [
+        "Outer"
+    ]
 
 
 # -- scaler, settings, operators ---------------------------------------------------------------------------------------
@@ -367,7 +369,7 @@ def test_a_call_within_a_module_is_not_outermost_also_where_the_outer_one_was_no
 @pytest.mark.parametrize("enabled", [True, False])
 def test_a_gradient_scaler_counts_where_it_scales(enabled: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=enabled)
-    assert scene(lambda: scaler.scale(torch.ones(()))).grad_scaler is enabled
+    assert observation(lambda: scaler.scale(torch.ones(()))).grad_scaler is enabled
 
 
 def test_operators_and_attention_come_from_the_trace() -> None:
@@ -380,11 +382,11 @@ def test_operators_and_attention_come_from_the_trace() -> None:
             q = x.reshape(1, 1, -1, 8)
             return self.layer(nn.functional.scaled_dot_product_attention(q, q, q).reshape(-1, 8))
 
-    found = scene(lambda: train(Net(), DataLoader(data(48), batch_size=4)), trace=True)
+    found = observation(lambda: train(Net(), DataLoader(data(48), batch_size=4)), trace=True)
     assert found.attention in ("flash", "math") and "aten::addmm" in found.operators
-    without = scene(lambda: train(nn.Linear(8, 3), DataLoader(data(48), batch_size=4)), trace=True)
+    without = observation(lambda: train(nn.Linear(8, 3), DataLoader(data(48), batch_size=4)), trace=True)
     assert without.attention is None and "aten::addmm" in without.operators
-    assert scene(lambda: train(Net(), DataLoader(data(48), batch_size=4))).operators == frozenset()
+    assert observation(lambda: train(Net(), DataLoader(data(48), batch_size=4))).operators == frozenset()
 
 
 def test_the_back_end_called_most_is_the_attention() -> None:
@@ -412,7 +414,7 @@ def test_tf32_is_the_setting_while_modules_ran_on_a_gpu_that_has_it(device: Devi
         torch.set_float32_matmul_precision(before)
 
     run, seen = captured(cell, trace=False)
-    assert seen.scene(replace(run, device=device)).tf32 is tf32
+    assert seen.observation(replace(run, device=device)).tf32 is tf32
 
 
 # -- in nobody's way ---------------------------------------------------------------------------------------------------
@@ -464,7 +466,7 @@ def test_an_exception_in_a_module_passes_and_the_next_call_is_outermost_again() 
             Fails()()
         nn.Linear(8, 3)(torch.ones(1, 8))
 
-    assert {m.class_name for m in scene(cell).modules} == {"Fails", "Linear"}
+    assert {m.class_name for m in observation(cell).modules} == {"Fails", "Linear"}
 
 
 def test_no_object_is_kept() -> None:
@@ -524,7 +526,7 @@ def test_what_cannot_be_described_does_not_harm_the_cell() -> None:
             raise RuntimeError("do not look")
 
     net = Refuses(8, 3)
-    found = scene(lambda: train(net, DataLoader(Odd(*data().tensors), batch_size=4)))
+    found = observation(lambda: train(net, DataLoader(Odd(*data().tensors), batch_size=4)))
     assert found.loader is not None and found.loader.record.dataset_length is None
     assert found.modules == () and net.weight.grad is not None
 
@@ -539,11 +541,11 @@ def test_the_death_of_a_worker_is_not_swallowed() -> None:
 
 
 def test_many_objects_are_not_all_kept() -> None:
-    found = scene(lambda: [list(DataLoader(data(2))) for _ in range(watch.OBJECTS_KEPT + 8)])
+    found = observation(lambda: [list(DataLoader(data(2))) for _ in range(watch.OBJECTS_KEPT + 8)])
     assert len(found.loaders) == watch.OBJECTS_KEPT
 
 
 def test_a_module_of_which_a_part_is_compiled_is_compiled() -> None:
     net = nn.Sequential(nn.Linear(8, 8), torch.compile(nn.Linear(8, 3), backend="eager"))
-    assert [m.compiled for m in scene(lambda: net(torch.ones(2, 8))).modules] == [True]
+    assert [m.compiled for m in observation(lambda: net(torch.ones(2, 8))).modules] == [True]
     torch._dynamo.reset()

@@ -11,15 +11,15 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from knob_cells import CPU, Cell, new_cell, same, scene_of, traced  # noqa: E402
+from knob_cells import CPU, Cell, new_cell, observation_of, same, traced  # noqa: E402
 from torch import nn  # noqa: E402
 
 from gpulab.errors import UsageError  # noqa: E402
-from gpulab.knobs.knob import Log  # noqa: E402
+from gpulab.knobs.knob import KnobEffects  # noqa: E402
 from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.model.precision import AMP  # noqa: E402
-from gpulab.knobs.observe.observation import Scene, SeenOptimizer  # noqa: E402
+from gpulab.knobs.observe.observation import Observation, ObservedOptimizer  # noqa: E402
 
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.AdamW, {}),
@@ -30,9 +30,9 @@ KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 ]
 
 
-def seen(kind: str = "AdamW", **changes: Any) -> Scene:
-    optimizer = SeenOptimizer(kind, True, None, None, ("cpu",), ("float32",), False)
-    return Scene(CPU, optimizers=(dataclasses.replace(optimizer, **changes),))
+def seen(kind: str = "AdamW", **changes: Any) -> Observation:
+    optimizer = ObservedOptimizer(kind, True, None, None, ("cpu",), ("float32",), False)
+    return Observation(CPU, optimizers=(dataclasses.replace(optimizer, **changes),))
 
 
 def looks(optimizer: torch.optim.Optimizer) -> object:
@@ -140,23 +140,23 @@ def test_fused_refuses_what_cannot_be_and_leaves_it_alone() -> None:
     assert "RMSprop has no fused form" in str(FUSED_OPTIMIZER.refuses(seen("RMSprop", supports_fused=False), True))
     assert "xla" in str(FUSED_OPTIMIZER.refuses(seen(parameter_devices=("xla:0",)), True))
     assert "complex64" in str(FUSED_OPTIMIZER.refuses(seen(parameter_dtypes=("complex64",)), True))
-    assert "no optimizer" in str(FUSED_OPTIMIZER.refuses(Scene(CPU), True))
+    assert "no optimizer" in str(FUSED_OPTIMIZER.refuses(Observation(CPU), True))
     assert FUSED_OPTIMIZER.refuses(seen(), True) is FUSED_OPTIMIZER.refuses(seen("RMSprop"), False) is None
 
 
 def test_fused_verifies_itself_by_the_trace_and_tells_the_edit() -> None:
-    scene = scene_of(new_cell())
-    assert FUSED_OPTIMIZER.found(scene) is False and FUSED_OPTIMIZER.found(Scene(CPU)) is None
-    assert FUSED_OPTIMIZER.found(seen(fused=True)) is True
+    observation = observation_of(new_cell())
+    assert FUSED_OPTIMIZER.value_in(observation) is False and FUSED_OPTIMIZER.value_in(Observation(CPU)) is None
+    assert FUSED_OPTIMIZER.value_in(seen(fused=True)) is True
     run, (log,) = traced(new_cell(), (FUSED_OPTIMIZER, True))
-    said = FUSED_OPTIMIZER.verify(scene, True, log, run)
+    said = FUSED_OPTIMIZER.verify(observation, True, log, run)
     assert said.state == "took effect" and "_fused_adamw_" in said.evidence
     plain, (log,) = traced(new_cell(), (FUSED_OPTIMIZER, False))
-    assert FUSED_OPTIMIZER.verify(scene, False, log, plain).state == "no effect"
+    assert FUSED_OPTIMIZER.verify(observation, False, log, plain).state == "no effect"
     unfused, (log,) = traced(new_cell(fused=True), (FUSED_OPTIMIZER, False))
     assert FUSED_OPTIMIZER.verify(seen(fused=True), False, log, unfused).state == "took effect"
-    assert FUSED_OPTIMIZER.verify(scene, True, Log({"optimizers": 1}), plain).state == "no effect"
-    edit = FUSED_OPTIMIZER.permanent(scene, True)
+    assert FUSED_OPTIMIZER.verify(observation, True, KnobEffects({"optimizers": 1}), plain).state == "no effect"
+    edit = FUSED_OPTIMIZER.code_edit(observation, True)
     assert (edit.call, edit.keyword, edit.literal) == ("AdamW", "fused", "True")
 
 
@@ -292,19 +292,19 @@ def test_a_step_that_raises_leaves_the_gradients_to_the_user() -> None:
 
 
 def test_accumulate_says_what_it_did() -> None:
-    scene = scene_of(new_cell())
+    observation = observation_of(new_cell())
     run, (log,) = traced(new_cell(), (ACCUMULATE, 2))
-    said = ACCUMULATE.verify(scene, 2, log, run)
+    said = ACCUMULATE.verify(observation, 2, log, run)
     assert said.state == "took effect" and "3 of 6" in said.evidence
     steps = dataclasses.replace(run.steps, batch_count=run.steps.batch_count * 0 + 4)
-    assert "gathers 4 batches" in ACCUMULATE.verify(scene, 2, log, dataclasses.replace(run, steps=steps)).evidence
-    assert ACCUMULATE.verify(scene, 1, Log(), run).state == "no effect"
-    assert ACCUMULATE.found(scene) == 1 and ACCUMULATE.found(Scene(CPU)) is None
-    assert ACCUMULATE.refuses(scene, 4) is None
-    assert "no optimizer" in str(ACCUMULATE.refuses(Scene(CPU), 2))
+    assert "gathers 4 batches" in ACCUMULATE.verify(observation, 2, log, dataclasses.replace(run, steps=steps)).evidence
+    assert ACCUMULATE.verify(observation, 1, KnobEffects(), run).state == "no effect"
+    assert ACCUMULATE.value_in(observation) == 1 and ACCUMULATE.value_in(Observation(CPU)) is None
+    assert ACCUMULATE.refuses(observation, 4) is None
+    assert "no optimizer" in str(ACCUMULATE.refuses(Observation(CPU), 2))
     assert "LBFGS" in str(ACCUMULATE.refuses(seen("LBFGS", takes_closure=True), 2))
-    assert "GradScaler" in str(ACCUMULATE.refuses(dataclasses.replace(scene, grad_scaler=True), 2))
-    assert ACCUMULATE.changes_training and "4" in ACCUMULATE.permanent(scene, 4).snippet
+    assert "GradScaler" in str(ACCUMULATE.refuses(dataclasses.replace(observation, grad_scaler=True), 2))
+    assert ACCUMULATE.changes_training and "4" in ACCUMULATE.code_edit(observation, 4).snippet
 
 
 @pytest.mark.parametrize(("text", "nearest"), [("0", "1"), ("-3", "1"), ("2.4", "2"), ("two", "1"), ("inf", "1")])

@@ -21,18 +21,18 @@ from gpulab.experiments.threaded_code import Apart, MainThread, Thread, Written,
 from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
-from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.run import Device, Loader
 from gpulab.views.panel.controls import KnobRow, lesson_path
 from gpulab.views.panel.panel import Panel, head, progress_words, share_done
 
 PATIENCE_S = 120.0
 LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)
-SCENE = Scene(
+SCENE = Observation(
     device=Device("cpu", "CPU (test)"),
-    loaders=(SeenLoader(LOADER, "DataLoader", False, False, "fork", True, False),),
-    optimizers=(SeenOptimizer("Adam", True, None, None, ("cpu",), ("float32",), False),),
-    modules=(SeenModule("Sequential", 100, ("float32",), True, "contiguous", False, True, None),),
+    loaders=(ObservedLoader(LOADER, "DataLoader", False, False, "fork", True, False),),
+    optimizers=(ObservedOptimizer("Adam", True, None, None, ("cpu",), ("float32",), False),),
+    modules=(ObservedModule("Sequential", 100, ("float32",), True, "contiguous", False, True, None),),
 )
 
 
@@ -90,7 +90,7 @@ def test_before_the_cell_was_looked_at_nothing_is_known_and_nothing_can_be_turne
 
 
 def test_each_knob_shows_its_value_as_found_its_help_and_a_control_that_fits(panel: Panel) -> None:
-    panel.show_scene(SCENE)
+    panel.show_observation(SCENE)
     assert all(r.knob.title in words(r) for r in panel.rows)
     assert "as found: 16" in words(row(panel, "batch_size")) and row(panel, "batch_size").control.value == 16
     assert isinstance(row(panel, "workers").control, ipywidgets.BoundedIntText)
@@ -103,22 +103,22 @@ def test_each_knob_shows_its_value_as_found_its_help_and_a_control_that_fits(pan
 @pytest.mark.parametrize(("items", "batch", "disabled"), [(6, 4, False), (6, 1, False), (6, 16, False), (1, 1, True)])
 def test_a_small_dataset_leaves_small_batches(panel: Panel, items: int, batch: int, disabled: bool) -> None:
     small = replace(LOADER, dataset_length=items, batch_size=batch)
-    panel.show_scene(replace(SCENE, loaders=(replace(SCENE.loaders[0], record=small),)))
+    panel.show_observation(replace(SCENE, loaders=(replace(SCENE.loaders[0], record=small),)))
     assert row(panel, "batch_size").control.disabled is disabled
 
 
 def test_a_knob_that_cannot_apply_is_greyed_with_the_reason(panel: Panel) -> None:
-    panel.show_scene(SCENE)
+    panel.show_observation(SCENE)
     tf32 = row(panel, "tf32")
     assert tf32.control.disabled and str(KNOBS["tf32"].refuses(SCENE, True)) in words(tf32).replace("&#x27;", "'")
     assert not row(panel, "workers").control.disabled
     iterable = replace(SCENE, loaders=(replace(SCENE.loaders[0], record=replace(LOADER, iterable=True)),))
-    panel.show_scene(iterable)
+    panel.show_observation(iterable)
     assert row(panel, "workers").control.disabled
 
 
 def test_what_one_knob_can_be_depends_on_the_others(panel: Panel) -> None:
-    panel.show_scene(SCENE)
+    panel.show_observation(SCENE)
     assert row(panel, "prefetch").control.disabled, "there are no workers that could prefetch"
     row(panel, "workers").control.value = 2
     assert not row(panel, "prefetch").control.disabled
@@ -130,7 +130,7 @@ def test_what_one_knob_can_be_depends_on_the_others(panel: Panel) -> None:
 
 
 def test_a_turned_knob_is_marked_and_reset_takes_all_back(panel: Panel) -> None:
-    panel.show_scene(SCENE)
+    panel.show_observation(SCENE)
     row(panel, "workers").control.value = 2
     row(panel, "tf32").control.value = ""
     assert "●" in words(row(panel, "workers")) and "●" not in words(row(panel, "amp"))
@@ -142,7 +142,7 @@ def test_a_turned_knob_is_marked_and_reset_takes_all_back(panel: Panel) -> None:
 
 
 def test_buttons_hand_over_the_settings_and_a_refused_one_starts_nothing(panel: Panel, pressed: Pressed) -> None:
-    panel.show_scene(SCENE)
+    panel.show_observation(SCENE)
     row(panel, "workers").control.value = 2
     panel.buttons["compare"].click()
     panel.buttons["run"].click()
@@ -192,7 +192,7 @@ def test_a_click_that_arrives_on_another_thread_is_acted_upon_on_the_main_one(pr
     async def session() -> None:
         main = MainThread()
         panel = Panel(tuple(KNOBS.values()), "x", pressed, on_main=main.call)
-        panel.show_scene(SCENE)
+        panel.show_observation(SCENE)
 
         def clicks() -> None:
             row(panel, "workers").control.value = 2
@@ -451,6 +451,10 @@ def test_a_real_run_on_its_own_thread_leaves_the_training_where_it_was() -> None
         opened.close()
     assert torch.equal(model.weight, before) and torch.equal(torch.get_rng_state(), random)
     assert threading.main_thread() not in where
-    assert opened.scene is not None and opened.scene.loader is not None and opened.scene.loader.record.batch_size == 4
+    assert (
+        opened.observation is not None
+        and opened.observation.loader is not None
+        and opened.observation.loader.record.batch_size == 4
+    )
     assert report is not None and "batch_size=8" in report.text()
     assert "CHANGED FOR THIS RUN" in report.text() and "took effect: batches of 8 samples" in report.text()

@@ -54,7 +54,7 @@ def test_the_knob_takes_effect_in_its_cell_and_everything_is_put_back(planted: P
     state.restore()
     assert photo(names) == before
 
-    decided = decide_arm(Arm({planted.knob: planted.value}), written.scene, code)
+    decided = decide_arm(Arm({planted.knob: planted.value}), written.observation, code)
     if planted.knob == "compile" and decided.refused:
         pytest.skip(decided.refused)
     assert not decided.refused
@@ -62,7 +62,7 @@ def test_the_knob_takes_effect_in_its_cell_and_everything_is_put_back(planted: P
     assert settings(names) == set_as_written, "the knob left something, which only restoring the state takes out"
     state.restore()
     KNOBS[planted.knob].forget()
-    (check,) = changes(decided, written.scene, changed.logs, changed.run)
+    (check,) = changes(decided, written.observation, changed.logs, changed.run)
     assert check.state == "took effect", check.evidence
     assert photo(names) == before
 

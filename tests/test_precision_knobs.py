@@ -12,21 +12,21 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from knob_cells import CPU, H100, T4, Cell, Net, new_cell, same, scene_of, traced  # noqa: E402
+from knob_cells import CPU, H100, T4, Cell, Net, new_cell, observation_of, same, traced  # noqa: E402
 from made_timelines import STREAM, Span, timeline  # noqa: E402
 from torch import nn  # noqa: E402
 
 from gpulab.errors import UsageError  # noqa: E402
-from gpulab.knobs.knob import Log  # noqa: E402
+from gpulab.knobs.knob import KnobEffects  # noqa: E402
 from gpulab.knobs.model.precision import AMP, FP32_MATRIX_KERNELS, KERNELS, TF32, TF32_KERNELS  # noqa: E402
-from gpulab.knobs.observe.observation import Scene, SeenModule, SeenOptimizer  # noqa: E402
+from gpulab.knobs.observe.observation import Observation, ObservedModule, ObservedOptimizer  # noqa: E402
 from gpulab.run import Category  # noqa: E402
 
 X = torch.ones(2, 4)
 Pair = namedtuple("Pair", "a b")
-MODULE = SeenModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
-ADAMW = SeenOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False)
-SCENE = Scene(CPU, optimizers=(ADAMW,), modules=(MODULE,))
+MODULE = ObservedModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
+ADAMW = ObservedOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False)
+SCENE = Observation(CPU, optimizers=(ADAMW,), modules=(MODULE,))
 
 
 class Giving(nn.Module):
@@ -243,17 +243,17 @@ def test_gradients_that_were_there_are_added_to() -> None:
 
 
 def test_amp_verifies_itself_and_says_when_it_was_there() -> None:
-    scene = scene_of(new_cell())
+    observation = observation_of(new_cell())
     run, (log,) = traced(new_cell(), (AMP, "bf16"))
-    said = AMP.verify(scene, "bf16", log, run)
+    said = AMP.verify(observation, "bf16", log, run)
     assert said.state == "took effect" and "bfloat16" in said.evidence
-    assert AMP.verify(scene, "bf16", Log(), run).state == "no effect"
-    assert AMP.verify(scene, "off", Log(), run).state == "no effect"
-    inside = dataclasses.replace(scene, modules=(dataclasses.replace(MODULE, autocast_dtype="bfloat16"),))
-    assert AMP.found(inside) == "bf16" and AMP.verify(inside, "bf16", log, run).state == "no effect"
-    assert AMP.verify(inside, "off", Log({"autocast regions": 3}), run).state == "took effect"
-    assert AMP.verify(inside, "off", Log(), run).state == "no effect"
-    assert AMP.verify(scene, "bf16", Log({"module calls": 2}), run).state == "cannot tell"
+    assert AMP.verify(observation, "bf16", KnobEffects(), run).state == "no effect"
+    assert AMP.verify(observation, "off", KnobEffects(), run).state == "no effect"
+    inside = dataclasses.replace(observation, modules=(dataclasses.replace(MODULE, autocast_dtype="bfloat16"),))
+    assert AMP.value_in(inside) == "bf16" and AMP.verify(inside, "bf16", log, run).state == "no effect"
+    assert AMP.verify(inside, "off", KnobEffects({"autocast regions": 3}), run).state == "took effect"
+    assert AMP.verify(inside, "off", KnobEffects(), run).state == "no effect"
+    assert AMP.verify(observation, "bf16", KnobEffects({"module calls": 2}), run).state == "cannot tell"
 
 
 def test_amp_refuses_with_the_reason() -> None:
@@ -261,7 +261,7 @@ def test_amp_refuses_with_the_reason() -> None:
         return AMP.refuses(dataclasses.replace(SCENE, **changes), value) or ""
 
     assert not refuses("fp16") and not refuses("bf16") and not refuses("off")
-    assert "no torch.nn.Module" in refuses("bf16", modules=()) and AMP.found(Scene(CPU)) is None
+    assert "no torch.nn.Module" in refuses("bf16", modules=()) and AMP.value_in(Observation(CPU)) is None
     low = dataclasses.replace(MODULE, parameter_dtypes=("bfloat16",))
     assert "already" in refuses("fp16", modules=(low,))
     assert "float64" in refuses("bf16", modules=(dataclasses.replace(MODULE, parameter_dtypes=("float64",)),))
@@ -301,9 +301,9 @@ def test_kernels_are_known_by_their_names(pattern: Any, name: str, matches: bool
 
 def test_amp_tells_how_to_keep_it() -> None:
     for value in ("bf16", "fp16"):
-        compile(AMP.permanent(SCENE, value).snippet, "snippet", "exec")
-        assert 'torch.autocast("cpu"' in AMP.permanent(SCENE, value).snippet
-    assert "GradScaler" in AMP.permanent(SCENE, "fp16").snippet
+        compile(AMP.code_edit(SCENE, value).snippet, "snippet", "exec")
+        assert 'torch.autocast("cpu"' in AMP.code_edit(SCENE, value).snippet
+    assert "GradScaler" in AMP.code_edit(SCENE, "fp16").snippet
 
 
 # -- TF32 --------------------------------------------------------------------------------------------------------------
@@ -366,13 +366,13 @@ def test_tf32_is_set_and_put_back_whichever_switches_the_code_uses(
 
 
 def test_tf32_says_where_there_is_none() -> None:
-    assert "CPU" in str(TF32.refuses(SCENE, True)) and TF32.found(SCENE) is None
-    assert "Tesla T4" in str(TF32.refuses(Scene(T4), True))
-    ampere = Scene(H100, tf32=False)
-    assert TF32.refuses(ampere, True) is None and TF32.found(ampere) is False
+    assert "CPU" in str(TF32.refuses(SCENE, True)) and TF32.value_in(SCENE) is None
+    assert "Tesla T4" in str(TF32.refuses(Observation(T4), True))
+    ampere = Observation(H100, tf32=False)
+    assert TF32.refuses(ampere, True) is None and TF32.value_in(ampere) is False
     run, (log,) = traced(new_cell(), (TF32, True))
     assert TF32.verify(ampere, True, log, run).state == "cannot tell"
-    assert TF32.verify(ampere, False, Log(), run).state == "no effect"
+    assert TF32.verify(ampere, False, KnobEffects(), run).state == "no effect"
     assert (TF32.parse("on"), TF32.parse("False")) == (True, False)
     with pytest.raises(UsageError, match=r"tf32=onn: no value of tf32. Nearest: tf32=on"):
         TF32.parse("onn")
@@ -403,10 +403,10 @@ SGEMM = "ampere_sgemm_128x64_nn"
 def test_tf32_took_effect_where_products_run_in_it_that_did_not(
     before: list[str], after: list[str], value: bool, state: str
 ) -> None:
-    scene = Scene(H100, tf32=not value, operators=frozenset(before))
+    observation = Observation(H100, tf32=not value, operators=frozenset(before))
     spans = [Span(name, Category.KERNEL, STREAM, 10 * i, 5) for i, name in enumerate(after)]
     run: Any = SimpleNamespace(timeline=timeline(spans))
-    assert TF32.verify(scene, value, Log({"settings": 3}), run).state == state
+    assert TF32.verify(observation, value, KnobEffects({"settings": 3}), run).state == state
 
 
 def test_the_loop_learns_with_each() -> None:

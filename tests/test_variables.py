@@ -254,8 +254,8 @@ def test_what_python_does_not_know_as_a_literal_is_a_string() -> None:
 
 
 def test_the_permanent_literal_of_a_value_is_python() -> None:
-    assert math.isinf(eval(variables.permanent("x", -math.inf).literal))
-    assert variables.permanent("x", "a'b").snippet == 'x = "a\'b"'
+    assert math.isinf(eval(variables.code_edit("x", -math.inf).literal))
+    assert variables.code_edit("x", "a'b").snippet == 'x = "a\'b"'
 
 
 def test_names_in_any_scope() -> None:

@@ -21,7 +21,7 @@ from gpulab.experiments.record import Experiment, Side
 from gpulab.experiments.threaded_code import Apart, MainThread, Thread, Written
 from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS, parsed_value
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain
 from gpulab.run import Run
 from gpulab.user_code import hide_gpulabs_frames
@@ -103,7 +103,7 @@ class Lab:
         self.code = code
         self.steps = steps  # counted steps of a run or block; None: gpulab chooses
         self.budget_s = budget_s
-        self.scene: Scene | None = None
+        self.observation: Observation | None = None
         self._thread_wanted = in_notebook() if thread is None else thread
         self._save = save
         self._engine = engine or _engine
@@ -132,8 +132,8 @@ class Lab:
             self._panel = Panel(tuple(KNOBS.values()), self.code.text, _Buttons(self), key, self._main.call)
             if self.steps is not None:
                 self._panel.steps.value = self.steps
-            if self.scene is not None:
-                self._panel.show_scene(self.scene)
+            if self.observation is not None:
+                self._panel.show_observation(self.observation)
         return self._panel
 
     def look(self) -> Self:
@@ -290,7 +290,7 @@ class Lab:
         if job.kind != "look":
             remember(cast("Runner", job.engine))
         if job.engine.trials:
-            self._see(job.engine.trials[0].scene)
+            self._see(job.engine.trials[0].observation)
         if job.error is not None:
             return self._failed(job, job.error)
         assert job.experiment is not None
@@ -310,10 +310,10 @@ class Lab:
         self._show(made, job)
         return _run_words(made, side), "good"
 
-    def _see(self, scene: Scene) -> None:
-        self.scene = scene
+    def _see(self, observation: Observation) -> None:
+        self.observation = observation
         if self._panel is not None:
-            self._panel.show_scene(scene)
+            self._panel.show_observation(observation)
 
     def _failed(self, job: _Job, error: BaseException) -> tuple[str, Level]:
         if isinstance(error, GpulabError):

@@ -14,9 +14,9 @@ from gpulab.knobs.dataloader.changes import UNFIT_FOR_SPAWN
 from gpulab.knobs.dataloader.options import WORKERS, with_settings
 from gpulab.knobs.dataloader.spawning import main_can_be_imported, start_method
 from gpulab.knobs.knob import Knob, Value
-from gpulab.knobs.observe.describe import seen_loader, seen_module
+from gpulab.knobs.observe.describe import observed_loader, observed_module
 from gpulab.knobs.observe.object_walk import reached
-from gpulab.knobs.observe.observation import Scene, SeenLoader
+from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.knobs.variables import Plain
 from gpulab.run import Device
 
@@ -39,13 +39,13 @@ class Beforehand:
         loaders = {id(o): o for o in self._reached() if isinstance(o, DataLoader)}
         self.loaders = _loaders(loaders.values())
         modules = [v for v in self._values if isinstance(v, Module) and next(v.parameters(), None) is not None]
-        self._modules = tuple(seen_module(m, trained=False, autocast_dtype=None) for m in modules)
+        self._modules = tuple(observed_module(m, trained=False, autocast_dtype=None) for m in modules)
 
     def found(self, knob: Knob) -> Value | None:
         """The value that all loaders have; None where they differ or others may be used."""
         if knob.kind != "DataLoader option" or self.builds_loaders:
             return None
-        values = {knob.found(scene) for scene in self._scenes()}
+        values = {knob.value_in(observation) for observation in self._observations()}
         return values.pop() if len(values) == 1 else None
 
     def refuses(self, knob: Knob, value: Value, settings: Mapping[str, Value]) -> str:
@@ -54,7 +54,9 @@ class Beforehand:
         `settings`: those that are set together.
         """
         if knob.kind == "DataLoader option":
-            reasons = [knob.refuses(with_settings(scene, settings), value) for scene in self._scenes()]
+            reasons = [
+                knob.refuses(with_settings(observation, settings), value) for observation in self._observations()
+            ]
             if reasons and all(reasons) and not self.builds_loaders:
                 return reasons[0] or ""
             return self._unfit_dataset() if knob is WORKERS and value and self.builds_loaders else ""
@@ -62,10 +64,10 @@ class Beforehand:
             return ""
         if detect_device("auto").kind == "cuda":  # torch.cuda.is_available() starts the driver before the user's code
             return ""
-        return knob.refuses(Scene(Device("cpu", "CPU"), modules=self._modules), value) or ""
+        return knob.refuses(Observation(Device("cpu", "CPU"), modules=self._modules), value) or ""
 
-    def _scenes(self) -> Iterator[Scene]:
-        yield from (Scene(Device("cpu", "CPU"), loaders=(loader,)) for loader in self.loaders)
+    def _observations(self) -> Iterator[Observation]:
+        yield from (Observation(Device("cpu", "CPU"), loaders=(loader,)) for loader in self.loaders)
 
     def _reached(self) -> Iterator[object]:
         for value in self._values:
@@ -102,9 +104,9 @@ def _knobs(settings: Mapping[str, Plain], code: Code) -> Iterator[tuple[Knob, Va
                 yield knob, catalogue.value_of_knob(knob, given)
 
 
-def _loaders(loaders: Iterable[DataLoader[Any]]) -> tuple[SeenLoader, ...]:
+def _loaders(loaders: Iterable[DataLoader[Any]]) -> tuple[ObservedLoader, ...]:
     try:
-        return tuple(map(seen_loader, loaders))
+        return tuple(map(observed_loader, loaders))
     except Exception:  # a user's own kind of DataLoader: what one of them is like is not known
         return ()
 

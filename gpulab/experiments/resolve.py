@@ -12,8 +12,8 @@ from gpulab.experiments.precheck import Beforehand, refusals
 from gpulab.knobs import catalogue, variable_reads, variables
 from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.edits import Edit, edit
-from gpulab.knobs.knob import Kind, Knob, Log, Permanent, Value
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import written
 from gpulab.knobs.variables import Plain, Variables, setting_names
 from gpulab.run import Change, Device, Run
@@ -73,9 +73,9 @@ class DecidedArm:
             reasons.append(f"the cell computes with another {names}")
         return "; ".join(r for r in reasons if r)
 
-    def edit(self, code: Code, scene: Scene, checks: Iterable[Change]) -> Edit | None:
+    def edit(self, code: Code, observation: Observation, checks: Iterable[Change]) -> Edit | None:
         """What makes it permanent; None where it cannot be set or changed nothing."""
-        lasting = [] if self.refused else [_permanent(d, scene) for d in self._changed(checks)]
+        lasting = [] if self.refused else [_code_edit(d, observation) for d in self._changed(checks)]
         return edit(code.text, lasting) if lasting else None
 
     def _changed(self, checks: Iterable[Change]) -> list[Decided]:
@@ -92,7 +92,7 @@ def check_names(arms: Sequence[Arm], code: Code) -> None:
     for arm in arms:
         for name, given in arm.settings.items():
             if name not in catalogue.KNOBS:
-                catalogue.decide(name, Scene(Device("cpu", "")), variables.has)
+                catalogue.decide(name, Observation(Device("cpu", "")), variables.has)
                 variables.value(name, given)
     refused = [_said(arm, refusals(arm.settings, code)) for arm in arms]
     if refused and all(refused):
@@ -103,8 +103,9 @@ def _said(arm: Arm, reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}={arm.shown[name]}: {why}" for name, why in reasons.items())
 
 
-def decide_beforehand(arm: Arm, scene: Scene | None, code: Code) -> DecidedArm:
-    """For a run of code that has not just run as written; `scene`: what it used when it last did, as far as known.
+def decide_beforehand(arm: Arm, observation: Observation | None, code: Code) -> DecidedArm:
+    """For a run of code that has not just run as written; `observation`: what it used when it last did, as far
+    as known.
 
     Only what is certain before the run speaks against a knob: the rest shows when it runs. Raises UsageError for a
     name that is neither a knob nor a variable of the code.
@@ -113,27 +114,27 @@ def decide_beforehand(arm: Arm, scene: Scene | None, code: Code) -> DecidedArm:
     there = Beforehand(code)
     names = []
     for name, given in arm.settings.items():
-        knob = _knob_of(name, scene, code.variables)
+        knob = _knob_of(name, observation, code.variables)
         if knob is None:
             names.append(_variable(name, given, code.variables))
         else:
-            found = knob.found(scene) if scene is not None else there.found(knob)
+            found = knob.value_in(observation) if observation is not None else there.found(knob)
             value = catalogue.value_of_knob(knob, given)
             names.append(Decided(name, value, knob.kind, knob, found, reasons.get(name, "")))
     return _of(names)
 
 
-def decide_arm(arm: Arm, scene: Scene, code: Code) -> DecidedArm:
+def decide_arm(arm: Arm, observation: Observation, code: Code) -> DecidedArm:
     """By the catalogue's rule. What cannot be set says why, and is not set.
 
-    `scene`: of the run as written just before. Raises UsageError for a name that is neither a knob nor a variable of
-    the code.
+    `observation`: of the run as written just before. Raises UsageError for a name that is neither a knob nor a
+    variable of the code.
     """
     names: list[Decided] = []
     together = {name: value for name, value in arm.settings.items() if name in catalogue.KNOBS}
-    imagined = with_settings(scene, {n: v for n, v in together.items() if isinstance(v, (bool, int, float, str))})
+    imagined = with_settings(observation, {n: v for n, v in together.items() if isinstance(v, (bool, int, float, str))})
     for name, given in arm.settings.items():
-        names.append(_decide(name, given, scene, imagined, code))
+        names.append(_decide(name, given, observation, imagined, code))
     return _of(names)
 
 
@@ -146,21 +147,23 @@ def _of(names: list[Decided]) -> DecidedArm:
     )
 
 
-def changes(decided: DecidedArm, scene: Scene, logs: Mapping[str, Log], run: Run) -> tuple[Change, ...]:
-    """Whether each change took effect in a run in which it was made. `scene`: of the code as written."""
-    return tuple(_change(d, scene, logs, run) for d in decided.names)
+def changes(
+    decided: DecidedArm, observation: Observation, effects: Mapping[str, KnobEffects], run: Run
+) -> tuple[Change, ...]:
+    """Whether each change took effect in a run in which it was made. `observation`: of the code as written."""
+    return tuple(_change(d, observation, effects, run) for d in decided.names)
 
 
 def changes_unseen(
-    decided: DecidedArm, written: Scene | None, changed: Scene, logs: Mapping[str, Log], run: Run
+    decided: DecidedArm, written: Observation | None, changed: Observation, effects: Mapping[str, KnobEffects], run: Run
 ) -> tuple[Change, ...]:
-    """The same where the code did not just run as written: `changed` is the scene of `run`, changes and all.
+    """The same where the code did not just run as written: `changed` is the observation of `run`, changes and all.
 
     It also tells what speaks against a setting that was tried.
     """
     bare = _without(changed, decided.knobs)
     imagined = with_settings(bare, {knob.name: value for knob, value in decided.knobs.items()})
-    told = changes(decided, written or bare, logs, run)
+    told = changes(decided, written or bare, effects, run)
     return tuple(_judged(c, d, bare, imagined) for c, d in zip(told, decided.names, strict=True))
 
 
@@ -172,37 +175,37 @@ def variables_set(code: Code, values: Mapping[str, Plain]) -> Iterator[None]:
         yield
 
 
-def _change(decided: Decided, scene: Scene, logs: Mapping[str, Log], run: Run) -> Change:
+def _change(decided: Decided, observation: Observation, by_name: Mapping[str, KnobEffects], run: Run) -> Change:
     name, kind, knob = decided.name, decided.kind, decided.knob
     show = str if knob is None else written
     found, value = "" if decided.found is None else show(decided.found), show(decided.value)
     if decided.refused:
         return Change(name, value, found, kind, "no effect", decided.refused)
-    log = logs[name]
+    effects = by_name[name]
     if knob is None:
-        seen = variable_reads.verify(decided.value, decided.found, decided.used, log, run)
+        seen = variable_reads.verify(decided.value, decided.found, decided.used, effects, run)
         return Change(name, value, found, kind, seen.state, seen.evidence)
     assert isinstance(decided.value, (bool, int, float, str))
     try:
-        result = knob.verify(scene, decided.value, log, run)
+        result = knob.verify(observation, decided.value, effects, run)
     except Exception as e:  # a fault of ours must not cost the run its report
         return Change(name, value, found, kind, "cannot tell", f"gpulab failed to look ({type(e).__name__}: {e})")
-    more = (words for words in (*log.refused, *log.notes) if words not in result.evidence)
+    more = (words for words in (*effects.refused, *effects.notes) if words not in result.evidence)
     evidence = "; ".join(dict.fromkeys([result.evidence, *more]))
     return Change(name, value, found, kind, result.state, evidence)
 
 
-def _without(scene: Scene, knobs: Iterable[Knob]) -> Scene:
-    """A changed run's scene without what the knobs brought in. Its loaders were seen before they were changed."""
+def _without(observation: Observation, knobs: Iterable[Knob]) -> Observation:
+    """A changed run's observation without what the knobs brought in. Its loaders were seen before they were changed."""
     names = {knob.name for knob in knobs}
     if "amp" in names:
-        scene = replace(scene, modules=tuple(replace(m, autocast_dtype=None) for m in scene.modules))
+        observation = replace(observation, modules=tuple(replace(m, autocast_dtype=None) for m in observation.modules))
     if "compile" in names:
-        scene = replace(scene, modules=tuple(replace(m, compiled=False) for m in scene.modules))
-    return replace(scene, attention=None) if "attention" in names else scene
+        observation = replace(observation, modules=tuple(replace(m, compiled=False) for m in observation.modules))
+    return replace(observation, attention=None) if "attention" in names else observation
 
 
-def _judged(change: Change, decided: Decided, bare: Scene, imagined: Scene) -> Change:
+def _judged(change: Change, decided: Decided, bare: Observation, imagined: Observation) -> Change:
     knob = decided.knob
     if knob is None or decided.refused:
         return change
@@ -217,23 +220,23 @@ def _judged(change: Change, decided: Decided, bare: Scene, imagined: Scene) -> C
     return replace(change, evidence=why)
 
 
-def _found_since(knob: Knob, value: Value, change: Change, bare: Scene) -> str:
+def _found_since(knob: Knob, value: Value, change: Change, bare: Observation) -> str:
     """What the code had before: loaders were seen so, and what was switched was not so before."""
     if knob.kind == "DataLoader option":
-        found = knob.found(bare)
+        found = knob.value_in(bare)
         return "" if found is None else written(found)
     return written(not value) if isinstance(value, bool) and change.state == "took effect" else ""
 
 
-def _knob_of(name: str, scene: Scene | None, own: Variables) -> Knob | None:
-    """By the catalogue's rule where there is a scene; else a literal of the code is meant before a knob."""
-    if scene is not None:
-        return catalogue.decide(name, scene, own.has).knob
+def _knob_of(name: str, observation: Observation | None, own: Variables) -> Knob | None:
+    """By the catalogue's rule where there is an observation; else a literal of the code is meant before a knob."""
+    if observation is not None:
+        return catalogue.decide(name, observation, own.has).knob
     return None if name in own.literals else catalogue.KNOBS.get(name)
 
 
-def _decide(name: str, given: Plain, scene: Scene, imagined: Scene, code: Code) -> Decided:
-    decision = catalogue.decide(name, scene, code.variables.has)
+def _decide(name: str, given: Plain, observation: Observation, imagined: Observation, code: Code) -> Decided:
+    decision = catalogue.decide(name, observation, code.variables.has)
     knob = decision.knob
     try:
         if knob is None:
@@ -241,7 +244,7 @@ def _decide(name: str, given: Plain, scene: Scene, imagined: Scene, code: Code) 
         value = catalogue.value_of_knob(knob, given)
     except UsageError as e:
         return Decided(name, given, decision.kind, knob, refused=str(e))
-    return Decided(name, value, decision.kind, knob, knob.found(scene), knob.refuses(imagined, value) or "")
+    return Decided(name, value, decision.kind, knob, knob.value_in(observation), knob.refuses(imagined, value) or "")
 
 
 def _variable(name: str, given: Plain, own: Variables) -> Decided:
@@ -249,11 +252,11 @@ def _variable(name: str, given: Plain, own: Variables) -> Decided:
     return Decided(name, value, "variable of the cell", found=found, used=name in own.used)
 
 
-def _permanent(decided: Decided, scene: Scene) -> Permanent:
+def _code_edit(decided: Decided, observation: Observation) -> CodeEdit:
     if decided.knob is None:
-        return variables.permanent(decided.name, decided.value)
+        return variables.code_edit(decided.name, decided.value)
     assert isinstance(decided.value, (bool, int, float, str))
-    return decided.knob.permanent(scene, decided.value)
+    return decided.knob.code_edit(observation, decided.value)
 
 
 __all__ = [

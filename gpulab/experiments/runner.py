@@ -27,9 +27,9 @@ from gpulab.experiments.trial import Setting, Stopper, Trial, full_trial, out_of
 from gpulab.formatting import duration, plural, size
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.dataloader.options import with_settings
-from gpulab.knobs.knob import Log
+from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.accumulation import ACCUMULATE
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.options import check_seconds, check_whole_number
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
@@ -212,7 +212,7 @@ class Runner:
         if first.trial is None or written is None or self.error is not None:
             return
         for arm in self._plan.arms:
-            arms.append(self._made_ready(arm, written.scene))
+            arms.append(self._made_ready(arm, written.observation))
         self._foretell(first.trial.run)
         for number, ready in enumerate(arms[1:], start=1):
             if self._stopper.asked or self.error is not None or ready.failure or ready.trial is not None:
@@ -240,7 +240,7 @@ class Runner:
         a = self._arms[0]
         self._say(f"a short run with {batch.name}={size}, to foretell others", 0)
         settings = {**self._plan.base.settings, batch.name: size}
-        ready = self._made_ready(Arm(settings), self._written.scene) if self._written is not None else a
+        ready = self._made_ready(Arm(settings), self._written.observation) if self._written is not None else a
         if ready.failure or a.trial is None:
             return None
         if not self._restore():
@@ -263,7 +263,7 @@ class Runner:
         if not base.settings:
             return _Arm(Setting(self._code, {}, "as written"), base, trial=written)
         assert written is not None, "a base needs the run as written"
-        return self._made_ready(base, written.scene)
+        return self._made_ready(base, written.observation)
 
     def _before(self, arm: Arm) -> Trial | None:
         """The full run of an arm that was made before."""
@@ -290,8 +290,8 @@ class Runner:
                 self._let_go(trial.error)
             first.seed_losses.append(trial.losses)
 
-    def _made_ready(self, arm: Arm, scene: Scene) -> _Arm:
-        decided = decide_arm(arm, scene, self._code)
+    def _made_ready(self, arm: Arm, observation: Observation) -> _Arm:
+        decided = decide_arm(arm, observation, self._code)
         code = self._code.replacing(decided.variables)
         setting = Setting(code, decided.knobs, arm.label, decided.variables)
         return _Arm(setting, arm, decided, self._before(arm), decided.failure)
@@ -308,7 +308,7 @@ class Runner:
         if written is None:
             return TRACED + UNKNOWN_AHEAD
         settings = {knob.name: value for knob, value in arm.setting.knobs.items()}
-        loader = with_settings(written.scene, settings).loader
+        loader = with_settings(written.observation, settings).loader
         return TRACED + (min(loaded_ahead(loader.record), MOST_AHEAD) if loader is not None else 0)
 
     def _try(self, arm: _Arm, *, quiet: bool) -> None:
@@ -330,12 +330,12 @@ class Runner:
                 self._stopper,
                 self._store,
                 quiet=quiet,
-                changes=lambda run, logs: self._changes(arm, run, logs),
+                changes=lambda run, effects: self._changes(arm, run, effects),
             )
         self.trials.append(trial)
         error = trial.error
         if not arm.arm.settings:
-            single_run.remember(self._code, trial.scene)
+            single_run.remember(self._code, trial.observation)
         if error is None:
             arm.trial = trial
         elif not isinstance(error, Exception):
@@ -346,10 +346,10 @@ class Runner:
             arm.failure = _failed(error, trial)
             self._let_go(error)
 
-    def _changes(self, arm: _Arm, run: Run, logs: Mapping[str, Log]) -> tuple[Change, ...]:
+    def _changes(self, arm: _Arm, run: Run, effects: Mapping[str, KnobEffects]) -> tuple[Change, ...]:
         """Whether its settings took effect in that run."""
         written = self._written
-        return changes(arm.decided, written.scene, logs, run) if written is not None else ()
+        return changes(arm.decided, written.observation, effects, run) if written is not None else ()
 
     def _named(self, arm: _Arm) -> str:
         return ": ".join(word for word in (self._plan.name, arm.arm.label) if word)
@@ -411,8 +411,8 @@ class Runner:
 
     def _experiment(self, seconds: float) -> Experiment:
         arms, blocks = self._arms, self._blocks
-        scene = self._written.scene if self._written is not None else None
-        sides = [self._side(arm, [b for b in blocks if b.arm == i], scene) for i, arm in enumerate(arms)]
+        observation = self._written.observation if self._written is not None else None
+        sides = [self._side(arm, [b for b in blocks if b.arm == i], observation) for i, arm in enumerate(arms)]
         comparisons: list[Comparison] = []
         for arm, side in zip(arms[1:], sides[1:], strict=True):
             found = compare_blocks(
@@ -449,14 +449,14 @@ class Runner:
             return f"{how} after {plural(found.pairs, 'pair')} of blocks"
         return f"{how} before a pair of blocks had run: only the full run of each is there"
 
-    def _side(self, arm: _Arm, blocks: list[Block], scene: Scene | None) -> Side:
-        """`scene` is that of the code as written."""
+    def _side(self, arm: _Arm, blocks: list[Block], observation: Observation | None) -> Side:
+        """`observation` is that of the code as written."""
         trial = arm.trial
         steps, samples = sum(b.step_count for b in blocks), [b.sample_count for b in blocks]
         time_us = sum(b.time_ns for b in blocks) / 1e3
         known = [s for s in samples if s is not None]
         checks = trial.run.changes if trial is not None else ()
-        edit = arm.decided.edit(self._code, scene, checks) if scene is not None else None
+        edit = arm.decided.edit(self._code, observation, checks) if observation is not None else None
         return Side(
             label=arm.arm.label,
             settings=arm.arm.shown,
@@ -470,7 +470,7 @@ class Runner:
             failure=arm.failure,
             edit=edit.text if edit is not None else "",
             edit_is_diff=edit is not None and edit.is_diff,
-            step_inputs=trial.scene.step_inputs if trial is not None else None,
+            step_inputs=trial.observation.step_inputs if trial is not None else None,
             prediction=arm.prediction,
         )
 

@@ -9,44 +9,44 @@ from dataclasses import dataclass
 
 from gpulab.experiments.plan import Arm, Code
 from gpulab.experiments.resolve import DecidedArm, changes_unseen, decide_beforehand, variables_set
-from gpulab.knobs.knob import Log
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, observe
 from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import is_plain
 from gpulab.run import Change, Run
 
-SCENES_KEPT = 50
+OBSERVATIONS_KEPT = 50
 
 
 @dataclass(frozen=True, slots=True)
 class _Remembered:
     """What code was seen to use as written, and whether each name that it reads is still what it was then."""
 
-    scene: Scene
+    observation: Observation
     same: Mapping[str, Callable[[object], bool]]
 
 
-_scenes: dict[str, _Remembered] = {}  # of cells that ran as written in this process, by their text
+_observations: dict[str, _Remembered] = {}  # of cells that ran as written in this process, by their text
 
 
-def remember(code: Code, scene: Scene) -> None:
+def remember(code: Code, observation: Observation) -> None:
     """What this code was just seen to use as written."""
     names = code.namespace
     same = {name: _sameness(names[name]) for name in code.variables.read if name in names}
-    _scenes.pop(code.text, None)
-    _scenes[code.text] = _Remembered(scene, same)
-    for old in list(_scenes)[:-SCENES_KEPT]:
-        del _scenes[old]
+    _observations.pop(code.text, None)
+    _observations[code.text] = _Remembered(observation, same)
+    for old in list(_observations)[:-OBSERVATIONS_KEPT]:
+        del _observations[old]
 
 
-def known(code: Code) -> Scene | None:
+def known(code: Code) -> Observation | None:
     """What this code was seen to use; None where it did not run as written yet, or reads other objects now."""
-    found = _scenes.get(code.text)
+    found = _observations.get(code.text)
     names = code.namespace
     if found is None or not all(name in names and same(names[name]) for name, same in found.same.items()):
         return None
-    return found.scene
+    return found.observation
 
 
 def _sameness(value: object) -> Callable[[object], bool]:
@@ -69,7 +69,7 @@ class Changing:
         self.code = code.replacing(self.decided.variables)
         literals = code.variables.literals
         self._literals = {n: literals[n] for n in self.decided.variables if n in literals}
-        self._logs: dict[str, Log] = {}
+        self._effects: dict[str, KnobEffects] = {}
         self._seen = Observed()
 
     @contextmanager
@@ -79,10 +79,10 @@ class Changing:
         with ExitStack() as stack:
             stack.callback(self._put_literals_back)
             stack.enter_context(variables_set(self.code, decided.variables))
-            self._logs = {k.name: stack.enter_context(k.applied(v)) for k, v in decided.knobs.items()}
+            self._effects = {k.name: stack.enter_context(k.applied(v)) for k, v in decided.knobs.items()}
             self._seen = stack.enter_context(observe())  # over the knobs: it sees loaders before they change them
             lines, reads = stack.enter_context(watching(self.code.namespace, decided.variables))
-            self._logs.update(reads)
+            self._effects.update(reads)
             yield self.code.through(lines) if reads else self.code
 
     def _put_literals_back(self) -> None:
@@ -95,4 +95,4 @@ class Changing:
 
     def changes(self, run: Run) -> tuple[Change, ...]:
         """Whether they took effect in that run."""
-        return changes_unseen(self.decided, self._written, self._seen.scene(run), self._logs, run)
+        return changes_unseen(self.decided, self._written, self._seen.observation(run), self._effects, run)

@@ -22,8 +22,8 @@ from gpulab.experiments.interrupts import users_code
 from gpulab.experiments.plan import Code
 from gpulab.experiments.record import Block
 from gpulab.experiments.schedule import Size, counted_rows
-from gpulab.knobs.knob import Knob, Log, Value
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.knob import Knob, KnobEffects, Value
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, observe
 from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain
@@ -51,8 +51,8 @@ class Trial:
     """What came out of one full run. `error`: what the user's code raised, other than the end we asked for."""
 
     run: Run
-    scene: Scene
-    logs: Mapping[str, Log]
+    observation: Observation
+    effects: Mapping[str, KnobEffects]
     losses: tuple[float, ...]
     error: BaseException | None = None
     unsaved: str = ""
@@ -105,9 +105,9 @@ class _Raised:
 class _Limit:
     """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
 
-    def __init__(self, capture: Capture, logs: Mapping[str, Log]) -> None:
+    def __init__(self, capture: Capture, effects: Mapping[str, KnobEffects]) -> None:
         self._capture = capture
-        self._logs = logs
+        self._effects = effects
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="gpulab-trial-limit", daemon=True)
         self._thread.start()
@@ -118,7 +118,7 @@ class _Limit:
             spent_s = self._capture.now() / 1e9
             if first_s is None and self._capture.step_count:
                 first_s = spent_s
-            prepared_s = sum(log.preparation_s for log in list(self._logs.values()))
+            prepared_s = sum(one.preparation_s for one in list(self._effects.values()))
             late = spent_s - prepared_s > PREPARATION_LIMIT_S if first_s is None else spent_s - first_s > TRIAL_LIMIT_S
             if late:
                 self._capture.request_stop()
@@ -137,7 +137,7 @@ def full_trial(
     store: Store | None,
     *,
     quiet: bool,
-    changes: Callable[[Run, Mapping[str, Log]], tuple[Change, ...]] | None = None,
+    changes: Callable[[Run, Mapping[str, KnobEffects]], tuple[Change, ...]] | None = None,
 ) -> Trial:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
@@ -147,20 +147,20 @@ def full_trial(
     losses = Losses()
     raised, error = _Raised(), None
     outcome: Outcome = "completed"
-    logs: dict[str, Log] = {}
+    effects: dict[str, KnobEffects] = {}
     seen = Observed()
     counted = count_anew()
     capture.start()
     stopper.now(capture)
     origin_ns = perf_counter_ns() - capture.now()
-    limit = _Limit(capture, logs)
+    limit = _Limit(capture, effects)
     try:
         with ExitStack() as stack:
             seen = stack.enter_context(observe())
-            logs.update(_apply(setting, stack))
+            effects.update(_apply(setting, stack))
             stack.enter_context(losses.heard())
             lines, reads = stack.enter_context(watching(setting.code.namespace, setting.variables))
-            logs.update(reads)
+            effects.update(reads)
             code = setting.code.through(lines) if reads else setting.code
             with users_code(), raised:
                 code.run(quiet=quiet)
@@ -173,9 +173,9 @@ def full_trial(
     if counted is not None:
         run = replace(run, choices=(*run.choices, counted))
     if changes is not None and error is None:
-        run = replace(run, changes=changes(run, logs))
+        run = replace(run, changes=changes(run, effects))
     path, unsaved = _save(run, write_trace, store)
-    return Trial(run, seen.scene(run), logs, losses.per_step(run.steps, origin_ns), error, unsaved, path)
+    return Trial(run, seen.observation(run), effects, losses.per_step(run.steps, origin_ns), error, unsaved, path)
 
 
 def short_trial(
@@ -265,7 +265,7 @@ def _finished(
     raise error
 
 
-def _apply(setting: Setting, stack: ExitStack) -> dict[str, Log]:
+def _apply(setting: Setting, stack: ExitStack) -> dict[str, KnobEffects]:
     return {knob.name: stack.enter_context(knob.applied(value)) for knob, value in setting.knobs.items()}
 
 

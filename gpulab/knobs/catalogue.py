@@ -25,7 +25,7 @@ from gpulab.knobs.model.compute_threads import COMPUTE_THREADS
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.knobs.model.memory_format import CHANNELS_LAST
 from gpulab.knobs.model.precision import AMP, TF32
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain, is_plain, plain_value
 
 _LIST: tuple[Knob, ...] = (
@@ -100,10 +100,10 @@ class Decision:
         return f"{self.name}: {self.kind}"
 
 
-def decide(name: str, scene: Scene, names: Names) -> Decision:
+def decide(name: str, observation: Observation, names: Names) -> Decision:
     """The rule. `names` says whether the code has such a variable. Raises UsageError where it is neither."""
     knob = KNOBS.get(name)
-    if knob is not None and (_can_apply(knob, scene) or not _is_variable(name, names)):
+    if knob is not None and (_can_apply(knob, observation) or not _is_variable(name, names)):
         return Decision(name, knob, knob.kind)
     if names(name):
         return Decision(name, None, "variable of the cell")
@@ -176,18 +176,18 @@ def parsed_value(name: str, given: object) -> Plain:
 # -- details -----------------------------------------------------------------------------------------------------------
 
 
-def _can_apply(knob: Knob, scene: Scene) -> bool:
+def _can_apply(knob: Knob, observation: Observation) -> bool:
     """Something of its kind was seen, and there is a value to which it can be set."""
     seen: dict[Kind, bool] = {
-        "DataLoader option": bool(scene.loaders),
-        "module call": bool(scene.modules),
-        "optimizer option": bool(scene.optimizers),
+        "DataLoader option": bool(observation.loaders),
+        "module call": bool(observation.modules),
+        "optimizer option": bool(observation.optimizers),
     }
     if not seen.get(knob.kind, True):
         return False
-    found = knob.found(scene)
+    found = knob.value_in(observation)
     values = (*knob.options, *(() if found is None else (found,)))
-    return any(knob.refuses(scene, value) is None for value in values)
+    return any(knob.refuses(observation, value) is None for value in values)
 
 
 def _is_variable(name: str, names: Names) -> bool:

@@ -14,7 +14,7 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpulab.knobs.knob import Permanent
+from gpulab.knobs.knob import CodeEdit
 from gpulab.knobs.variables import literal_places
 
 _IPYTHON = re.compile(r"(?P<indent>\s*)(?:[%!?]|(?P<target>[^\W\d][\w,\s]*=)\s*[%!]|.*\?\s*$)")
@@ -49,18 +49,18 @@ class Edit:
     cell: str
 
 
-def edit(cell: str, permanents: Sequence[Permanent]) -> Edit:
+def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
     """The edit that keeps all these values. What cannot be located in the cell is given as a snippet."""
     changed, snippets, notes = cell, list[str](), list[str]()
-    for permanent in permanents:
-        result = _changed(changed, permanent)
+    for wanted in edits:
+        result = _changed(changed, wanted)
         if result is None:
-            snippets.append(permanent.snippet)
+            snippets.append(wanted.snippet)
             continue
         changed, note = result
         if note and note not in notes:
             notes.append(note)
-    title = ", ".join(f"{p.keyword}={p.literal}" for p in permanents if p.snippet not in snippets)
+    title = ", ".join(f"{p.keyword}={p.literal}" for p in edits if p.snippet not in snippets)
     snippets = _reconciled(list(dict.fromkeys(snippets)))
     if changed == cell:
         return Edit("\n\n".join(snippets) or "# The cell has these values already.", False, cell)
@@ -87,68 +87,68 @@ def _reconciled(snippets: list[str]) -> list[str]:
 # -- one value ---------------------------------------------------------------------------------------------------------
 
 
-def _changed(text: str, permanent: Permanent) -> tuple[str, str] | None:
+def _changed(text: str, wanted: CodeEdit) -> tuple[str, str] | None:
     """The cell with one value changed, and what to say about it; None where the place is not found."""
     tree = parse(text)
-    if tree is None or not permanent.keyword or "\r" in text:
+    if tree is None or not wanted.keyword or "\r" in text:
         return None
-    if not permanent.call:
-        return _with_variable(text, tree, permanent)
-    count = len(_calls(tree, permanent.call))
-    wanted = _wanted(tree, permanent.call)
-    for number in wanted:  # in turn, each in the text that the one before has left
-        changed = _with_keyword(text, number, permanent)
+    if not wanted.call:
+        return _with_variable(text, tree, wanted)
+    count = len(_calls(tree, wanted.call))
+    numbers = _feeding(tree, wanted.call)
+    for number in numbers:  # in turn, each in the text that the one before has left
+        changed = _with_keyword(text, number, wanted)
         if changed is None:
             return None
         text = changed
-    if not wanted:
+    if not numbers:
         return None
-    if len(wanted) == 1 or permanent.call != "DataLoader":
+    if len(numbers) == 1 or wanted.call != "DataLoader":
         return text, ""
     which = f"All {count} DataLoader calls are changed: the cell does not tell which of them feeds the training."
-    return text, which if len(wanted) == count else ""
+    return text, which if len(numbers) == count else ""
 
 
-def _with_variable(text: str, tree: ast.Module, permanent: Permanent) -> tuple[str, str] | None:
-    places = literal_places(tree).get(permanent.keyword, [])
+def _with_variable(text: str, tree: ast.Module, wanted: CodeEdit) -> tuple[str, str] | None:
+    places = literal_places(tree).get(wanted.keyword, [])
     if not places:
         return None
-    value = ast.parse(permanent.literal, mode="eval").body
+    value = ast.parse(wanted.literal, mode="eval").body
     lines = _Text(text)
     for place in reversed(places):
-        lines.put(place.value, permanent.literal)
+        lines.put(place.value, wanted.literal)
         place.put(value)
     return (lines.text, "") if _same(parse(lines.text), tree) else None
 
 
-def _with_keyword(text: str, number: int, permanent: Permanent) -> str | None:
+def _with_keyword(text: str, number: int, wanted: CodeEdit) -> str | None:
     """The text with the keyword of one call set; None where that cannot be done for certain."""
     tree = parse(text)
     assert tree is not None
-    call = _calls(tree, permanent.call)[number]
+    call = _calls(tree, wanted.call)[number]
     if any(isinstance(a, ast.Starred) for a in call.args):
         return None
     lines = _Text(text)
-    value = ast.parse(permanent.literal, mode="eval").body
-    present = next((k for k in call.keywords if k.arg == permanent.keyword), None)
-    position = _position(permanent)
+    value = ast.parse(wanted.literal, mode="eval").body
+    present = next((k for k in call.keywords if k.arg == wanted.keyword), None)
+    position = _position(wanted)
     if present is not None:
-        lines.put(present.value, permanent.literal)
+        lines.put(present.value, wanted.literal)
         present.value = value
     elif position is not None and position < len(call.args):
-        lines.put(call.args[position], permanent.literal)
+        lines.put(call.args[position], wanted.literal)
         call.args[position] = value
     elif any(k.arg is None for k in call.keywords):  # **options may have it
         return None
     else:
-        lines.add(call, f"{permanent.keyword}={permanent.literal}")
-        call.keywords.append(ast.keyword(permanent.keyword, value))
+        lines.add(call, f"{wanted.keyword}={wanted.literal}")
+        call.keywords.append(ast.keyword(wanted.keyword, value))
     return lines.text if _same(parse(lines.text), tree) else None
 
 
-def _position(permanent: Permanent) -> int | None:
-    names = _POSITIONAL.get(permanent.call, ())
-    return names.index(permanent.keyword) if permanent.keyword in names else None
+def _position(wanted: CodeEdit) -> int | None:
+    names = _POSITIONAL.get(wanted.call, ())
+    return names.index(wanted.keyword) if wanted.keyword in names else None
 
 
 def _same(a: ast.Module | None, b: ast.Module) -> bool:
@@ -177,7 +177,7 @@ def _is_named(function: ast.expr, name: str, aliases: set[str]) -> bool:
     return isinstance(function, ast.Name) and function.id in aliases
 
 
-def _wanted(tree: ast.Module, name: str) -> list[int]:
+def _feeding(tree: ast.Module, name: str) -> list[int]:
     """Of several DataLoader calls those that feed a training loop, where one does; else all."""
     calls = _calls(tree, name)
     if name != "DataLoader" or len(calls) < 2:

@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 
 Value = bool | int | float | str
@@ -15,7 +15,7 @@ State = Literal["took effect", "no effect", "cannot tell"]
 
 
 @dataclass(slots=True)
-class Log:
+class KnobEffects:
     """What a knob really did while the code ran: written by the knob, read by its `verify`.
 
     `counts` says how often something was changed ("loaders", "module calls", "optimizers"); `refused` why something
@@ -52,7 +52,7 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
-class Permanent:
+class CodeEdit:
     """How to keep a value: `call` is given `keyword=literal` where it is found in the cell, else `snippet` is shown.
 
     `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet.
@@ -98,13 +98,13 @@ class Knob(Protocol):
     def parse(self, text: str) -> Value:
         """The value that a user wrote. Raises UsageError naming the knob, the text and the nearest valid value."""
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """The value as the cell has it; None where that cannot be seen."""
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Why it cannot be set to that value here, with the cure where there is one; None where it can."""
 
-    def applied(self, value: Value) -> AbstractContextManager[Log]:
+    def applied(self, value: Value) -> AbstractContextManager[KnobEffects]:
         """Set it for the code that runs inside, on this thread; put back everything at the end, whatever happens.
 
         Entered once per block, after the capture's hooks are in place and in any order with other knobs. What has
@@ -114,8 +114,8 @@ class Knob(Protocol):
     def forget(self) -> None:
         """The experiment is over: drop what was kept between blocks."""
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """Whether it took effect in `run`, a run in which it was applied; traced where tracing was possible."""
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """The edit that keeps it."""

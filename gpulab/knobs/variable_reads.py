@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-from gpulab.knobs.knob import Log, Verification
+from gpulab.knobs.knob import KnobEffects, Verification
 from gpulab.run import Run
 
 STEPS_WATCHED = 2
@@ -24,47 +24,47 @@ EVENTS_WATCHED = 1_000_000  # about 0.3 s, for code without an optimizer
 _PROCESS_LOOKED_AT = 1024  # events: a worker that was forked meanwhile hears as well
 _LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
 
-SEEN, TO_THE_END = "seen", "watched to the end"  # counts of a name's log; its first note says who read it
+SEEN, TO_THE_END = "seen", "watched to the end"  # counts of a name's effects; its first note says who read it
 
-Logs = Mapping[str, Log]
+EffectsByName = Mapping[str, KnobEffects]
 
 
 class Lines(UserDict[str, Any]):
     """The namespace as the code's own lines use it: all goes through, and reads of the values set are noted."""
 
-    def __init__(self, namespace: dict[str, Any], values: Mapping[str, object], logs: Logs) -> None:
+    def __init__(self, namespace: dict[str, Any], values: Mapping[str, object], effects: EffectsByName) -> None:
         self.data = namespace
         self._values = values
-        self._logs = logs
+        self._effects = effects
 
     def __getitem__(self, name: str) -> Any:
         found = self.data[name]
         if name in self._values and _is_set(found, self._values[name]):
-            _note(self._logs[name], "the cell read it while it ran")
+            _note(self._effects[name], "the cell read it while it ran")
         return found
 
 
 @contextmanager
-def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterator[tuple[Lines, Logs]]:
+def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterator[tuple[Lines, EffectsByName]]:
     """Note what code inside reads of the names set to these values; its own lines have to use the `Lines`."""
-    logs = {name: Log() for name in values}
-    lines = Lines(namespace, values, logs)
-    functions = _Functions(namespace, values, logs, lines)
+    effects = {name: KnobEffects() for name in values}
+    lines = Lines(namespace, values, effects)
+    functions = _Functions(namespace, values, effects, lines)
     functions.listen()
     try:
-        yield lines, logs
+        yield lines, effects
     finally:
         functions.end()
 
 
-def verify(value: object, found: object, used: bool, log: Log, run: Run) -> Verification:
+def verify(value: object, found: object, used: bool, effects: KnobEffects, run: Run) -> Verification:
     """Whether a variable took effect. `used`: the code has something that could read it."""
     if _is_set(found, value):
         return Verification("no effect", f"it is {value!r} already")
-    if log.counts.get(SEEN):
-        return Verification("took effect", log.notes[0])
+    if effects.counts.get(SEEN):
+        return Verification("took effect", effects.notes[0])
     elsewhere = run.loader is not None and run.loader.num_workers > 0
-    if not used or (log.counts.get(TO_THE_END) and not elsewhere):
+    if not used or (effects.counts.get(TO_THE_END) and not elsewhere):
         return Verification("no effect", "nothing was seen to read it while the code ran")
     places = "in worker processes or after the first steps" if elsewhere else "after the first steps"
     return Verification("cannot tell", f"nothing was seen to read it; what functions read {places} is not seen")
@@ -73,10 +73,12 @@ def verify(value: object, found: object, used: bool, log: Log, run: Run) -> Veri
 class _Functions:
     """Hears which functions of a namespace run."""
 
-    def __init__(self, namespace: dict[str, Any], values: Mapping[str, object], logs: Logs, lines: Lines) -> None:
+    def __init__(
+        self, namespace: dict[str, Any], values: Mapping[str, object], effects: EffectsByName, lines: Lines
+    ) -> None:
         self._namespace = namespace
         self._values = values
-        self._logs = logs
+        self._effects = effects
         self._lines = lines
         self._names: dict[CodeType, frozenset[str]] = {}  # that each code loads, of those watched
         self._events = 0
@@ -97,8 +99,8 @@ class _Functions:
     def end(self) -> None:
         """The code is over."""
         if sys.getprofile() == self._hear:
-            for log in self._logs.values():
-                log.count(TO_THE_END)
+            for one in self._effects.values():
+                one.count(TO_THE_END)
         self._stop()
         if self._undo is not None:
             self._undo.remove()
@@ -128,8 +130,8 @@ class _Functions:
             return
         for name in names:
             if _is_set(self._namespace.get(name), self._values[name]):
-                _note(self._logs[name], f"{code.co_qualname} ran, which reads it")
-        if all(log.counts for log in self._logs.values()):
+                _note(self._effects[name], f"{code.co_qualname} ran, which reads it")
+        if all(one.counts for one in self._effects.values()):
             self._stop()
 
 
@@ -140,10 +142,10 @@ def _loaded(code: CodeType, names: Mapping[str, object]) -> frozenset[str]:
     return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in _LOADS and i.argval in wanted)
 
 
-def _note(log: Log, who: str) -> None:
-    if not log.counts:
-        log.count(SEEN)
-        log.note(who)
+def _note(effects: KnobEffects, who: str) -> None:
+    if not effects.counts:
+        effects.count(SEEN)
+        effects.note(who)
 
 
 def _is_set(found: object, value: object) -> bool:

@@ -20,7 +20,7 @@ from types import CodeType, FunctionType
 from typing import Any, TypeGuard
 
 from gpulab.errors import UsageError
-from gpulab.knobs.knob import Permanent
+from gpulab.knobs.knob import CodeEdit
 from gpulab.knobs.observe.object_walk import reached
 
 Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
@@ -158,12 +158,12 @@ def setting_names(namespace: dict[str, Any], values: Mapping[str, object]) -> It
                 namespace[name] = value
 
 
-def permanent(name: str, value: Plain) -> Permanent:
+def code_edit(name: str, value: Plain) -> CodeEdit:
     """The edit that keeps it: `call` is empty and `keyword` the name, where a literal of the cell is to be changed."""
     literal = repr(value)
     if isinstance(value, float) and not math.isfinite(value):
         literal = f'float("{literal}")'
-    return Permanent(f"{name} = {literal}", keyword=name, literal=literal)
+    return CodeEdit(f"{name} = {literal}", keyword=name, literal=literal)
 
 
 # -- values ------------------------------------------------------------------------------------------------------------
@@ -422,13 +422,13 @@ __all__ = [
     "Plain",
     "Variables",
     "assigned_literals",
+    "code_edit",
     "fitted",
     "free_names",
     "is_plain",
     "literal_node",
     "literal_places",
     "names_in",
-    "permanent",
     "plain_value",
     "replace_literals",
     "setting_names",

@@ -14,21 +14,21 @@ if not torch.cuda.is_available():
 from gpu_checks import Cell, Convolutions, Products, apart_fraction, product_error, switched_and_plain  # noqa: E402
 
 from gpulab.capture.recorder import Capture  # noqa: E402
-from gpulab.knobs.knob import Knob, Log, Value, Verification  # noqa: E402
+from gpulab.knobs.knob import Knob, KnobEffects, Value, Verification  # noqa: E402
 from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
 from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
 from gpulab.knobs.model.compile import COMPILE  # noqa: E402
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
 from gpulab.knobs.model.precision import AMP, TF32  # noqa: E402
-from gpulab.knobs.observe.observation import Scene  # noqa: E402
+from gpulab.knobs.observe.observation import Observation  # noqa: E402
 from gpulab.knobs.observe.watch import observe  # noqa: E402
 from gpulab.run import Run, Settings  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
 
-def captured(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, Scene, list[Log]]:
+def captured(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, Observation, list[KnobEffects]]:
     capture = Capture(Settings(live=False, save=False, warmup=3, device="cuda"), "block", "loss.backward()")
     capture.start()
     try:
@@ -37,14 +37,14 @@ def captured(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, Scene, lis
             cell.run()
     finally:
         run, _ = capture.finish("completed")
-    return run, seen.scene(run), logs
+    return run, seen.observation(run), logs
 
 
 def verified(knob: Knob, value: Value, make: Callable[[], Cell] = Cell) -> Verification:
-    _, scene, _ = captured(make())
-    assert knob.refuses(scene, value) is None
+    _, observation, _ = captured(make())
+    assert knob.refuses(observation, value) is None
     run, _, (log,) = captured(make(), (knob, value))
-    return knob.verify(scene, value, log, run)
+    return knob.verify(observation, value, log, run)
 
 
 @pytest.mark.parametrize(
@@ -72,10 +72,10 @@ def test_a_knob_takes_effect_on_the_device(knob: Knob, value: Value) -> None:
 
 @pytest.mark.parametrize("value", ["efficient", "flash"])
 def test_attention_in_half_precision(value: str) -> None:
-    _, scene, _ = captured(Cell(), (AMP, "bf16"))
+    _, observation, _ = captured(Cell(), (AMP, "bf16"))
     run, _, (_, log) = captured(Cell(), (AMP, "bf16"), (ATTENTION, value))
-    said = ATTENTION.verify(scene, value, log, run)
-    assert said.state == "took effect" or scene.attention == value, said
+    said = ATTENTION.verify(observation, value, log, run)
+    assert said.state == "took effect" or observation.attention == value, said
 
 
 @pytest.mark.parametrize("fused", [True, False])

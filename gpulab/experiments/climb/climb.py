@@ -152,7 +152,7 @@ class Climber:
         assert self._diagnosis is not None
         ground = Ground(
             known,
-            self._made[Arm().label].scene,
+            self._made[Arm().label].observation,
             dict(self._kept),
             tuple(self._tried),
             known.run.environment.usable_cores or usable_cores(),

@@ -20,7 +20,7 @@ from gpulab.formatting import factor
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.knob import Knob, Value
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 
@@ -46,10 +46,10 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """Where the climb stands. `scene`: of the cell as written; `facts`: of the cell with all that is kept."""
+    """Where the climb stands. `observation`: of the cell as written; `facts`: of the cell with all that is kept."""
 
     facts: Facts
-    scene: Scene
+    observation: Observation
     kept: Mapping[str, Plain]
     tried: Sequence[Tried] = ()
     cores: float = 1.0  # that this process may use
@@ -118,11 +118,11 @@ def ways_back(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> list[
     loading = [name for name in ground.kept if name in KNOBS and KNOBS[name].kind == "DataLoader option"]
     found = []
     for name in loading[:-1]:
-        before = KNOBS[name].found(ground.scene)
+        before = KNOBS[name].value_in(ground.observation)
         if name in OTHER_STEPS or before is None:
             continue
         back = (name, *(n for n in ground.kept if name == "workers" and n in OF_WORKERS))
-        settings: dict[str, Plain] = {n: KNOBS[n].found(ground.scene) for n in back}
+        settings: dict[str, Plain] = {n: KNOBS[n].value_in(ground.observation) for n in back}
         if any(t.settings == settings and dict(t.base) == dict(ground.kept) for t in ground.tried):
             continue
         prediction = foretell(Arm({name: before}).shown)
@@ -189,7 +189,7 @@ def _now(name: str, ground: Ground) -> Plain | None:
     """The value that the kept settings or the cell as written have."""
     if name in ground.kept:
         return ground.kept[name]
-    return KNOBS[name].found(ground.scene) if name in KNOBS else None
+    return KNOBS[name].value_in(ground.observation) if name in KNOBS else None
 
 
 def _is_set(name: str, value: Plain, ground: Ground) -> bool:
@@ -217,7 +217,7 @@ def _refusal(new: Mapping[str, Plain], ground: Ground) -> str:
     together = {
         n: v for n, v in {**ground.kept, **new}.items() if n in KNOBS and isinstance(v, bool | int | float | str)
     }
-    imagined = with_settings(ground.scene, together)
+    imagined = with_settings(ground.observation, together)
     reasons = [KNOBS[name].refuses(imagined, value) for name, value in together.items() if name in new]
     return "; ".join(reason for reason in reasons if reason)
 

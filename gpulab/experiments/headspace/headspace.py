@@ -22,8 +22,8 @@ from gpulab.experiments.runner import Runner
 from gpulab.experiments.trial import Setting, short_trial
 from gpulab.experiments.wrapped_code import Wrapped
 from gpulab.knobs.dataloader.copy import overriding
-from gpulab.knobs.knob import Log
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device, Run
 
 IDEAL = Arm({"batches": "kept on the device"})
@@ -120,9 +120,9 @@ class Differential(Runner):
 
     # -- the arms ------------------------------------------------------------------------------------------------
 
-    def _made_ready(self, arm: Arm, scene: Scene) -> Any:
+    def _made_ready(self, arm: Arm, observation: Observation) -> Any:
         """No run with its trace: the blocks alone tell."""
-        made = super()._made_ready(Arm(), scene)
+        made = super()._made_ready(Arm(), observation)
         ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
         made.arm, made.setting = arm, Setting(Within(self._code, ways[arm.label]), {}, arm.label)
         made.trial = self._written
@@ -141,7 +141,9 @@ class Differential(Runner):
     @property
     def _fed(self) -> bool:
         written = self._written
-        return written is not None and bool(written.run.steps.batch_count.any()) and written.scene.loader is not None
+        return (
+            written is not None and bool(written.run.steps.batch_count.any()) and written.observation.loader is not None
+        )
 
     def _run_blocks(self) -> None:
         written = self._written
@@ -183,7 +185,7 @@ class Differential(Runner):
         @contextmanager
         def looking() -> Iterator[None]:
             nonlocal opened
-            with overriding("num_workers", 0, Log()), cold_files.watched() as opened:
+            with overriding("num_workers", 0, KnobEffects()), cold_files.watched() as opened:
                 yield
 
         error = self._probe(Within(self._code, looking), size, "looking for files")

@@ -17,7 +17,7 @@ from typing import Any
 
 from gpulab.capture.dataloader.description import samples_in
 from gpulab.knobs.dataloader.copy import overriding
-from gpulab.knobs.knob import Log
+from gpulab.knobs.knob import KnobEffects
 from gpulab.torch_hooks.patching import replaced
 
 KEPT = 3  # batches of each loader: they are loaded before the first step
@@ -32,7 +32,7 @@ def kept_batches(device: str) -> Iterator[None]:
     kept = _Kept(device)
     several, single = dataloader._MultiProcessingDataLoaderIter, dataloader._SingleProcessDataLoaderIter
     with (
-        overriding("num_workers", 0, Log()),
+        overriding("num_workers", 0, KnobEffects()),
         replaced(several, "_next_data", kept.wrap),
         replaced(single, "_next_data", kept.wrap),
     ):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.observe.describe import length_of, seen_loader
+from gpulab.knobs.observe.describe import length_of, observed_loader
 
 if TYPE_CHECKING:
     from torch.utils.data import BatchSampler, DataLoader
@@ -59,7 +59,7 @@ def settled(loader: DataLoader[Any], changes: Changes) -> Changes:
 def _workers(loader: DataLoader[Any], changes: Changes, count: int) -> None:
     _not_iterable(loader)
     if count and not loader.num_workers:
-        seen = seen_loader(loader)
+        seen = observed_loader(loader)
         if seen.dataset_from_main and seen.start_method != "fork":
             raise _left(loader, UNFIT_FOR_SPAWN.format(method=seen.start_method))
     changes["num_workers"] = count

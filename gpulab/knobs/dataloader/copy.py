@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from gpulab.knobs.dataloader.changes import CHANGES, Changes, Left, rebatched, settled
 from gpulab.knobs.dataloader.order import Order, beginning, ordered, ordered_anew
-from gpulab.knobs.knob import Log
+from gpulab.knobs.knob import KnobEffects
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -43,20 +43,20 @@ class Override:
 
     option: Option
     value: Any
-    log: Log
+    effects: KnobEffects
 
 
 @contextmanager
-def overriding(option: Option, value: Any, log: Log) -> Iterator[None]:
+def overriding(option: Option, value: Any, effects: KnobEffects) -> Iterator[None]:
     """Override an option of every DataLoader that this thread iterates inside; of two of a kind the inner one counts.
 
-    `log` counts "loaders" that were changed, "loaders as written" that had the value, their "epochs" and
+    `effects` counts "loaders" that were changed, "loaders as written" that had the value, their "epochs" and
     "worker starts"; "worker processes" is how many were alive at most. It also says why a loader was left as it is.
     Contexts may be left in any order.
     """
     thread = get_ident()
     session = _sessions.get(thread) or _Session(thread)
-    override = Override(option, value, log)
+    override = Override(option, value, effects)
     with ExitStack() as undo:
         undo.callback(session.remove, override)
         session.add(override)
@@ -138,7 +138,7 @@ class _Session:
 
     def _iterate(self, copy: _Copy, loader: DataLoader[Any], original: Iterate) -> Any:
         for override in self._in_force():
-            override.log.count("epochs")
+            override.effects.count("epochs")
         return copy.iterate(loader, original)
 
     def _make(self, copy: _Copy, iterator: Any, original: Callable[[Any, Any], None]) -> None:
@@ -150,8 +150,8 @@ class _Session:
             return
         alive = sum(worker.is_alive() for worker in workers)
         for override in self._in_force():
-            counts = override.log.counts
-            override.log.count("worker starts")
+            counts = override.effects.counts
+            override.effects.count("worker starts")
             counts["worker processes"] = max(alive, counts.get("worker processes", 0))
 
     def _overridden_length(self, loader: DataLoader[Any]) -> int | None:
@@ -185,13 +185,13 @@ class _Session:
             try:
                 CHANGES[override.option](loader, asked, override.value)
             except Left as why:
-                override.log.refuse(str(why))
+                override.effects.refuse(str(why))
             else:
                 accepted.append(override)
         changes = settled(loader, asked)
         for override in accepted:
             attribute = "batch_sampler" if override.option == "batch_size" else override.option
-            override.log.count("loaders" if attribute in changes else "loaders as written")
+            override.effects.count("loaders" if attribute in changes else "loaders as written")
         return changes
 
     def _end_copies(self) -> None:

@@ -25,8 +25,8 @@ from gpulab.knobs.dataloader.item_size import item_bytes
 from gpulab.knobs.dataloader.options import NO_LOADER
 from gpulab.knobs.dataloader.randomness import drawn, kept
 from gpulab.knobs.dataloader.same_items import same
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import switch
 from gpulab.run import Run
 
@@ -69,62 +69,64 @@ class DatasetCache:
         """On or off. Raises UsageError."""
         return switch(self.name, text)
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """Off, wherever there is a loader: a cell cannot have it as written."""
-        return None if scene.loader is None else False
+        return None if observation.loader is None else False
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
-        """What can be told without loading an item; the rest is in the log of the run."""
-        if scene.loader is None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
+        """What can be told without loading an item; the rest is in the effects of the run."""
+        if observation.loader is None:
             return NO_LOADER
         if not value:
             return None
-        if scene.loader.record.iterable:
+        if observation.loader.record.iterable:
             return OWN_AFFAIR
-        return "the dataset has no length" if scene.loader.record.dataset_length is None else None
+        return "the dataset has no length" if observation.loader.record.dataset_length is None else None
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Serve from memory the items of each dataset whose loader is iterated inside."""
-        log = Log()
-        cached = _Application(self._kept, self._left, log).cached
-        with overriding("dataset", cached, log) if value else nullcontext():
-            yield log
+        effects = KnobEffects()
+        cached = _Application(self._kept, self._left, effects).cached
+        with overriding("dataset", cached, effects) if value else nullcontext():
+            yield effects
 
     def forget(self) -> None:
         """Free the memory."""
         self._kept.clear()
         self._left.clear()
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the dataset of the loader that fed the steps."""
         if not value:
             return Verification("no effect", "the cell has no cache as written")
-        if not log.counts.get("loaders"):
-            return Verification("no effect", why_untouched(self.name, value, log))
+        if not effects.counts.get("loaders"):
+            return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:
             return Verification("cannot tell", "it is not known which DataLoader fed the steps")
         name = run.loader.dataset
-        if not log.counts.get(_from_memory(name)):
+        if not effects.counts.get(_from_memory(name)):
             return Verification("no effect", "the dataset that fed the steps is another one")
-        if log.counts.get(_as_written(name)):
+        if effects.counts.get(_as_written(name)):
             return Verification("cannot tell", f"one {name} came from memory, another did not")
         return Verification("took effect", f"{run.loader.dataset_length} items came from memory")
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """A list is a dataset."""
         if not value:
-            return Permanent("")
-        return Permanent("dataset = [dataset[i] for i in range(len(dataset))]  # before the DataLoader is built")
+            return CodeEdit("")
+        return CodeEdit("dataset = [dataset[i] for i in range(len(dataset))]  # before the DataLoader is built")
 
 
 class _Application:
     """The cache as it is applied once: for one block."""
 
-    def __init__(self, kept_items: dict[int, _Kept], left: dict[int, tuple[weakref.ref[Any], str]], log: Log) -> None:
+    def __init__(
+        self, kept_items: dict[int, _Kept], left: dict[int, tuple[weakref.ref[Any], str]], effects: KnobEffects
+    ) -> None:
         self._kept = kept_items
         self._left = left
-        self._log = log
+        self._effects = effects
         self._trusted: set[int] = set()  # datasets whose items were looked at in this application
 
     def cached(self, loader: DataLoader[Any], workers: int) -> object:
@@ -133,9 +135,9 @@ class _Application:
         try:
             items = self._looked_up(loader, workers)
         except Left:
-            self._log.count(_as_written(name))
+            self._effects.count(_as_written(name))
             raise
-        self._log.count(_from_memory(name))
+        self._effects.count(_from_memory(name))
         return served_for(loader, items)
 
     def _looked_up(self, loader: DataLoader[Any], workers: int) -> list[Any]:
@@ -152,7 +154,7 @@ class _Application:
                 self._left[id(dataset)] = weakref.ref(dataset), str(why)
             raise
         finally:
-            self._log.preparation_s += time.perf_counter() - began
+            self._effects.preparation_s += time.perf_counter() - began
 
     def _items(self, load: _Loading, copies: int) -> list[Any]:
         key = id(load.dataset)
@@ -161,7 +163,7 @@ class _Application:
             found = self._fill(load, copies)
         elif key not in self._trusted and not _still_true(load, found.items):
             del self._kept[key]
-            self._log.note("the dataset's items had changed: the cache was filled anew")
+            self._effects.note("the dataset's items had changed: the cache was filled anew")
             found = self._fill(load, copies)
         self._trusted.add(key)
         return found.items
@@ -183,7 +185,7 @@ class _Application:
 
         made = _Kept(_reference(dataset, drop), items, size_bytes)
         self._kept[key] = made
-        self._log.note(
+        self._effects.note(
             f"{len(items)} items of {type(dataset).__name__} ({size(size_bytes)}) were loaded into memory in "
             f"{duration((time.perf_counter() - began) * 1e6)} before the loop"
         )
@@ -263,9 +265,9 @@ def _still_true(load: _Loading, items: list[Any]) -> bool:
 
 def _copies(loader: DataLoader[Any], workers: int) -> int:
     """How many workers have the items a second time: forked ones share them with this process."""
-    from gpulab.knobs.observe.describe import seen_loader
+    from gpulab.knobs.observe.describe import observed_loader
 
-    return 0 if not workers or seen_loader(loader).start_method == "fork" else workers
+    return 0 if not workers or observed_loader(loader).start_method == "fork" else workers
 
 
 def _reference(dataset: Any, drop: Any) -> weakref.ref[Any]:

@@ -1,28 +1,28 @@
-"""Whether an overridden option of a DataLoader took effect in a run: from the run's record, its trace and the log."""
+"""Whether an overridden option of a DataLoader took effect in a run: from the record, the trace, the knob's effects."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from gpulab.formatting import number
-from gpulab.knobs.knob import Log, Value, Verification
+from gpulab.knobs.knob import KnobEffects, Value, Verification
 from gpulab.run import Loader, Run, Steps
 
 PINNED_COPY, PAGEABLE_COPY = "Pinned -> Device", "Pageable -> Device"  # in CUPTI's names of copies
 
 
-def why_untouched(name: str, value: Value, log: Log) -> str:
+def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:
     """Why no loader was changed."""
-    if log.refused:
-        return "; ".join(log.refused)
-    if log.counts.get("loaders as written"):
+    if effects.refused:
+        return "; ".join(effects.refused)
+    if effects.counts.get("loaders as written"):
         return f"the DataLoader has {name}={value} as written"
     return "no DataLoader was asked for an iterator by torch's own DataLoader.__iter__"
 
 
-def workers_alive(value: Value, log: Log, run: Run) -> Verification:
+def workers_alive(value: Value, effects: KnobEffects, run: Run) -> Verification:
     """Worker processes that were really there."""
-    wanted, alive = int(value), log.counts.get("worker processes", 0)
+    wanted, alive = int(value), effects.counts.get("worker processes", 0)
     feeder = _loader(run)
     if feeder.num_workers != wanted:
         return Verification("no effect", f"the DataLoader that fed the steps had {_processes(feeder.num_workers)}")
@@ -35,7 +35,7 @@ def workers_alive(value: Value, log: Log, run: Run) -> Verification:
     return Verification("took effect", f"{_processes(wanted)} {'was' if wanted == 1 else 'were'} alive{crowded}")
 
 
-def prefetched(value: Value, log: Log, run: Run) -> Verification:
+def prefetched(value: Value, effects: KnobEffects, run: Run) -> Verification:
     """The loader as its workers were started."""
     feeder = _loader(run)
     if feeder.prefetch_factor != value or not feeder.num_workers:
@@ -45,7 +45,7 @@ def prefetched(value: Value, log: Log, run: Run) -> Verification:
     return Verification("took effect", f"{batches} prepared ahead by {_processes(feeder.num_workers)}")
 
 
-def pinned(value: Value, log: Log, run: Run) -> Verification:
+def pinned(value: Value, effects: KnobEffects, run: Run) -> Verification:
     """The kind of the copies to the device in the trace; without such copies, the loader's own word."""
     feeder = _loader(run)
     if feeder.pin_memory != value:
@@ -60,9 +60,9 @@ def pinned(value: Value, log: Log, run: Run) -> Verification:
     return Verification("cannot tell", f"pin_memory={value} was set; no copy of a batch to the device was traced")
 
 
-def persisted(value: Value, log: Log, run: Run) -> Verification:
+def persisted(value: Value, effects: KnobEffects, run: Run) -> Verification:
     """Workers started less often than epochs began, or as often."""
-    epochs, starts = log.counts.get("epochs", 0), log.counts.get("worker starts", 0)
+    epochs, starts = effects.counts.get("epochs", 0), effects.counts.get("worker starts", 0)
     if _loader(run).persistent_workers != value:
         return Verification("no effect", "the workers of the DataLoader that fed the steps are kept as before")
     words = f"workers were started {'once' if starts == 1 else f'{starts} times'} for {epochs} epochs"
@@ -73,7 +73,7 @@ def persisted(value: Value, log: Log, run: Run) -> Verification:
     return Verification("took effect" if starts else "no effect", words)
 
 
-def batch_of_size(value: Value, log: Log, run: Run) -> Verification:
+def batch_of_size(value: Value, effects: KnobEffects, run: Run) -> Verification:
     """Samples that the steps really had; where they cannot be counted, the loader's own word."""
     feeder = _loader(run)
     if feeder.batch_size != value:

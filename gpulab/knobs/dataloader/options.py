@@ -22,16 +22,16 @@ from gpulab.knobs.dataloader.evidence import (
     why_untouched,
     workers_alive,
 )
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
-from gpulab.knobs.observe.observation import Scene, SeenLoader
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.knobs.values import switch, whole_number
 from gpulab.run import Loader, Run
 
 NO_LOADER = "the cell iterates no DataLoader"
 SMALL_SHARED_MEMORY_BYTES = 128 * 2**20  # a container's default is 64 MiB, through which all batches go
 
-Reason = Callable[[SeenLoader, Value], str | None]
-Evidence = Callable[[Value, Log, Run], Verification]
+Reason = Callable[[ObservedLoader, Value], str | None]
+Evidence = Callable[[Value, KnobEffects, Run], Verification]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -54,55 +54,57 @@ class LoaderOption:
         """The value that a user wrote. Raises UsageError naming the nearest valid value."""
         return self.read(self.name, text)
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """Of the loader that feeds the steps; None without one, or where it has none."""
-        if scene.loader is None:
+        if observation.loader is None:
             return None
-        value: Value | None = getattr(scene.loader.record, self.option)
+        value: Value | None = getattr(observation.loader.record, self.option)
         return value
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Why the loader that feeds the steps cannot have it. See `with_settings` for knobs that are set with it."""
-        if scene.loader is None:
+        if observation.loader is None:
             return NO_LOADER
-        return self.reason(scene.loader, value)
+        return self.reason(observation.loader, value)
 
-    def cautions(self, scene: Scene, value: Value) -> tuple[str, ...]:
+    def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
         """What speaks against it without forbidding it."""
         return _cautions(int(value)) if self.option == "num_workers" else ()
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Override it for every DataLoader iterated inside."""
-        log = Log()
+        effects = KnobEffects()
         if self.option == "num_workers":
             for caution in _cautions(int(value)):
-                log.note(caution)
-        with overriding(self.option, value, log):
-            yield log
+                effects.note(caution)
+        with overriding(self.option, value, effects):
+            yield effects
 
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the loader that fed the steps, and by what only that value can bring about."""
-        if not log.counts.get("loaders"):
-            return Verification("no effect", why_untouched(self.name, value, log))
+        if not effects.counts.get("loaders"):
+            return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:
             return Verification("cannot tell", "it is not known which DataLoader fed the steps")
-        return self.evidence(value, log, run)
+        return self.evidence(value, effects, run)
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """A keyword of `DataLoader(…)`."""
-        return Permanent(f"DataLoader(…, {self.option}={value})", "DataLoader", self.option, str(value))
+        return CodeEdit(f"DataLoader(…, {self.option}={value})", "DataLoader", self.option, str(value))
 
 
-def with_settings(scene: Scene, settings: Mapping[str, Value]) -> Scene:
-    """The scene as these settings would make it: give it to `refuses` of a knob that is set together with them.
+def with_settings(observation: Observation, settings: Mapping[str, Value]) -> Observation:
+    """The observation as these settings would make it: give it to `refuses` of a knob that is set together with them.
 
     So `prefetch=4` is possible where `workers=2` is set with it. Other knobs' settings change nothing.
     """
-    return replace(scene, loaders=tuple(replace(s, record=_imagined(s.record, settings)) for s in scene.loaders))
+    return replace(
+        observation, loaders=tuple(replace(s, record=_imagined(s.record, settings)) for s in observation.loaders)
+    )
 
 
 def _imagined(record: Loader, settings: Mapping[str, Value]) -> Loader:
@@ -142,7 +144,7 @@ def _shared_memory_bytes(path: str = "/dev/shm") -> int | None:
 # -- why a loader cannot have a value ----------------------------------------------------------------------------------
 
 
-def _workers_reason(seen: SeenLoader, value: Value) -> str | None:
+def _workers_reason(seen: ObservedLoader, value: Value) -> str | None:
     if seen.record.iterable:
         return OWN_AFFAIR
     if value and seen.dataset_from_main and seen.start_method != "fork":
@@ -150,17 +152,17 @@ def _workers_reason(seen: SeenLoader, value: Value) -> str | None:
     return None
 
 
-def _needs_workers_reason(seen: SeenLoader, value: Value) -> str | None:
+def _needs_workers_reason(seen: ObservedLoader, value: Value) -> str | None:
     if seen.record.iterable:
         return OWN_AFFAIR
     return NO_WORKERS if value and not seen.record.num_workers else None
 
 
-def _pin_reason(seen: SeenLoader, value: Value) -> str | None:
+def _pin_reason(seen: ObservedLoader, value: Value) -> str | None:
     return None
 
 
-def _batch_reason(seen: SeenLoader, value: Value) -> str | None:
+def _batch_reason(seen: ObservedLoader, value: Value) -> str | None:
     record = seen.record
     if record.iterable:
         return OWN_AFFAIR

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
 from gpulab.knobs.model.gradients import Taken
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import whole_number
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
@@ -43,56 +43,56 @@ class Accumulate:
         """A whole number from 1 on. Raises UsageError."""
         return whole_number(self.name, text, least=1)
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """Each call of `step` is a step; batches that the cell itself gathers before it cannot be seen from here."""
-        return 1 if scene.optimizers else None
+        return 1 if observation.optimizers else None
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Where no gradient can be put aside before a step."""
         if value == 1:
             return None
-        if not scene.optimizers:
+        if not observation.optimizers:
             return "no optimizer steps in this cell"
-        closures = next((o for o in scene.optimizers if o.takes_closure), None)
+        closures = next((o for o in observation.optimizers if o.takes_closure), None)
         if closures is not None:
             return f"{closures.class_name} computes its gradients inside of the step, from a closure"
-        if scene.grad_scaler:
+        if observation.grad_scaler:
             return "the cell's GradScaler steps on gradients that are still scaled; amp=bf16 needs none"
         return None
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Stand around the steps of this thread."""
-        log = Log()
+        effects = KnobEffects()
         if int(value) == 1:
-            yield log
+            yield effects
             return
-        accumulation = Accumulation(int(value), log)
+        accumulation = Accumulation(int(value), effects)
         try:
             with around_steps(Turn.ACCUMULATING, accumulation):
-                yield log
+                yield effects
         finally:
             accumulation.give_back()
 
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the steps that were passed over."""
-        passed, stepped = log.counts.get(PASSED, 0), log.counts.get(STEPPED, 0)
+        passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
         if passed:
             words = [f"the optimizer really stepped {stepped} of {passed + stepped} times"]
             batches = _batches_per_step(run)
             if batches > 1:
                 words.append(f"the cell itself gathers {batches} batches for each of them")
-            return Verification("took effect", "; ".join([*words, *log.refused]))
-        return Verification("no effect", "; ".join(log.refused) or "every step was made")
+            return Verification("took effect", "; ".join([*words, *effects.refused]))
+        return Verification("no effect", "; ".join(effects.refused) or "every step was made")
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """The loop's last lines."""
         if value == 1:
-            return Permanent("# step after each batch")
-        return Permanent(
+            return CodeEdit("# step after each batch")
+        return CodeEdit(
             f"(loss / {value}).backward()\n"
             f"if (i + 1) % {value} == 0:  # i counts the batches\n"
             "    optimizer.step()\n"
@@ -112,9 +112,9 @@ class _Aside:
 class Accumulation:
     """Puts gradients aside before the steps and gives the user's back after them."""
 
-    def __init__(self, batches: int, log: Log) -> None:
+    def __init__(self, batches: int, effects: KnobEffects) -> None:
         self._batches = batches
-        self._log = log
+        self._effects = effects
         self._aside: dict[int, _Aside] = {}
         self._taken = Taken()
 
@@ -122,10 +122,10 @@ class Accumulation:
         """The k-th time the parameters get the mean gradient, else none: then the optimizer passes them over."""
         self._taken.give_back()
         if closure:
-            self._log.refuse("the cell hands a closure to step(): its gradients come only inside of the step")
+            self._effects.refuse("the cell hands a closure to step(): its gradients come only inside of the step")
             return
         if getattr(optimizer, "grad_scale", None) is not None:
-            self._log.refuse("the cell's GradScaler steps on gradients that are still scaled")
+            self._effects.refuse("the cell's GradScaler steps on gradients that are still scaled")
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if all(p.grad is None for p in parameters):
@@ -133,7 +133,7 @@ class Accumulation:
         aside = self._aside.setdefault(id(optimizer), _Aside(optimizer))
         self._put_aside(aside, [p for p in parameters if p.grad is not None])
         last = aside.batches == self._batches
-        self._log.count(STEPPED if last else PASSED)
+        self._effects.count(STEPPED if last else PASSED)
         self._taken.take(parameters)
         if last:
             for p in parameters:

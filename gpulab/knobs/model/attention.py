@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import choice
 from gpulab.run import Run
 
@@ -30,45 +30,45 @@ class Attention:
         """ "auto", "math", "efficient" or "flash". Raises UsageError."""
         return choice(self.name, text, ("auto", *BACKENDS), {"mem_efficient": "efficient"})
 
-    def found(self, scene: Scene) -> Value | None:
-        """torch chooses, as far as can be seen; which it chose is the scene's `attention`."""
-        return "auto" if _has_attention(scene) else None
+    def value_in(self, observation: Observation) -> Value | None:
+        """torch chooses, as far as can be seen; which it chose is the observation's `attention`."""
+        return "auto" if _has_attention(observation) else None
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Without attention, or where the device has no such back end."""
-        if not _has_attention(scene) and not scene.operators:
+        if not _has_attention(observation) and not observation.operators:
             return "only a trace shows whether the cell uses scaled_dot_product_attention: leave out --no-trace"
-        if not _has_attention(scene):
+        if not _has_attention(observation):
             return "the trace shows no scaled_dot_product_attention: attention written by hand has no back ends"
-        if value == "efficient" and scene.device.kind == "cpu":
+        if value == "efficient" and observation.device.kind == "cpu":
             return "efficient attention exists on GPUs only: on the CPU there are math and flash"
         return None
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Allow this back end, for the whole process; regions of the cell's own that choose one still do."""
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        log = Log()
+        effects = KnobEffects()
         if value == "auto":
-            yield log
+            yield effects
             return
         allowed = [getattr(SDPBackend, BACKENDS[str(value)]), SDPBackend.MATH]
         with sdpa_kernel(list(dict.fromkeys(allowed))):
-            yield log
+            yield effects
 
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the operator that ran."""
         counts = trace_counts.counts(run)
         if counts is None:
             return Verification("cannot tell", "there is no trace that shows which back end ran")
         forward = {n: c for n, c in counts.items() if not n.endswith("_backward")}
         ran = {n.removeprefix("aten::"): c for n, c in forward.items() if n.startswith(f"aten::_{OPERATOR}")}
-        if not ran and value == "math" and scene.attention not in (None, "math"):  # torch.compile takes it apart
-            return Verification("took effect", f"{scene.attention} attention is no longer in the trace")
+        if not ran and value == "math" and observation.attention not in (None, "math"):  # torch.compile takes it apart
+            return Verification("took effect", f"{observation.attention} attention is no longer in the trace")
         if not ran:
             return Verification("cannot tell", "no attention in the trace")
         operator, count = max(ran.items(), key=lambda item: item[1])
@@ -77,24 +77,24 @@ class Attention:
             return Verification("no effect", f"{words}; the cell as written lets torch choose as well")
         if str(value) not in operator:
             return Verification("no effect", f"{words}: {value} attention does not take these inputs")
-        if scene.attention == value:
+        if observation.attention == value:
             return Verification("no effect", f"{words}, as in the cell as written")
         return Verification("took effect", words)
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """A region around the loop."""
         if value == "auto":
-            return Permanent("# take out sdpa_kernel(…): torch chooses")
+            return CodeEdit("# take out sdpa_kernel(…): torch chooses")
         backends = list(dict.fromkeys([BACKENDS[str(value)], "MATH"]))
         listed = ", ".join(f"SDPBackend.{b}" for b in backends)
-        return Permanent(
+        return CodeEdit(
             "from torch.nn.attention import SDPBackend, sdpa_kernel\n\n"
             f"with sdpa_kernel([{listed}]):\n    …  # the training loop"
         )
 
 
-def _has_attention(scene: Scene) -> bool:
-    return scene.attention is not None or any(OPERATOR in name for name in scene.operators)
+def _has_attention(observation: Observation) -> bool:
+    return observation.attention is not None or any(OPERATOR in name for name in observation.operators)
 
 
 ATTENTION = Attention()

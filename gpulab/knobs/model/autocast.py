@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import Log
+from gpulab.knobs.knob import KnobEffects
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 from gpulab.torch_hooks.patching import replaced
 
@@ -19,14 +19,14 @@ Meet = Callable[["Module"], None]
 
 
 @contextmanager
-def no_autocast(log: Log) -> Iterator[None]:
+def no_autocast(effects: KnobEffects) -> Iterator[None]:
     """Have the code's own `torch.autocast` regions do nothing, on this thread."""
-    with _own_regions(log, None):
+    with _own_regions(effects, None):
         yield
 
 
 @contextmanager
-def autocast(dtype: torch.dtype, log: Log, meet: Meet | None = None) -> Iterator[None]:
+def autocast(dtype: torch.dtype, effects: KnobEffects, meet: Meet | None = None) -> Iterator[None]:
     """Autocast the outermost calls to `dtype`, their results back to float32; the code's own regions use it too.
 
     Wrapped are modules with parameters, and others that are given something to differentiate: losses, but not the
@@ -40,21 +40,21 @@ def autocast(dtype: torch.dtype, log: Log, meet: Meet | None = None) -> Iterator
             return call(args, kwargs)
         if meet is not None:
             meet(module)
-        log.count("module calls")
+        effects.count("module calls")
         if torch.is_autocast_enabled(kind):  # in a region of the code's own
             return call(args, kwargs)
         with torch.autocast(kind, dtype=dtype):
             result = call(args, kwargs)
-        return _in_float32(result, log)
+        return _in_float32(result, effects)
 
     with ExitStack() as undo:
-        undo.enter_context(_own_regions(log, dtype))
+        undo.enter_context(_own_regions(effects, dtype))
         undo.enter_context(around_outermost(Layer.AUTOCAST, around))
         yield
 
 
 @contextmanager
-def _own_regions(log: Log, dtype: torch.dtype | None) -> Iterator[None]:
+def _own_regions(effects: KnobEffects, dtype: torch.dtype | None) -> Iterator[None]:
     """Regions that the code has written use `dtype`, or are off where that is None."""
     from torch.amp import autocast_mode
 
@@ -64,7 +64,7 @@ def _own_regions(log: Log, dtype: torch.dtype | None) -> Iterator[None]:
         def __enter__(self: Any) -> Any:
             if get_ident() != thread or not self._enabled or self.fast_dtype is dtype:
                 return original(self)
-            log.count("autocast regions")
+            effects.count("autocast regions")
             written = self.fast_dtype
             self._enabled, self.fast_dtype = dtype is not None, dtype or written
             try:
@@ -92,7 +92,7 @@ def _device_kind(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     return next((t.device.type for t in tensors if t.requires_grad), None)
 
 
-def _in_float32(result: Any, log: Log) -> Any:
+def _in_float32(result: Any, effects: KnobEffects) -> Any:
     """The code that follows knows nothing of lower precision (as Accelerate does it)."""
     import torch
     from torch.utils import _pytree as pytree
@@ -104,7 +104,7 @@ def _in_float32(result: Any, log: Log) -> Any:
 
     if not any(map(is_low, pytree.tree_leaves(result))):
         return result
-    log.count("results of lower precision")
+    effects.count("results of lower precision")
     return pytree.tree_map(lambda leaf: leaf.float() if is_low(leaf) else leaf, result)
 
 

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
 from gpulab.knobs.model.dynamo_names import DynamoNames
 from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import choice
 from gpulab.run import Run
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
@@ -50,39 +50,39 @@ class Compile:
         """ "off", "default" or "reduce-overhead". Raises UsageError."""
         return choice(self.name, text, ("off", "default", "reduce-overhead"), {"on": "default", "true": "default"})
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """Off, or compiled in a mode that cannot be seen."""
-        trained = [m for m in scene.modules if m.parameter_count]
+        trained = [m for m in observation.modules if m.parameter_count]
         return "off" if trained and not any(m.compiled for m in trained) else None
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Without a module or a compiler, or where the cell compiles itself."""
-        modules = [m for m in scene.modules if m.parameter_count]
+        modules = [m for m in observation.modules if m.parameter_count]
         if not modules:
             return "no torch.nn.Module with parameters is called in this cell"
         if any(m.compiled for m in modules):
             return "the cell compiles its module itself: change that call"
         if value == "off":
             return None
-        if scene.device.kind == "cuda":
-            return _no_gpu_compiler(scene)
+        if observation.device.kind == "cuda":
+            return _no_gpu_compiler(observation)
         if value == "reduce-overhead":
             return "reduce-overhead means CUDA graphs, and this run's device is the CPU: use compile=default"
         return _no_cpp_compiler()
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Compile at the first call; afterwards the modules call their own code again."""
-        log = Log()
+        effects = KnobEffects()
         if value == "off":
-            yield log
+            yield effects
             return
         if self._others is None:
             self._others = _something_is_compiled()
-        compiling = Compiling(str(value), log, self._names)
+        compiling = Compiling(str(value), effects, self._names)
         try:
             with around_outermost(Layer.COMPILED, compiling.around):
-                yield log
+                yield effects
         finally:
             compiling.put_back()
 
@@ -98,13 +98,13 @@ class Compile:
         shutdown_compile_workers()
         self._names.take_out()
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the compiled regions in the trace."""
         if value == "off":
             return Verification("no effect", "nothing is compiled in the cell as written")
-        compiled = log.counts.get("modules compiled", 0) - len(log.refused)
+        compiled = effects.counts.get("modules compiled", 0) - len(effects.refused)
         if compiled <= 0:
-            return Verification("no effect", "; ".join(log.refused) or "no module was called")
+            return Verification("no effect", "; ".join(effects.refused) or "no module was called")
         counts = trace_counts.counts(run)
         if counts is None:
             return Verification(
@@ -113,12 +113,12 @@ class Compile:
         regions = [n for n in counts if IN_TRACE.search(n)]
         if not regions:
             return Verification("no effect", "no compiled region in the trace")
-        return Verification("took effect", "; ".join([f"“{regions[0]}” in the trace", *log.refused]))
+        return Verification("took effect", "; ".join([f"“{regions[0]}” in the trace", *effects.refused]))
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """One line before the loop."""
         mode = "" if value == "default" else f'mode="{value}"'
-        return Permanent(
+        return CodeEdit(
             "# take out torch.compile" if value == "off" else f"model.compile({mode})  # once, before the loop"
         )
 
@@ -126,10 +126,10 @@ class Compile:
 class Compiling:
     """Compiles modules as they are called; `put_back` takes the compiled calls off them."""
 
-    def __init__(self, mode: str, log: Log, names: DynamoNames) -> None:
+    def __init__(self, mode: str, effects: KnobEffects, names: DynamoNames) -> None:
         self._mode = mode
         self._names = names
-        self._log = log
+        self._effects = effects
         self._met: dict[int, Module] = {}
         self._compiled: list[Module] = []
 
@@ -146,7 +146,7 @@ class Compiling:
             return call(args, kwargs)
         except TorchDynamoException as e:
             why = " ".join(str(e).split("\n\n")[0].split())
-            self._log.refuse(f"{type(module).__name__} cannot be compiled ({type(e).__name__}: {why[:160]})")
+            self._effects.refuse(f"{type(module).__name__} cannot be compiled ({type(e).__name__}: {why[:160]})")
             self._take_off(module)
             return call(args, kwargs)
 
@@ -158,7 +158,7 @@ class Compiling:
         self._names.meet(module)
         vars(module)["_compiled_call_impl"] = torch.compile(_call(module), mode=self._mode)
         self._compiled.append(module)
-        self._log.count("modules compiled")
+        self._effects.count("modules compiled")
 
     def _take_off(self, module: Module) -> None:
         vars(module).pop("_compiled_call_impl", None)
@@ -199,10 +199,10 @@ def _no_cpp_compiler() -> str | None:
     return None
 
 
-def _no_gpu_compiler(scene: Scene) -> str | None:
-    capability = scene.device.details.get("compute_capability")
+def _no_gpu_compiler(observation: Observation) -> str | None:
+    capability = observation.device.details.get("compute_capability")
     if capability and float(capability) < FIRST_CAPABILITY:
-        has = f"{scene.device.name} has {capability}"
+        has = f"{observation.device.name} has {capability}"
         return f"torch.compile needs a GPU of compute capability {FIRST_CAPABILITY} or more, and {has}"
     if importlib.util.find_spec("triton") is None:
         return "torch.compile needs Triton on the GPU: pip install triton"

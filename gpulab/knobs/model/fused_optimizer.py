@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.observation import Scene, SeenOptimizer
+from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
 from gpulab.knobs.values import switch
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
@@ -40,39 +40,39 @@ class FusedOptimizer:
         """On or off. Raises UsageError."""
         return switch(self.name, text)
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """On where every optimizer that has a fused form uses it."""
-        able = [o for o in scene.optimizers if o.supports_fused]
+        able = [o for o in observation.optimizers if o.supports_fused]
         return all(o.fused is True for o in able) if able else None
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Where no optimizer has a fused form, or not for its parameters."""
-        if not scene.optimizers:
+        if not observation.optimizers:
             return "no optimizer steps in this cell"
         if not value:
             return None
-        reasons = [_cannot(o) for o in scene.optimizers]
+        reasons = [_cannot(o) for o in observation.optimizers]
         return reasons[0] if all(reasons) else None
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Set the param groups of each optimizer when it first steps."""
-        log = Log()
-        switching = Switching(bool(value), log)
+        effects = KnobEffects()
+        switching = Switching(bool(value), effects)
         with ExitStack() as undo:
             undo.callback(switching.put_back)
             undo.enter_context(around_steps(Turn.OPTIONS, switching))
-            yield log
+            yield effects
 
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the fused operator in the trace."""
-        changed = log.counts.get("optimizers", 0)
+        changed = effects.counts.get("optimizers", 0)
         if not changed:
             words = f"the optimizer of the cell is {'fused' if value else 'not fused'} as written"
-            return Verification("no effect", "; ".join(log.refused) or words)
+            return Verification("no effect", "; ".join(effects.refused) or words)
         counts = trace_counts.counts(run)
         if counts is None:
             return Verification(
@@ -80,19 +80,19 @@ class FusedOptimizer:
             )
         fused = [name for name in counts if IN_TRACE.search(name)]
         if value and fused:
-            return Verification("took effect", "; ".join([f"{fused[0]} in the trace", *log.refused]))
+            return Verification("took effect", "; ".join([f"{fused[0]} in the trace", *effects.refused]))
         if not value and not fused:
             return Verification("took effect", "no fused operator in the trace")
         return Verification("no effect", f"{fused[0] if fused else 'no fused operator'} in the trace")
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """A keyword of the optimizer's constructor."""
-        able = next((o.class_name for o in scene.optimizers if not _cannot(o)), "AdamW")
+        able = next((o.class_name for o in observation.optimizers if not _cannot(o)), "AdamW")
         snippet = f"optimizer = torch.optim.{able}(…, fused={bool(value)})"
-        return Permanent(snippet, call=able, keyword="fused", literal=str(bool(value)))
+        return CodeEdit(snippet, call=able, keyword="fused", literal=str(bool(value)))
 
 
-def _cannot(optimizer: SeenOptimizer) -> str | None:
+def _cannot(optimizer: ObservedOptimizer) -> str | None:
     """Why it cannot be fused."""
     if not optimizer.supports_fused:
         return f"{optimizer.class_name} has no fused form: {', '.join(OPERATORS)} have one"
@@ -129,9 +129,9 @@ class _Before:
 class Switching:
     """Sets the options of each optimizer at its first step on this thread."""
 
-    def __init__(self, fused: bool, log: Log) -> None:
+    def __init__(self, fused: bool, effects: KnobEffects) -> None:
         self._fused = fused
-        self._log = log
+        self._effects = effects
         self._met: dict[int, Optimizer] = {}
         self._switched: dict[int, _Before] = {}
 
@@ -144,11 +144,11 @@ class Switching:
             return
         self._met[id(optimizer)] = optimizer
         if not any("fused" in group for group in optimizer.param_groups):
-            self._log.refuse(f"{type(optimizer).__name__} has no fused form")
+            self._effects.refuse(f"{type(optimizer).__name__} has no fused form")
         elif all(bool(group.get("fused")) == self._fused for group in optimizer.param_groups):
             return
         elif (reason := _impossible(optimizer) if self._fused else None) is not None:
-            self._log.refuse(reason)
+            self._effects.refuse(reason)
         else:
             self._switch(optimizer)
 
@@ -167,7 +167,7 @@ class Switching:
             options["foreach"] = False if self._fused else None
         vars(optimizer)["_step_supports_amp_scaling"] = self._fused
         rehost_steps(optimizer)
-        self._log.count("optimizers")
+        self._effects.count("optimizers")
 
     def put_back(self) -> None:
         """Each as it was."""

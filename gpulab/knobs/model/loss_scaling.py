@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import Log
+from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.gradients import Taken
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
 from gpulab.torch_hooks.patching import replaced
@@ -28,11 +28,11 @@ FIRST_SCALE = 2.0**16  # torch's own
 
 
 @contextmanager
-def loss_scaling(log: Log, scale: float | None) -> Iterator[LossScaling]:
+def loss_scaling(effects: KnobEffects, scale: float | None) -> Iterator[LossScaling]:
     """Scale the losses of this thread, at first by `scale`; it has to be told of the modules that take part."""
     import torch
 
-    scaling, thread = LossScaling(log, scale), get_ident()
+    scaling, thread = LossScaling(effects, scale), get_ident()
 
     def wrap(original: Callable[..., None]) -> Callable[..., None]:
         def backward(
@@ -70,8 +70,8 @@ class _Gradients:
 class LossScaling:
     """One GradScaler for everything that is trained, made at the first backward pass."""
 
-    def __init__(self, log: Log, scale: float | None) -> None:
-        self._log = log
+    def __init__(self, effects: KnobEffects, scale: float | None) -> None:
+        self._effects = effects
         self._first_scale = FIRST_SCALE if scale is None else scale
         self._scaler: GradScaler | None = None
         self._known: dict[int, Tensor] = {}
@@ -96,7 +96,7 @@ class LossScaling:
             self._known[id(p)] = p
             if getattr(p, "_post_accumulate_grad_hooks", None):
                 self._off = True
-                self._log.refuse("the loss is not scaled: a hook takes the gradients inside of the backward pass")
+                self._effects.refuse("the loss is not scaled: a hook takes the gradients inside of the backward pass")
 
     # -- backward ------------------------------------------------------------------------------------------------
 
@@ -152,7 +152,7 @@ class LossScaling:
         gradients = _Gradients([{"params": with_gradient}])
         scaler.unscale_(gradients)  # type: ignore[arg-type]
         self._passes.append(gradients)
-        self._log.count("scaled backward passes")
+        self._effects.count("scaled backward passes")
 
     def _overflowed(self) -> bool:
         """Whether a gradient since the last update is infinite or NaN. Waits for the device, as GradScaler does."""
@@ -177,7 +177,7 @@ class LossScaling:
         self._seen[id(optimizer)] = self._overflows
         if suspect and not _finite(parameters):
             self._taken.take(parameters)
-            self._log.count("steps left out")
+            self._effects.count("steps left out")
 
     def after(self, optimizer: Optimizer) -> None:
         """The scale may be updated before the next backward pass: other optimizers may have to step first."""
@@ -187,7 +187,7 @@ class LossScaling:
     def _drop_gradients(self) -> None:
         for p in self._known.values():
             p.grad = None
-        self._log.count("steps left out")
+        self._effects.count("steps left out")
 
     def give_back(self) -> None:
         """The gradients that a step was not to see are the user's."""

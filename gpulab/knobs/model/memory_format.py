@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
 from gpulab.knobs.model.gradients import laid_out_like
 from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import switch
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
@@ -37,58 +37,60 @@ class ChannelsLast:
         """On or off. Raises UsageError."""
         return switch(self.name, text)
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """As the weights are laid out; None where they differ."""
-        formats = {m.memory_format for m in scene.modules if m.has_convolution and m.memory_format is not None}
+        formats = {m.memory_format for m in observation.modules if m.has_convolution and m.memory_format is not None}
         if len(formats) != 1 or "mixed" in formats:
             return None
         return "channels_last" in formats
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Without a convolution over images."""
-        if not any(m.has_convolution and m.memory_format is not None for m in scene.modules):
+        if not any(m.has_convolution and m.memory_format is not None for m in observation.modules):
             return (
                 "no module of the cell has a 2-dimensional convolution: the layout of other data is not changed by this"
             )
         return None
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Lay out weights at a module's first call, inputs at each, optimizer states at the first step."""
         import torch
 
-        log = Log()
-        layout = Layout(torch.channels_last if value else torch.contiguous_format, log)
+        effects = KnobEffects()
+        layout = Layout(torch.channels_last if value else torch.contiguous_format, effects)
         with ExitStack() as undo:
             undo.callback(layout.put_back)
             undo.enter_context(around_steps(Turn.LAYOUT, layout))
             undo.enter_context(around_outermost(Layer.INPUTS, layout.around))
-            yield log
+            yield effects
 
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By what was laid out anew."""
-        weights, inputs = log.counts.get("weights", 0), log.counts.get("inputs", 0)
+        weights, inputs = effects.counts.get("weights", 0), effects.counts.get("inputs", 0)
         wanted = f"channels {'last' if value else 'first'}"
         if not weights and not inputs:
-            return Verification("no effect", "; ".join(log.refused) or self._why_nothing(scene, value, wanted))
+            return Verification(
+                "no effect", "; ".join(effects.refused) or self._why_nothing(observation, value, wanted)
+            )
         words = [f"{weights} weights and {inputs} inputs were laid out {wanted}"]
         kernel = next((n for n in trace_counts.kernels(run) if "nhwc" in n.lower()), None)
         if value and kernel is not None:
             words.append(f"kernel {kernel[:60]}")
-        return Verification("took effect", "; ".join([*words, *log.refused]))
+        return Verification("took effect", "; ".join([*words, *effects.refused]))
 
-    def _why_nothing(self, scene: Scene, value: Value, wanted: str) -> str:
-        if self.found(scene) == value:
+    def _why_nothing(self, observation: Observation, value: Value, wanted: str) -> str:
+        if self.value_in(observation) == value:
             return f"weights and inputs are laid out {wanted} as written"
         return "with these shapes (one channel, or one pixel) channels first and channels last are the same layout"
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """Two lines."""
         layout = f"torch.{'channels_last' if value else 'contiguous_format'}"
-        return Permanent(
+        return CodeEdit(
             f"model = model.to(memory_format={layout})  # once\n"
             f"inputs = inputs.to(memory_format={layout})  # each batch"
         )
@@ -97,9 +99,9 @@ class ChannelsLast:
 class Layout:
     """Lays out weights, inputs and optimizer states, and the first and last as before at the end."""
 
-    def __init__(self, layout: torch.memory_format, log: Log) -> None:
+    def __init__(self, layout: torch.memory_format, effects: KnobEffects) -> None:
         self._layout = layout
-        self._log = log
+        self._effects = effects
         self._convolves: dict[int, tuple[Module, bool]] = {}
         self._weights: dict[int, tuple[Tensor, Tensor]] = {}  # the parameter or buffer, and its tensor as found
         self._optimizers: dict[int, Optimizer] = {}
@@ -123,7 +125,7 @@ class Layout:
 
         if not isinstance(leaf, torch.Tensor) or leaf.dim() != 4 or leaf.is_contiguous(memory_format=self._layout):
             return leaf
-        self._log.count("inputs")
+        self._effects.count("inputs")
         return leaf.contiguous(memory_format=self._layout)
 
     def _lay_out_weights(self, module: Module) -> None:
@@ -131,11 +133,11 @@ class Layout:
             if weight.dim() != 4 or id(weight) in self._weights or weight.is_contiguous(memory_format=self._layout):
                 continue
             if weight.untyped_storage().nbytes() != weight.numel() * weight.element_size():
-                self._log.refuse("weights that are parts of one larger tensor were left as they are")
+                self._effects.refuse("weights that are parts of one larger tensor were left as they are")
                 continue
             self._weights[id(weight)] = (weight, weight.data)
             weight.data = weight.data.contiguous(memory_format=self._layout)
-            self._log.count("weights")
+            self._effects.count("weights")
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
         """Gradients and states must lie as the weights do: fused kernels refuse others, multi-tensor ones are slow."""

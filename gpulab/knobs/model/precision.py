@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 
-from gpulab.knobs.knob import Kind, Log, Permanent, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
 from gpulab.knobs.model.autocast import autocast, no_autocast
 from gpulab.knobs.model.loss_scaling import LossScaling, loss_scaling
 from gpulab.knobs.model.tf32 import tf32_set
 from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import choice, switch
 from gpulab.run import Run
 
@@ -46,44 +46,44 @@ class Amp:
         aliases = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "no": "off", "false": "off", "fp32": "off"}
         return choice(self.name, text, ("off", "fp16", "bf16"), aliases)
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """As the first module that is called under autocast has it."""
-        if not scene.modules:
+        if not observation.modules:
             return None
         short = {long: name for name, long in DTYPES.items()}
-        return next((short[m.autocast_dtype] for m in scene.modules if m.autocast_dtype in short), "off")
+        return next((short[m.autocast_dtype] for m in observation.modules if m.autocast_dtype in short), "off")
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Nothing to wrap, nothing to gain, or a loss that the cell scales itself."""
-        if not scene.modules:
+        if not observation.modules:
             return "no torch.nn.Module is called in this cell: there is nothing to put under autocast"
-        if value in ("off", self.found(scene)):
+        if value in ("off", self.value_in(observation)):
             return None
-        dtypes = {d for m in scene.modules for d in m.parameter_dtypes}
+        dtypes = {d for m in observation.modules for d in m.parameter_dtypes}
         if dtypes and dtypes <= LOW:
             return f"the weights are {', '.join(sorted(dtypes))} already: autocast would change nothing"
         if dtypes and "float32" not in dtypes:
             return f"the weights are {', '.join(sorted(dtypes))}: autocast only lowers float32"
         if value == "bf16":
-            return _no_bf16(scene)
-        return _no_scaling(scene, dtypes)
+            return _no_bf16(observation)
+        return _no_scaling(observation, dtypes)
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Autocast the outermost module calls; with fp16 the loss is scaled too."""
         import torch
 
-        log = Log()
+        effects = KnobEffects()
         with ExitStack() as undo:
             if value == "off":
-                undo.enter_context(no_autocast(log))
+                undo.enter_context(no_autocast(effects))
             elif value == "bf16":
-                undo.enter_context(autocast(torch.bfloat16, log))
+                undo.enter_context(autocast(torch.bfloat16, effects))
             else:
-                scaling = undo.enter_context(loss_scaling(log, self._scale))
+                scaling = undo.enter_context(loss_scaling(effects, self._scale))
                 undo.callback(self._keep, scaling)
-                undo.enter_context(autocast(torch.float16, log, scaling.meet))
-            yield log
+                undo.enter_context(autocast(torch.float16, effects, scaling.meet))
+            yield effects
 
     def _keep(self, scaling: LossScaling) -> None:
         with suppress(RuntimeError):  # a device in trouble; the user's code has its own error
@@ -93,88 +93,88 @@ class Amp:
         """Of the scale that was found."""
         self._scale = None
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the cell as written has not."""
         if value == "off":
-            regions = log.counts.get("autocast regions", 0)
+            regions = effects.counts.get("autocast regions", 0)
             words = f"{regions} of the cell's autocast regions were switched off"
             if not regions:
                 return Verification("no effect", "no autocast region of the cell was met that could be switched off")
             return Verification("took effect", words)
-        if value == self.found(scene):
+        if value == self.value_in(observation):
             return Verification("no effect", f"the cell as written has amp={value} already")
-        calls = log.counts.get("module calls", 0)
+        calls = effects.counts.get("module calls", 0)
         if not calls:
             return Verification("no effect", "no module was called under autocast")
-        if log.refused:
-            return Verification("cannot tell", "; ".join(log.refused))
-        return self._by_trace(str(value), scene, log, run) or self._by_results(str(value), calls, log)
+        if effects.refused:
+            return Verification("cannot tell", "; ".join(effects.refused))
+        return self._by_trace(str(value), observation, effects, run) or self._by_results(str(value), calls, effects)
 
-    def _by_trace(self, value: str, scene: Scene, log: Log, run: Run) -> Verification | None:
+    def _by_trace(self, value: str, observation: Observation, effects: KnobEffects, run: Run) -> Verification | None:
         counts = trace_counts.counts(run)
         if counts is None:
             return None
         if run.timeline is not None and run.timeline.has_device_events:
             kernel = trace_counts.first_match(
-                KERNELS[value], tuple(sorted(set(trace_counts.kernels(run)) - scene.operators))
+                KERNELS[value], tuple(sorted(set(trace_counts.kernels(run)) - observation.operators))
             )
             if kernel is None:
                 return None
-            return Verification("took effect", f"kernels in {DTYPES[value]}, among them {kernel}{_left_out(log)}")
-        if counts.get("aten::_to_copy", 0) and "aten::_to_copy" not in scene.operators:
+            return Verification("took effect", f"kernels in {DTYPES[value]}, among them {kernel}{_left_out(effects)}")
+        if counts.get("aten::_to_copy", 0) and "aten::_to_copy" not in observation.operators:
             words = f"{counts['aten::_to_copy']} casts in the trace, none in the cell as written"
-            return Verification("took effect", words + _left_out(log))
+            return Verification("took effect", words + _left_out(effects))
         return None
 
-    def _by_results(self, value: str, calls: int, log: Log) -> Verification:
-        results = log.counts.get("results of lower precision", 0)
+    def _by_results(self, value: str, calls: int, effects: KnobEffects) -> Verification:
+        results = effects.counts.get("results of lower precision", 0)
         if results:
             words = f"{results} of {calls} module calls under autocast gave {DTYPES[value]}"
-            return Verification("took effect", words + _left_out(log))
+            return Verification("took effect", words + _left_out(effects))
         words = f"{calls} module calls were made under autocast; what they computed in {DTYPES[value]} was not seen"
         return Verification("cannot tell", words)
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """The loop's body."""
         if value == "off":
-            return Permanent("# take out torch.autocast(…) and the GradScaler")
+            return CodeEdit("# take out torch.autocast(…) and the GradScaler")
         lines = [
-            f'with torch.autocast("{scene.device.kind}", dtype=torch.{DTYPES[str(value)]}):',
+            f'with torch.autocast("{observation.device.kind}", dtype=torch.{DTYPES[str(value)]}):',
             "    outputs = model(inputs)",
             "    loss = criterion(outputs, targets)",
         ]
         if value == "fp16":
             lines = [
-                f'scaler = torch.amp.GradScaler("{scene.device.kind}")  # once, before the loop',
+                f'scaler = torch.amp.GradScaler("{observation.device.kind}")  # once, before the loop',
                 *lines,
                 "scaler.scale(loss).backward()",
                 "scaler.step(optimizer)",
                 "scaler.update()",
             ]
-        return Permanent("\n".join(lines))
+        return CodeEdit("\n".join(lines))
 
 
-def _no_bf16(scene: Scene) -> str | None:
-    if scene.device.kind != "cuda":
+def _no_bf16(observation: Observation) -> str | None:
+    if observation.device.kind != "cuda":
         return None
-    capability = str(scene.device.details.get("compute_capability") or "8.0")
+    capability = str(observation.device.details.get("compute_capability") or "8.0")
     if int(capability.split(".")[0]) >= 8:
         return None
-    return f"{scene.device.name} has no bf16 units (Ampere and newer have): fp16 works here"
+    return f"{observation.device.name} has no bf16 units (Ampere and newer have): fp16 works here"
 
 
-def _no_scaling(scene: Scene, dtypes: set[str]) -> str | None:
-    if scene.grad_scaler:
+def _no_scaling(observation: Observation, dtypes: set[str]) -> str | None:
+    if observation.grad_scaler:
         return "the cell scales its own gradients (GradScaler): its scale and ours would multiply; use bf16"
-    if any(o.takes_closure for o in scene.optimizers):
+    if any(o.takes_closure for o in observation.optimizers):
         return "an optimizer that calls its closure several times in a step cannot leave a step out; use bf16"
     if "float16" in dtypes:
         return "some weights are float16: their gradients cannot be unscaled; use bf16"
     return None
 
 
-def _left_out(log: Log) -> str:
-    left_out = log.counts.get("steps left out", 0)
+def _left_out(effects: KnobEffects) -> str:
+    left_out = effects.counts.get("steps left out", 0)
     if not left_out:
         return ""
     return f"; {left_out} step{'s were' if left_out > 1 else ' was'} left out where the scaled gradients overflowed"
@@ -195,47 +195,47 @@ class Tf32:
         """On or off. Raises UsageError."""
         return switch(self.name, text)
 
-    def found(self, scene: Scene) -> Value | None:
+    def value_in(self, observation: Observation) -> Value | None:
         """torch's setting; None where the device has none."""
-        return scene.tf32
+        return observation.tf32
 
-    def refuses(self, scene: Scene, value: Value) -> str | None:
+    def refuses(self, observation: Observation, value: Value) -> str | None:
         """Where the device has no TF32."""
-        if scene.device.kind != "cuda":
+        if observation.device.kind != "cuda":
             return "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
-        if scene.tf32 is None:
-            return f"{scene.device.name} has no TF32: Ampere GPUs and newer have; amp=fp16 works here"
+        if observation.tf32 is None:
+            return f"{observation.device.name} has no TF32: Ampere GPUs and newer have; amp=fp16 works here"
         return None
 
     @contextmanager
-    def applied(self, value: Value) -> Iterator[Log]:
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Set torch's switches, for the whole process."""
         with tf32_set(bool(value)) as changed:
-            yield Log({"settings": changed} if changed else {})
+            yield KnobEffects({"settings": changed} if changed else {})
 
     def forget(self) -> None:
         """Nothing is kept."""
 
-    def verify(self, scene: Scene, value: Value, log: Log, run: Run) -> Verification:
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the matrix kernels that the cell as written does not run: cuDNN's convolutions use TF32 by default."""
-        if not log.counts:
+        if not effects.counts:
             return Verification("no effect", f"TF32 is {'on' if value else 'off'} in the cell as written")
         names = trace_counts.kernels(run)
-        return _turned_on(scene, names) if value else _turned_off(scene, names)
+        return _turned_on(observation, names) if value else _turned_off(observation, names)
 
-    def permanent(self, scene: Scene, value: Value) -> Permanent:
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """Two lines before the loop."""
         precision = "high" if value else "highest"
-        return Permanent(
+        return CodeEdit(
             f'torch.set_float32_matmul_precision("{precision}")\ntorch.backends.cudnn.allow_tf32 = {bool(value)}'
         )
 
 
-def _turned_on(scene: Scene, names: tuple[str, ...]) -> Verification:
-    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(scene.operators)))
-    counted = (n for n in names if n not in scene.operators and not (before and _CONVOLUTION.search(n)))
+def _turned_on(observation: Observation, names: tuple[str, ...]) -> Verification:
+    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
+    counted = (n for n in names if n not in observation.operators and not (before and _CONVOLUTION.search(n)))
     new = trace_counts.first_match(TF32_KERNELS, tuple(counted))
-    if new is not None and scene.operators:
+    if new is not None and observation.operators:
         return Verification("took effect", f"a TF32 kernel ran that the cell as written does not run: {new}")
     fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
     if fp32 is not None and new is None:
@@ -246,12 +246,12 @@ def _turned_on(scene: Scene, names: tuple[str, ...]) -> Verification:
     return Verification("cannot tell", _NO_NAME)
 
 
-def _turned_off(scene: Scene, names: tuple[str, ...]) -> Verification:
+def _turned_off(observation: Observation, names: tuple[str, ...]) -> Verification:
     tf32 = trace_counts.first_match(TF32_KERNELS, names)
     if tf32 is not None:
         return Verification("no effect", f"a TF32 kernel ran: {tf32}")
     fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
-    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(scene.operators)))
+    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
     if fp32 is None or before is None:
         return Verification("cannot tell", _NO_NAME)
     return Verification("took effect", f"a float32 matrix kernel ran: {fp32}; in the cell as written ran {before}")

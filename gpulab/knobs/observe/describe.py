@@ -1,4 +1,4 @@
-"""What a DataLoader, an optimizer and a module are, read from the outside: the facts of a scene, nothing changed."""
+"""What a DataLoader, an optimizer and a module are, read from the outside: the facts of an observation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.dataloader.in_memory_dataset import Served
 from gpulab.knobs.dataloader.spawning import defined_in_main, main_can_be_imported, start_method
-from gpulab.knobs.observe.observation import SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.observation import ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.run import Loader
 
 if TYPE_CHECKING:
@@ -42,12 +42,12 @@ def as_written(dataset: object) -> object:
     return dataset.as_written if isinstance(dataset, Served) else dataset
 
 
-def seen_loader(loader: DataLoader[Any]) -> SeenLoader:
+def observed_loader(loader: DataLoader[Any]) -> ObservedLoader:
     """A DataLoader, with what limits its options."""
     from torch.utils.data import BatchSampler, default_collate, default_convert
 
     sampler = loader.batch_sampler
-    return SeenLoader(
+    return ObservedLoader(
         record=loader_record(loader),
         loader_class=type(loader).__name__,
         custom_batch_sampler=sampler is not None and type(sampler) is not BatchSampler,
@@ -58,11 +58,11 @@ def seen_loader(loader: DataLoader[Any]) -> SeenLoader:
     )
 
 
-def seen_optimizer(optimizer: Optimizer) -> SeenOptimizer:
+def observed_optimizer(optimizer: Optimizer) -> ObservedOptimizer:
     """An optimizer; torch's own tell by their param groups whether they have a fused form."""
     groups = optimizer.param_groups
     parameters = [p for group in groups for p in group["params"]]
-    return SeenOptimizer(
+    return ObservedOptimizer(
         class_name=type(optimizer).__name__,
         supports_fused="fused" in groups[0],
         fused=groups[0].get("fused"),
@@ -73,13 +73,13 @@ def seen_optimizer(optimizer: Optimizer) -> SeenOptimizer:
     )
 
 
-def seen_module(module: Module, *, trained: bool, autocast_dtype: str | None) -> SeenModule:
+def observed_module(module: Module, *, trained: bool, autocast_dtype: str | None) -> ObservedModule:
     """A module; parameters that have no shape yet are not counted."""
     from torch.nn.modules.conv import _ConvNd
     from torch.nn.parameter import is_lazy
 
     parameters = [p for p in module.parameters() if not is_lazy(p)]
-    return SeenModule(
+    return ObservedModule(
         class_name=type(getattr(module, "_orig_mod", module)).__name__,
         parameter_count=sum(p.numel() for p in parameters),
         parameter_dtypes=_distinct(dtype_name(p.dtype) for p in parameters),
@@ -141,7 +141,7 @@ __all__ = [
     "is_compiled",
     "length_of",
     "loader_record",
-    "seen_loader",
-    "seen_module",
-    "seen_optimizer",
+    "observed_loader",
+    "observed_module",
+    "observed_optimizer",
 ]

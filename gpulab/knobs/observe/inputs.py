@@ -8,7 +8,7 @@ from typing import Any
 from gpulab.knobs.observe.observation import Shape, StepInputs
 
 
-class SeenInputs:
+class ObservedInputs:
     """Shapes of what is called to be trained, per backward pass, of whole steps: from one optimizer step to the next.
 
     `whole` is whether everything was watched since the last optimizer step.
@@ -60,4 +60,4 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
                 yield value
 
 
-__all__ = ["SeenInputs"]
+__all__ = ["ObservedInputs"]

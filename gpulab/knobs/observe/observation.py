@@ -11,7 +11,7 @@ StepInputs = tuple[tuple[Shape, ...], ...]  # per backward pass of a step: the i
 
 
 @dataclass(frozen=True, slots=True)
-class SeenLoader:
+class ObservedLoader:
     """One DataLoader that was iterated. `record` is how it was built."""
 
     record: Loader
@@ -24,7 +24,7 @@ class SeenLoader:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenOptimizer:
+class ObservedOptimizer:
     """One optimizer that stepped. `fused` and `foreach` as in its first param group; None: torch chooses."""
 
     class_name: str
@@ -37,7 +37,7 @@ class SeenOptimizer:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenModule:
+class ObservedModule:
     """One outermost module that was called. `memory_format`: of its 4-dimensional weights, None without any."""
 
     class_name: str
@@ -51,13 +51,13 @@ class SeenModule:
 
 
 @dataclass(frozen=True, slots=True)
-class Scene:
+class Observation:
     """What the reference run, with nothing changed, was seen to use."""
 
     device: Device
-    loaders: tuple[SeenLoader, ...] = ()  # the one that feeds the steps first
-    optimizers: tuple[SeenOptimizer, ...] = ()
-    modules: tuple[SeenModule, ...] = ()
+    loaders: tuple[ObservedLoader, ...] = ()  # the one that feeds the steps first
+    optimizers: tuple[ObservedOptimizer, ...] = ()
+    modules: tuple[ObservedModule, ...] = ()
     operators: frozenset[str] = frozenset()  # names in the trace: operators and kernels
     tf32: bool | None = None  # None: the device has none
     attention: str | None = (
@@ -68,6 +68,6 @@ class Scene:
     step_inputs: StepInputs | None = None  # None: not seen, or not the same in all steps that were watched
 
     @property
-    def loader(self) -> SeenLoader | None:
+    def loader(self) -> ObservedLoader | None:
         """The loader that feeds the steps."""
         return self.loaders[0] if self.loaders else None

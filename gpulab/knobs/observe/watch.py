@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 import numpy as np
 
-from gpulab.knobs.observe.describe import dtype_name, seen_loader, seen_module, seen_optimizer
-from gpulab.knobs.observe.inputs import SeenInputs
-from gpulab.knobs.observe.observation import Scene, SeenLoader, SeenModule, SeenOptimizer
+from gpulab.knobs.observe.describe import dtype_name, observed_loader, observed_module, observed_optimizer
+from gpulab.knobs.observe.inputs import ObservedInputs
+from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.run import Category, Device, Run, Timeline
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 from gpulab.torch_hooks.patching import replaced
@@ -78,20 +78,20 @@ class Noted(Generic[Seen]):
 
 
 class Observed:
-    """What was seen. `scene` joins it with the record of the same run."""
+    """What was seen. `observation` joins it with the record of the same run."""
 
     def __init__(self) -> None:
-        self.loaders: Noted[SeenLoader] = Noted()
-        self.optimizers: Noted[SeenOptimizer] = Noted()
-        self.modules: Noted[SeenModule] = Noted()
+        self.loaders: Noted[ObservedLoader] = Noted()
+        self.optimizers: Noted[ObservedOptimizer] = Noted()
+        self.modules: Noted[ObservedModule] = Noted()
         self.tf32: bool | None = None  # torch's setting while modules were called; None: unknown
         self.grad_scaler = False
-        self.inputs = SeenInputs()
+        self.inputs = ObservedInputs()
 
-    def scene(self, run: Run) -> Scene:
-        """The scene of `run`, the run that was observed."""
+    def observation(self, run: Run) -> Observation:
+        """The observation of `run`, the run that was observed."""
         counts = _operator_counts(run.timeline)
-        return Scene(
+        return Observation(
             device=run.device,
             loaders=tuple(sorted(self.loaders.facts, key=lambda seen: seen.record != run.loader)),
             optimizers=tuple(self.optimizers.facts),
@@ -167,7 +167,7 @@ class Watch:
     def iterated(self, loader: DataLoader[Any]) -> None:
         """A DataLoader is asked for an iterator."""
         if self._seen is not None and self._seen.loaders.place(loader) is None:
-            self._seen.loaders.add(loader, seen_loader(loader))
+            self._seen.loaders.add(loader, observed_loader(loader))
         self.look()
 
     @guarded
@@ -176,7 +176,7 @@ class Watch:
         if self._seen is None:
             return
         if self._seen.optimizers.place(optimizer) is None:
-            self._seen.optimizers.add(optimizer, seen_optimizer(optimizer))
+            self._seen.optimizers.add(optimizer, observed_optimizer(optimizer))
             self.look()
         self._seen.inputs.stepped(watching=self._undo_modules is not None)
 
@@ -237,7 +237,7 @@ class Watch:
         modules = self._seen.modules
         place = modules.place(module)
         if place is None:
-            place = modules.add(module, seen_module(module, trained=False, autocast_dtype=None))
+            place = modules.add(module, observed_module(module, trained=False, autocast_dtype=None))
         if place is None:
             return
         self.current = place

@@ -11,7 +11,7 @@ from typing import Any
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.knob import Knob, Value
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 
 AS_WRITTEN = "as written"
 _UNTURNED = ""  # its value in a list: None would be no selection
@@ -45,7 +45,8 @@ def shown(value: Value | None) -> str:
 class KnobRow:
     """Its cells from left to right are `cells`. `changed` is called whenever the user has turned it.
 
-    Without a scene nothing is known of the cell, and nothing can be turned. All of it belongs to the main thread.
+    Without an observation nothing is known of the cell, and no knob can be set. Everything here belongs to the main
+    thread.
     """
 
     def __init__(self, knob: Knob, changed: Callable[[], None], on_main: OnMain = at_once) -> None:
@@ -57,7 +58,7 @@ class KnobRow:
         self.cautions: tuple[str, ...] = ()
         self._changed = changed
         self._on_main = on_main
-        self._scene: Scene | None = None
+        self._observation: Observation | None = None
         self._choice: Value | None = None  # None: as written
         self._title = HTML(layout=_cell())
         self._place = Box(layout=Layout(width="auto", overflow="hidden", margin="0"))
@@ -72,16 +73,16 @@ class KnobRow:
         """What is chosen; None: as written."""
         return self._choice
 
-    def show(self, scene: Scene | None, others: Mapping[str, Value]) -> None:
+    def show(self, observation: Observation | None, others: Mapping[str, Value]) -> None:
         """Tell what the cell has. `others`: the settings of all knobs, on which it may depend what this one can be."""
-        if scene is not self._scene:
-            self._scene = scene
-            found = None if scene is None else self.knob.found(scene)
+        if observation is not self._observation:
+            self._observation = observation
+            found = None if observation is None else self.knob.value_in(observation)
             if type(found) is not type(self.found) or found != self.found:
                 self.found = found
                 self._choice = None if self._choice == found else self._choice
                 self._make_control()
-        self._judge(with_settings(scene, others) if scene is not None else None)
+        self._judge(with_settings(observation, others) if observation is not None else None)
 
     def reset(self) -> None:
         """As written again."""
@@ -107,18 +108,18 @@ class KnobRow:
         self._choice = None if value == _UNTURNED or (value == self.found and self.found is not None) else value
         self._changed()
 
-    def _judge(self, scene: Scene | None) -> None:
+    def _judge(self, observation: Observation | None) -> None:
         """Whether it can be turned at all, and to the value chosen."""
-        if scene is None:
+        if observation is None:
             self.refusal, self.cautions, why, able = None, (), "", False
         else:
-            able, why = turnable(self.knob, scene, self.found)
-            self.refusal = None if self._choice is None else _refusal(self.knob, scene, self._choice)
-            self.cautions = _cautions(self.knob, scene, self._choice)
+            able, why = turnable(self.knob, observation, self.found)
+            self.refusal = None if self._choice is None else _refusal(self.knob, observation, self._choice)
+            self.cautions = _cautions(self.knob, observation, self._choice)
             able = able or self._choice is not None  # a choice that has become impossible can be taken back
         self.control.disabled = not able
         self._title.value = _title(self.knob.title, self._choice is not None, able)
-        self._found.value = _found(self.found, scene is not None)
+        self._found.value = _found(self.found, observation is not None)
         self._words.value = _words(self.knob, self.refusal or (why if not able else ""), self.cautions)
 
     def close(self) -> None:
@@ -152,11 +153,11 @@ def _filling() -> Any:
     return Layout(width="100%", margin="1px 0")
 
 
-def turnable(knob: Knob, scene: Scene, found: Value | None) -> tuple[bool, str]:
+def turnable(knob: Knob, observation: Observation, found: Value | None) -> tuple[bool, str]:
     """Whether there is another value that it can have here, else the reason why not."""
     values = [*knob.options, *(_nearby(found) if type(found) is int else ())]
     others = [value for value in values if value != found]
-    reasons = [_refusal(knob, scene, option) for option in others]
+    reasons = [_refusal(knob, observation, option) for option in others]
     if not reasons or None in reasons:
         return True, ""
     return False, str(reasons[0])
@@ -167,16 +168,16 @@ def _nearby(found: int) -> tuple[int, int]:
     return 1, found + 1
 
 
-def _refusal(knob: Knob, scene: Scene, value: Value) -> str | None:
+def _refusal(knob: Knob, observation: Observation, value: Value) -> str | None:
     try:
-        return knob.refuses(scene, knob.parse(str(value)))
+        return knob.refuses(observation, knob.parse(str(value)))
     except UsageError as e:
         return str(e)
 
 
-def _cautions(knob: Knob, scene: Scene, value: Value | None) -> tuple[str, ...]:
+def _cautions(knob: Knob, observation: Observation, value: Value | None) -> tuple[str, ...]:
     cautions = getattr(knob, "cautions", None)
-    return () if cautions is None or value is None else tuple(cautions(scene, value))
+    return () if cautions is None or value is None else tuple(cautions(observation, value))
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

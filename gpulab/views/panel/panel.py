@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol
 
 from gpulab.experiments.plan import Progress
 from gpulab.knobs.knob import Knob, Value
-from gpulab.knobs.observe.observation import Scene
+from gpulab.knobs.observe.observation import Observation
 from gpulab.views.panel.controls import ONE_LINE, KnobRow, OnMain, at_once, close, shown
 
 Level = Literal["quiet", "good", "bad"]
@@ -68,7 +68,7 @@ class Panel:
         self._stop_key = stop_key
         self._on_main = on_main
         self._cell = cell
-        self._scene: Scene | None = None
+        self._observation: Observation | None = None
         self._closed = False
         self._head = HTML(value=head(cell), layout=Layout(margin="0 0 4px 0", overflow="hidden"))
         self.rows = tuple(KnobRow(knob, self._judge, on_main) for knob in knobs)
@@ -100,9 +100,9 @@ class Panel:
         """Counted steps of a run or block; None: gpulab chooses."""
         return int(self.steps.value) or None
 
-    def show_scene(self, scene: Scene) -> None:
+    def show_observation(self, observation: Observation) -> None:
         """Fill in what the cell was seen to have."""
-        self._scene = scene
+        self._observation = observation
         self._judge()
 
     def begin(self, what: str) -> None:
@@ -196,9 +196,9 @@ class Panel:
     def _judge(self) -> None:
         settings = self.settings
         for row in self.rows:
-            row.show(self._scene, settings)
+            row.show(self._observation, settings)
         if "look" in self.buttons:
-            self.buttons["look"].button_style = "primary" if self._scene is None else ""
+            self.buttons["look"].button_style = "primary" if self._observation is None else ""
             self.buttons["compare"].button_style = "primary" if settings else ""
 
     def _start(self, action: Callable[[Mapping[str, Value]], None]) -> Callable[[], None]:
