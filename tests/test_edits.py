@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpulab.knobs.edits import Edit, edit, parse
 from gpulab.knobs.knob import CodeEdit
 from gpulab.knobs.model.accumulation import ACCUMULATE
-from gpulab.knobs.model.precision import AMP
+from gpulab.knobs.model.amp import AMP
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import code_edit
 from gpulab.run import Device

@@ -30,11 +30,12 @@ from torch.optim import optimizer as optimizers_of_torch  # noqa: E402
 from gpulab.errors import UsageError  # noqa: E402
 from gpulab.knobs.knob import Knob, KnobEffects, Value  # noqa: E402
 from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
+from gpulab.knobs.model.amp import AMP  # noqa: E402
 from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
 from gpulab.knobs.model.compile import COMPILE  # noqa: E402
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
-from gpulab.knobs.model.precision import AMP, TF32  # noqa: E402
+from gpulab.knobs.model.tf32 import TF32  # noqa: E402
 from gpulab.knobs.observe.observation import Observation, ObservedModule  # noqa: E402
 
 MODULE = ObservedModule("Net", 10, ("float32",), True, "contiguous", False, True, None)

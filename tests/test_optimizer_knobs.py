@@ -17,8 +17,8 @@ from torch import nn  # noqa: E402
 from gpulab.errors import UsageError  # noqa: E402
 from gpulab.knobs.knob import KnobEffects  # noqa: E402
 from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
+from gpulab.knobs.model.amp import AMP  # noqa: E402
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
-from gpulab.knobs.model.precision import AMP  # noqa: E402
 from gpulab.knobs.observe.observation import Observation, ObservedOptimizer  # noqa: E402
 
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [

@@ -18,7 +18,8 @@ from torch import nn  # noqa: E402
 
 from gpulab.errors import UsageError  # noqa: E402
 from gpulab.knobs.knob import KnobEffects  # noqa: E402
-from gpulab.knobs.model.precision import AMP, FP32_MATRIX_KERNELS, KERNELS, TF32, TF32_KERNELS  # noqa: E402
+from gpulab.knobs.model.amp import AMP, KERNELS  # noqa: E402
+from gpulab.knobs.model.tf32 import FP32_MATRIX_KERNELS, TF32, TF32_KERNELS  # noqa: E402
 from gpulab.knobs.observe.observation import Observation, ObservedModule, ObservedOptimizer  # noqa: E402
 from gpulab.run import Category  # noqa: E402
 

@@ -19,12 +19,13 @@ from gpulab.knobs.dataloader.dataset_cache import CACHE
 from gpulab.knobs.dataloader.options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
 from gpulab.knobs.knob import Kind, Knob, Value
 from gpulab.knobs.model.accumulation import ACCUMULATE
+from gpulab.knobs.model.amp import AMP
 from gpulab.knobs.model.attention import ATTENTION
 from gpulab.knobs.model.compile import COMPILE
 from gpulab.knobs.model.compute_threads import COMPUTE_THREADS
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.knobs.model.memory_format import CHANNELS_LAST
-from gpulab.knobs.model.precision import AMP, TF32
+from gpulab.knobs.model.tf32 import TF32
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain, is_plain, plain_value
 

@@ -16,11 +16,12 @@ from gpu_checks import Cell, Convolutions, Products, apart_fraction, product_err
 from gpulab.capture.recorder import Capture  # noqa: E402
 from gpulab.knobs.knob import Knob, KnobEffects, Value, Verification  # noqa: E402
 from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
+from gpulab.knobs.model.amp import AMP  # noqa: E402
 from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
 from gpulab.knobs.model.compile import COMPILE  # noqa: E402
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
-from gpulab.knobs.model.precision import AMP, TF32  # noqa: E402
+from gpulab.knobs.model.tf32 import TF32  # noqa: E402
 from gpulab.knobs.observe.observation import Observation  # noqa: E402
 from gpulab.knobs.observe.watch import observe  # noqa: E402
 from gpulab.run import Run, Settings  # noqa: E402

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
-from gpulab.knobs.model.dynamo_names import DynamoNames
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import choice
@@ -26,6 +25,30 @@ if TYPE_CHECKING:
 
 IN_TRACE = re.compile(r"Torch-Compiled Region|CompiledFxGraph|CompiledFunction")
 FIRST_CAPABILITY = 7.0  # of a GPU that Triton compiles for
+# torch 2.13: aliases of modules, compiled functions, resumed frames, builtins
+DYNAMOS = ("__import_", "__compiled_fn", "__resume_at", "__builtins_dict__")
+
+
+class DynamoNames:
+    """The names that Dynamo leaves in the namespace of compiled code, taken out when nothing runs by them any more."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
+
+    def meet(self, module: Module) -> None:
+        """This module is about to be compiled."""
+        for part in module.modules():
+            forward = getattr(type(part), "forward", None)
+            names = getattr(forward, "__globals__", None)
+            if names is not None:
+                self._before.setdefault(id(names), (names, frozenset(n for n in names if n.startswith(DYNAMOS))))
+
+    def take_out(self) -> None:
+        """All that came since; what was compiled must be dropped by now, for it reads them."""
+        for names, before in self._before.values():
+            for name in [n for n in names if n.startswith(DYNAMOS) and n not in before]:
+                del names[name]
+        self._before.clear()
 
 
 class Compile:

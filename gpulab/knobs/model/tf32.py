@@ -1,12 +1,100 @@
-"""torch's switches for TF32: two generations of them, which refuse to be read once they disagree."""
+"""TF32 in float32 matrix products: the knob, and torch's two generations of switches, which must not disagree."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.observe import trace_counts
+from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.values import switch
+from gpulab.run import Run
+
 NEW = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul"))  # since torch 2.9
+TF32_KERNELS = re.compile(r"tf32|_s1688(?!.*(?:f16|bf16|fp16))", re.IGNORECASE)
+FP32_MATRIX_KERNELS = re.compile(r"sgemm|f32f32_f32f32|simt", re.IGNORECASE)
+_CONVOLUTION = re.compile(r"fprop|dgrad|wgrad|conv", re.IGNORECASE)  # where some ran in TF32 before, others may
+_NO_NAME = "no matrix kernel in the trace tells by its name whether it uses TF32"
+
+
+class Tf32:
+    """TF32 for float32 matrix products and convolutions."""
+
+    name = "tf32"
+    title = "TF32"
+    help = "float32 matrix products on tensor cores, with 10 bits of mantissa: Ampere GPUs and newer"
+    kind: Kind = "backend setting"
+    lesson = ""
+    changes_training = "matrix products of lower precision: compare the loss"
+    options: tuple[Value, ...] = (False, True)
+
+    def parse(self, text: str) -> Value:
+        """On or off. Raises UsageError."""
+        return switch(self.name, text)
+
+    def value_in(self, observation: Observation) -> Value | None:
+        """torch's setting; None where the device has none."""
+        return observation.tf32
+
+    def refuses(self, observation: Observation, value: Value) -> str | None:
+        """Where the device has no TF32."""
+        if observation.device.kind != "cuda":
+            return "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
+        if observation.tf32 is None:
+            return f"{observation.device.name} has no TF32: Ampere GPUs and newer have; amp=fp16 works here"
+        return None
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
+        """Set torch's switches, for the whole process."""
+        with tf32_set(bool(value)) as changed:
+            yield KnobEffects({"settings": changed} if changed else {})
+
+    def forget(self) -> None:
+        """Nothing is kept."""
+
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """By the matrix kernels that the cell as written does not run: cuDNN's convolutions use TF32 by default."""
+        if not effects.counts:
+            return Verification("no effect", f"TF32 is {'on' if value else 'off'} in the cell as written")
+        names = trace_counts.kernels(run)
+        return _turned_on(observation, names) if value else _turned_off(observation, names)
+
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
+        """Two lines before the loop."""
+        precision = "high" if value else "highest"
+        return CodeEdit(
+            f'torch.set_float32_matmul_precision("{precision}")\ntorch.backends.cudnn.allow_tf32 = {bool(value)}'
+        )
+
+
+def _turned_on(observation: Observation, names: tuple[str, ...]) -> Verification:
+    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
+    counted = (n for n in names if n not in observation.operators and not (before and _CONVOLUTION.search(n)))
+    new = trace_counts.first_match(TF32_KERNELS, tuple(counted))
+    if new is not None and observation.operators:
+        return Verification("took effect", f"a TF32 kernel ran that the cell as written does not run: {new}")
+    fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
+    if fp32 is not None and new is None:
+        return Verification("no effect", f"a float32 matrix kernel ran: {fp32}")
+    tf32 = trace_counts.first_match(TF32_KERNELS, names)
+    if tf32 is not None:
+        return Verification("cannot tell", f"{tf32} may be a convolution's, which uses TF32 in the cell as written too")
+    return Verification("cannot tell", _NO_NAME)
+
+
+def _turned_off(observation: Observation, names: tuple[str, ...]) -> Verification:
+    tf32 = trace_counts.first_match(TF32_KERNELS, names)
+    if tf32 is not None:
+        return Verification("no effect", f"a TF32 kernel ran: {tf32}")
+    fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
+    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
+    if fp32 is None or before is None:
+        return Verification("cannot tell", _NO_NAME)
+    return Verification("took effect", f"a float32 matrix kernel ran: {fp32}; in the cell as written ran {before}")
 
 
 @contextmanager
@@ -62,4 +150,6 @@ def _put_back(old: tuple[str, bool] | None, new: dict[tuple[str, str], str]) -> 
         torch._C._set_fp32_precision_setter(*key, value)
 
 
-__all__ = ["tf32_set"]
+TF32 = Tf32()
+
+__all__ = ["FP32_MATRIX_KERNELS", "TF32", "TF32_KERNELS"]
