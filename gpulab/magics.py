@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
@@ -50,9 +51,7 @@ The cell runs as without the magic. The run is kept in .gpulab/runs and is also 
 --ab and --sweep run the cell many times, a few steps each, and put weights, optimizer, random numbers and data order
 back before each run and at the end; the comparison is also gpulab.experiments[-1]. These runs end in the middle: what
 the cell does after its loop is not done in them. Files that the cell writes are not put back.
-Knobs: batch_size, workers, prefetch, pin_memory, persistent_workers, cache, compute_threads, amp, tf32,
-attention, fused_optimizer, compile, channels_last, accumulate, or any variable that the cell reads or assigns as a
-literal at its top.
+{knobs}
 Defaults: %config GPUProfile lists them, %config GPUProfile.steps = 50 sets one."""
 
 
@@ -67,7 +66,6 @@ def _parser() -> _Parser:
     parser = _Parser(
         prog="%%gpuprofile",
         description="Profile a training cell: watch the device while it runs, read where each step's time went.",
-        epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,
@@ -99,7 +97,6 @@ def _parser() -> _Parser:
 
 PARSER = _parser()
 OPTIONS = sorted(PARSER._option_string_actions)
-HELP = PARSER.format_help()
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
 _MAGIC_LINE = re.compile(r"\s*(?:(?P<cell>%%)|(?:.*=\s*)?%)gpuprofile\s")
@@ -170,7 +167,7 @@ class GPUProfile(Magics):
         try:
             prepared = self._prepared(line, cell, local_ns)
             if prepared is None:
-                print(HELP)
+                print(help_text())
                 return None
             if isinstance(prepared, Comparing):
                 return prepared.run()
@@ -462,10 +459,18 @@ def complete(context: CompletionContext) -> SimpleMatcherResult:
     return {"completions": [SimpleCompletion(o, type="option") for o in fitting], "suppress": bool(fitting)}
 
 
+def help_text() -> str:
+    """What `--help` prints: the options, examples, and every knob of the catalogue."""
+    from gpulab.knobs.catalogue import KNOBS
+
+    knobs = f"Knobs: {', '.join(KNOBS)}, or any variable that the cell reads or assigns as a literal at its top."
+    return f"{PARSER.format_help()}\n{_EPILOG.replace('{knobs}', fill(knobs, 116))}\n"
+
+
 def register(shell: Any) -> None:
     """Make the magics known, their options completable."""
     magics = GPUProfile(shell=shell)
-    GPUProfile.gpuprofile.__doc__ = HELP
+    GPUProfile.gpuprofile.__doc__ = help_text()
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(complete)
 

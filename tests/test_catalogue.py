@@ -7,11 +7,22 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from gpulab.diagnosis.names import NAMES
 
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue
-from gpulab.knobs.catalogue import KNOBS, decide, grid, parse_settings, parse_sweep, parse_sweeps, parsed_value
+from gpulab.knobs.catalogue import (
+    KNOBS,
+    decide,
+    grid,
+    knobs_against,
+    parse_settings,
+    parse_sweep,
+    parse_sweeps,
+    parsed_value,
+)
 from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
+from gpulab.knobs.values import written
 from gpulab.knobs.variables import Variables
 from gpulab.run import Device, Loader
 
@@ -29,12 +40,26 @@ def none(name: str) -> bool:
     return False
 
 
-def test_the_panels_order() -> None:
-    assert " ".join(KNOBS) == (
-        "batch_size workers prefetch pin_memory persistent_workers cache "
-        "compute_threads amp tf32 attention fused_optimizer compile channels_last accumulate"
-    )
-    assert all(knob.name == name for name, knob in KNOBS.items())
+@pytest.mark.parametrize("name", KNOBS)
+def test_what_a_knob_says_of_itself_is_consistent(name: str) -> None:
+    knob = KNOBS[name]
+    assert knob.name == name and knob.title and knob.help and "\n" not in knob.help
+    assert all(knob.parse(written(value)) == value for value in knob.options)
+    assert set(knob.needs) <= set(KNOBS)
+    assert set(knob.helps_against) <= set(NAMES), "findings that it helps against have other keys"
+    assert not (knob.same_training and (knob.changes_training or knob.changes_steps))
+    assert bool(knob.changes_training) or not knob.changes_steps, "nothing says why it is another training"
+
+
+def test_an_alias_is_no_other_knobs_name() -> None:
+    aliases = [alias for knob in KNOBS.values() for alias in knob.aliases]
+    assert len(set(aliases)) == len(aliases) and not set(aliases) & set(KNOBS)
+
+
+def test_knobs_against_a_finding_come_likeliest_first() -> None:
+    assert [knob.name for knob in knobs_against("data_starved")] == ["workers", "prefetch", "cache"]
+    assert [knob.name for knob in knobs_against("launch_bound")] == ["compile", "fused_optimizer", "batch_size"]
+    assert knobs_against("healthy") == []
 
 
 # -- settings ----------------------------------------------------------------------------------------------------------

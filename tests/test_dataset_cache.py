@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gpulab.knobs.dataloader.item_size import item_bytes
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gpulab.capture.recorder import Capture

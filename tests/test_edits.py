@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.knobs.edits import Edit, edit, parse
-from gpulab.knobs.knob import CodeEdit
+from gpulab.knobs.knob import CodeEdit, LoopEnd
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.model.amp import AMP
 from gpulab.knobs.observe.observation import Observation
@@ -317,6 +317,15 @@ def test_two_that_change_the_end_of_the_loop_give_one_end() -> None:
     compile(code, "snippet", "exec")
     with_bf16 = edit("train()", [wanted[0], AMP.code_edit(observation, "bf16")]).text
     assert with_bf16.count("backward()") == 1 and "scaler" not in with_bf16
+
+
+@pytest.mark.parametrize("batches", [1, 4])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_the_end_of_a_loop_is_code_with_one_backward_pass(batches: int, scaled: bool) -> None:
+    text = LoopEnd(batches, scaled).text
+    compile(text, "snippet", "exec")
+    assert text.count("backward()") == 1
+    assert ("scaler.update()" in text) == scaled and ("optimizer.zero_grad()" in text) == (batches > 1)
 
 
 def test_nothing_to_change_is_said() -> None:

@@ -113,7 +113,7 @@ def test_every_option_is_read_and_every_default_is_configurable() -> None:
     assert {name.removeprefix("no_") for name in read} == traits
     for action in magics.PARSER._actions:
         assert action.help and action.help != argparse.SUPPRESS
-        assert all(option in magics.HELP for option in action.option_strings)
+        assert all(option in magics.help_text() for option in action.option_strings)
 
 
 @pytest.mark.parametrize("name", ["rnus", "run", "Doctor", "reprot"])
@@ -130,14 +130,14 @@ def test_an_unknown_command_names_the_nearest(name: str) -> None:
 def test_help_names_every_knob() -> None:
     from gpulab.knobs.catalogue import KNOBS
 
-    assert f"Knobs: {', '.join(KNOBS)}, or any variable" in " ".join(magics.HELP.split())
+    assert f"Knobs: {', '.join(KNOBS)}, or any variable" in " ".join(magics.help_text().split())
 
 
 def test_help_is_the_docstring(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     run(shell, "%gpuprofile --help")
     printed = capsys.readouterr().out
-    assert printed == magics.HELP + "\n"
-    assert shell.find_line_magic("gpuprofile").__doc__ == magics.HELP
+    assert printed == magics.help_text() + "\n"
+    assert shell.find_line_magic("gpuprofile").__doc__ == magics.help_text()
     assert max(len(line) for line in printed.splitlines()) <= 120
     run(shell, "%gpuprofile")
     assert capsys.readouterr().out == printed

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -186,9 +186,16 @@ class Capture:
             self._missing.append(Missing("step breakdown and kernels", reason, key="breakdown"))
 
     def _environment(self) -> Environment:
-        """With the compute threads that the run was given: by its end the knob has put back what was before."""
-        found, threads = environment(), self.settings.knobs.get("compute_threads", "")
-        return replace(found, compute_threads=int(threads)) if threads.isdigit() else found
+        """As the run had it: by its end the knobs have put back what was before."""
+        found = environment()
+        if not self.settings.knobs:
+            return found
+        from gpulab.knobs.catalogue import KNOBS
+
+        for name, text in self.settings.knobs.items():
+            with suppress(UsageError):  # a value of a variable that has a knob's name
+                found = KNOBS[name].environment_with(found, KNOBS[name].parse(text)) if name in KNOBS else found
+        return found
 
     def _loader(self, naming: Naming) -> Loader | None:
         loaders, threads = self._loop.loaders, self._clock.worker_threads

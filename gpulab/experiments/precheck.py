@@ -11,7 +11,7 @@ from gpulab.errors import UsageError
 from gpulab.experiments.plan import Code
 from gpulab.knobs import catalogue
 from gpulab.knobs.dataloader.changes import UNFIT_FOR_SPAWN
-from gpulab.knobs.dataloader.options import WORKERS, with_settings
+from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.dataloader.spawning import main_can_be_imported, start_method
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.describe import observed_loader, observed_module
@@ -22,8 +22,6 @@ from gpulab.run import Device
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-_OF_DEVICES = ("tf32", "compile")  # knobs that a machine without a GPU refuses
 
 
 class Beforehand:
@@ -41,7 +39,7 @@ class Beforehand:
         modules = [v for v in self._values if isinstance(v, Module) and next(v.parameters(), None) is not None]
         self._modules = tuple(observed_module(m, trained=False, autocast_dtype=None) for m in modules)
 
-    def found(self, knob: Knob) -> Value | None:
+    def value_of(self, knob: Knob) -> Value | None:
         """The value that all loaders have; None where they differ or others may be used."""
         if knob.kind != "DataLoader option" or self.builds_loaders:
             return None
@@ -59,8 +57,8 @@ class Beforehand:
             ]
             if reasons and all(reasons) and not self.builds_loaders:
                 return reasons[0] or ""
-            return self._unfit_dataset() if knob is WORKERS and value and self.builds_loaders else ""
-        if knob.name not in _OF_DEVICES or (knob.name == "compile" and not self._modules):
+            return self._unfit_dataset() if knob.starts_processes and value and self.builds_loaders else ""
+        if not knob.refusal_rests_on or ("modules" in knob.refusal_rests_on and not self._modules):
             return ""
         if detect_device("auto").kind == "cuda":  # torch.cuda.is_available() starts the driver before the user's code
             return ""

@@ -118,7 +118,7 @@ def decide_beforehand(arm: Arm, observation: Observation | None, code: Code) -> 
         if knob is None:
             names.append(_variable(name, given, code.variables))
         else:
-            found = knob.value_in(observation) if observation is not None else there.found(knob)
+            found = knob.value_in(observation) if observation is not None else there.value_of(knob)
             value = catalogue.value_of_knob(knob, given)
             names.append(Decided(name, value, knob.kind, knob, found, reasons.get(name, "")))
     return _of(names)
@@ -161,7 +161,9 @@ def changes_unseen(
 
     It also tells what speaks against a setting that was tried.
     """
-    bare = _without(changed, decided.knobs)
+    bare = changed
+    for knob in decided.knobs:
+        bare = knob.without(bare)
     imagined = with_settings(bare, {knob.name: value for knob, value in decided.knobs.items()})
     told = changes(decided, written or bare, effects, run)
     return tuple(_judged(c, d, bare, imagined) for c, d in zip(told, decided.names, strict=True))
@@ -193,16 +195,6 @@ def _change(decided: Decided, observation: Observation, by_name: Mapping[str, Kn
     more = (words for words in (*effects.refused, *effects.notes) if words not in result.evidence)
     evidence = "; ".join(dict.fromkeys([result.evidence, *more]))
     return Change(name, value, found, kind, result.state, evidence)
-
-
-def _without(observation: Observation, knobs: Iterable[Knob]) -> Observation:
-    """A changed run's observation without what the knobs brought in. Its loaders were seen before they were changed."""
-    names = {knob.name for knob in knobs}
-    if "amp" in names:
-        observation = replace(observation, modules=tuple(replace(m, autocast_dtype=None) for m in observation.modules))
-    if "compile" in names:
-        observation = replace(observation, modules=tuple(replace(m, compiled=False) for m in observation.modules))
-    return replace(observation, attention=None) if "attention" in names else observation
 
 
 def _judged(change: Change, decided: Decided, bare: Observation, imagined: Observation) -> Change:

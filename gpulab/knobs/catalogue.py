@@ -47,24 +47,6 @@ _LIST: tuple[Knob, ...] = (
 )
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in _LIST}
 
-ALSO_CALLED: dict[str, str] = {
-    "bs": "batch_size",
-    "batch": "batch_size",
-    "num_workers": "workers",
-    "prefetch_factor": "prefetch",
-    "threads": "compute_threads",
-    "num_threads": "compute_threads",
-    "precision": "amp",
-    "autocast": "amp",
-    "bf16": "amp",
-    "fp16": "amp",
-    "sdpa": "attention",
-    "flash": "attention",
-    "accumulation": "accumulate",
-    "gradient_accumulation": "accumulate",
-    "memory_format": "channels_last",
-}  # for the hint at the nearest
-
 Names = Callable[[str], bool]
 
 _PAIR = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*=(?!=)(?P<value>.*)", re.DOTALL)
@@ -165,6 +147,17 @@ def grid(sweeps: Sequence[Sweep], settings: Mapping[str, Plain] | None = None) -
     return tuple({**fixed, **dict(zip((s.name for s in sweeps), values, strict=True))} for values in combinations)
 
 
+def changes_steps(name: str) -> bool:
+    """Whether this is a knob that changes how many optimizer steps make an epoch."""
+    return name in KNOBS and KNOBS[name].changes_steps
+
+
+def knobs_against(finding: str) -> list[Knob]:
+    """Those that help against the cause that a finding names, in the order in which a climb tries them."""
+    helping = [knob for knob in KNOBS.values() if finding in knob.helps_against]
+    return sorted(helping, key=lambda knob: knob.helps_against[finding])
+
+
 def parsed_value(name: str, given: object) -> Plain:
     """A value given in code, not as text. Raises UsageError for one that cannot be set."""
     if name in KNOBS:
@@ -227,8 +220,9 @@ def _unknown(name: str, variables: Collection[str]) -> UsageError:
 def _nearest(name: str, known: Sequence[str]) -> str | None:
     """By what it is called elsewhere, by how it begins, or by its letters."""
     word = name.lower()
-    if word in ALSO_CALLED:
-        return ALSO_CALLED[word]
+    called = next((knob.name for knob in KNOBS.values() if word in knob.aliases), None)
+    if called is not None:
+        return called
     begun = [k for k in known if len(word) > 2 and k.startswith(word)]
     return next(iter([*begun, *difflib.get_close_matches(word, known, n=1, cutoff=0.6)]), None)
 
@@ -290,8 +284,10 @@ __all__ = [
     "Decision",
     "Settings",
     "Sweep",
+    "changes_steps",
     "decide",
     "grid",
+    "knobs_against",
     "nearest_knob",
     "parse_settings",
     "parse_sweep",

@@ -13,8 +13,9 @@ import re
 import tokenize
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
-from gpulab.knobs.knob import CodeEdit
+from gpulab.knobs.knob import CodeEdit, LoopEnd
 from gpulab.knobs.variables import literal_places
 
 _IPYTHON = re.compile(r"(?P<indent>\s*)(?:[%!?]|(?P<target>[^\W\d][\w,\s]*=)\s*[%!]|.*\?\s*$)")
@@ -30,8 +31,6 @@ _DATA_LOADER = (
     "drop_last",
 )
 _POSITIONAL = {"DataLoader": _DATA_LOADER}  # parameters that may be given by position, in that order
-_GATHERING, _PLAIN_STEP = "(loss / ", "optimizer.step()"  # as `accumulate` writes them
-_SCALED_BACKWARD = "scaler.scale(loss).backward()"  # as `amp` does
 _TRAINS = ("backward", "step")
 _FSTRING_END = getattr(tokenize, "FSTRING_END", tokenize.STRING)  # from Python 3.12 on
 _CONTEXT = 2  # lines around a change
@@ -51,17 +50,17 @@ class Edit:
 
 def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
     """The edit that keeps all these values. What cannot be located in the cell is given as a snippet."""
-    changed, snippets, notes = cell, list[str](), list[str]()
+    changed, unplaced, notes = cell, list[CodeEdit](), list[str]()
     for wanted in edits:
         result = _changed(changed, wanted)
         if result is None:
-            snippets.append(wanted.snippet)
+            unplaced.append(wanted)
             continue
         changed, note = result
         if note and note not in notes:
             notes.append(note)
-    title = ", ".join(f"{p.keyword}={p.literal}" for p in edits if p.snippet not in snippets)
-    snippets = _reconciled(list(dict.fromkeys(snippets)))
+    title = ", ".join(f"{p.keyword}={p.literal}" for p in edits if p not in unplaced)
+    snippets = list(dict.fromkeys(one.snippet for one in _with_one_loop_end(unplaced)))
     if changed == cell:
         return Edit("\n\n".join(snippets) or "# The cell has these values already.", False, cell)
     parts = [*(f"# {note}" for note in notes), _diff(cell, changed, title)]
@@ -70,18 +69,15 @@ def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
     return Edit("\n".join(parts), True, changed)
 
 
-def _reconciled(snippets: list[str]) -> list[str]:
-    """One end of the loop instead of two: gathering batches and scaling the loss each bring a `backward()` and a step.
-
-    Of two snippets side by side a reader would run both.
-    """
-    gathers = next((s for s in snippets if s.startswith(_GATHERING)), None)
-    scales = next((s for s in snippets if _SCALED_BACKWARD in s), None)
-    if gathers is None or scales is None:
-        return snippets
-    before = scales.partition(_SCALED_BACKWARD)[0]
-    end = f"scaler.scale{gathers}".replace(_PLAIN_STEP, "scaler.step(optimizer)\n    scaler.update()")
-    return [before + end if s is scales else s for s in snippets if s is not gathers]
+def _with_one_loop_end(edits: list[CodeEdit]) -> list[CodeEdit]:
+    """Of several that change the end of the loop one, which does what all of them do."""
+    ends = [one.loop_end for one in edits if one.loop_end is not None]
+    if len(ends) < 2:
+        return edits
+    ending = [one for one in edits if one.loop_end is not None]
+    lines = "\n".join(one.lines for one in ending if one.lines)
+    joined = CodeEdit(lines, loop_end=reduce(LoopEnd.joined_with, ends))
+    return [joined if one is ending[0] else one for one in edits if one is ending[0] or one.loop_end is None]
 
 
 # -- one value ---------------------------------------------------------------------------------------------------------

@@ -1,13 +1,19 @@
-"""What a knob is: one change to how a cell runs that needs no edit of the cell and puts back what it found."""
+"""What a knob is: one change to how a cell runs that needs no edit of the cell and puts back what it found.
+
+All that a knob knows of itself stands in its own class: the command, the panel, experiments and the climb ask it.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from types import MappingProxyType
+from typing import Literal
 
 from gpulab.knobs.observe.observation import Observation
-from gpulab.run import Run
+from gpulab.run import Environment, Run
 
 Value = bool | int | float | str
 Kind = Literal["DataLoader option", "module call", "optimizer option", "backend setting", "variable of the cell"]
@@ -52,58 +58,102 @@ class Verification:
 
 
 @dataclass(frozen=True, slots=True)
-class CodeEdit:
-    """How to keep a value: `call` is given `keyword=literal` where it is found in the cell, else `snippet` is shown.
+class LoopEnd:
+    """The last lines of a training loop: the backward pass and the step, every `batches` batches, `scaled` or not."""
 
-    `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet.
+    batches: int = 1
+    scaled: bool = False  # by a GradScaler
+
+    def joined_with(self, other: LoopEnd) -> LoopEnd:
+        """One end that does what both do: of two side by side a reader would run both."""
+        return LoopEnd(max(self.batches, other.batches), self.scaled or other.scaled)
+
+    @property
+    def text(self) -> str:
+        """As code."""
+        loss = "loss" if self.batches == 1 else f"loss / {self.batches}"
+        if self.scaled:
+            backward = f"scaler.scale({loss}).backward()"
+        else:
+            backward = f"{loss if self.batches == 1 else f'({loss})'}.backward()"
+        step = ["scaler.step(optimizer)", "scaler.update()"] if self.scaled else ["optimizer.step()"]
+        if self.batches > 1:
+            step = [f"if (i + 1) % {self.batches} == 0:  # i counts the batches"] + [
+                f"    {line}" for line in (*step, "optimizer.zero_grad()")
+            ]
+        return "\n".join([backward, *step])
+
+
+@dataclass(frozen=True, slots=True)
+class CodeEdit:
+    """How to keep a value: `call` is given `keyword=literal` where the cell has it, else `snippet` is shown.
+
+    `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet, which is
+    `lines` and the end of the loop where that changes too.
     """
 
-    snippet: str
+    lines: str
     call: str = ""
     keyword: str = ""
     literal: str = ""
-
-
-class Knob(Protocol):
-    """One knob. Values are plain data; `None` in place of a value means unknown."""
+    loop_end: LoopEnd | None = None
 
     @property
-    def name(self) -> str:
-        """As in `--set NAME=VALUE`."""
+    def snippet(self) -> str:
+        """What a reader puts where it belongs."""
+        end = self.loop_end.text if self.loop_end is not None else ""
+        return "\n".join(part for part in (self.lines, end) if part)
 
-    @property
-    def title(self) -> str:
-        """As in the panel."""
 
-    @property
-    def help(self) -> str:
-        """One line: what it changes and when that helps."""
+@dataclass(frozen=True, slots=True)
+class StepTimes:
+    """What a climb has measured when it asks for the next value. `cores`: those that this process may use."""
 
-    @property
-    def kind(self) -> Kind:
-        """What it takes hold of."""
+    cores: float = 1.0
+    step_us: float = 0.0
+    data_wait_us: float | None = None  # of a step
 
-    @property
-    def lesson(self) -> str:
-        """The notebook that teaches it, without folder and ending; empty: none."""
 
-    @property
-    def changes_training(self) -> str:
-        """Why another value is another training and not only another speed; empty where it is the same."""
+class Knob(ABC):
+    """One knob. Values are plain data; `None` in place of a value means unknown.
 
-    @property
-    def options(self) -> tuple[Value, ...]:
-        """All values where they are few, else those the panel proposes."""
+    What has a default here is left out by a knob for which the default is true.
+    """
 
+    name: str  # as in `--set NAME=VALUE`
+    title: str  # as in the panel
+    help: str  # one line: what it changes and when that helps
+    kind: Kind  # what it takes hold of
+    options: tuple[Value, ...]  # all values where they are few, else those the panel proposes
+    lesson: str = ""  # the notebook that teaches it, without folder and ending; empty: none
+    aliases: tuple[str, ...] = ()  # what else it is called, for the hint at the nearest name
+    changes_training: str = ""  # why another value is another training and not only another speed; empty: it is not
+    same_training: bool = False  # it changes when batches come or who makes them, nothing that is computed from them
+    changes_steps: bool = False  # another value is another number of optimizer steps per epoch
+    needs: tuple[str, ...] = ()  # knobs whose value it depends on: where they are taken back, so is this one
+    starts_processes: bool = False  # that must be able to import the dataset
+    # parts of an observation with which alone `refuses` is certain, so that it can be asked before anything runs
+    refusal_rests_on: tuple[Literal["device", "modules"], ...] = ()
+    # finding → how early this knob is tried against it where the finding names none: 1 comes first
+    helps_against: Mapping[str, int] = MappingProxyType({})
+
+    @abstractmethod
     def parse(self, text: str) -> Value:
         """The value that a user wrote. Raises UsageError naming the knob, the text and the nearest valid value."""
 
+    @abstractmethod
     def value_in(self, observation: Observation) -> Value | None:
         """The value as the cell has it; None where that cannot be seen."""
 
+    @abstractmethod
     def refuses(self, observation: Observation, value: Value) -> str | None:
         """Why it cannot be set to that value here, with the cure where there is one; None where it can."""
 
+    def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
+        """What speaks against a value without forbidding it."""
+        return ()
+
+    @abstractmethod
     def applied(self, value: Value) -> AbstractContextManager[KnobEffects]:
         """Set it for the code that runs inside, on this thread; put back everything at the end, whatever happens.
 
@@ -113,9 +163,30 @@ class Knob(Protocol):
 
     def forget(self) -> None:
         """The experiment is over: drop what was kept between blocks."""
+        return
 
+    @abstractmethod
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """Whether it took effect in `run`, a run in which it was applied; traced where tracing was possible."""
+        """Whether it took effect in `run`, a run in which it was applied; traced where tracing was possible.
 
+        `observation` is of the cell as written.
+        """
+
+    def without(self, observation: Observation) -> Observation:
+        """The observation of a run in which it was applied, with what it brought in taken out."""
+        return observation
+
+    def environment_with(self, environment: Environment, value: Value) -> Environment:
+        """The environment that a run had in which it was applied; `environment` was read after it was put back."""
+        return environment
+
+    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
+        """What a climb tries next where the cell has `value`, the likeliest first: a switch is switched on."""
+        return (True,) if self.options == (False, True) else ()
+
+    @abstractmethod
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """The edit that keeps it."""
+        """The edit of the user's code that keeps it."""
+
+
+__all__ = ["CodeEdit", "Kind", "Knob", "KnobEffects", "LoopEnd", "State", "StepTimes", "Value", "Verification"]

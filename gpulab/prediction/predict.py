@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from gpulab.analysis.facts import Facts
 from gpulab.prediction import batch, dataloader, kernels, optimizer, precision
@@ -15,28 +16,35 @@ from gpulab.prediction.step import Plan, plan_of
 
 Predictor = Callable[[Plan, str, Known], Plan]
 
-# in the order in which they are asked: what changes the making of data before what rests on it
-PREDICTORS: dict[str, Predictor] = {
-    "cache": dataloader.cache,
-    "workers": dataloader.workers,
-    "prefetch": dataloader.prefetch,
-    "pin_memory": dataloader.pin_memory,
-    "persistent_workers": dataloader.persistent_workers,
-    "compute_threads": dataloader.compute_threads,
-    "amp": precision.amp,
-    "tf32": precision.tf32,
-    "attention": kernels.attention,
-    "fused_optimizer": optimizer.fused_optimizer,
-    "compile": kernels.compiled,
-    "channels_last": kernels.channels_last,
-    "accumulate": optimizer.accumulate,
-    "batch_size": batch.batch_size,
+Memory = Literal["unchanged", "predicted", "unknown"]
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """What one knob does to a step, and what is known of the GPU's memory then: `predicted` by the plan itself."""
+
+    apply: Predictor
+    memory: Memory = "unknown"
+
+
+# By knob, in the order in which they are asked: what changes the making of data before what rests on it. A text in
+# place of a formula is the reason why nothing can be predicted.
+PREDICTORS: dict[str, Formula | str] = {
+    "cache": Formula(dataloader.cache, "unchanged"),
+    "workers": Formula(dataloader.workers, "unchanged"),
+    "prefetch": Formula(dataloader.prefetch, "unchanged"),
+    "pin_memory": Formula(dataloader.pin_memory, "unchanged"),
+    "persistent_workers": Formula(dataloader.persistent_workers, "unchanged"),
+    "compute_threads": Formula(dataloader.compute_threads, "unchanged"),
+    "amp": Formula(precision.amp),
+    "tf32": Formula(precision.tf32, "unchanged"),
+    "attention": Formula(kernels.attention),
+    "fused_optimizer": Formula(optimizer.fused_optimizer),
+    "compile": Formula(kernels.compiled),
+    "channels_last": Formula(kernels.channels_last),
+    "accumulate": Formula(optimizer.accumulate),
+    "batch_size": Formula(batch.batch_size, "predicted"),
 }
-
-
-HOST_ONLY = frozenset(  # settings that leave the GPU's memory as it is
-    ("cache", "workers", "prefetch", "pin_memory", "persistent_workers", "compute_threads", "tf32")
-)
 
 
 def predict(facts: Facts, settings: Mapping[str, str], known: Known = NOTHING) -> Prediction:
@@ -56,11 +64,9 @@ def predict_from(plan: Plan, settings: Mapping[str, str], known: Known = NOTHING
     chosen = dict(settings)
     try:
         for name in [*(n for n in PREDICTORS if n in chosen), *(n for n in chosen if n not in PREDICTORS)]:
-            predictor = PREDICTORS.get(name)
-            if predictor is None:
-                raise Refused(f"no formula tells what another {name} does to a step")
+            formula = _formula(name)
             try:
-                plan = predictor(plan, chosen[name], known)
+                plan = formula.apply(plan, chosen[name], known)
             except ValueError:
                 raise Refused(f"{name}={chosen[name]} is no value of this knob") from None
         if not chosen:
@@ -69,6 +75,14 @@ def predict_from(plan: Plan, settings: Mapping[str, str], known: Known = NOTHING
     except Refused as why:
         return refused(chosen, str(why))
     return calibrated(foretold, known.errors.get(knobs_named(chosen), ()))
+
+
+def _formula(name: str) -> Formula:
+    """Raises Refused."""
+    formula = PREDICTORS.get(name, f"no formula tells what another {name} does to a step")
+    if isinstance(formula, str):
+        raise Refused(formula)
+    return formula
 
 
 def refused(settings: Mapping[str, str], why: str) -> Prediction:
@@ -94,9 +108,10 @@ def _memory(plan: Plan, settings: Mapping[str, str]) -> tuple[float | None, str]
     """What becomes of the peak of the GPU's memory, and from what that is known."""
     if not plan.today.on_gpu:
         return None, ""
-    if HOST_ONLY.issuperset(settings):
+    kinds = {_formula(name).memory for name in settings}
+    if kinds <= {"unchanged"}:
         return 1.0, "nothing in the GPU's memory changes"
-    if plan.memory_ratio is None or not HOST_ONLY.issuperset(set(settings) - {"batch_size"}):
+    if plan.memory_ratio is None or "unknown" in kinds:
         return None, "what it does to the GPU's memory is not foretold"
     return plan.memory_ratio, "the GPU's memory by a line through the peaks of short runs"
 

@@ -11,11 +11,10 @@ from gpulab.experiments.compare.headline import WIDE
 from gpulab.experiments.compare.statistics import TOO_FEW
 from gpulab.experiments.record import Comparison, LossComparison, Side
 from gpulab.formatting import percent
+from gpulab.knobs.catalogue import KNOBS
 from gpulab.thresholds import DEFAULT
 
 KEEPING = ("same", "within the band")
-# They change when batches come and who makes them, not what is trained.
-SAME_TRAINING = ("workers", "prefetch", "pin_memory", "persistent_workers", "compute_threads")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +108,7 @@ def _memory_full(side: Side, memory_full: float) -> str:
 
 def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
     """A loss that cannot be compared allows only what cannot change it."""
-    changing = [name for name in names if name not in SAME_TRAINING]
+    changing = [name for name in names if name not in KNOBS or not KNOBS[name].same_training]
     if not changing:
         return Judged("kept", "faster; the loss could not be compared, and this changes only how data come")
     if set(changing) <= set(allow):

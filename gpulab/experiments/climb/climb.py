@@ -17,12 +17,12 @@ from gpulab.experiments.climb.policy import Candidate, Ground, Tried, candidates
 from gpulab.experiments.climb.record import Bounds, Climb, Ending, Passed, Rung
 from gpulab.experiments.compare.loss import compare_losses
 from gpulab.experiments.compare.statistics import TOO_FEW
-from gpulab.experiments.compare.verdicts import OTHER_STEPS
 from gpulab.experiments.interrupts import interrupts_heard
 from gpulab.experiments.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.experiments.record import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
 from gpulab.experiments.runner import Runner
 from gpulab.experiments.trial import Trial
+from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
@@ -272,7 +272,7 @@ class Climber:
     def _judged_loss(self, found: Comparison, new: Mapping[str, Plain]) -> LossComparison | None:
         """The same as without the new settings, or within the band of the seeds around the cell as written."""
         loss = found.loss
-        if loss is None or loss.verdict in ("same", "not measurable") or any(name in OTHER_STEPS for name in new):
+        if loss is None or loss.verdict in ("same", "not measurable") or any(map(changes_steps, new)):
             return loss
         if not self._same_start:
             words = "The cell's state could not be put back, so that losses cannot be compared"

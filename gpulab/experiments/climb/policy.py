@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TypeGuard
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding
-from gpulab.diagnosis.rules import kind_of
 from gpulab.errors import UsageError
 from gpulab.experiments.climb.record import Outcome, Passed
-from gpulab.experiments.compare.verdicts import OTHER_STEPS
 from gpulab.experiments.plan import Arm
 from gpulab.experiments.record import LEAST_EFFECT
 from gpulab.formatting import factor
-from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.catalogue import KNOBS, changes_steps, knobs_against
 from gpulab.knobs.dataloader.options import with_settings
-from gpulab.knobs.knob import Knob, Value
+from gpulab.knobs.knob import Knob, StepTimes, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 
-_VALUES: Mapping[str, tuple[Value, ...]] = MappingProxyType(
-    {"amp": ("bf16", "fp16"), "attention": ("auto", "flash", "efficient"), "compile": ("default",)}
-)
-LARGEST_PREFETCH = 8
-OF_WORKERS = ("prefetch", "persistent_workers")  # that a loader without workers cannot have
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
 _AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be otherwise once another cause is cured
 
@@ -100,10 +91,10 @@ def candidates(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> tupl
             if finding.settings:
                 _consider(_parsed(finding, found), finding, ground, foretell, found, named=True)
         for finding in () if found.able else findings:
-            for name in kind_of(finding.key).cures:
-                value = next(_next_values(KNOBS[name], ground), None)
+            for knob in knobs_against(finding.key):
+                value = next(_next_values(knob, ground), None)
                 if value is not None:
-                    _consider({name: value}, finding, ground, foretell, found, named=False)
+                    _consider({knob.name: value}, finding, ground, foretell, found, named=False)
         if found.able:
             break
     found.able.sort(key=lambda candidate: -candidate.gain_us)
@@ -119,9 +110,9 @@ def ways_back(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> list[
     found = []
     for name in loading[:-1]:
         before = KNOBS[name].value_in(ground.observation)
-        if name in OTHER_STEPS or before is None:
+        if changes_steps(name) or before is None:
             continue
-        back = (name, *(n for n in ground.kept if name == "workers" and n in OF_WORKERS))
+        back = (name, *(n for n in ground.kept if n in KNOBS and name in KNOBS[n].needs))
         settings: dict[str, Plain] = {n: KNOBS[n].value_in(ground.observation) for n in back}
         if any(t.settings == settings and dict(t.base) == dict(ground.kept) for t in ground.tried):
             continue
@@ -206,7 +197,7 @@ def _worth_another_try(new: Mapping[str, Plain], ground: Ground, *, named: bool)
 
 
 def _another_training(new: Mapping[str, Plain], allow: frozenset[str]) -> str:
-    names = [name for name in new if name in OTHER_STEPS and name not in allow]
+    names = [name for name in new if changes_steps(name) and name not in allow]
     if not names:
         return ""
     why = "; ".join(dict.fromkeys(KNOBS[name].changes_training for name in names))
@@ -230,7 +221,7 @@ def _next_values(knob: Knob, ground: Ground) -> Iterator[Value]:
     now = _now(knob.name, ground)
     tried = [t for t in ground.tried if knob.name in t.settings]
     lost = [t.settings[knob.name] for t in tried if t.outcome != "kept"]
-    for value in _values(knob, now, ground):
+    for value in knob.next_values(now if isinstance(now, bool | int | float | str) else None, _times(ground)):
         if value == now or any(t.settings[knob.name] == value for t in tried):
             continue
         if _is_number(value) and any(_is_number(old) and value > old for old in lost):
@@ -242,28 +233,9 @@ def _is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _values(knob: Knob, now: Plain | None, ground: Ground) -> Sequence[Value]:
-    if knob.name == "workers":
-        return _worker_counts(now if _is_number(now) else 0, ground)
-    if knob.name == "batch_size":
-        return (2 * now,) if _is_number(now) and now else ()
-    if knob.name == "prefetch":
-        doubled = 2 * now if _is_number(now) and now else 4
-        return (doubled,) if doubled <= LARGEST_PREFETCH else ()
-    return _VALUES.get(knob.name, (True,))
-
-
-def _worker_counts(now: int, ground: Ground) -> Sequence[int]:
-    """How many are needed by definitions.md, Feeding, and one more; then powers of two; up to usable cores + 1."""
-    most = max(1, math.floor(ground.cores)) + 1
-    step_us, wait = _step_us(ground.facts), ground.facts.data_wait_us
-    wished: list[int] = []
-    if wait is not None and step_us > wait.median:
-        load_us = now * step_us if now else wait.median  # of one batch, in one process
-        needed = math.ceil(load_us / (step_us - wait.median))
-        wished = [min(needed, most), min(needed + 1, most)]
-    wished += [2**k for k in range(most.bit_length()) if 2**k <= most]
-    return [count for count in dict.fromkeys(wished) if count > now]
+def _times(ground: Ground) -> StepTimes:
+    wait = ground.facts.data_wait_us
+    return StepTimes(ground.cores, _step_us(ground.facts), wait.median if wait is not None else None)
 
 
 __all__ = ["Candidate", "Foretell", "Ground", "Tried", "candidates", "ways_back"]

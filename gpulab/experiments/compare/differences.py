@@ -10,6 +10,7 @@ import numpy as np
 
 from gpulab.experiments.record import Side
 from gpulab.formatting import number, plural
+from gpulab.knobs.dataloader.options import WORKERS
 from gpulab.run import THROTTLE_NAMES, Environment, Loader, Run
 
 CLOCK_DIFFERS = 0.05
@@ -123,7 +124,7 @@ def _line(lines: list[str]) -> str:
 
 def _of_workers(side: Side) -> Iterator[str]:
     """A loader that ran with another number of workers than was asked for."""
-    asked = side.settings.get("workers", "")
+    asked = side.settings.get(WORKERS.name, "")
     loader = side.facts.run.loader if side.facts is not None else None
     if loader is not None and asked.isdecimal() and loader.num_workers != int(asked):
         yield f"{side.label}: {asked} workers were asked for, {loader.num_workers} loaded."

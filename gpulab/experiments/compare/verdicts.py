@@ -14,9 +14,9 @@ from gpulab.experiments.compare.parts import comparable_accounts, part_changes
 from gpulab.experiments.compare.samples import unknown_work
 from gpulab.experiments.compare.statistics import TOO_FEW, Estimate, verdict
 from gpulab.experiments.record import Block, Comparison, Evidence, Side, Verdict
+from gpulab.knobs.catalogue import changes_steps
 
 Unit = Literal["sample", "step"]
-OTHER_STEPS = ("batch_size", "accumulate")  # definitions.md, Honest comparison 7: they change the algorithm
 BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
 
 
@@ -77,7 +77,7 @@ class Findings:
     def _other_steps(self) -> bool:
         """A step of B takes other samples than the same step of A: their losses are of different work."""
         a, b = self.a.settings, self.b.settings
-        return self.unit == "sample" or any(a.get(name) != b.get(name) for name in OTHER_STEPS)
+        return self.unit == "sample" or any(a.get(n) != b.get(n) for n in {*a, *b} if changes_steps(n))
 
 
 def with_times(side: Side) -> Side:

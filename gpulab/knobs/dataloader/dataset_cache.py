@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -22,10 +22,9 @@ from gpulab.knobs.dataloader.copy import overriding
 from gpulab.knobs.dataloader.dataset_items import item_bytes, same
 from gpulab.knobs.dataloader.evidence import why_untouched
 from gpulab.knobs.dataloader.in_memory_dataset import served_for
-from gpulab.knobs.dataloader.item_size import item_bytes
 from gpulab.knobs.dataloader.options import NO_LOADER
 from gpulab.knobs.dataloader.randomness import drawn, kept
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import switch
 from gpulab.run import Run
@@ -50,7 +49,7 @@ class _Kept:
     size_bytes: int
 
 
-class DatasetCache:
+class DatasetCache(Knob):
     """Serve the items of every map-style dataset from memory."""
 
     name = "cache"
@@ -58,8 +57,8 @@ class DatasetCache:
     help = "All items are loaded into memory before the loop: shows what loading and decoding cost"
     kind: Kind = "DataLoader option"
     lesson = "03_starving_gpu"
-    changes_training = ""
     options: tuple[Value, ...] = (False, True)
+    helps_against: Mapping[str, int] = {"data_starved": 3, "cpu_preprocessing": 2, "storage_bound": 3}
 
     def __init__(self) -> None:
         self._kept: dict[int, _Kept] = {}

@@ -5,11 +5,12 @@ They hold for every DataLoader that the code iterates, evaluation loaders too; g
 
 from __future__ import annotations
 
+import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 
 from gpulab.formatting import size
 from gpulab.knobs.dataloader.changes import NO_WORKERS, OWN_AFFAIR, PREFETCH_OF_TORCH, UNFIT_FOR_SPAWN
@@ -22,37 +23,30 @@ from gpulab.knobs.dataloader.evidence import (
     why_untouched,
     workers_alive,
 )
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.knobs.values import switch, whole_number
 from gpulab.run import Loader, Run
 
 NO_LOADER = "the cell iterates no DataLoader"
+LARGEST_PREFETCH = 8  # that a climb tries
 SMALL_SHARED_MEMORY_BYTES = 128 * 2**20  # a container's default is 64 MiB, through which all batches go
 
-Reason = Callable[[ObservedLoader, Value], str | None]
-Evidence = Callable[[Value, KnobEffects, Run], Verification]
 
+class LoaderOption(Knob):
+    """One option: each says by itself what a loader cannot have, and what shows in a run that a loader had it."""
 
-@dataclass(frozen=True, slots=True, eq=False)
-class LoaderOption:
-    """One option. `reason` says why a loader cannot have the value, `evidence` whether a run shows that it had it."""
-
-    name: str
-    title: str
-    help: str
-    option: Option
-    options: tuple[Value, ...]
-    read: Callable[[str, str], Value]
-    reason: Reason
-    evidence: Evidence
-    lesson: str
-    changes_training: str = ""
     kind: Kind = "DataLoader option"
+    lesson = "03_starving_gpu"
+    option: Option
 
-    def parse(self, text: str) -> Value:
-        """The value that a user wrote. Raises UsageError naming the nearest valid value."""
-        return self.read(self.name, text)
+    @abstractmethod
+    def reason(self, observed: ObservedLoader, value: Value) -> str | None:
+        """Why a loader cannot have the value."""
+
+    @abstractmethod
+    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """Whether a run in which loaders were changed shows that they had the value."""
 
     def value_in(self, observation: Observation) -> Value | None:
         """Of the loader that feeds the steps; None without one, or where it has none."""
@@ -67,22 +61,12 @@ class LoaderOption:
             return NO_LOADER
         return self.reason(observation.loader, value)
 
-    def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
-        """What speaks against it without forbidding it."""
-        return _cautions(int(value)) if self.option == "num_workers" else ()
-
     @contextmanager
     def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Override it for every DataLoader iterated inside."""
         effects = KnobEffects()
-        if self.option == "num_workers":
-            for caution in _cautions(int(value)):
-                effects.note(caution)
         with overriding(self.option, value, effects):
             yield effects
-
-    def forget(self) -> None:
-        """Nothing is kept."""
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the loader that fed the steps, and by what only that value can bring about."""
@@ -123,7 +107,7 @@ def _imagined(record: Loader, settings: Mapping[str, Value]) -> Loader:
     )
 
 
-def _cautions(workers: int) -> tuple[str, ...]:
+def _little_shared_memory(workers: int) -> tuple[str, ...]:
     shared_bytes = _shared_memory_bytes()
     if not workers or shared_bytes is None or shared_bytes >= SMALL_SHARED_MEMORY_BYTES:
         return ()
@@ -141,98 +125,196 @@ def _shared_memory_bytes(path: str = "/dev/shm") -> int | None:
     return stat.f_blocks * stat.f_frsize
 
 
-# -- why a loader cannot have a value ----------------------------------------------------------------------------------
-
-
-def _workers_reason(seen: ObservedLoader, value: Value) -> str | None:
-    if seen.record.iterable:
+def _needs_workers(observed: ObservedLoader, value: Value) -> str | None:
+    if observed.record.iterable:
         return OWN_AFFAIR
-    if value and seen.dataset_from_main and seen.start_method != "fork":
-        return UNFIT_FOR_SPAWN.format(method=seen.start_method)
-    return None
+    return NO_WORKERS if value and not observed.record.num_workers else None
 
 
-def _needs_workers_reason(seen: ObservedLoader, value: Value) -> str | None:
-    if seen.record.iterable:
-        return OWN_AFFAIR
-    return NO_WORKERS if value and not seen.record.num_workers else None
+class Workers(LoaderOption):
+    """How many processes load."""
+
+    name = "workers"
+    title = "Workers"
+    help = "Processes that prepare batches beside the training: helps where steps wait for data"
+    option: Option = "num_workers"
+    options: tuple[Value, ...] = (0, 1, 2, 4, 8)
+    aliases = ("num_workers",)
+    same_training = True
+    starts_processes = True
+    helps_against: Mapping[str, int] = {
+        "data_starved": 1,
+        "cpu_preprocessing": 1,
+        "storage_bound": 1,
+        "slow_collate": 1,
+    }
+
+    def parse(self, text: str) -> Value:
+        """A whole number from 0 on. Raises UsageError."""
+        return whole_number(self.name, text, least=0)
+
+    def reason(self, observed: ObservedLoader, value: Value) -> str | None:
+        """Where the dataset itself divides its work, or a process could not import it."""
+        if observed.record.iterable:
+            return OWN_AFFAIR
+        if value and observed.dataset_from_main and observed.start_method != "fork":
+            return UNFIT_FOR_SPAWN.format(method=observed.start_method)
+        return None
+
+    def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
+        """Little shared memory, through which batches come."""
+        return _little_shared_memory(int(value))
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
+        """As every option, with its cautions noted."""
+        with super().applied(value) as effects:
+            for caution in _little_shared_memory(int(value)):
+                effects.note(caution)
+            yield effects
+
+    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """By the processes that lived."""
+        return workers_alive(value, effects, run)
+
+    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
+        """As many as keep up with the steps, and one more; then powers of two; up to usable cores + 1."""
+        now, most = int(value or 0), max(1, math.floor(times.cores)) + 1
+        counts: list[int] = []
+        if times.data_wait_us is not None and times.step_us > times.data_wait_us:
+            load_us = now * times.step_us if now else times.data_wait_us  # of one batch, in one process
+            needed = math.ceil(load_us / (times.step_us - times.data_wait_us))
+            counts = [min(needed, most), min(needed + 1, most)]
+        counts += [2**k for k in range(most.bit_length()) if 2**k <= most]
+        return [count for count in dict.fromkeys(counts) if count > now]
 
 
-def _pin_reason(seen: ObservedLoader, value: Value) -> str | None:
-    return None
+class Prefetch(LoaderOption):
+    """How many batches a worker makes ahead."""
+
+    name = "prefetch"
+    title = "Prefetch"
+    help = "Batches that each worker prepares ahead: helps where some items take much longer than others"
+    option: Option = "prefetch_factor"
+    options: tuple[Value, ...] = (1, 2, 4, 8)
+    aliases = ("prefetch_factor",)
+    same_training = True
+    needs = ("workers",)
+    helps_against: Mapping[str, int] = {"data_starved": 2, "storage_bound": 2}
+
+    def parse(self, text: str) -> Value:
+        """A whole number from 1 on. Raises UsageError."""
+        return whole_number(self.name, text, least=1)
+
+    def reason(self, observed: ObservedLoader, value: Value) -> str | None:
+        """Without workers nobody loads ahead."""
+        return _needs_workers(observed, value)
+
+    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """By the record of the loader."""
+        return prefetched(value, effects, run)
+
+    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
+        """Twice as many."""
+        doubled = 2 * int(value or PREFETCH_OF_TORCH)
+        return (doubled,) if doubled <= LARGEST_PREFETCH else ()
 
 
-def _batch_reason(seen: ObservedLoader, value: Value) -> str | None:
-    record = seen.record
-    if record.iterable:
-        return OWN_AFFAIR
-    if seen.custom_batch_sampler:
-        return "its batches come from a batch_sampler of its own, which alone decides how large they are"
-    if record.batch_size is None:
-        return "the DataLoader does not batch (batch_size=None): its dataset gives whole batches"
-    if int(value) < 1:
-        return f"a batch of {value} is none; the smallest is batch_size=1"
-    if record.dataset_length is not None and int(value) > record.dataset_length:
-        return f"the dataset has {record.dataset_length} items; the largest is batch_size={record.dataset_length}"
-    return None
+class PinMemory(LoaderOption):
+    """Whether batches lie in page-locked memory."""
+
+    name = "pin_memory"
+    title = "Pin memory"
+    help = "Batches in page-locked memory: copies to the GPU are faster, and can overlap with .to(…, non_blocking=True)"
+    option: Option = "pin_memory"
+    options: tuple[Value, ...] = (False, True)
+    same_training = True
+    helps_against: Mapping[str, int] = {"blocking_copy": 1}
+
+    def parse(self, text: str) -> Value:
+        """On or off. Raises UsageError."""
+        return switch(self.name, text)
+
+    def reason(self, observed: ObservedLoader, value: Value) -> str | None:
+        """Every loader can."""
+        return None
+
+    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """By the copies in the trace."""
+        return pinned(value, effects, run)
 
 
-WORKERS = LoaderOption(
-    name="workers",
-    title="Workers",
-    help="Processes that prepare batches beside the training: helps where steps wait for data",
-    option="num_workers",
-    options=(0, 1, 2, 4, 8),
-    read=partial(whole_number, least=0),
-    reason=_workers_reason,
-    evidence=workers_alive,
-    lesson="03_starving_gpu",
-)
-PREFETCH = LoaderOption(
-    name="prefetch",
-    title="Prefetch",
-    help="Batches that each worker prepares ahead: helps where some items take much longer than others",
-    option="prefetch_factor",
-    options=(1, 2, 4, 8),
-    read=partial(whole_number, least=1),
-    reason=_needs_workers_reason,
-    evidence=prefetched,
-    lesson="03_starving_gpu",
-)
-PIN_MEMORY = LoaderOption(
-    name="pin_memory",
-    title="Pin memory",
-    help="Batches in page-locked memory: copies to the GPU are faster, and can overlap with .to(…, non_blocking=True)",
-    option="pin_memory",
-    options=(False, True),
-    read=switch,
-    reason=_pin_reason,
-    evidence=pinned,
-    lesson="03_starving_gpu",
-)
-PERSISTENT_WORKERS = LoaderOption(
-    name="persistent_workers",
-    title="Persistent workers",
-    help="Workers live on from epoch to epoch: helps where epochs are short and starting workers takes long",
-    option="persistent_workers",
-    options=(False, True),
-    read=switch,
-    reason=_needs_workers_reason,
-    evidence=persisted,
-    lesson="03_starving_gpu",
-)
-BATCH_SIZE = LoaderOption(
-    name="batch_size",
-    title="Batch size",
-    help="Samples per step: a larger batch helps where each step leaves the GPU waiting for launches",
-    option="batch_size",
-    options=(8, 16, 32, 64, 128, 256),
-    read=partial(whole_number, least=1),
-    reason=_batch_reason,
-    evidence=batch_of_size,
-    lesson="05_batch_size",
-    changes_training="another batch size makes other and fewer or more optimizer steps of an epoch: it may need "
-    "another learning rate, and the loss is not the same",
-)
+class PersistentWorkers(LoaderOption):
+    """Whether workers outlive an epoch."""
+
+    name = "persistent_workers"
+    title = "Persistent workers"
+    help = "Workers live on from epoch to epoch: helps where epochs are short and starting workers takes long"
+    option: Option = "persistent_workers"
+    options: tuple[Value, ...] = (False, True)
+    same_training = True
+    needs = ("workers",)
+    helps_against: Mapping[str, int] = {"worker_restart": 1}
+
+    def parse(self, text: str) -> Value:
+        """On or off. Raises UsageError."""
+        return switch(self.name, text)
+
+    def reason(self, observed: ObservedLoader, value: Value) -> str | None:
+        """Without workers there are none to keep."""
+        return _needs_workers(observed, value)
+
+    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """By how often workers were started."""
+        return persisted(value, effects, run)
+
+
+class BatchSize(LoaderOption):
+    """How many samples make a step."""
+
+    name = "batch_size"
+    title = "Batch size"
+    help = "Samples per step: a larger batch helps where each step leaves the GPU waiting for launches"
+    option: Option = "batch_size"
+    options: tuple[Value, ...] = (8, 16, 32, 64, 128, 256)
+    lesson = "05_batch_size"
+    aliases = ("bs", "batch")
+    changes_training = (
+        "another batch size makes other and fewer or more optimizer steps of an epoch: it may need "
+        "another learning rate, and the loss is not the same"
+    )
+    changes_steps = True
+    helps_against: Mapping[str, int] = {"launch_bound": 3, "small_batch": 1, "memory_underused": 1}
+
+    def parse(self, text: str) -> Value:
+        """A whole number from 1 on. Raises UsageError."""
+        return whole_number(self.name, text, least=1)
+
+    def reason(self, observed: ObservedLoader, value: Value) -> str | None:
+        """Where something else makes the batches, or there are not so many items."""
+        record = observed.record
+        if record.iterable:
+            return OWN_AFFAIR
+        if observed.custom_batch_sampler:
+            return "its batches come from a batch_sampler of its own, which alone decides how large they are"
+        if record.batch_size is None:
+            return "the DataLoader does not batch (batch_size=None): its dataset gives whole batches"
+        if int(value) < 1:
+            return f"a batch of {value} is none; the smallest is batch_size=1"
+        if record.dataset_length is not None and int(value) > record.dataset_length:
+            return f"the dataset has {record.dataset_length} items; the largest is batch_size={record.dataset_length}"
+        return None
+
+    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """By the batches that the steps had."""
+        return batch_of_size(value, effects, run)
+
+    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
+        """Twice as large."""
+        return (2 * int(value),) if value else ()
+
+
+WORKERS, PREFETCH, PIN_MEMORY = Workers(), Prefetch(), PinMemory()
+PERSISTENT_WORKERS, BATCH_SIZE = PersistentWorkers(), BatchSize()
 
 __all__ = ["BATCH_SIZE", "PERSISTENT_WORKERS", "PIN_MEMORY", "PREFETCH", "WORKERS", "LoaderOption", "with_settings"]

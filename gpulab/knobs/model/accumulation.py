@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.model.gradients import Taken
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import whole_number
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STEPPED, PASSED = "optimizer steps", "steps passed over"
 
 
-class Accumulate:
+class Accumulate(Knob):
     """The mean gradient of k batches makes one step.
 
     What the loop hands to its optimizer is put aside k - 1 times; the k-th time the optimizer gets the mean. Losses,
@@ -38,6 +38,8 @@ class Accumulate:
     lesson = "05_batch_size"
     changes_training = "the optimizer steps less often, on the mean of several batches: as with a larger batch"
     options: tuple[Value, ...] = (1, 2, 4, 8)
+    aliases = ("accumulation", "gradient_accumulation")
+    changes_steps = True
 
     def parse(self, text: str) -> Value:
         """A whole number from 1 on. Raises UsageError."""
@@ -74,9 +76,6 @@ class Accumulate:
         finally:
             accumulation.give_back()
 
-    def forget(self) -> None:
-        """Nothing is kept."""
-
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the steps that were passed over."""
         passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
@@ -92,12 +91,7 @@ class Accumulate:
         """The loop's last lines."""
         if value == 1:
             return CodeEdit("# step after each batch")
-        return CodeEdit(
-            f"(loss / {value}).backward()\n"
-            f"if (i + 1) % {value} == 0:  # i counts the batches\n"
-            "    optimizer.step()\n"
-            "    optimizer.zero_grad()"
-        )
+        return CodeEdit("", loop_end=LoopEnd(batches=int(value)))
 
 
 @dataclass(slots=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, StepTimes, Value, Verification
 from gpulab.knobs.model.autocast import autocast, no_autocast
 from gpulab.knobs.model.loss_scaling import LossScaling, loss_scaling
 from gpulab.knobs.observe import trace_counts
@@ -24,16 +25,17 @@ KERNELS = {
 }
 
 
-class Amp:
+class Amp(Knob):
     """Automatic mixed precision. The cell's own autocast regions, if any, take the value too."""
 
     name = "amp"
     title = "Mixed precision"
     help = "Matrix products and convolutions in 16 bits: helps where they take the time and the device has units for it"
     kind: Kind = "module call"
-    lesson = ""
     changes_training = "arithmetic of lower precision: compare the loss"
     options: tuple[Value, ...] = ("off", "fp16", "bf16")
+    aliases = ("precision", "autocast", "bf16", "fp16")
+    helps_against: Mapping[str, int] = {"no_mixed_precision": 1, "memory_bound_ops": 2}
 
     def __init__(self) -> None:
         self._scale: float | None = None  # of the loss: found in a block, it serves the next
@@ -131,6 +133,14 @@ class Amp:
         words = f"{calls} module calls were made under autocast; what they computed in {DTYPES[value]} was not seen"
         return Verification("cannot tell", words)
 
+    def without(self, observation: Observation) -> Observation:
+        """Regions that the cell itself has under autocast are not told from the knob's."""
+        return replace(observation, modules=tuple(replace(m, autocast_dtype=None) for m in observation.modules))
+
+    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
+        """bf16 needs no loss scaling."""
+        return ("bf16", "fp16")
+
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """The loop's body."""
         if value == "off":
@@ -140,15 +150,10 @@ class Amp:
             "    outputs = model(inputs)",
             "    loss = criterion(outputs, targets)",
         ]
-        if value == "fp16":
-            lines = [
-                f'scaler = torch.amp.GradScaler("{observation.device.kind}")  # once, before the loop',
-                *lines,
-                "scaler.scale(loss).backward()",
-                "scaler.step(optimizer)",
-                "scaler.update()",
-            ]
-        return CodeEdit("\n".join(lines))
+        if value == "bf16":
+            return CodeEdit("\n".join(lines))
+        scaler = f'scaler = torch.amp.GradScaler("{observation.device.kind}")  # once, before the loop'
+        return CodeEdit("\n".join([scaler, *lines]), loop_end=LoopEnd(scaled=True))
 
 
 def _no_bf16(observation: Observation) -> str | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import choice
@@ -15,16 +16,16 @@ BACKENDS = {"math": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_
 OPERATOR = "scaled_dot_product"
 
 
-class Attention:
+class Attention(Knob):
     """The back end of `scaled_dot_product_attention`. What it cannot take goes to math, which takes everything."""
 
     name = "attention"
     title = "Attention"
     help = "Back end of scaled_dot_product_attention: flash and efficient keep the attention matrix out of memory"
     kind: Kind = "backend setting"
-    lesson = ""
-    changes_training = ""
     options: tuple[Value, ...] = ("auto", "math", "efficient", "flash")
+    aliases = ("sdpa", "flash")
+    helps_against: Mapping[str, int] = {"unfused_attention": 1}
 
     def parse(self, text: str) -> Value:
         """ "auto", "math", "efficient" or "flash". Raises UsageError."""
@@ -57,9 +58,6 @@ class Attention:
         with sdpa_kernel(list(dict.fromkeys(allowed))):
             yield effects
 
-    def forget(self) -> None:
-        """Nothing is kept."""
-
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the operator that ran."""
         counts = trace_counts.counts(run)
@@ -80,6 +78,14 @@ class Attention:
         if observation.attention == value:
             return Verification("no effect", f"{words}, as in the cell as written")
         return Verification("took effect", words)
+
+    def without(self, observation: Observation) -> Observation:
+        """What the cell as written uses is not seen beside the back end that was chosen for it."""
+        return replace(observation, attention=None)
+
+    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
+        """torch's own choice, then those that keep the attention matrix out of memory."""
+        return ("auto", "flash", "efficient")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """A region around the loop."""

@@ -8,12 +8,13 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import choice
@@ -51,7 +52,7 @@ class DynamoNames:
         self._before.clear()
 
 
-class Compile:
+class Compile(Knob):
     """What `Module.compile` does, on each outermost module with parameters, at its first call.
 
     What was compiled is kept by Dynamo, so that further blocks do not compile anew; `forget` drops it.
@@ -61,9 +62,9 @@ class Compile:
     title = "torch.compile"
     help = "Fuses operations and launches fewer kernels; the first steps compile. reduce-overhead adds CUDA graphs"
     kind: Kind = "module call"
-    lesson = ""
-    changes_training = ""
     options: tuple[Value, ...] = ("off", "default", "reduce-overhead")
+    refusal_rests_on = ("device", "modules")
+    helps_against: Mapping[str, int] = {"launch_bound": 1, "memory_bound_ops": 1}
 
     def __init__(self) -> None:
         self._others: bool | None = None  # something was compiled before the experiment; None: none begun
@@ -137,6 +138,14 @@ class Compile:
         if not regions:
             return Verification("no effect", "no compiled region in the trace")
         return Verification("took effect", "; ".join([f"“{regions[0]}” in the trace", *effects.refused]))
+
+    def without(self, observation: Observation) -> Observation:
+        """No module of the cell is compiled as written, or the knob would have refused."""
+        return replace(observation, modules=tuple(replace(m, compiled=False) for m in observation.modules))
+
+    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
+        """The mode that suits all code; a rule names reduce-overhead where launches are the cause."""
+        return ("default",)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """One line before the loop."""

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import whole_number
-from gpulab.run import Run
+from gpulab.run import Environment, Run
 
 _AT_END = "threads at the end"
 
 
-class ComputeThreads:
+class ComputeThreads(Knob):
     """torch.set_num_threads. Worker processes of a DataLoader compute with one thread each in any case."""
 
     name = "compute_threads"
     title = "Compute threads"
     help = "Threads that share an operator on the CPU: fewer, where processes that load data need the cores"
     kind: Kind = "backend setting"
-    lesson = ""
-    changes_training = ""
     options: tuple[Value, ...] = (1, 2, 4, 8)
+    aliases = ("threads", "num_threads")
+    same_training = True
 
     def parse(self, text: str) -> Value:
         """A whole number from 1 on. Raises UsageError."""
@@ -53,9 +54,6 @@ class ComputeThreads:
             effects.counts[_AT_END] = torch.get_num_threads()
             torch.set_num_threads(before)
 
-    def forget(self) -> None:
-        """Nothing is kept."""
-
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By torch's own number when the code was over: the code may set it, too."""
         count = effects.counts.get(_AT_END)
@@ -64,6 +62,10 @@ class ComputeThreads:
         if count != value:
             return Verification("no effect", f"the code sets the number itself: PyTorch had {count} at the end")
         return Verification("took effect", f"PyTorch had {count} at the end of the run")
+
+    def environment_with(self, environment: Environment, value: Value) -> Environment:
+        """The number that it was given."""
+        return replace(environment, compute_threads=int(value))
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """One line before the loop."""

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
 from gpulab.knobs.values import switch
@@ -25,16 +25,15 @@ MARKS = ("_step_supports_amp_scaling", "_need_device_dtype_check_for_fused")  # 
 DEVICES = frozenset({"cpu", "cuda", "mps", "xpu"})
 
 
-class FusedOptimizer:
+class FusedOptimizer(Knob):
     """One kernel for all parameters of an optimizer, or torch's own choice without it."""
 
     name = "fused_optimizer"
     title = "Fused optimizer"
     help = "One kernel updates all parameters: helps where there are many of them or the step waits for launches"
     kind: Kind = "optimizer option"
-    lesson = ""
-    changes_training = ""
     options: tuple[Value, ...] = (False, True)
+    helps_against: Mapping[str, int] = {"launch_bound": 2, "unfused_optimizer": 1}
 
     def parse(self, text: str) -> Value:
         """On or off. Raises UsageError."""
@@ -63,9 +62,6 @@ class FusedOptimizer:
             undo.callback(switching.put_back)
             undo.enter_context(around_steps(Turn.OPTIONS, switching))
             yield effects
-
-    def forget(self) -> None:
-        """Nothing is kept."""
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the fused operator in the trace."""

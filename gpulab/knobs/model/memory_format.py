@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.model.gradients import laid_out_like
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class ChannelsLast:
+class ChannelsLast(Knob):
     """Weights and inputs with 4 dimensions of the outermost modules that have 2-dimensional convolutions."""
 
     name = "channels_last"
     title = "channels_last"
     help = "Images and convolution weights laid out NHWC: helps convolutions on tensor cores and on CPUs"
     kind: Kind = "module call"
-    lesson = ""
-    changes_training = ""
     options: tuple[Value, ...] = (False, True)
+    aliases = ("memory_format",)
+    helps_against: Mapping[str, int] = {"layout": 1}
 
     def parse(self, text: str) -> Value:
         """On or off. Raises UsageError."""
@@ -64,9 +64,6 @@ class ChannelsLast:
             undo.enter_context(around_steps(Turn.LAYOUT, layout))
             undo.enter_context(around_outermost(Layer.INPUTS, layout.around))
             yield effects
-
-    def forget(self) -> None:
-        """Nothing is kept."""
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By what was laid out anew."""

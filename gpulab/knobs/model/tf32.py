@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpulab.knobs.knob import CodeEdit, Kind, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import switch
@@ -20,16 +20,17 @@ _CONVOLUTION = re.compile(r"fprop|dgrad|wgrad|conv", re.IGNORECASE)  # where som
 _NO_NAME = "no matrix kernel in the trace tells by its name whether it uses TF32"
 
 
-class Tf32:
+class Tf32(Knob):
     """TF32 for float32 matrix products and convolutions."""
 
     name = "tf32"
     title = "TF32"
     help = "float32 matrix products on tensor cores, with 10 bits of mantissa: Ampere GPUs and newer"
     kind: Kind = "backend setting"
-    lesson = ""
     changes_training = "matrix products of lower precision: compare the loss"
     options: tuple[Value, ...] = (False, True)
+    refusal_rests_on = ("device",)
+    helps_against: Mapping[str, int] = {"no_tf32": 1}
 
     def parse(self, text: str) -> Value:
         """On or off. Raises UsageError."""
@@ -52,9 +53,6 @@ class Tf32:
         """Set torch's switches, for the whole process."""
         with tf32_set(bool(value)) as changed:
             yield KnobEffects({"settings": changed} if changed else {})
-
-    def forget(self) -> None:
-        """Nothing is kept."""
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the matrix kernels that the cell as written does not run: cuDNN's convolutions use TF32 by default."""

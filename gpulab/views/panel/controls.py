@@ -176,8 +176,7 @@ def _refusal(knob: Knob, observation: Observation, value: Value) -> str | None:
 
 
 def _cautions(knob: Knob, observation: Observation, value: Value | None) -> tuple[str, ...]:
-    cautions = getattr(knob, "cautions", None)
-    return () if cautions is None or value is None else tuple(cautions(observation, value))
+    return () if value is None else knob.cautions(observation, value)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
