@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from gpulab.api.climb import climb, climbs
     from gpulab.api.experiment import experiment, experiments
     from gpulab.api.headspace import headspace
-    from gpulab.api.panel import lab
     from gpulab.api.predict import scoreboard
     from gpulab.api.profile import compare, diagnose, profile, report, runs
     from gpulab.capture.steps.loop import mark_step as step
+    from gpulab.panel.opening import lab
     from gpulab.run import Ranks, Run
     from gpulab.trace.ranks import load
 
@@ -51,7 +51,7 @@ _DOORS = {
     "experiment": ("gpulab.api.experiment", "experiment"),
     "headspace": ("gpulab.api.headspace", "headspace"),
     "experiments": ("gpulab.api.experiment", "experiments"),
-    "lab": ("gpulab.api.panel", "lab"),
+    "lab": ("gpulab.panel.opening", "lab"),
     "load": ("gpulab.trace.ranks", "load"),
     "profile": ("gpulab.api.profile", "profile"),
     "report": ("gpulab.api.profile", "report"),

@@ -359,7 +359,7 @@ def _offer_panel() -> None:
 
     if in_notebook():
         with suppress(Exception):
-            from gpulab.api.panel import offer_panel
+            from gpulab.panel.opening import offer_panel
 
             offer_panel()
 
@@ -397,7 +397,7 @@ def _show_report(rest: str) -> None:
 
 def _open_panel(rest: str) -> None:
     _nothing_more("panel", rest)
-    from gpulab.api.panel import open_panel
+    from gpulab.panel.opening import open_panel
 
     open_panel()
 

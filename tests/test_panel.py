@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets
 import pytest
 
-from gpulab.api.panel import BUSY, NO_CELL, NOTHING_TURNED, Lab, lab
+from gpulab.api.experiment import NO_CELL
 from gpulab.errors import UsageError
 from gpulab.experiments.function_code import FunctionCode
 from gpulab.experiments.plan import Code, Listener, Plan, Progress
@@ -21,10 +21,17 @@ from gpulab.experiments.threaded_code import Apart, MainThread, Thread, Written,
 from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
-from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
+from gpulab.knobs.observe.observation import (
+    Observation,
+    ObservedLoader,
+    ObservedModule,
+    ObservedOptimizer,
+)
+from gpulab.panel.controls import KnobRow, lesson_path
+from gpulab.panel.opening import lab
+from gpulab.panel.panel import Panel, head, progress_words, share_done
+from gpulab.panel.session import BUSY, NOTHING_TURNED, PanelSession
 from gpulab.run import Device, Loader
-from gpulab.views.panel.controls import KnobRow, lesson_path
-from gpulab.views.panel.panel import Panel, head, progress_words, share_done
 
 PATIENCE_S = 120.0
 LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)
@@ -253,16 +260,18 @@ def made() -> Made:
 
 
 @pytest.fixture
-def scripted(made: Made) -> Iterator[Lab]:
+def scripted(made: Made) -> Iterator[PanelSession]:
     before = set(ipywidgets.widgets.widget._instances)
-    opened = Lab(FunctionCode(lambda: None), thread=True, engine=made, save=False)
+    opened = PanelSession(FunctionCode(lambda: None), thread=True, engine=made, save=False)
     yield opened
     opened.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("gpulab")], "no thread stays"
     assert set(ipywidgets.widgets.widget._instances) == before, "no widget stays"
 
 
-def test_a_run_goes_on_beside_the_main_thread_and_a_second_click_only_says_so(scripted: Lab, made: Made) -> None:
+def test_a_run_goes_on_beside_the_main_thread_and_a_second_click_only_says_so(
+    scripted: PanelSession, made: Made
+) -> None:
     panel = scripted.panel
     panel.buttons["look"].click()
     assert made.engines[0].began.wait(PATIENCE_S) and scripted.running
@@ -278,14 +287,16 @@ def test_a_run_goes_on_beside_the_main_thread_and_a_second_click_only_says_so(sc
     assert len(made.engines) == 2, "it can begin again"
 
 
-def test_a_closed_panel_stops_its_run(scripted: Lab, made: Made) -> None:
+def test_a_closed_panel_stops_its_run(scripted: PanelSession, made: Made) -> None:
     scripted.panel.buttons["look"].click()
     assert made.engines[0].began.wait(PATIENCE_S)
     scripted.panel.buttons["close"].click()
     assert made.engines[0].stops == 1 and not scripted.running
 
 
-def test_an_interrupt_while_waiting_ends_the_run(scripted: Lab, made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_waiting_ends_the_run(
+    scripted: PanelSession, made: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
     scripted.look()
     join = Thread.join
     raised: list[None] = []
@@ -302,7 +313,7 @@ def test_an_interrupt_while_waiting_ends_the_run(scripted: Lab, made: Made, monk
     assert made.engines[0].stops == 1 and not scripted.running
 
 
-def test_what_the_cell_raises_is_raised_by_wait_and_said_in_the_panel(scripted: Lab, made: Made) -> None:
+def test_what_the_cell_raises_is_raised_by_wait_and_said_in_the_panel(scripted: PanelSession, made: Made) -> None:
     scripted.panel.buttons["look"].click()
     made.engines[0].error = ZeroDivisionError("division by zero")
     made.engines[0].ended.set()
@@ -311,7 +322,7 @@ def test_what_the_cell_raises_is_raised_by_wait_and_said_in_the_panel(scripted: 
     assert "ZeroDivisionError: division by zero" in scripted.panel._message.value
 
 
-def test_plans_are_made_of_the_settings(scripted: Lab, made: Made) -> None:
+def test_plans_are_made_of_the_settings(scripted: PanelSession, made: Made) -> None:
     scripted.panel.steps.value = 7
     scripted.compare(workers=2, amp="bf16")
     scripted.stop()
@@ -325,7 +336,9 @@ def test_plans_are_made_of_the_settings(scripted: Lab, made: Made) -> None:
 
 
 @pytest.mark.parametrize(("settings", "words"), [({}, NOTHING_TURNED), ({"workers": -1}, "workers")])
-def test_what_cannot_be_compared_is_refused(scripted: Lab, made: Made, settings: dict[str, object], words: str) -> None:
+def test_what_cannot_be_compared_is_refused(
+    scripted: PanelSession, made: Made, settings: dict[str, object], words: str
+) -> None:
     with pytest.raises(UsageError, match=words):
         scripted.compare(**settings)
     assert not scripted.running and not made.engines
@@ -339,7 +352,7 @@ def test_without_a_profiled_cell_it_says_what_to_do(monkeypatch: pytest.MonkeyPa
         lab()
 
 
-def test_in_a_terminal_it_is_text(scripted: Lab, capsys: pytest.CaptureFixture[str]) -> None:
+def test_in_a_terminal_it_is_text(scripted: PanelSession, capsys: pytest.CaptureFixture[str]) -> None:
     scripted.show()
     assert "lab.compare(workers=2)" in capsys.readouterr().out
     assert "workers" in scripted.panel.text()
@@ -443,7 +456,7 @@ def test_a_real_run_on_its_own_thread_leaves_the_training_where_it_was() -> None
             optimizer.step()
 
     before, random = model.weight.clone(), torch.get_rng_state()
-    opened = Lab(FunctionCode(train), thread=True, save=False)
+    opened = PanelSession(FunctionCode(train), thread=True, save=False)
     try:
         assert opened.look().wait() is None
         report = opened.run(batch_size=8).wait()

@@ -9,8 +9,7 @@ from typing import Any
 from gpulab.analysis.facts import Facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import thresholds_of
-from gpulab.api.experiment import cell_code, experiments, remember_trials
-from gpulab.api.panel import code_of
+from gpulab.api.experiment import cell_code, code_of, experiments, remember_trials
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from gpulab.errors import UsageError
 from gpulab.experiments import cell_code as cells
@@ -14,9 +14,12 @@ from gpulab.experiments.plan import Arm, Code, Listener, Plan
 from gpulab.experiments.runner import Runner, check
 from gpulab.experiments.trial import Trial
 from gpulab.knobs.variables import Plain
+from gpulab.run import Run
 from gpulab.store.runs import Runs
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.progress import Progressing
+
+NO_CELL = "There is no profiled cell yet: put %%gpuprofile above a training cell and run it once."
 
 experiments: list[Compared] = []
 
@@ -59,6 +62,38 @@ def cell_code(text: str, namespace: dict[str, Any] | None) -> Code:
         return cells.CellCode(shell, text, cells.parsed(shell, text))
     except SyntaxError as e:
         raise UsageError(f"The code does not parse: {e}.") from None
+
+
+def code_of(given: Callable[[], object] | str | Code | None) -> Code:
+    """The code that a user means; None: the cell profiled last. Raises UsageError where there is none."""
+    if given is None:
+        return _code_of(_last_profiled())
+    if isinstance(given, str):
+        return _text_code(given, "cell")
+    if callable(given):
+        return FunctionCode(given)
+    return given
+
+
+def _last_profiled() -> Run:
+    """Of this process: a cell of another notebook needs names that are not here."""
+    from gpulab.api.profile import runs
+
+    cells_only = [run for run in runs.own if run.source in ("cell", "statement") and run.code.strip()]
+    if not cells_only:
+        raise UsageError(NO_CELL)
+    return cells_only[-1]
+
+
+def _code_of(run: Run) -> Code:
+    return _text_code(run.code, "statement" if run.source == "statement" else "cell")
+
+
+def _text_code(text: str, source: Literal["cell", "statement"]) -> Code:
+    shell = cells.shell()
+    if shell is None:
+        return TextCode.parsed(text, vars(sys.modules["__main__"]))
+    return cells.CellCode(shell, text, cells.parsed(shell, text), source)
 
 
 def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpulab.api.arguments import Parser, split
-from gpulab.api.experiment import cell_code
+from gpulab.api.experiment import cell_code, code_of
 from gpulab.api.panel import code_of
 from gpulab.experiments.headspace.headspace import Differential
 from gpulab.experiments.plan import DEFAULT_BUDGET_S, Code

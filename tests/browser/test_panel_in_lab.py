@@ -59,7 +59,7 @@ TF32_REFUSED = "TF32 is a format of NVIDIA GPUs, and this run's device is the CP
 FREE = "print('the main thread is free', 6 * 7)"
 LEFT_BEHIND = f"""
 sys.path.append({str(ROOT / "tests")!r})
-import threading, ipywidgets, gpulab.api.panel
+import threading, ipywidgets
 from leftovers import is_own_code
 print("threads:", [t.name for t in threading.enumerate() if "gpulab" in t.name])
 print("handlers:", [name for name in get_ipython().kernel.control_handlers if "gpulab" in name])
@@ -173,7 +173,7 @@ def test_the_button_under_a_report_opens_the_panel_there(
     open_notebook: Callable[..., NotebookPage], lab_server: LabServer
 ) -> None:
     (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
-    offer = "from gpulab.api.panel import offer_panel; offer_panel()"
+    offer = "from gpulab.panel.opening import offer_panel; offer_panel()"
     notebook = open_notebook([SETUP, TRAINING, offer, offer])
     notebook.run_cell(0)
     notebook.run_cell(1)

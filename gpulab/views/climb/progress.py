@@ -20,11 +20,11 @@ from gpulab.experiments.plan import Progress
 from gpulab.views import html
 from gpulab.views.climb.attempts import ladder, result
 from gpulab.views.climb.climb import Climbed
-from gpulab.views.panel.controls import close
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live import WIDGET_VIEW
 from gpulab.views.running.progress import RENEWED_S, words
 from gpulab.views.running.stop_message import accept_stop
+from gpulab.views.running.widgets import close
 
 HINT = "End the climb at the next step; what was kept so far is shown"
 STOPPED_BY = "To end it: the Stop button above, or the notebook's own. What the cell trains is put back."

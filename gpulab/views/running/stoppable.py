@@ -9,10 +9,10 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol, Self
 
-from gpulab.views.panel.controls import close
 from gpulab.views.running.live import WIDGET_VIEW
 from gpulab.views.running.progress import Progressing
 from gpulab.views.running.stop_message import accept_stop
+from gpulab.views.running.widgets import close
 
 STOPPED_BY = "To end it: the Stop button above, or the notebook's own. What the cell trains is put back."
 

@@ -12,6 +12,7 @@ from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Observation
+from gpulab.views.running.widgets import close
 
 AS_WRITTEN = "as written"
 _UNTURNED = ""  # its value in a list: None would be no selection
@@ -232,13 +233,4 @@ def _cell() -> Any:
     return Layout(width="auto", margin="0", overflow="hidden")
 
 
-def close(widget: Any) -> None:
-    """Close a widget and the two that ipywidgets gives it for its look."""
-    for name in ("layout", "style"):
-        part = getattr(widget, name, None)
-        if part is not None and hasattr(part, "close"):
-            part.close()
-    widget.close()
-
-
-__all__ = ["ONE_LINE", "KnobRow", "OnMain", "at_once", "close", "lesson_path", "make_control", "shown", "turnable"]
+__all__ = ["ONE_LINE", "KnobRow", "OnMain", "at_once", "lesson_path", "make_control", "shown", "turnable"]

@@ -1,4 +1,4 @@
-"""The lab of one cell: turn knobs and run it again, from the panel or by code, without an edit of the cell."""
+"""Runs one cell again and again with knobs turned, from the panel or by code, without an edit of the cell."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
 
 from gpulab.api.experiment import experiments, remember
-from gpulab.api.profile import report, runs
+from gpulab.api.profile import report
 from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
 from gpulab.experiments import cell_code
-from gpulab.experiments.function_code import FunctionCode, TextCode
 from gpulab.experiments.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
 from gpulab.experiments.record import Experiment, Side
 from gpulab.experiments.threaded_code import Apart, MainThread, Thread, Written
@@ -23,15 +22,14 @@ from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain
-from gpulab.run import Run
+from gpulab.panel.output import PanelOutput
+from gpulab.panel.panel import PLAIN, Level, Panel
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.panel.controls import close
-from gpulab.views.panel.output import PanelOutput
-from gpulab.views.panel.panel import PLAIN, Level, Panel
 from gpulab.views.report.report import Report
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.stop_message import accept_stop
+from gpulab.views.running.widgets import close
 
 if TYPE_CHECKING:
     from ipywidgets import Widget
@@ -41,9 +39,7 @@ if TYPE_CHECKING:
 Kind = Literal["look", "run", "compare"]
 Result = Report | Compared
 
-NO_CELL = "There is no profiled cell yet: put %%gpuprofile above a training cell and run it once."
 BUSY = "A run goes on already: wait for its end, or press Stop."
-OFFER = "Turn a knob on this cell, and prove what it brings: %gpulab panel"
 NOTHING_TURNED = "Turn a knob first: there is nothing to compare with the cell as written."
 SETTLING_S = 0.5  # after a run on the main thread: clicks made meanwhile arrive now, and start nothing
 JOIN_STEP_S = 0.05
@@ -82,7 +78,7 @@ class _Job:
         return self.fault or self.engine.error
 
 
-class Lab:
+class PanelSession:
     """Runs one cell again and again with knobs turned; the user's state is put back each time.
 
     `thread=True` runs the cell's code in a thread of its own: the main thread is free, all widgets answer at once, and
@@ -333,7 +329,7 @@ class Lab:
 class _Buttons:
     """The panel's actions: what they raise is said in the panel."""
 
-    def __init__(self, lab: Lab) -> None:
+    def __init__(self, lab: PanelSession) -> None:
         self._lab = lab
 
     def look(self) -> None:
@@ -368,111 +364,6 @@ class _Buttons:
             self._lab.panel.say(str(e), "quiet" if str(e) == BUSY else "bad")
 
 
-def lab(
-    code: Callable[[], object] | str | Code | None = None,
-    *,
-    thread: bool | None = None,
-    steps: int | None = None,
-    budget_s: float = DEFAULT_BUDGET_S,
-    save: bool = True,
-) -> Lab:
-    """The lab of a cell: its text, a function without arguments, or None for the cell that was profiled last.
-
-    Raises UsageError where no cell was profiled yet. See `Lab` for `thread`; `steps` counted steps make a block of a
-    comparison, within `budget_s` seconds, or are those of a single run.
-    """
-    return Lab(code_of(code), thread=thread, steps=steps, budget_s=budget_s, save=save)
-
-
-_opened: list[Lab] = []
-_offered: list[tuple[PanelOutput, Any]] = []
-
-
-def open_panel() -> Lab:
-    """`%gpulab panel`: the panel of the cell profiled last. An earlier one is closed. Raises UsageError without one."""
-    return _open(lab(), None)
-
-
-def offer_panel() -> None:
-    """Under the report of a cell: a button that opens its panel there. In a terminal, nothing.
-
-    When the next cell is run it turns into text: a saved notebook should hold no widget that nothing answers.
-    """
-    if not in_notebook():
-        return
-    from gpulab.views.panel.panel import open_button
-
-    run, output = _last_profiled(), PanelOutput()
-
-    def opened() -> None:
-        _offered.clear()
-        made = Lab(_code_of(run))
-        made.keep(button)
-        _open(made, output)
-
-    _withdraw()
-    button = open_button(opened, MainThread().call)
-    output.show(button, OFFER)
-    _offered.append((output, button))
-    _until_the_next_cell()
-
-
-def _open(made: Lab, output: PanelOutput | None) -> Lab:
-    while _opened:
-        _opened.pop().close()
-    _opened.append(made)
-    made.show(output)
-    return made
-
-
-def _until_the_next_cell() -> None:
-    events = sys.modules["IPython"].get_ipython().events
-
-    def over(*info: object) -> None:
-        events.unregister("pre_run_cell", over)
-        _withdraw()
-
-    events.register("pre_run_cell", over)
-
-
-def _withdraw() -> None:
-    """Put text where the last button was: only the latest report has one, and a saved widget cannot be read."""
-    while _offered:
-        output, button = _offered.pop()
-        output.close(OFFER)
-        close(button)
-
-
-def code_of(given: Callable[[], object] | str | Code | None) -> Code:
-    """The code that a user means; None: the cell profiled last. Raises UsageError where there is none."""
-    if given is None:
-        return _code_of(_last_profiled())
-    if isinstance(given, str):
-        return _text_code(given, "cell")
-    if callable(given):
-        return FunctionCode(given)
-    return given
-
-
-def _last_profiled() -> Run:
-    """Of this process: a cell of another notebook needs names that are not here."""
-    cells_only = [run for run in runs.own if run.source in ("cell", "statement") and run.code.strip()]
-    if not cells_only:
-        raise UsageError(NO_CELL)
-    return cells_only[-1]
-
-
-def _code_of(run: Run) -> Code:
-    return _text_code(run.code, "statement" if run.source == "statement" else "cell")
-
-
-def _text_code(text: str, source: Literal["cell", "statement"]) -> Code:
-    shell = cell_code.shell()
-    if shell is None:
-        return TextCode.parsed(text, vars(sys.modules["__main__"]))
-    return cell_code.CellCode(shell, text, cell_code.parsed(shell, text), source)
-
-
 def _engine(code: Code, plan: Plan, tell: Listener) -> Engine:
     from gpulab.experiments.runner import Runner
 
@@ -500,4 +391,4 @@ def _kernel() -> object | None:
     return getattr(cell_code.shell(), "kernel", None)
 
 
-__all__ = ["Lab", "code_of", "lab", "offer_panel", "open_panel"]
+__all__ = ["PanelSession"]

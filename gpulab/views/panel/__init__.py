@@ -1,1 +1,0 @@
-"""The panel under a report: every knob of the cell, and the buttons."""
