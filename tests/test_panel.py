@@ -171,8 +171,8 @@ def test_stop_can_be_pressed_only_while_something_runs(panel: Panel) -> None:
 
 
 def test_the_bar_never_goes_back() -> None:
-    course = [Progress("as written", 0, 2, None), Progress("workers=2", 1, 2, None)]
-    course += [Progress(f"block {i + 1} of 9: x", i, 9, 1.0) for i in range(9)]
+    course = [Progress("as written", 0, 2, None), Progress("block_size=2", 1, 2, None)]  # a variable of the cell
+    course += [Progress(f"block {i + 1} of 9: x", i, 9, 1.0, in_blocks=True) for i in range(9)]
     shares = [share_done(p) for p in course]
     assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] < 1
     assert progress_words(course[0]) == "as written"

@@ -92,6 +92,7 @@ class Progress:
     done: int
     total: int
     seconds_left: float | None
+    in_blocks: bool = False  # the runs with their trace come before the blocks
 
 
 Listener = Callable[[Progress], None]

@@ -390,7 +390,8 @@ class Runner:
                 continue
             number, total = len(blocks) + 1, turns * len(order)
             left = (time.monotonic() - began) / (number - 1) * (total - number + 1) if number > 1 else None
-            self.tell(Progress(f"block {number} of {total}: {arm.arm.label}", number - 1, total, left))
+            what = f"block {number} of {total}: {arm.arm.label}"
+            self.tell(Progress(what, number - 1, total, left, in_blocks=True))
             if not self._restore():
                 break
             with variables_set(arm.setting.code, arm.setting.variables):

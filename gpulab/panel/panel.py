@@ -248,7 +248,7 @@ def head(cell: str) -> str:
 def share_done(progress: Progress) -> float:
     """How far the whole is: the runs with their trace, then the blocks."""
     share = min(1.0, progress.done / progress.total) if progress.total else 0.0
-    if progress.what.startswith("block"):
+    if progress.in_blocks:
         return TRACED_SHARE + (1 - TRACED_SHARE) * share
     return TRACED_SHARE * share
 
