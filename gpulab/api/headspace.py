@@ -8,7 +8,6 @@ from typing import Any
 
 from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import cell_code, code_of
-from gpulab.api.panel import code_of
 from gpulab.experiments.headspace.headspace import Differential
 from gpulab.experiments.plan import DEFAULT_BUDGET_S, Code
 from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number

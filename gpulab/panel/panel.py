@@ -14,7 +14,6 @@ from gpulab.experiments.plan import Progress
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.panel.controls import ONE_LINE, KnobRow, OnMain, at_once, shown
-from gpulab.views.panel.controls import ONE_LINE, KnobRow, OnMain, at_once, close, shown
 from gpulab.views.running.widgets import close
 
 Level = Literal["quiet", "good", "bad"]

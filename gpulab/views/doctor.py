@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-
-from gpulab.devices.doctor import Check, State
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Protocol
 
 WIDTH = 100
-MARKS: dict[State, str] = {"ok": "ok", "limited": "partly", "refused": "no", "absent": "no"}
+MARKS: Mapping[str, str] = {"ok": "ok", "limited": "partly", "refused": "no", "absent": "no"}
+
+
+class Check(Protocol):
+    """One thing that the doctor looked at."""
+
+    @property
+    def name(self) -> str:
+        """What was looked at."""
+
+    @property
+    def state(self) -> str:
+        """Of `MARKS`."""
+
+    @property
+    def found(self) -> str:
+        """What the look showed."""
+
+    @property
+    def next_step(self) -> str:
+        """What to do; empty where there is nothing to do."""
 
 
 def render(checks: Sequence[Check], width: int = WIDTH) -> str:
@@ -31,7 +50,7 @@ def _summary(checks: Sequence[Check]) -> str:
     return " ".join(_sentences({c.name: c.state for c in checks}))
 
 
-def _sentences(states: dict[str, State]) -> Iterator[str]:
+def _sentences(states: Mapping[str, str]) -> Iterator[str]:
     curves = any(name.endswith(" curves") and state != "absent" for name, state in states.items())
     counters = any(name.endswith("hardware counters") and state == "ok" for name, state in states.items())
     tried = states.get("GPU work in the trace")

@@ -6,11 +6,11 @@ import html as markup
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
 from gpulab.formatting import factor, percent, plural
-from gpulab.store.prediction_log import Board, Record
 from gpulab.views.comparison.prediction import speed_words
 from gpulab.views.wording import cut, plain
 
@@ -27,6 +27,70 @@ _NUMBERS = frozenset({"predictions", "median error", "off by"})
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
+class Record(Protocol):
+    """One prediction and what was measured. Ratios are time after over before: below 1 is faster."""
+
+    @property
+    def when(self) -> str:
+        """ISO 8601, UTC."""
+
+    @property
+    def knob(self) -> str:
+        """What was changed."""
+
+    @property
+    def value(self) -> str:
+        """Its setting, as a user writes it."""
+
+    @property
+    def device(self) -> str:
+        """The machine's."""
+
+    @property
+    def predicted(self) -> float:
+        """The ratio."""
+
+    @property
+    def predicted_interval(self) -> tuple[float, float]:
+        """Its range."""
+
+    @property
+    def measured(self) -> float:
+        """The ratio."""
+
+    @property
+    def measured_interval(self) -> tuple[float, float]:
+        """Its range."""
+
+    @property
+    def only_sign(self) -> bool:
+        """A range was predicted, and its middle is no estimate."""
+
+    @property
+    def error(self) -> float:
+        """Measured over predicted ratio."""
+
+    @property
+    def within(self) -> bool:
+        """Whether the measurement lies in the predicted range."""
+
+
+class Board(Protocol):
+    """All records that could be read."""
+
+    @property
+    def records(self) -> Sequence[Record]:
+        """The oldest first."""
+
+    @property
+    def damaged(self) -> int:
+        """Lines that could not be read."""
+
+    @property
+    def problem(self) -> str:
+        """Why a file could not be read."""
+
+
 @dataclass(frozen=True, slots=True)
 class ScoreboardView:
     """To display: as text, and as tables in a notebook."""
@@ -40,7 +104,7 @@ class ScoreboardView:
         return html(self.board)
 
     @property
-    def records(self) -> tuple[Record, ...]:
+    def records(self) -> Sequence[Record]:
         """All of them, the oldest first."""
         return self.board.records
 

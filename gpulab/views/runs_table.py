@@ -5,11 +5,12 @@ from __future__ import annotations
 import html as markup
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from gpulab.analysis.steps import select, spread_of_rounds, turns_of
 from gpulab.formatting import duration, plural
 from gpulab.run import Run
-from gpulab.store.runs import Row, Runs
 from gpulab.views.wording import cut, plain
 
 SHOWN = 20
@@ -19,7 +20,56 @@ TITLES = ("", "name", "id", "step", "steps", "took", "device", "outcome")
 _NUMBERS = ("", "step", "steps", "took")
 
 
-def text(runs: Runs, count: int | None = SHOWN) -> str:
+class Row(Protocol):
+    """One line: a run, or a folder that cannot be read."""
+
+    @property
+    def id(self) -> str:
+        """Of the run, or the folder's name."""
+
+    @property
+    def position(self) -> int | None:
+        """Counted from the end: -1 is the newest."""
+
+    @property
+    def run(self) -> Run | None:
+        """None: it cannot be read."""
+
+    @property
+    def path(self) -> Path | None:
+        """None: not saved."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why it cannot be read."""
+
+
+class Folder(Protocol):
+    """Where runs are kept."""
+
+    @property
+    def root(self) -> Path:
+        """As a user finds it."""
+
+
+class Rows(Protocol):
+    """The runs of a table, as `gpulab.store.runs.Runs` has them."""
+
+    @property
+    def store(self) -> Folder:
+        """Named where there is no run."""
+
+    @property
+    def asked(self) -> str:
+        """The conditions in words; empty where all runs are here."""
+
+    def __len__(self) -> int: ...
+
+    def rows(self, count: int | None = None) -> Sequence[Row]:
+        """The newest `count` (None: all), newest first, then what cannot be read."""
+
+
+def text(runs: Rows, count: int | None = SHOWN) -> str:
     """The newest `count` runs (None: all) as a table, and every folder that cannot be read with its reason."""
     rows = runs.rows(count)
     readable = [_cells(row, row.run) for row in rows if row.run is not None]
@@ -27,7 +77,7 @@ def text(runs: Runs, count: int | None = SHOWN) -> str:
     return "\n".join(lines + _remarks(runs, rows))
 
 
-def html(runs: Runs, count: int | None = SHOWN) -> str:
+def html(runs: Rows, count: int | None = SHOWN) -> str:
     """The same table for a notebook: escaped, inline styles only."""
     rows = runs.rows(count)
     readable = [_cells(row, row.run) for row in rows if row.run is not None]
@@ -40,7 +90,7 @@ def html(runs: Runs, count: int | None = SHOWN) -> str:
 class Table:
     """Runs to `display`: the newest `count`, or all (None)."""
 
-    runs: Runs
+    runs: Rows
     count: int | None = SHOWN
 
     def __repr__(self) -> str:
@@ -65,13 +115,13 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
     )
 
 
-def _none(runs: Runs) -> str:
+def _none(runs: Rows) -> str:
     if runs.asked:
         return f"No run fits: {cut(plain(runs.asked), WIDEST_ASKED)}."
     return f"No run yet in {plain(str(runs.store.root))}."
 
 
-def _remarks(runs: Runs, rows: Sequence[Row]) -> list[str]:
+def _remarks(runs: Rows, rows: Sequence[Row]) -> list[str]:
     hidden = len(runs) - sum(row.position is not None for row in rows)
     more = [f"… and {plural(hidden, 'older run')}"] if hidden > 0 else []
     return more + [f"{plain(row.id)}: unreadable, {plain(row.problem)}" for row in rows if row.problem is not None]
