@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 import gpulab
-from gpulab.api import runs_command, tensorboard_command
+from gpulab.api import runs_command, tensorboard
 from gpulab.api.profile import open_run
 from gpulab.devices.doctor import examine
 from gpulab.errors import GpulabError, StoreError, UsageError
@@ -100,7 +100,7 @@ def _worded(name: str, rest: Sequence[str]) -> int:
     if name == "runs":
         _print(runs_command.terminal(rest))
     else:
-        tensorboard_command.terminal(rest)
+        tensorboard.terminal(rest)
     return 0
 
 

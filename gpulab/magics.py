@@ -372,7 +372,7 @@ def _show_runs(rest: str) -> None:
 
 
 def _show_tensorboard(rest: str) -> None:
-    from gpulab.api import tensorboard_command as command
+    from gpulab.api import tensorboard as command
     from gpulab.api.profile import runs
 
     command.magic(runs, rest)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,14 +20,13 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
 from gpulab.api import runs_command as commands
-from gpulab.api import tensorboard_command
+from gpulab.api import tensorboard
 from gpulab.api.arguments import split
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Device, Loader, Run, Settings
 from gpulab.store import folders as store_module
 from gpulab.store.folders import DOCUMENT, Store, read
 from gpulab.store.runs import Runs
-from gpulab.views import tensorboard_server
 from gpulab.views.runs_table import Table
 from tests.strategies import assert_same, tiny_run
 
@@ -478,53 +478,44 @@ def test_tensorboard_answers_bad_input_in_a_sentence(store: Store, words: list[s
     pytest.importorskip("torch_tb_profiler")
     traced(store)
     with pytest.raises(UsageError) as caught:
-        tensorboard_command.command(Runs(store), words)
+        tensorboard.command(Runs(store), words)
     assert told in str(caught.value)
-    assert tensorboard_command.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
+    assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
 
 
 def test_tensorboard_that_is_not_installed_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard_server, "installed", lambda name: name != "torch_tb_profiler")
+    monkeypatch.setattr(tensorboard, "installed", lambda name: name != "torch_tb_profiler")
     with pytest.raises(UsageError, match=r"install it first: pip install torch-tb-profiler\.$"):
-        tensorboard_command.command(Runs(store), [])
+        tensorboard.command(Runs(store), [])
 
 
 def test_tensorboard_needs_a_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard_server, "installed", lambda name: True)
+    monkeypatch.setattr(tensorboard, "installed", lambda name: True)
     with pytest.raises(UsageError, match="has a trace to show"):
-        tensorboard_command.command(runs, [])
-
-
-def test_a_port_that_is_taken_gives_the_next_one() -> None:
-    with socket.socket() as taken:
-        taken.bind((tensorboard_server.HOST, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        assert port < tensorboard_server._free_port(port) < port + 100
-    assert tensorboard_server._free_port(port) == port
+        tensorboard.command(runs, [])
 
 
 def test_tensorboard_that_fails_says_why_and_is_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tensorboard_server, "installed", lambda name: True)
-    monkeypatch.setattr(tensorboard_server, "_CHILD", "import sys; sys.exit('it is broken')")
+    monkeypatch.setattr(tensorboard, "installed", lambda name: True)
+    monkeypatch.setattr(tensorboard, "_CHILD", "import sys; sys.exit('it is broken')")
     traced(store)
     with pytest.raises(GpulabError, match=r"TensorBoard did not start: it is broken"):
-        tensorboard_command.command(Runs(store), ["--no-open"])
+        tensorboard.command(Runs(store), [])
     assert psutil.Process().children() == []
 
 
 def test_an_interrupt_while_tensorboard_starts_leaves_no_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(server: tensorboard_server.Server) -> None:
+    def interrupted(process: subprocess.Popen[bytes], log: Path) -> str:
         assert psutil.Process().children() != []
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(tensorboard_server, "installed", lambda name: True)
-    monkeypatch.setattr(tensorboard_server, "_CHILD", "import sys; sys.stdin.read()")
-    monkeypatch.setattr(tensorboard_server, "_await_answer", interrupted)
+    monkeypatch.setattr(tensorboard, "installed", lambda name: True)
+    monkeypatch.setattr(tensorboard, "_CHILD", "import sys; sys.stdin.read()")
+    monkeypatch.setattr(tensorboard, "_await_url", interrupted)
     traced(store)
     with pytest.raises(KeyboardInterrupt):
-        tensorboard_server.start(Runs(store))
-    assert psutil.Process().children() == [] and not tensorboard_server.stop()
+        tensorboard.start(store.root)
+    assert psutil.Process().children() == [] and not tensorboard.stop()
 
 
 @pytest.mark.tensorboard
@@ -532,33 +523,44 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch_tb_profiler")
     traced(store)
-    with socket.socket() as taken:
-        taken.bind((tensorboard_server.HOST, 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        try:
-            shown = tensorboard_command.command(Runs(store), ["--no-open", "--port", str(port)])
-            again = tensorboard_command.command(Runs(store), ["--no-open"])
-            server = tensorboard_server._running
-            assert server is not None and server.port > port and server.url in shown and again == shown
-            assert "TensorBoard shows 1 run with a trace: " in shown
-            assert "from the network" in shown
-            assert "gpulab's own report" in shown
-            children = psutil.Process().children(recursive=True)
-            assert server.process.pid in [child.pid for child in children]
-        finally:
-            tensorboard_server.stop()
+    try:
+        answer = tensorboard.command(Runs(store), [])
+        assert tensorboard.command(Runs(store), []) == answer, "the one that runs is used again"
+        assert "TensorBoard shows 1 run with a trace: http://127.0.0.1:" in answer
+        assert "from the network" in answer and "gpulab's own report" in answer
+        address = answer.split("trace: ")[1].split("#")[0]
+        with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address, timeout=60) as page:
+            assert page.status == 200 and b"TensorBoard" in page.read()
+        children = psutil.Process().children(recursive=True)
+        assert children
+        assert tensorboard.command(Runs(store), ["--stop"]) == "TensorBoard has ended."
+    finally:
+        tensorboard.stop()
     assert psutil.wait_procs(children, timeout=60)[1] == []
-    assert tensorboard_command.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
+    assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
+
+
+@pytest.mark.tensorboard
+def test_tensorboard_names_a_port_that_is_taken(store: Store) -> None:
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("torch_tb_profiler")
+    traced(store)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(GpulabError, match=rf"TensorBoard did not start: .*{port}"):
+            tensorboard.command(Runs(store), ["--port", port])
+    assert psutil.Process().children() == []
 
 
 KERNEL = """
 import sys, time
 from pathlib import Path
-from gpulab.store.runs import Runs
-from gpulab.store.folders import Store
-from gpulab.views import tensorboard_server
-print(tensorboard_server.start(Runs(Store(Path(sys.argv[1])))).process.pid, flush=True)
+import psutil
+from gpulab.api import tensorboard
+tensorboard.start(Path(sys.argv[1]))
+print(psutil.Process().children()[0].pid, flush=True)
 {ending}
 """
 

@@ -1,0 +1,169 @@
+"""`%gpulab tensorboard` and `gpulab tensorboard`: the stored traces in TensorBoard with torch-tb-profiler.
+
+A trace lies in the store under the name by which the plugin finds it, so the store itself is the log folder.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulab.api.arguments import Parser, split, take_store
+from gpulab.errors import GpulabError, UsageError
+from gpulab.formatting import plural
+from gpulab.store.folders import trace_path
+from gpulab.store.optional_packages import installed
+from gpulab.store.runs import Runs
+
+HELP = """\
+{prog} [--port N]   open the stored runs in TensorBoard with torch-tb-profiler
+{prog} --stop       end it; it also ends with this process
+
+Without --port it takes 6006 or a free port after it."""
+
+NOTE = (
+    "Its overview fetches a chart library from the network, and torch-tb-profiler 0.4.3 misreads traces of today's "
+    "PyTorch: the figures to read are those of gpulab's own report (%gpulab report)."
+)
+
+_PACKAGES = {"tensorboard": "tensorboard", "torch_tb_profiler": "torch-tb-profiler"}
+_HOST = "127.0.0.1"
+_URL = re.compile(rf"http://{re.escape(_HOST)}:\d+/")
+_START_S = 120.0  # its imports take 5 to 20 s on two idle cores
+_END_S = 6.0
+
+# Its input ends with our process, however that ends. The plugin's own processes are in its group.
+_CHILD = """
+import os, signal, sys, threading, time
+def end_with_input():
+    os.read(0, 1)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.killpg(0, number)
+        time.sleep(3)
+threading.Thread(target=end_with_input, daemon=True).start()
+from tensorboard.main import run_main
+run_main()
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Server:
+    root: Path
+    url: str
+    process: subprocess.Popen[bytes]
+
+
+_server: _Server | None = None
+
+
+def magic(runs: Runs, line: str) -> None:
+    """Do what the rest of the line after `%gpulab tensorboard` asks. Raises UsageError and GpulabError."""
+    print(command(runs, split(line, "%gpulab tensorboard"), "%gpulab tensorboard"))
+
+
+def terminal(words: Sequence[str], prog: str = "gpulab tensorboard") -> None:
+    """For a terminal: say where TensorBoard is, and stay until it ends or Ctrl-C. Raises UsageError and GpulabError."""
+    store, rest = take_store(words, prog)
+    print(command(Runs(store), rest, prog), flush=True)
+    with contextlib.suppress(KeyboardInterrupt):
+        if _server is not None:
+            _server.process.wait()
+    stop()
+
+
+def command(runs: Runs, words: Sequence[str], prog: str = "gpulab tensorboard") -> str:
+    """Start or end TensorBoard; returns the answer for the user. Raises UsageError and GpulabError."""
+    parser = Parser(prog, "[--port N] [--stop]")
+    parser.add_argument("--port")
+    parser.add_argument("--stop", action="store_true")
+    parser.add_argument("--help", "-h", action="store_true")
+    options = parser.read(words)
+    if options.help:
+        return HELP.format(prog=prog)
+    if options.stop:
+        return "TensorBoard has ended." if stop() else "No TensorBoard of this process runs."
+    missing = [name for module, name in _PACKAGES.items() if not installed(module)]
+    if missing:
+        raise UsageError(f"To open runs in TensorBoard, install it first: pip install {' '.join(missing)}.")
+    port, root = _port(options.port), runs.store.root
+    count = sum(entry.problem is None and trace_path(entry.path) is not None for entry in runs.store.list())
+    if not count:
+        raise UsageError(f"No run in {str(root)!r} has a trace to show: profile something first.")
+    url = start(root, port)
+    return f"TensorBoard shows {plural(count, 'run')} with a trace: {url}\nIt ends with this process. {NOTE}"
+
+
+def start(root: Path, port: str | None = None) -> str:
+    """The address of a TensorBoard on that folder: the one that runs already, or a new one.
+
+    Raises GpulabError with TensorBoard's own words where it does not start.
+    """
+    global _server
+    if _server is not None and _server.process.poll() is None and _server.root == root and port is None:
+        return _server.url
+    stop()
+    options = ["--logdir", str(root), "--host", _HOST, "--load_fast=false", *(["--port", port] if port else [])]
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        log = Path(folder, "log")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _CHILD, *options],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # an interrupt of the notebook is not meant for it
+            )
+        try:
+            url = _await_url(process, log)
+        except BaseException:  # an interrupt as well: leave no process behind
+            _end(process)
+            raise
+    _server = _Server(root, f"{url}#pytorch_profiler", process)
+    return _server.url
+
+
+def stop() -> bool:
+    """End the TensorBoard of this process; False where there is none."""
+    global _server
+    server, _server = _server, None
+    if server is not None:
+        _end(server.process)
+    return server is not None
+
+
+atexit.register(stop)
+
+
+def _await_url(process: subprocess.Popen[bytes], log: Path) -> str:
+    deadline = time.monotonic() + _START_S
+    while process.poll() is None and time.monotonic() < deadline:
+        address = _URL.search(log.read_text(errors="replace"))
+        if address is not None:
+            return address[0]
+        time.sleep(0.1)
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]  # the plugin writes on
+    raise GpulabError(f"TensorBoard did not start: {(reasons or lines or ['it wrote nothing'])[-1][:300]}")
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_END_S)
+    process.kill()
+    process.wait()
+
+
+def _port(given: str | None) -> str | None:
+    if given is None or (given.isascii() and given.isdecimal() and len(given) < 6 and 1 <= int(given) <= 65_535):
+        return given
+    raise UsageError(f"--port takes a number from 1 to 65535, not {given[:100]!r}.")
