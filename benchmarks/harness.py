@@ -15,7 +15,7 @@ RESAMPLES = 5000
 
 
 def ratio_with_interval(ratios: Sequence[float], seed: int = 0) -> dict[str, object]:
-    """Median of paired block ratios and its 95 % percentile bootstrap interval (definitions.md, Honest comparison)."""
+    """Median of paired block ratios and its 95 % bootstrap interval (definitions.md, "Honest comparison")."""
     values = np.asarray(ratios, dtype=float)
     rng = np.random.default_rng(seed)
     medians = np.median(rng.choice(values, size=(RESAMPLES, len(values))), axis=1)

@@ -76,7 +76,7 @@ OPERATORS = {
     "layout": ("aten::contiguous", "ConvolutionBackward0", "aten::contiguous"),
 }
 TWICE = ("gemm", "bmm", "conv")  # backward: once for the weights, once for the input
-FUSED_OF_FOREACH = 28 / 80  # definitions.md, Formulas: bytes per parameter of AdamW
+FUSED_OF_FOREACH = 28 / 80  # definitions.md, "Bytes of an optimizer's update": AdamW
 
 
 @dataclass(frozen=True, slots=True)

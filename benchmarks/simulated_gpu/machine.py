@@ -34,7 +34,7 @@ from gpulab.run import Category, PauseKind
 TRAINING, AUTOGRAD = 4711, 4720  # thread numbers
 State = Literal["data_wait", "sync_wait", "blocking_copy", "allocator", "optimizer", "launch", "other", "unknown"]
 DATA = "enumerate(DataLoader)#_{}ProcessDataLoaderIter.__next__"
-UNNAMED_GAP_NS = 100_000  # definitions.md, launching: Python between two operators, up to so long
+UNNAMED_GAP_NS = 100_000  # definitions.md, "Step accounting": Python between two operators, up to so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Gpu:
     copy_ns: int = 1_500  # of any copy, beside its bytes
     pageable_bytes_per_us: int = 5_000
     pinned_bytes_per_us: int = 20_000
-    hand_off_ns: int = 2_000_000  # of a batch from a worker: definitions.md, Feeding
+    hand_off_ns: int = 2_000_000  # of a batch from a worker: definitions.md, "Feeding"
     profiler_ns: int = 0  # that the profiler adds to each operator
     queue_depth: int = 1_024
 

@@ -292,7 +292,7 @@ def _other(timeline: Timeline) -> Intervals:
 
 
 def _busy(timeline: Timeline, device: spans.Mask, windows: Intervals, *, kernels_only: bool) -> float:
-    """Share of [first step start, last step end) in which the device works (definitions.md: busy, kernel busy)."""
+    """Share of [first step start, last step end) in which the device works (definitions.md, "Words")."""
     categories = (Category.KERNEL,) if kernels_only else DEVICE_CATEGORIES
     start, end = int(windows[0, 0]), int(windows[-1, 1])
     working = spans.covered(timeline, device & spans.in_category(timeline, *categories))

@@ -91,7 +91,7 @@ def select(run: Run) -> Selection:
     """The unprofiled steps after warm-up, fresh epochs' first steps and profiler edges taken out.
 
     With loader workers the first `workers * prefetch + 2` batches come from a filling buffer and are dropped too,
-    where enough steps remain (definitions.md, Formulas: feeding).
+    where enough steps remain (definitions.md, "Feeding").
     """
     steps = run.steps
     keep = np.ones(len(steps), dtype=bool)

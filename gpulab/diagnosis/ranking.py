@@ -14,7 +14,8 @@ from gpulab.formatting import factor, percent
 _TAKING_MEMORY = {"workers", "prefetch", "cache"}
 _NO_ROOM = "The machine's memory is nearly full: more processes or a cache would not fit."
 # What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
-# that faster kernels would save is a bound from peak figures, which programs reach half of at best (definitions.md).
+# that faster kernels would save is a bound from peak figures, which programs reach half of at best
+# (definitions.md, "Hardware table").
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
 _RANGE_ONLY = 0.8  # where even a prediction of the cure tells no figure: of two alike the one that is known comes first
 

@@ -17,7 +17,7 @@ from gpulab.run import Change
 Verdict = Literal["faster", "slower", "no measurable difference", "not comparable"]
 Evidence = Literal["interleaved", "sequential"]
 
-LEAST_EFFECT = 0.02  # definitions.md, Honest comparison 5
+LEAST_EFFECT = 0.02  # definitions.md, "Honest comparison" 5
 
 
 @dataclass(frozen=True, slots=True)

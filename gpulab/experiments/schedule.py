@@ -12,12 +12,12 @@ import numpy as np
 from gpulab.analysis.steps import select
 from gpulab.run import Run, StepFlag, Steps
 
-WARMUP = 3  # steps; definitions.md, Honest comparison 1: 3 to 5, and with workers those fed from the buffer
-COUNTED = (5, 10)  # steps; definitions.md, Honest comparison 3
+WARMUP = 3  # steps; definitions.md, "Honest comparison" 1: and with workers those fed from the buffer
+COUNTED = (5, 10)  # steps; definitions.md, "Honest comparison" 3
 LEAST_BLOCK_S = 0.2  # a block of very short steps gets more of them, or one hiccup is most of it
 MOST_STEPS = 200
 PAIRS = (10, 30)
-FEWEST_TURNS = 3  # whatever they take; definitions.md, Honest comparison 3
+FEWEST_TURNS = 3  # whatever they take; definitions.md, "Honest comparison" 3
 
 
 @dataclass(frozen=True, slots=True)

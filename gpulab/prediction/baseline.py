@@ -16,7 +16,7 @@ from gpulab.run import Category, Run
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree
 
-HAND_OFF_US = 2_000.0  # definitions.md, Feeding: from a worker's batch to the loop's having it
+HAND_OFF_US = 2_000.0  # definitions.md, "Feeding": from a worker's batch to the loop's having it
 # Handing a batch of n tensors over is work for both sides, measured on two cores with batches of 1 to 10 tensors: for
 # the worker beside its making the next one, and for the loop. `TENSORS` where their number is not known.
 SENDING_US, RECEIVING_US = (1_300.0, 500.0), (500.0, 650.0)  # of a batch, and of each tensor

@@ -22,7 +22,7 @@ COPY_US = (2.0, 400.0)  # of one item, by copy.deepcopy: measured 2 for text, 60
 COPIED = "the cache hands a collate_fn of your own a copy of each item, whatever it holds, which takes"
 RESTART_SD = 0.04  # of what is left: the processes' exit may go on beside the training
 SMALL_WAIT = 0.03  # share of a step: less data wait than this can hardly be gained or told
-PINNED_SPEED = (2.0, 4.0)  # page-locked over pageable copies; definitions.md, Anchors: 1.41× in a micro-benchmark
+PINNED_SPEED = (2.0, 4.0)  # page-locked over pageable copies; definitions.md, "Anchors"
 
 
 def workers(plan: Plan, value: str, known: Known) -> Plan:

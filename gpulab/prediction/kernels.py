@@ -16,7 +16,7 @@ from gpulab.prediction.step import Plan
 from gpulab.run import Timeline
 from gpulab.timeline import spans
 
-SLOWER = 1.07  # definitions.md, Anchors: compiling made an 8B model 0.94× as fast
+SLOWER = 1.07  # definitions.md, "Anchors": compiling made an 8B model 0.94× as fast
 FUSED_AWAY = 0.3  # of the time of kernels that only move data remains where they are fused
 # On a CPU a compiler changes everything but matrix products, data and the optimizer; measured there: 0.2 of the time
 # where cheap operations take all of it, and 280 µs more in a step of 570 µs, for checks before each call.
@@ -25,7 +25,7 @@ CPU_CHECKS_US = 500.0
 CPU_LAYOUT = (0.2, 2.0)  # of what convolutions and pooling take; measured 0.3 and 1.5 of steps that hold little else
 CPU_ROUGHLY = 1.1  # what no operation of a step explains
 TELLS = 1.25  # a range further than this to both sides of 1 says nothing
-GPU_LAYOUT_GAIN = 0.8  # definitions.md, Anchors: 8 to 35 % on Volta
+GPU_LAYOUT_GAIN = 0.8  # definitions.md, "Anchors": 8 to 35 % on Volta
 
 _CONVOLUTION = re.compile(r"conv(olution|2d)", re.IGNORECASE)
 _IMAGE = re.compile(r"conv(olution|2d)|pool|batch_?norm|upsample|interpolate", re.IGNORECASE)

@@ -1,7 +1,7 @@
 """Other number formats by Amdahl over the classes of kernels: matrix products gain the ratio of the peaks, at most.
 
 Kernels that move data gain half, for they move half the bytes; what autocast keeps in fp32 and the optimizer nothing.
-Played again in the window, so that a step that waits for its launches gains nothing (definitions.md, Mixed precision).
+Played again in the window: a step that waits for its launches gains nothing (definitions.md, "Mixed precision").
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A step as a prediction sees it: computing beside feeding, what a setting changes of either, and what it then takes.
 
-definitions.md, Formulas: with workers a step takes max(computing, loading) and a hand-off, without them the sum. On a
+definitions.md, "Feeding": with workers a step takes max(computing, loading) and a hand-off, without them the sum. On a
 GPU computing is the replay of the traced window, on a CPU the time that is not waiting for data; there the workers
 and the training share the cores.
 """

@@ -15,7 +15,7 @@ from gpulab.views.report.sections import device
 from gpulab.views.wording import plain
 
 SCHEMA = 1
-WORTH_SAYING = 1.02  # definitions.md, Honest comparison 5: at least 2 %
+WORTH_SAYING = 1.02  # definitions.md, "Honest comparison" 5: at least 2 %
 
 _IDEAL = ("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
 _WRITTEN = (

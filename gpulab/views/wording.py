@@ -149,7 +149,7 @@ def short_name(name: str) -> str:
 
 
 def quantity(value: float, name: str, unit: str) -> str:
-    """A reading in the unit that its curve's name ends with (definitions.md: units in names)."""
+    """A reading in the unit that its curve's name ends with (definitions.md, "Units")."""
     if name.endswith("_bytes"):
         return size(value)
     if name.endswith("_fraction"):

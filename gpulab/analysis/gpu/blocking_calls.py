@@ -20,7 +20,7 @@ from gpulab.timeline.launches import LAUNCHING
 Direction = Literal["read", "upload", "wait"]
 DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")
 
-# A copy call that returns sooner has only started the copy: definitions.md, a launch takes 5 to 20 µs. One that reads
+# A copy call that returns sooner has only started the copy (definitions.md, "Step on a GPU"). One that reads
 # into ordinary memory returns when the copy is done, however short it is (CUDA's documentation: API synchronization).
 STARTED_NS = 20_000
 

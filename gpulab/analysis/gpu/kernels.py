@@ -19,7 +19,7 @@ from gpulab.timeline import spans
 from gpulab.timeline.device_steps import called_ns
 from gpulab.timeline.launches import LAUNCHING, CallTree, launch_of
 
-SHORT_KERNEL_US = 10.0  # definitions.md: below it a launch (5–20 µs) costs more than the kernel
+SHORT_KERNEL_US = 10.0  # definitions.md, "Step on a GPU": a launch costs more
 NO_OPERATOR = "(launched outside any operator)"
 UNKNOWN_AT_MOST = 0.01  # ours: of the time of all kernels
 

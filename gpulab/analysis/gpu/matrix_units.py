@@ -35,7 +35,7 @@ def has_units(device: Device) -> bool | None:
 def narrow_ratio(device: Device) -> float | None:
     """16-bit products against those of float32; None for a GPU that the table does not hold.
 
-    No other GPU stands in for it (definitions.md, Hardware table): within a generation the ratios differ too.
+    No other GPU stands in for it (definitions.md, "Hardware table"): within a generation the ratios differ too.
     """
     known = peaks_of(device.name)
     return None if known is None else known.fp16_tflops / known.fp32_tflops

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from gpulab.run import Choice, Settings
 
-WARMUP = 3  # definitions.md: drop 3–5 steps
+WARMUP = 3  # definitions.md, "Honest comparison"
 MEASURED = 12
 TRACED = 5
 EARLY_TRACED = 2

@@ -14,7 +14,7 @@ from gpulab.experiments.compare.verdicts import Findings, Unit, chosen_unit, us,
 from gpulab.experiments.record import Block, Comparison, Side
 from gpulab.run import Float64, Int64, Run
 
-MOST_STEPS = 10  # of a block; definitions.md, Honest comparison 3: 5 to 10
+MOST_STEPS = 10  # of a block; definitions.md, "Honest comparison" 3: 5 to 10
 FEWEST_BLOCKS = 6  # what a bootstrap needs; a run of fewer steps than this makes of 5 has shorter blocks
 UNPROFILED, PROFILED = "without the profiler", "with the profiler"
 

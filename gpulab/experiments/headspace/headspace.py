@@ -1,6 +1,6 @@
 """How much faster a cell could be if its data cost nothing: the differential test, in blocks in turn.
 
-definitions.md, "Stall split in three runs" (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021,
+definitions.md, "Headspace" (Mohan et al., "Analyzing and Mitigating Data Stalls in DNN Training", 2021,
 section 4): batches that are already on the device give the ideal step; real data, whose files the system holds in
 memory, adds what preparing them costs; files that must be read from the disk add what fetching costs.
 """
