@@ -4,6 +4,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PIP_FLAGS ?=
 LAB_FLAGS ?=
+FILE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 CORE := $(VENV)/.stamp-created
@@ -31,7 +32,7 @@ lab: $(LAB) ## open JupyterLab on the quick start (LAB_FLAGS=--allow-root as roo
 	$(BIN)/jupyter lab $(LAB_FLAGS) notebooks/00_quick_start.ipynb
 
 .PHONY: test
-test: lint types floors unit browser ## lint, types, floors, unit and browser: what CI runs
+test: $(if $(FILE),unit,lint types floors unit browser) ## what CI runs: lint, types, floors, unit, browser; make test FILE=tests/test_x.py: one file
 
 .PHONY: lint
 lint: $(TEST) ## ruff: rules and format
@@ -47,8 +48,8 @@ floors: $(TEST) ## import-linter: a module imports only from floors below
 	$(BIN)/lint-imports
 
 .PHONY: unit
-unit: $(TEST) ## pytest without a browser, two processes
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" --ignore tests/gpu -n 2 --dist loadfile
+unit: $(TEST) ## pytest without a browser, two processes; make unit FILE=tests/test_x.py: one file
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" $(or $(FILE),--ignore tests/gpu -n 2 --dist loadfile)
 
 .PHONY: browser
 browser: $(TEST) ## pytest in JupyterLab and Chromium (CHROMIUM=path, else /usr/bin/chromium)
