@@ -99,3 +99,33 @@ def test_the_hardware_table_is_the_one_that_the_code_uses() -> None:
     shown = {name: Peaks(*(None if value == "–" else float(value) for value in values)) for name, *values in cells}
     assert len(shown) == 16
     assert {name: peaks_of(name) for name in shown} == shown
+
+
+def test_contributing_names_every_folder_of_the_package() -> None:
+    table = (
+        (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Find your way")[2].partition("\n## ")[0]
+    )
+    named = set(re.findall(r"`(\w+)/`", table)) - {"gpulab"}
+    assert named == {path.parent.name for path in (ROOT / "gpulab").glob("*/__init__.py")}
+
+
+def test_the_list_of_documents_is_complete() -> None:
+    listed = re.findall(r"\]\(([\w-]+\.md)\)", (DOCS / "README.md").read_text(encoding="utf-8"))
+    assert sorted(listed) == sorted(path.name for path in DOCS.glob("*.md") if path.name != "README.md")
+
+
+def test_the_front_door_is_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 150
+
+
+def test_first_runs_are_summed_up_as_they_were_measured() -> None:
+    """The headline of docs/accuracy.md, from the table that the benchmark writes."""
+    section = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").partition("for the first time")[2]
+    table = section.partition("\n|---")[2].partition("\n\n")[0]
+    rows = re.findall(r"\| (\d+) \| \*\*(\d+)\*\* \(\d+%\) \| (\d+) \| \*\*(\d+)\*\* \|", table)
+    with_cause, right, healthy, alarms = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    text = " ".join((DOCS / "accuracy.md").read_text(encoding="utf-8").split())
+    headline = f"{right} of {with_cause} headlines were right ({100 * right / with_cause:.0f} %)"
+    assert headline in text
+    assert headline in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"false alarms on healthy cells: {alarms} of {healthy}" in text

@@ -189,10 +189,10 @@ def test_documents_name_only_what_exists(document: str) -> None:
     assert not missing, missing
 
 
-def test_the_readme_explains_every_option_of_the_magic() -> None:
+def test_the_guide_explains_every_option_of_the_magic() -> None:
     from gpulab.magics import OPTIONS
 
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`-[^|]+) \|", text, flags=re.MULTILINE)
     assert {option for cell in cells for option in re.findall(r"`(-[\w-]+)", cell)} == set(OPTIONS)
 
