@@ -30,6 +30,7 @@ from benchmarks import (
     trace_reading,
 )
 from benchmarks.harness import save
+from benchmarks.planted import results
 
 BENCHMARKS = {
     "imports": imports.measure,
@@ -73,6 +74,7 @@ def main() -> None:
     for name in () if asked.table_only else names or BENCHMARKS:
         print(f"{name} …", flush=True)
         save(name, BENCHMARKS[name]())
+    results.settle()
     table.write()
 
 

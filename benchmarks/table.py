@@ -63,15 +63,17 @@ def write() -> None:
         ("power", _power),
         ("planted_knobs", _planted_knobs),
         ("climbing", climbing.section),
-        ("planted_tuned", partial(planted_report.section, title="those that the rules were built with")),
-        ("planted_aside", partial(planted_report.section, title="those kept aside")),
+        ("planted_first_runs", planted_report.first_runs_section),
+        ("planted_aside", partial(planted_report.section, title="survivors, kept aside", about=planted_report.ASIDE)),
+        ("planted_tuned", partial(planted_report.section, title="cells looked at", about=planted_report.TUNED)),
         ("simulated_loops", simulated_loops.section),
         ("advisers", advisers_report.section),
     ):
         file = RESULTS / f"{name}.json"
         if file.exists():
             kept = json.loads(file.read_text(encoding="utf-8"))
-            sections.append("\n".join([*section(kept), "", _where(kept)]))
+            measured = [_where(kept)] if "machine" in kept else []
+            sections.append("\n".join([*section(kept), "", *measured]))
     sections.append(FIRST_HOUR)
     PAGE.write_text("\n\n".join(s.strip() for s in sections) + "\n", encoding="utf-8")
 

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import ast
 import gc
+import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks.advisers.advice import NAMES, contradicted, keys_of, names_truth
-from benchmarks.planted import CELLS, judging, named, row_of, skipped
+from benchmarks.harness import RESULTS
+from benchmarks.planted import CELLS, first_runs, judging, named, row_of, skipped
+from benchmarks.planted.catalogue import cells_of, part_of, read
 from benchmarks.planted.curing import AGAIN, arms_of
-from benchmarks.planted.kept_aside import KEPT_ASIDE
-from benchmarks.planted.planted import CELLS as FOLDER
-from benchmarks.planted.planted import Planted
+from benchmarks.planted.planted import FOLDER, Planted
+from benchmarks.planted.results import NOT_RUN, settled, unmeasured
 from benchmarks.planted.timing import Clock, Enough, notebook, seconds_per_step
 from benchmarks.planted.traces import TRACES
 
@@ -27,6 +30,7 @@ small_batch no_mixed_precision no_tf32 unfused_attention unfused_optimizer memor
 allocator_thrash memory_pressure memory_underused checkpoint_save logging_or_eval recompilation gc_pause
 cpu_oversubscribed exposed_communication straggler gpu_shared throttled wrong_device healthy cannot_tell
 """
+FIRST_COHORTS = {"2026-11-21b", "2026-11-21c", "2026-11-21d", "2026-11-22b", "2026-11-22c"}
 ISSUE_5 = set(KEYS.split())
 
 
@@ -35,7 +39,8 @@ def test_there_are_enough_of_each_kind() -> None:
     assert sum(not planted.causes for planted in ON_CPU) >= 8
     assert sum(len(planted.causes) == 2 for planted in ON_CPU) >= 6
     assert len({planted.name for planted in CELLS}) == len(CELLS)
-    assert {path.stem for path in FOLDER.glob("*.py")} == {planted.name for planted in CELLS}
+    assert sorted(FOLDER.rglob("*.py")) == sorted(planted.path for planted in CELLS), "each in its cause's folder"
+    assert all(planted.cohort for planted in CELLS)
     assert {planted.framework for planted in ON_CPU} == {"torch", "lightning", "transformers", "accelerate"}
     keys = {key for planted in CELLS for key in (*planted.causes, *planted.also)}
     keys |= {key for case in TRACES for key in (*case.headline, *case.found, *case.never)}
@@ -43,15 +48,124 @@ def test_there_are_enough_of_each_kind() -> None:
 
 
 def test_a_third_is_kept_aside_and_spread() -> None:
-    assert {planted.name for planted in CELLS} >= KEPT_ASIDE
     for cells in (CELLS, ON_CPU):
-        aside = [planted for planted in cells if planted.name in KEPT_ASIDE]
+        aside = [planted for planted in cells if part_of(planted) == "aside"]
         assert abs(len(aside) - len(cells) / 3) <= 1
-    aside = [planted for planted in ON_CPU if planted.name in KEPT_ASIDE]
+    aside = [planted for planted in ON_CPU if part_of(planted) == "aside"]
     assert {planted.framework for planted in aside} == {planted.framework for planted in ON_CPU}
     assert sum(not planted.causes for planted in aside) >= 2
     by_cause = Counter(planted.causes[0] for planted in ON_CPU if planted.causes)
     assert {planted.causes[0] for planted in aside if planted.causes} == set(by_cause), "a cause has none kept aside"
+
+
+@pytest.mark.parametrize(
+    ("text", "wrong"),
+    [
+        ("import torch\n", "begins with a header"),
+        ("# /// cell\n# causes = []\nimport torch\n", "begins with a header"),
+        ("# /// cell\n# causes = [\n# ///\n", "Invalid value"),
+        ('# /// cell\n# causes = []\n# because = ""\n# colour = "red"\n# ///\n', "colour"),
+        ('# /// cell\n# causes = []\n# because = ""\n# [[cure]]\n# old = "a"\n# ///\n', "new"),
+        ("# /// cell\n# causes = []\n# ///\n", "because"),
+    ],
+)
+def test_a_header_that_is_wrong_names_the_file(tmp_path: Path, text: str, wrong: str) -> None:
+    file = tmp_path / "some_cell.py"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"some_cell.py.*{wrong}"):
+        read(file)
+
+
+def test_a_header_is_no_part_of_the_code(tmp_path: Path) -> None:
+    file = tmp_path / "some_cell.py"
+    file.write_text(
+        '# /// cell\n# causes = ["layout"]\n# because = "a reason"\n# batch = 8\n# tries = { workers = "2" }\n#\n'
+        "# [[cure]]\n# old = '''\n# a()\n#     b()\n# '''\n# new = \"\"\n# ///\na()\n    b()\n"
+    )
+    cell = read(file)
+    assert (cell.name, cell.causes, cell.batch, dict(cell.tries)) == ("some_cell", ("layout",), 8, {"workers": "2"})
+    assert cell.cure == (("a()\n    b()\n", ""),)
+    for planted in CELLS:
+        assert "# ///" not in "".join(planted.text)
+
+
+def test_each_cell_is_in_exactly_one_result_file() -> None:
+    rows = {part: _rows(RESULTS / f"planted_{part}.json") for part in ("tuned", "aside")}
+    for part in ("tuned", "aside"):
+        assert Counter(row["name"] for row in rows[part]) == Counter(p.name for p in cells_of(part)), part
+    assert sum(map(len, rows.values())) == len(CELLS)
+
+
+def _rows(file: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def test_a_cell_that_changes_its_part_takes_its_row_along() -> None:
+    tuned, aside = (cells_of("tuned"), cells_of("aside"))
+    moved, doubled, unknown = tuned[0], tuned[1], tuned[2]
+    kept = {
+        "tuned": {"measured": "a", "rows": [_row(p, "mine") for p in tuned[1:] if p is not unknown]},
+        "aside": {"measured": "b", "rows": [_row(p, "theirs") for p in (*aside, moved, doubled)]},
+    }
+    now = settled(kept)  # type: ignore[arg-type]
+    rows = {row["name"]: row for row in now["tuned"]["rows"]}
+    assert [row["name"] for row in now["tuned"]["rows"]] == [p.name for p in tuned]
+    assert [row["name"] for row in now["aside"]["rows"]] == [p.name for p in aside]
+    assert rows[moved.name]["failed"] == "theirs" and rows[doubled.name]["failed"] == "mine"
+    assert rows[unknown.name]["skipped"] == NOT_RUN
+    assert now["tuned"]["totals"]["skipped"] == 1 and now["tuned"]["measured"] == "a"
+
+
+def _row(planted: Planted, failed: str) -> dict[str, Any]:
+    return unmeasured(planted, "") | {"failed": failed}
+
+
+# -- first runs ----------------------------------------------------------------------------------------------------
+
+
+def test_the_first_runs_kept_are_those_of_the_cohorts_and_agree_with_their_outcomes() -> None:
+    cohorts = first_runs.kept()
+    assert {entry["cohort"]: entry["cells"] for entry in cohorts} == Counter(planted.cohort for planted in CELLS)
+    for entry in cohorts:
+        names = {planted.name for planted in CELLS if planted.cohort == entry["cohort"]}
+        assert set(entry["outcomes"]) <= names
+        if entry["first_run"] and entry["outcomes"]:
+            figures = first_runs.figures(list(entry["outcomes"].values()))
+            assert figures == {key: entry["first_run"][key] for key in figures}
+        assert bool(entry["first_run"]) + bool(entry["why_none"]) <= 1
+    until = [entry for entry in cohorts if entry["cohort"] in FIRST_COHORTS]
+    assert first_runs.summed(until) == {"with_cause": 118, "right": 102, "healthy": 19, "false_alarms": 1}
+
+
+def test_the_first_outcome_of_a_cell_stays_whatever_later_runs_say() -> None:
+    cells = [Planted(name, ("layout",), "", cohort="new") for name in ("one", "two", "three")]
+    cells.append(Planted("well", (), "", cohort="new"))
+    rows = [unmeasured(cell, "") for cell in cells]
+    one, two, three, well = rows
+    entries = first_runs.extended([], [one | _told(True, 0.1), two | {"skipped": "needs a GPU"}], cells, date="d1")
+    assert entries[0]["first_run"] is None and set(entries[0]["outcomes"]) == {"one"}
+    later = [
+        one | _told(False, 0.5),
+        two | {"failed": "it raised"},
+        three | _told(True, 0.3),
+        well | _told(False, None),
+    ]
+    entries = first_runs.extended(entries, later, cells, date="d2")
+    figures = {"with_cause": 3, "right": 2, "healthy": 1, "false_alarms": 1, "predictions": 2, "median_error": 0.2}
+    assert entries[0]["first_run"] == figures | {"date": "d2"}
+    again = first_runs.extended(entries, [row | _told(True, 0.0) for row in rows], cells, date="d3")
+    assert again == entries
+
+
+def test_a_cohort_that_has_no_first_run_by_its_history_gets_none() -> None:
+    cells = [Planted("one", ("layout",), "", cohort="old")]
+    closed = {"cohort": "old", "about": "", "cells": 1, "first_run": None, "why_none": "built with it", "outcomes": {}}
+    assert first_runs.extended([closed], [unmeasured(cells[0], "") | _told(True, None)], cells) == [closed]
+
+
+def _told(right: bool, error: float | None) -> dict[str, Any]:
+    return {"headline": "layout", "right": right, "error": error}
 
 
 @pytest.mark.parametrize("planted", CELLS, ids=lambda planted: planted.name)

@@ -1,8 +1,9 @@
 """Planted causes: training cells and traces whose bottleneck is known beforehand, and what gpulab says about them.
 
-`tuned` and `aside`: a third of the cells is kept aside (`kept_aside.py`), and no rule was tried on them while the
-rules were built. Each cell runs in a process of its own: once under `%%gpuprofile`, then in short runs in turn as
-written, cured, and with the knobs that the finding advised.
+Each cell describes itself in the header of its own file (`planted.py` says what each field means). `tuned` are the
+cells that the rules were built or mended with, `aside` those that no rule was tried on. Each cell runs in a process of
+its own: once under `%%gpuprofile`, then in short runs in turn as written, cured, and with the knobs that the finding
+advised.
 """
 
 from __future__ import annotations
@@ -13,41 +14,34 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.own_process import in_own_process
-from benchmarks.planted import judging, traces
-from benchmarks.planted.kept_aside import FIRST_RUNS, KEPT_ASIDE
-from benchmarks.planted.listed import CELLS
+from benchmarks.planted import first_runs, judging, traces
+from benchmarks.planted.catalogue import CELLS, cells_of
 from benchmarks.planted.planted import Planted
+from benchmarks.planted.results import unmeasured
 
 
 def tuned() -> dict[str, object]:
-    """The cells that the rules were built with, and the traces."""
-    found = _measured([p for p in CELLS if p.name not in KEPT_ASIDE])
-    return {**found, "traces": in_own_process(traces.__name__, "judged")["rows"]}
+    """The cells that the rules were built or mended with, and the traces."""
+    return {**_measured(cells_of("tuned")), "traces": in_own_process(traces.__name__, "judged")["rows"]}
 
 
 def aside() -> dict[str, object]:
-    """The cells kept aside, and what each set of them gave when it was run first."""
-    found = _measured([p for p in CELLS if p.name in KEPT_ASIDE])
-    return {**found, "first_runs": [run._asdict() for run in FIRST_RUNS]}
+    """The cells kept aside."""
+    return _measured(cells_of("aside"))
 
 
 def _measured(cells: Sequence[Planted]) -> dict[str, Any]:
+    from gpulab.devices.machine import environment
+
     rows = [row_of(planted) for planted in cells]
+    first_runs.record(rows, CELLS, environment().cpu)
     return {"totals": judging.totals(rows), "rows": rows}
 
 
 def row_of(planted: Planted, *, diagnose: bool = True, cures: bool = True) -> dict[str, Any]:
     """All about one cell, in a process of its own. A cell that fails is told, and does not end the others."""
     began = time.monotonic()
-    row: dict[str, Any] = {
-        "name": planted.name,
-        "framework": planted.framework,
-        "because": planted.because,
-        "causes": list(planted.causes),
-        "also": list(planted.also),
-        "skipped": skipped(planted),
-        "failed": "",
-    }
+    row = unmeasured(planted, skipped(planted))
     if not row["skipped"]:
         try:
             row |= in_own_process(f"{__name__}.one", "row", name=planted.name, diagnose=diagnose, cures=cures)

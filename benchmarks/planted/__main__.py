@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from benchmarks.planted import CELLS, named, row_of
-from benchmarks.planted.kept_aside import KEPT_ASIDE
+from benchmarks.planted import named, row_of
+from benchmarks.planted.catalogue import cells_of
 
 
 def main() -> None:
@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--no-cure", action="store_true", help="diagnose only; the cure is not measured")
     parser.add_argument("--no-diagnosis", action="store_true", help="measure the cure only: is the truth true?")
     asked = parser.parse_args()
-    cells = [named(n) for n in asked.names] or [p for p in CELLS if p.name not in KEPT_ASIDE]
+    cells = [named(n) for n in asked.names] or cells_of("tuned")
     for planted in cells:
         row = row_of(planted, diagnose=not asked.no_diagnosis, cures=not asked.no_cure)
         for finding in row.get("findings", ()):

@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.planted.curing import AGAIN
-from benchmarks.planted.planted import Planted, PlantedTrace
+from benchmarks.planted.planted import HEALTHY, Planted, PlantedTrace
 
-HEALTHY = "healthy"
-NO_FINDING = ("healthy",)  # says that there is nothing to report
+NO_FINDING = (HEALTHY,)  # says that there is nothing to report
 WORTH_A_CURE = 0.90  # a planted cause is one only if its cure saves a tenth of the time
 STILL_HEALTHY = 0.95  # and a healthy cell has no knob that saves more than a twentieth
 
@@ -32,7 +31,7 @@ def judged(planted: Planted, told: Mapping[str, Any]) -> dict[str, Any]:
     false = [k for k in keys if k not in NO_FINDING] if not planted.causes else []
     return {
         "right": told["headline"] in planted.accepted and not false,
-        "exact": told["headline"] == (planted.causes[0] if planted.causes else "healthy"),
+        "exact": told["headline"] == (*planted.causes, HEALTHY)[0],
         "ranks": ranks,
         "false_alarms": false,
     }

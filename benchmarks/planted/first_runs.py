@@ -1,0 +1,96 @@
+"""The first run of each cohort of planted cells, with the rules as they were then: kept once, never measured again.
+
+It is the honest figure. What a first run shows is mended afterwards, so that later runs of the same cells look better.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from benchmarks.harness import RESULTS
+from benchmarks.planted.planted import HEALTHY, Planted
+
+FILE = RESULTS / "planted_first_runs.json"
+
+
+def kept() -> list[dict[str, Any]]:
+    """One entry for each cohort, the earliest first.
+
+    `first_run` has the figures, None where they are not complete. `outcomes` has those of single cells, as far as they
+    were kept. `why_none`: why a cohort never gets a first run; empty where it has one or still waits for it.
+    """
+    cohorts: list[dict[str, Any]] = json.loads(FILE.read_text(encoding="utf-8"))["cohorts"]
+    return cohorts
+
+
+def record(rows: Sequence[Mapping[str, Any]], cells: Sequence[Planted], cpu: str) -> None:
+    """Keep what these rows say of cells that had no outcome before. What is kept already stays as it is."""
+    cohorts = extended(kept(), rows, cells, date=f"{datetime.now(UTC):%Y-%m-%d}", cpu=cpu)
+    FILE.write_text(json.dumps({"cohorts": cohorts}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def extended(
+    cohorts: Iterable[Mapping[str, Any]],
+    rows: Sequence[Mapping[str, Any]],
+    cells: Sequence[Planted],
+    **circumstances: str,
+) -> list[dict[str, Any]]:
+    """The entries with the outcomes of these rows. The figures come when the last cell of a cohort has run."""
+    entries = {entry["cohort"]: dict(entry) for entry in cohorts}
+    for name in sorted({planted.cohort for planted in cells}):
+        members = [planted for planted in cells if planted.cohort == name]
+        entry = entries.setdefault(name, _new(name, len(members)))
+        if entry["first_run"] is None and not entry["why_none"]:
+            entries[name] = _with_outcomes(entry, rows, members, circumstances)
+    return list(entries.values())
+
+
+def figures(outcomes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The totals of single outcomes. A cell that failed is not right."""
+    sick = [o for o in outcomes if o["planted"] != HEALTHY]
+    healthy = [o for o in outcomes if o["planted"] == HEALTHY]
+    errors = [o["error"] for o in sick if o["error"] is not None]
+    return {
+        "with_cause": len(sick),
+        "right": sum(o["right"] for o in sick),
+        "healthy": len(healthy),
+        "false_alarms": sum(not o["right"] for o in healthy),
+        "predictions": len(errors),
+        "median_error": statistics.median(errors) if errors else None,
+    }
+
+
+def outcome(row: Mapping[str, Any]) -> dict[str, Any]:
+    """What a cell's row says of its first run."""
+    return {
+        "planted": (*row["causes"], HEALTHY)[0],
+        "headline": row.get("headline"),
+        "right": bool(row.get("right", False)),
+        "error": row.get("error"),
+        "failed": row["failed"],
+    }
+
+
+def summed(cohorts: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    """All first runs together."""
+    runs = [entry["first_run"] for entry in cohorts if entry["first_run"] is not None]
+    return {key: sum(run[key] for run in runs) for key in ("with_cause", "right", "healthy", "false_alarms")}
+
+
+def _new(cohort: str, cells: int) -> dict[str, Any]:
+    return {"cohort": cohort, "about": "", "cells": cells, "first_run": None, "why_none": "", "outcomes": {}}
+
+
+def _with_outcomes(
+    entry: dict[str, Any], rows: Sequence[Mapping[str, Any]], members: Sequence[Planted], circumstances: dict[str, str]
+) -> dict[str, Any]:
+    names = [planted.name for planted in members]
+    ran = {row["name"]: outcome(row) for row in rows if row["name"] in names and not row["skipped"]}
+    outcomes = ran | entry["outcomes"]
+    complete = set(outcomes) == set(names)
+    first_run = circumstances | figures(list(outcomes.values())) if complete else None
+    return entry | {"cells": len(names), "outcomes": outcomes, "first_run": first_run}
