@@ -67,6 +67,10 @@ gpu-first: ## the first ten minutes on an NVIDIA GPU, in PYTHON as it is: make g
 bench: $(TEST) .venv-peers ## measure gpulab beside its peers, write benchmarks/results
 	$(BIN)/python -m benchmarks
 
+.PHONY: ablate
+ablate: $(TEST) ## cells that each special case of the rules serves, from stored runs: make ablate STORE=folder
+	$(BIN)/python -m benchmarks.ablate $(or $(STORE),$(error name the folder: make ablate STORE=folder))
+
 .venv-peers: benchmarks/peers-requirements.txt
 	$(PYTHON) -m venv $@
 	$@/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -r $<

@@ -38,13 +38,17 @@ def _measured(cells: Sequence[Planted]) -> dict[str, Any]:
     return {"totals": judging.totals(rows), "rows": rows}
 
 
-def row_of(planted: Planted, *, diagnose: bool = True, cures: bool = True) -> dict[str, Any]:
-    """All about one cell, in a process of its own. A cell that fails is told, and does not end the others."""
+def row_of(planted: Planted, *, diagnose: bool = True, cures: bool = True, store: str = "") -> dict[str, Any]:
+    """All about one cell, in a process of its own. A cell that fails is told, and does not end the others.
+
+    `store`: an absolute path of a folder in which the run is kept; empty for none.
+    """
     began = time.monotonic()
     row = unmeasured(planted, skipped(planted))
     if not row["skipped"]:
         try:
-            row |= in_own_process(f"{__name__}.one", "row", name=planted.name, diagnose=diagnose, cures=cures)
+            how = {"diagnose": diagnose, "cures": cures, "store": store}
+            row |= in_own_process(f"{__name__}.one", "row", name=planted.name, **how)
         except Exception as e:
             row["failed"] = f"{type(e).__name__}: {e}"
     row["seconds"] = time.monotonic() - began

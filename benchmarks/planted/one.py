@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ from benchmarks.planted.planted import Planted
 from benchmarks.planted.profiling import profiled
 
 
-def row(name: str, diagnose: bool = True, cures: bool = True) -> dict[str, Any]:
-    """The columns of the cell's row that need it to run. Files that the cell writes are gone afterwards."""
+def row(name: str, diagnose: bool = True, cures: bool = True, store: str = "") -> dict[str, Any]:
+    """The columns of the cell's row that need it to run. Files that the cell writes are gone afterwards.
+
+    `store`: a folder in which the diagnosed run is kept, under the cell's name; empty for none.
+    """
     planted = named(name)
     if not planted.gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
@@ -24,15 +28,19 @@ def row(name: str, diagnose: bool = True, cures: bool = True) -> dict[str, Any]:
         os.chdir(folder)
         os.environ["GPULAB_DIR"] = folder  # runs and earlier predictions of this machine have no say
         try:
-            return _diagnosed(planted, cures) if diagnose else _measured(planted, None)
+            return _diagnosed(planted, cures, store) if diagnose else _measured(planted, None)
         finally:
             os.chdir(home)
 
 
-def _diagnosed(planted: Planted, cures: bool) -> dict[str, Any]:
+def _diagnosed(planted: Planted, cures: bool, store: str) -> dict[str, Any]:
     import gpulab
+    from gpulab.store.folders import Store
 
-    told = judging.said(gpulab.diagnose(profiled(planted)))
+    run = profiled(planted)
+    if store:
+        Store(Path(store)).save(replace(run, settings=replace(run.settings, name=planted.name)))
+    told = judging.said(gpulab.diagnose(run))
     finding = judging.true_finding(planted, told)
     truth = _measured(planted, finding) if cures else {"measured": None, "untrue": ""}
     return {

@@ -1,0 +1,70 @@
+"""What each special case of the rules serves: switches that point at something, and cells lost and gained."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+from pathlib import Path
+
+import pytest
+from made_cases import pauses, run_of
+
+from benchmarks import ablate
+from benchmarks.ablate import SWITCHES, Switch
+from gpulab.run import Run
+from gpulab.store.folders import Store
+
+CELL = "collected_every_eighth_step"
+NO_GC = Switch("garbage collections count", "gpulab.diagnosis.rules.pauses:_LEAST", {"gc": 1_000_000})
+NO_SAVES = Switch("saving counts", "gpulab.diagnosis.rules.pauses:_LEAST", {"gc": 3, "checkpoint_save": 1_000_000})
+
+
+@pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.where)
+def test_a_switch_replaces_what_is_there_and_puts_it_back(switch: Switch) -> None:
+    before = _value(switch)
+    assert before != switch.off, "turned off it is as it was"
+    with switch.turned_off():
+        assert _value(switch) is switch.off
+    assert _value(switch) is before
+
+
+def _value(switch: Switch) -> object:
+    module, path = switch.where.split(":")
+    value: object = importlib.import_module(module)
+    for name in path.split("."):
+        value = getattr(value, name)
+    return value
+
+
+def test_a_stored_run_whose_rule_is_turned_off_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ablate, "measured_cures", dict)
+    store = Store(tmp_path)
+    run = run_of()
+    collected = dataclasses.replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
+    store.save(_named(collected, CELL))
+    store.save(_named(run, "no planted cell"))
+    outcomes, (gc, saves) = ablate.ablated(tmp_path, (NO_GC, NO_SAVES))
+    assert outcomes == {CELL: {"headline": True}}
+    assert gc.lost["headline"] == [CELL] and gc.cells == {CELL}
+    assert not gc.gained["headline"] and not saves.cells
+    lines = ablate.table(outcomes, [gc, saves])
+    assert "headline 1 of 1" in lines[0]
+    assert lines[-2].startswith("| garbage collections count | 1, 0 | 0, 0 | 0, 0 |") and CELL in lines[-2]
+    assert lines[-1] == "| saving counts | 0, 0 | 0, 0 | 0, 0 |  |"
+
+
+def _named(run: Run, name: str) -> Run:
+    return dataclasses.replace(run, id=name.replace(" ", "-"), settings=dataclasses.replace(run.settings, name=name))
+
+
+def test_what_is_lost_and_gained_by_question() -> None:
+    on = {"a": {"headline": True, "interval": True}, "b": {"headline": False}, "c": {"headline": True}}
+    off = {"a": {"headline": True}, "b": {"headline": True}, "c": {"headline": False}}
+    change = ablate.change_of(NO_GC, on, off)
+    assert change.lost == {"headline": ["c"], "second cause": [], "interval": ["a"]}
+    assert change.gained == {"headline": ["b"], "second cause": [], "interval": []}
+    assert change.cells == {"a", "c"}
+
+
+def test_a_store_without_planted_cells_has_none(tmp_path: Path) -> None:
+    assert ablate.stored_runs(tmp_path / "none") == {}
