@@ -103,7 +103,7 @@ def _threads_beside(context: RuleContext, workers: int, step_us: float, waited_u
 
 
 def _workers_needed(context: RuleContext, workers: int, step_us: float, waited_us: float) -> int:
-    """⌈time to make a batch / time to compute one⌉, and one more for an uneven one (definitions.md, feeding)."""
+    """⌈time to make a batch / time to compute one⌉, and one more for an uneven one (definitions.md, "Feeding")."""
     computing = max(step_us - waited_us, _LEAST_COMPUTING * step_us)
     inside = context.facts.loading
     making = inside.batch_us if inside is not None else waited_us if not workers else workers * step_us
