@@ -46,8 +46,8 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
                      f"{duration(launches.median_us)} (median)")
         )  # fmt: skip
     if short is not None:
-        told = f"{percent(short)} of the GPU's operations last less than {duration(context.thresholds.short_kernel_us)}"
-        evidence.append(Evidence(told))
+        limit = f"{number(context.thresholds.short_kernel_us)} µs"
+        evidence.append(Evidence(f"{percent(short)} of the GPU's operations last less than {limit}"))
     share = launching / _step(context)
     return Finding(
         "launch_bound",

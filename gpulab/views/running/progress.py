@@ -77,7 +77,7 @@ class Progressing:
 
 def words(progress: Progress) -> str:
     """One line: what runs, how far it is, how long it still takes."""
-    left = "" if progress.seconds_left is None else f", about {while_s(progress.seconds_left)} left"
+    left = "" if progress.seconds_left is None else f", about {while_s(max(1.0, progress.seconds_left))} left"
     return f"{progress.what} ({progress.done} of {progress.total} done{left})"
 
 
