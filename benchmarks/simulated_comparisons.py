@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gpulab.experiments.compare.blocks import compare_blocks
-from gpulab.experiments.record import Block, Comparison, Side
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.record import Block, Comparison, Side
 
 Noise = Callable[[np.random.Generator, int], np.ndarray]  # of the logarithm of a block's time
 

@@ -25,14 +25,14 @@ from IPython.core.magic import (
 from traitlets import Bool, Int, Unicode
 
 from gpulab.errors import GpulabError, UsageError
-from gpulab.experiments import cell_code
 from gpulab.options import read_seconds, read_whole_number
+from gpulab.tuning import cell_code
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
     from gpulab.api.profile import profile
-    from gpulab.experiments.plan import Plan
-    from gpulab.experiments.single_run import Changing
+    from gpulab.tuning.plan import Plan
+    from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
 
 runs_users_code(__file__)
@@ -125,9 +125,9 @@ def _changing(options: argparse.Namespace, code: cell_code.CellCode) -> Changing
     """What `--set` asks for."""
     if not options.set:
         return None
-    from gpulab.experiments.plan import Arm
-    from gpulab.experiments.single_run import Changing
     from gpulab.knobs.catalogue import parse_settings
+    from gpulab.tuning.plan import Arm
+    from gpulab.tuning.single_run import Changing
 
     names = code.variables
     changing = Changing(Arm(parse_settings(options.set, names.has, names.names).values), code)
@@ -213,9 +213,9 @@ class GPUProfile(Magics):
         return parsed, profiler, changing, give
 
     def _comparing(self, options: argparse.Namespace, code: cell_code.CellCode, give: bool) -> Comparing:
-        from gpulab.experiments.plan import DEFAULT_BUDGET_S, Arm, Plan
-        from gpulab.experiments.runner import check
         from gpulab.knobs.catalogue import grid, parse_settings, parse_sweeps
+        from gpulab.tuning.plan import DEFAULT_BUDGET_S, Arm, Plan
+        from gpulab.tuning.runner import check
 
         names = code.variables
         fixed = parse_settings([*(options.ab or []), *(options.set or [])], names.has, names.names).values

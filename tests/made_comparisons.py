@@ -9,9 +9,9 @@ import synthetic
 from synthetic import MS
 
 from gpulab.analysis.facts import Facts
-from gpulab.experiments.compare.blocks import compare_blocks
-from gpulab.experiments.record import Block, Comparison, Experiment, Side
 from gpulab.run import Change, Loader, Run
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.record import Block, Comparison, Experiment, Side
 
 WORKED = "2 worker processes gave 120 batches"
 PARTS_A = {"data_wait": 0.6, "compute": 0.3, "optimizer": 0.05}

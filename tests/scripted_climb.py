@@ -10,16 +10,16 @@ from made_comparisons import blocks, facts_with, loss_curve
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
-from gpulab.experiments.climb.climb import Climber
-from gpulab.experiments.climb.record import Bounds, Climb
-from gpulab.experiments.compare.blocks import compare_blocks
-from gpulab.experiments.function_code import TextCode
-from gpulab.experiments.plan import Arm, Listener, Plan
-from gpulab.experiments.record import Experiment, Side
-from gpulab.experiments.trial import Trial
 from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Device, Loader, Memory
+from gpulab.tuning.climb.climb import Climber
+from gpulab.tuning.climb.record import Bounds, Climb
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.plan import Arm, Listener, Plan
+from gpulab.tuning.record import Experiment, Side
+from gpulab.tuning.trial import Trial
 
 Settings = Mapping[str, str]
 

@@ -22,17 +22,17 @@ from gpulab.api import climb
 from gpulab.api.climb import conduct, parsed
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
-from gpulab.experiments.climb.acceptance import broken_loss, judged
-from gpulab.experiments.climb.climb import Climber
-from gpulab.experiments.climb.policy import Ground, Tried, candidates, ways_back
-from gpulab.experiments.climb.record import Bounds
-from gpulab.experiments.compare.blocks import compare_blocks
-from gpulab.experiments.function_code import TextCode
-from gpulab.experiments.plan import Plan
-from gpulab.experiments.record import LossComparison
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Memory
+from gpulab.tuning.climb.acceptance import broken_loss, judged
+from gpulab.tuning.climb.climb import Climber
+from gpulab.tuning.climb.policy import Ground, Tried, candidates, ways_back
+from gpulab.tuning.climb.record import Bounds
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.plan import Plan
+from gpulab.tuning.record import LossComparison
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.climb.sections import headline, kept_edit
 
@@ -601,7 +601,7 @@ def test_a_cell_without_steps_has_nothing_to_climb(names: dict[str, Any]) -> Non
 
 
 def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.experiments.plan import Progress
+    from gpulab.tuning.plan import Progress
 
     before = weights(names)
     found = Diagnosis((finding("data_starved", 1_000.0, workers="1"),))

@@ -13,20 +13,20 @@ import pytest
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
-from gpulab.experiments.compare import statistics
-from gpulab.experiments.compare.blocks import compare_blocks, pair_ratios, same_ratios
-from gpulab.experiments.compare.cause import because
-from gpulab.experiments.compare.cost import spending
-from gpulab.experiments.compare.differences import differences
-from gpulab.experiments.compare.headline import comparison_headline, experiment_headline, smallest_effect
-from gpulab.experiments.compare.loss import compare_losses
-from gpulab.experiments.compare.parts import LABELS, _grew, most_changed, part_changes, typical_steps
-from gpulab.experiments.compare.sequential import block_steps, compare_sequential
-from gpulab.experiments.compare.statistics import noise_floor, paired, unpaired, verdict
-from gpulab.experiments.compare.stored_runs import compare_runs
-from gpulab.experiments.record import Block, Comparison, Experiment, PartChange, Side
 from gpulab.formatting import factor, factor_within
 from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
+from gpulab.tuning.compare import statistics
+from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratios
+from gpulab.tuning.compare.cause import because
+from gpulab.tuning.compare.cost import spending
+from gpulab.tuning.compare.differences import differences
+from gpulab.tuning.compare.headline import comparison_headline, experiment_headline, smallest_effect
+from gpulab.tuning.compare.loss import compare_losses
+from gpulab.tuning.compare.parts import LABELS, _grew, most_changed, part_changes, typical_steps
+from gpulab.tuning.compare.sequential import block_steps, compare_sequential
+from gpulab.tuning.compare.statistics import noise_floor, paired, unpaired, verdict
+from gpulab.tuning.compare.stored_runs import compare_runs
+from gpulab.tuning.record import Block, Comparison, Experiment, PartChange, Side
 from gpulab.views import wording
 from gpulab.views.comparison.table import side_by_side, unprofiled_us
 

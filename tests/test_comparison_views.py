@@ -20,10 +20,10 @@ import gpulab
 from gpulab import cli
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
-from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
 from gpulab.store.folders import Store
+from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views import text as terminal
 from gpulab.views.comparison import figure as comparison_figure
 from gpulab.views.comparison.comparison import Compared

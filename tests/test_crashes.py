@@ -16,11 +16,11 @@ from gpulab.capture.recorder import Capture
 from gpulab.capture.steps.loop import Loop
 from gpulab.capture.steps.profiler_window import SACRIFICED, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
-from gpulab.experiments.function_code import TextCode
-from gpulab.experiments.schedule import Size
-from gpulab.experiments.trial import Setting, Stopper, short_trial
 from gpulab.knobs.dataloader.options import LoaderOption
 from gpulab.prediction.predict import predict
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.schedule import Size
+from gpulab.tuning.trial import Setting, Stopper, short_trial
 
 SETUP = """
 import fake_cuda

@@ -28,7 +28,7 @@ READERS = (
     "diagnosis/ranks.py",
     "diagnosis/cure_predictions.py",
     "prediction/removal.py",
-    "experiments/climb/policy.py",
+    "tuning/climb/policy.py",
     "views/report/findings.py",
     "views/climb/sections.py",
 )

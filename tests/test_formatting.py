@@ -149,7 +149,7 @@ def test_a_while_is_whole_seconds(seconds: float) -> None:
 def test_the_same_time_is_written_alike_wherever_it_stands() -> None:
     """Rules, views and comparisons have no formats of their own."""
     from gpulab.diagnosis import headline as of_findings
-    from gpulab.experiments.compare import headline as of_comparisons
+    from gpulab.tuning.compare import headline as of_comparisons
     from gpulab.views import wording as words
 
     names = set(formatting.__all__) | {"ms", "times", "times_within", "spread_range"}

@@ -14,11 +14,11 @@ from gpulab.capture.steps.device_events import StepEvents
 from gpulab.capture.steps.weights import Watch
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
-from gpulab.experiments.seeds import seeded
-from gpulab.experiments.threaded_code import torch_settings
-from gpulab.experiments.trial import release
 from gpulab.knobs.dataloader import randomness
 from gpulab.snapshot.state import State
+from gpulab.tuning.seeds import seeded
+from gpulab.tuning.threaded_code import torch_settings
+from gpulab.tuning.trial import release
 
 
 def trained() -> dict[str, Any]:

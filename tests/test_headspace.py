@@ -21,10 +21,10 @@ from torch.utils.data import DataLoader
 import gpulab
 from gpulab.api import headspace
 from gpulab.errors import UsageError
-from gpulab.experiments.function_code import TextCode
-from gpulab.experiments.headspace import cold_files
-from gpulab.experiments.headspace.headspace import Differential
-from gpulab.experiments.headspace.kept_batches import KEPT, kept_batches
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.headspace import cold_files
+from gpulab.tuning.headspace.headspace import Differential
+from gpulab.tuning.headspace.kept_batches import KEPT, kept_batches
 from gpulab.views.headspace import HeadspaceReport
 
 CELL = """\
@@ -143,7 +143,7 @@ def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
 def test_batches_that_do_not_fit_on_the_device_are_kept_in_the_hosts_memory(
     fits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulab.experiments.headspace.headspace._torch_name", lambda device: "elsewhere")
+    monkeypatch.setattr("gpulab.tuning.headspace.headspace._torch_name", lambda device: "elsewhere")
     test = Differential(
         TextCode.parsed(CELL, names(DataLoader(Planted(64), batch_size=4))), budget_s=20, steps=3, pairs=2
     )
@@ -202,7 +202,7 @@ def test_kept_batches_of_a_stream_go_on() -> None:
 def test_containers_are_made_anew_and_keep_their_kind() -> None:
     from collections import OrderedDict, namedtuple
 
-    from gpulab.experiments.headspace.kept_batches import _again, _moved
+    from gpulab.tuning.headspace.kept_batches import _again, _moved
 
     Pair = namedtuple("Pair", "x y")
     batch = {"a": torch.ones(2), "b": [Pair(torch.zeros(1), "text"), (1, None)], "c": OrderedDict(d=torch.ones(1))}

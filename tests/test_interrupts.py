@@ -12,8 +12,8 @@ import pytest
 
 import gpulab
 from gpulab.capture.steps import hooks
-from gpulab.experiments import interrupts
-from gpulab.experiments.interrupts import interrupts_heard, users_code
+from gpulab.tuning import interrupts
+from gpulab.tuning.interrupts import interrupts_heard, users_code
 
 CELL = """
 import torch

@@ -21,7 +21,6 @@ from made_comparisons import a_comparison
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpulab.experiments.record import Comparison, Experiment
 from gpulab.lessons import (
     batch_size,
     check_enough,
@@ -36,6 +35,7 @@ from gpulab.lessons.check import Checked
 from gpulab.lessons.measured import Faster, Swept
 from gpulab.lessons.shown import Note
 from gpulab.lessons.starving import DistantDigits, Fed, check_loader
+from gpulab.tuning.record import Comparison, Experiment
 from gpulab.views.comparison.comparison import Compared
 
 Unit = Literal["sample", "step"]

@@ -289,7 +289,7 @@ def test_known_lines_of_real_cells(tmp_path: Path, kernel_name: str) -> None:
 
 def test_code_of_a_thread_is_seen_as_well(tmp_path: Path) -> None:
     """The panel and the labs run a cell in a thread, compiled without IPython."""
-    from gpulab.experiments.function_code import TextCode
+    from gpulab.tuning.function_code import TextCode
 
     text = (
         "import time, torch\n"

@@ -20,7 +20,7 @@ from traitlets.config import Config
 import gpulab
 from gpulab import magics
 from gpulab.errors import UsageError
-from gpulab.experiments import cell_code
+from gpulab.tuning import cell_code
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from fake_cuda import FakeCuda
 
 from gpulab.capture.meters import memory_peaks
 from gpulab.capture.meters.memory_peaks import PeakWatch, count_anew
-from gpulab.experiments.function_code import TextCode
-from gpulab.experiments.trial import Setting, Stopper, full_trial
 from gpulab.run import Choice, Device, Memory, Missing, Settings
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.trial import Setting, Stopper, full_trial
 
 GIB = 2**30
 H100 = Device("cuda", "Fake H100", 0, memory_total_bytes=80 * GIB)

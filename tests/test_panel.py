@@ -14,11 +14,6 @@ import pytest
 
 from gpulab.api.experiment import NO_CELL
 from gpulab.errors import UsageError
-from gpulab.experiments.function_code import FunctionCode
-from gpulab.experiments.plan import Code, Listener, Plan, Progress
-from gpulab.experiments.record import Experiment
-from gpulab.experiments.threaded_code import Apart, MainThread, Thread, Written, torch_settings, written_apart
-from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
 from gpulab.knobs.observe.observation import (
@@ -32,6 +27,11 @@ from gpulab.panel.opening import lab
 from gpulab.panel.panel import Panel, head, progress_words, share_done
 from gpulab.panel.session import BUSY, NOTHING_TURNED, PanelSession
 from gpulab.run import Device, Loader
+from gpulab.tuning.function_code import FunctionCode
+from gpulab.tuning.plan import Code, Listener, Plan, Progress
+from gpulab.tuning.record import Experiment
+from gpulab.tuning.threaded_code import Apart, MainThread, Thread, Written, torch_settings, written_apart
+from gpulab.tuning.trial import Trial
 
 PATIENCE_S = 120.0
 LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)

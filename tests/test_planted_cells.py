@@ -13,20 +13,20 @@ from torch.utils.data import DataLoader
 
 from benchmarks.planted_knobs import CELLS, namespace_of, settings_kept
 from benchmarks.planted_knobs.planted import Planted
-from gpulab.experiments.function_code import TextCode
-from gpulab.experiments.plan import Arm
-from gpulab.experiments.resolve import changes, decide_arm
-from gpulab.experiments.trial import Setting, Stopper, Trial, full_trial
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.run import Settings
 from gpulab.snapshot.state import State
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.plan import Arm
+from gpulab.tuning.resolve import changes, decide_arm
+from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial
 
 SHORT = Settings(steps=8, warmup=1, live=False, save=False, device="cpu")  # more steps than a cell's epoch has
 
 
 @pytest.fixture(autouse=True)
 def as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr("gpulab.experiments.trial.TRIAL_LIMIT_S", 250.0)  # compiling on a busy machine takes long
+    monkeypatch.setattr("gpulab.tuning.trial.TRIAL_LIMIT_S", 250.0)  # compiling on a busy machine takes long
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with settings_kept():

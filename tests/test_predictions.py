@@ -33,7 +33,6 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import kind_of, precision, transfers
 from gpulab.errors import UsageError
-from gpulab.experiments.predictions import sizes_to_run
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.observe.describe import loader_record
@@ -45,6 +44,7 @@ from gpulab.prediction.removal import Pauses, Waits, predict_removal
 from gpulab.run import Category, Memory, Pause, PauseKind, PauseSum, Phase, Samples, Series, StepFlag
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
+from gpulab.tuning.predictions import sizes_to_run
 from gpulab.views.predictions import Predicted
 
 HAND_OFF_US = 2_000.0

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from synthetic import no_step_case
 
-from gpulab.experiments.function_code import FunctionCode, TextCode
-from gpulab.experiments.resolve import variables_set
 from gpulab.knobs import variable_reads
 from gpulab.knobs.knob import Verification
 from gpulab.run import Loader, Run
+from gpulab.tuning.function_code import FunctionCode, TextCode
+from gpulab.tuning.resolve import variables_set
 
 WITHOUT_WORKERS = replace(no_step_case().run, loader=None)
 FUNCTION = "def f():\n    return x\n"

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 
 import gpulab
-from gpulab.experiments.compare.headline import comparison_headline, experiment_headline
-from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.knobs.observe.observation import StepInputs
 from gpulab.knobs.observe.watch import observe
 from gpulab.run import Change, Run
+from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
+from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import sections
 
 SETUP = """

@@ -23,11 +23,11 @@ from traitlets.config import Config
 
 import gpulab
 from gpulab.errors import StoreError
-from gpulab.experiments.predictions import keep
 from gpulab.prediction.calibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, calibrated
 from gpulab.prediction.prediction import Prediction
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
+from gpulab.tuning.predictions import keep
 from gpulab.views import prediction_log as view
 from gpulab.views.comparison.comparison import Compared
 

@@ -15,7 +15,7 @@ import torch
 
 import gpulab
 from gpulab.errors import UsageError
-from gpulab.experiments.plan import Progress
+from gpulab.tuning.plan import Progress
 
 SETUP = """
 import time
@@ -165,8 +165,8 @@ def test_out_of_memory_is_marked_and_the_sweep_goes_on(names: dict[str, Any]) ->
 
 def interrupted_at(what: str, names: dict[str, Any]) -> Any:
     from gpulab.api.experiment import conduct
-    from gpulab.experiments.function_code import TextCode
-    from gpulab.experiments.plan import Arm, Plan
+    from gpulab.tuning.function_code import TextCode
+    from gpulab.tuning.plan import Arm, Plan
 
     def tell(progress: Progress) -> None:
         if progress.what.startswith(what):
@@ -307,9 +307,9 @@ def test_an_error_as_written_shows_no_page(names: dict[str, Any], capsys: pytest
 
 
 def test_steps_that_were_asked_for_make_a_single_run_longer(names: dict[str, Any]) -> None:
-    from gpulab.experiments.function_code import TextCode
-    from gpulab.experiments.plan import Arm, Plan
-    from gpulab.experiments.runner import Runner
+    from gpulab.tuning.function_code import TextCode
+    from gpulab.tuning.plan import Arm, Plan
+    from gpulab.tuning.runner import Runner
 
     code = TextCode.parsed("for _ in range(3):\n" + CELL.replace("\n", "\n    "), names)
     plans = [Plan((Arm({"pause": 0.001}),), block_steps=n, interleaved=False, save=False) for n in (20, 35)]

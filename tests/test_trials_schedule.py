@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.experiments import schedule
-from gpulab.experiments.schedule import Size
 from gpulab.run import Loader, Run, StepFlag, Steps
+from gpulab.tuning import schedule
+from gpulab.tuning.schedule import Size
 from tests.synthetic import no_trace_case
 
 

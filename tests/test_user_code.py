@@ -22,9 +22,9 @@ from gpulab import cli, demo, magics, user_code
 from gpulab.capture.pauses.source_lines import users_stack
 from gpulab.capture.recorder import Capture
 from gpulab.demo import digits
-from gpulab.experiments import cell_code, function_code
-from gpulab.experiments.function_code import FunctionCode, TextCode
 from gpulab.snapshot import restorable
+from gpulab.tuning import cell_code, function_code
+from gpulab.tuning.function_code import FunctionCode, TextCode
 from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_file, is_users_in_trace, owners
 
 torch = pytest.importorskip("torch")

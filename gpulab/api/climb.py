@@ -13,15 +13,15 @@ from gpulab.api.experiment import cell_code, code_of, experiments, remember_tria
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
-from gpulab.experiments.climb.climb import Climber
-from gpulab.experiments.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
-from gpulab.experiments.plan import Code
-from gpulab.experiments.predictions import errors_here
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
 from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
+from gpulab.tuning.climb.climb import Climber
+from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
+from gpulab.tuning.plan import Code
+from gpulab.tuning.predictions import errors_here
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.climb.progress import Climbing
 from gpulab.views.comparison.comparison import Compared

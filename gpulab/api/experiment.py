@@ -8,14 +8,14 @@ from itertools import product
 from typing import Any, Literal
 
 from gpulab.errors import UsageError
-from gpulab.experiments import cell_code as cells
-from gpulab.experiments.function_code import FunctionCode, TextCode
-from gpulab.experiments.plan import Arm, Code, Listener, Plan
-from gpulab.experiments.runner import Runner, check
-from gpulab.experiments.trial import Trial
 from gpulab.knobs.variables import Plain
 from gpulab.run import Run
 from gpulab.store.runs import Runs
+from gpulab.tuning import cell_code as cells
+from gpulab.tuning.function_code import FunctionCode, TextCode
+from gpulab.tuning.plan import Arm, Code, Listener, Plan
+from gpulab.tuning.runner import Runner, check
+from gpulab.tuning.trial import Trial
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.progress import Progressing
 

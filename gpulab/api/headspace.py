@@ -8,9 +8,9 @@ from typing import Any
 
 from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import cell_code, code_of
-from gpulab.experiments.headspace.headspace import Differential
-from gpulab.experiments.plan import DEFAULT_BUDGET_S, Code
 from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number
+from gpulab.tuning.headspace.headspace import Differential
+from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.running.stoppable import Stoppable
 

@@ -9,13 +9,13 @@ from gpulab.api.arguments import Parser, split
 from gpulab.api.profile import runs
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.errors import UsageError
-from gpulab.experiments.predictions import errors_here
 from gpulab.knobs.catalogue import KNOBS, parse_settings
 from gpulab.knobs.values import written
 from gpulab.prediction.predict import Known, predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Scoreboard
+from gpulab.tuning.predictions import errors_here
 from gpulab.views.prediction_log import ScoreboardView
 from gpulab.views.predictions import Predicted
 

@@ -19,13 +19,13 @@ from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.recorder import Capture, RunSource, stop_behind
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
-from gpulab.experiments.compare.stored_runs import compare_runs
 from gpulab.feed import Watcher
 from gpulab.options import check_whole_number
 from gpulab.run import Change, Outcome, Ranks, Run, Settings
 from gpulab.store.folders import DOCUMENT, Store, read, trace_path
 from gpulab.store.runs import Figures, Runs
 from gpulab.trace.ranks import load
+from gpulab.tuning.compare.stored_runs import compare_runs
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import runs_table as runs_view
 from gpulab.views.comparison.comparison import Compared

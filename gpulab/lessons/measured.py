@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.api.experiment import experiments
-from gpulab.experiments.record import Experiment
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.tuning.record import Experiment
 from gpulab.views.comparison.sweep import us
 
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest

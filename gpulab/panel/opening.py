@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gpulab.api.experiment import code_of
-from gpulab.experiments.plan import DEFAULT_BUDGET_S, Code
-from gpulab.experiments.threaded_code import MainThread
 from gpulab.panel.output import PanelOutput
 from gpulab.panel.panel import open_button
 from gpulab.panel.session import PanelSession
+from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
+from gpulab.tuning.threaded_code import MainThread
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.widgets import close
 

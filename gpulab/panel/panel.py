@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any, Literal, Protocol
 
-from gpulab.experiments.plan import Progress
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.panel.controls import ONE_LINE, KnobRow, OnMain, at_once, shown
+from gpulab.tuning.plan import Progress
 from gpulab.views.running.widgets import close
 
 Level = Literal["quiet", "good", "bad"]

@@ -14,16 +14,16 @@ from gpulab.api.experiment import experiments, remember
 from gpulab.api.profile import report
 from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
-from gpulab.experiments import cell_code
-from gpulab.experiments.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
-from gpulab.experiments.record import Experiment, Side
-from gpulab.experiments.threaded_code import Apart, MainThread, Thread, Written
-from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain
 from gpulab.panel.output import PanelOutput
 from gpulab.panel.panel import PLAIN, Level, Panel
+from gpulab.tuning import cell_code
+from gpulab.tuning.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.record import Experiment, Side
+from gpulab.tuning.threaded_code import Apart, MainThread, Thread, Written
+from gpulab.tuning.trial import Trial
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.report import Report
@@ -34,7 +34,7 @@ from gpulab.views.running.widgets import close
 if TYPE_CHECKING:
     from ipywidgets import Widget
 
-    from gpulab.experiments.runner import Runner
+    from gpulab.tuning.runner import Runner
 
 Kind = Literal["look", "run", "compare"]
 Result = Report | Compared
@@ -48,7 +48,7 @@ _WHAT: dict[Kind, str] = {"look": "looking at the cell: as written", "run": "run
 
 
 class Engine(Protocol):
-    """What runs a plan: gpulab.experiments.runner.Runner."""
+    """What runs a plan: gpulab.tuning.runner.Runner."""
 
     trials: list[Trial]
     error: BaseException | None
@@ -365,7 +365,7 @@ class _Buttons:
 
 
 def _engine(code: Code, plan: Plan, tell: Listener) -> Engine:
-    from gpulab.experiments.runner import Runner
+    from gpulab.tuning.runner import Runner
 
     return Runner(code, plan, tell)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.experiments.headspace.headspace import Headspace
 from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, percent, plural
+from gpulab.tuning.headspace.headspace import Headspace
 from gpulab.views.comparison import html as comparison_html
 from gpulab.views.comparison import text as comparison_text
 from gpulab.views.layout import Column, Row, Section

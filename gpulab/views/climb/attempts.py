@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.experiments.climb.record import Climb, Rung
-from gpulab.experiments.record import Side
 from gpulab.formatting import duration, factor, factor_within, percent, size
+from gpulab.tuning.climb.record import Climb, Rung
+from gpulab.tuning.record import Side
 from gpulab.views.comparison.table import memory_peak_bytes
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.wording import PARTS, plain

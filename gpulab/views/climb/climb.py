@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.experiments.climb.record import Climb, Rung
+from gpulab.tuning.climb.record import Climb, Rung
 from gpulab.views.climb import document, sections
 from gpulab.views.comparison import html as comparison_html
 from gpulab.views.comparison import text as comparison_text

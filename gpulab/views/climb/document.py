@@ -5,9 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 from gpulab.diagnosis.finding import Finding
-from gpulab.experiments.climb.record import Climb, Rung
-from gpulab.experiments.record import Side
 from gpulab.prediction.prediction import Prediction
+from gpulab.tuning.climb.record import Climb, Rung
+from gpulab.tuning.record import Side
 from gpulab.views.climb.attempts import busy_fraction
 from gpulab.views.climb.sections import headline, kept_edit
 from gpulab.views.comparison import document as comparison_document

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.experiments.climb.record import Climb
-from gpulab.experiments.plan import Progress
+from gpulab.tuning.climb.record import Climb
+from gpulab.tuning.plan import Progress
 from gpulab.views import html
 from gpulab.views.climb.attempts import ladder, result
 from gpulab.views.climb.climb import Climbed

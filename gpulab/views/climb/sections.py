@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.diagnosis.rules import kind_of
-from gpulab.experiments.climb.acceptance import KEEPING
-from gpulab.experiments.climb.record import Climb, Rung
 from gpulab.formatting import duration, factor, factor_within, plural
+from gpulab.tuning.climb.acceptance import KEEPING
+from gpulab.tuning.climb.record import Climb, Rung
 from gpulab.views.climb.attempts import NONE, ladder
 from gpulab.views.comparison.sections import Keep, checks, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Row, Section

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
-from gpulab.experiments.compare.headline import comparison_headline, experiment_headline
-from gpulab.experiments.record import Comparison, Experiment, LossComparison, PartChange, Verdict
+from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
+from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange, Verdict
 from gpulab.views.comparison import document, figure, sections, sweep, sweep_figure
 from gpulab.views.comparison import html as comparison_html
 from gpulab.views.comparison import text as comparison_text

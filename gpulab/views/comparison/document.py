@@ -6,9 +6,9 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-from gpulab.experiments.compare.cost import spending
-from gpulab.experiments.compare.headline import comparison_headline, experiment_headline
-from gpulab.experiments.record import Comparison, Experiment, LossComparison, PartChange, Side
+from gpulab.tuning.compare.cost import spending
+from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
+from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange, Side
 from gpulab.views.comparison.sections import worth_keeping
 from gpulab.views.comparison.table import profiled_us, unprofiled_us
 from gpulab.views.report.document import finite

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.experiments.compare.headline import comparison_headline
-from gpulab.experiments.record import Comparison
+from gpulab.tuning.compare.headline import comparison_headline
+from gpulab.tuning.record import Comparison
 from gpulab.views import wording
 from gpulab.views.comparison import figure_panels as panels
 from gpulab.views.comparison.sections import never_ran, opening

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.experiments.compare.blocks import pair_ratios, same_ratios
-from gpulab.experiments.compare.parts import both_us
-from gpulab.experiments.compare.verdicts import us, usable
-from gpulab.experiments.record import Comparison, Side
 from gpulab.formatting import factor, factor_within, percent
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Float64, Series
+from gpulab.tuning.compare.blocks import pair_ratios, same_ratios
+from gpulab.tuning.compare.parts import both_us
+from gpulab.tuning.compare.verdicts import us, usable
+from gpulab.tuning.record import Comparison, Side
 from gpulab.views import wording
 from gpulab.views.comparison.table import name, unprofiled_us
 from gpulab.views.drawing import GREY, SMALL_PT, Dashes, Key, frame, ink, ink_lines, legend_beside, rectangles

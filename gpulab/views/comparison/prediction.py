@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.experiments.record import Comparison
 from gpulab.formatting import NOT_MEASURABLE, factor, factor_within
 from gpulab.prediction.prediction import Prediction
+from gpulab.tuning.record import Comparison
 from gpulab.views.comparison.table import name
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.wording import plain

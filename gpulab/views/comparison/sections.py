@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.experiments.compare.parts import both_us
-from gpulab.experiments.compare.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
-from gpulab.experiments.compare.verdicts import usable
-from gpulab.experiments.record import Comparison, PartChange, Side
 from gpulab.formatting import NOT_MEASURABLE, duration, percent, plural
+from gpulab.tuning.compare.parts import both_us
+from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
+from gpulab.tuning.compare.verdicts import usable
+from gpulab.tuning.record import Comparison, PartChange, Side
 from gpulab.views import wording
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.table import heading, name, side_by_side

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.formatting import duration, factor, factor_within, plural, size
+from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.sections import checks, how_measured, never_ran, sequential_words
 from gpulab.views.comparison.table import memory_peak_bytes, name

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.experiments.compare.headline import experiment_headline
-from gpulab.experiments.compare.parts import mean_parts_us
-from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.formatting import factor, factor_within, size
+from gpulab.tuning.compare.headline import experiment_headline
+from gpulab.tuning.compare.parts import mean_parts_us
+from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import figure_panels as panels
 from gpulab.views.comparison.figure import picture, place, title_height_in, title_lines, title_only
 from gpulab.views.comparison.sweep import none_ran, opening, per_sample, us

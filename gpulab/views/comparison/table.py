@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpulab.experiments.compare.cost import spending
-from gpulab.experiments.compare.headline import AS_WRITTEN
-from gpulab.experiments.compare.sequential import UNPROFILED, judged_by
-from gpulab.experiments.record import Comparison, Side
 from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, number, percent, reading, size
+from gpulab.tuning.compare.cost import spending
+from gpulab.tuning.compare.headline import AS_WRITTEN
+from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
+from gpulab.tuning.record import Comparison, Side
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.wording import cut, plain
 

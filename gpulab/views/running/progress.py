@@ -8,8 +8,8 @@ from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from gpulab.experiments.plan import Listener, Progress
 from gpulab.formatting import while_s
+from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.running.display import in_notebook
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.experiments.record import LEAST_EFFECT, Verdict
 from gpulab.run import Float64
+from gpulab.tuning.record import LEAST_EFFECT, Verdict
 
 RESAMPLES = 4_000
 SEED = 20_240_731  # the same blocks give the same interval

@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpulab.errors import UsageError
-from gpulab.experiments import schedule
-from gpulab.experiments.headspace import cold_files
-from gpulab.experiments.headspace.kept_batches import kept_batches
-from gpulab.experiments.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.experiments.record import Block, Comparison, Experiment
-from gpulab.experiments.runner import Runner
-from gpulab.experiments.trial import Setting, short_trial
-from gpulab.experiments.wrapped_code import Wrapped
 from gpulab.knobs.dataloader.copy import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device, Run
+from gpulab.tuning import schedule
+from gpulab.tuning.headspace import cold_files
+from gpulab.tuning.headspace.kept_batches import kept_batches
+from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.record import Block, Comparison, Experiment
+from gpulab.tuning.runner import Runner
+from gpulab.tuning.trial import Setting, short_trial
+from gpulab.tuning.wrapped_code import Wrapped
 
 IDEAL = Arm({"batches": "kept on the device"})
 COLD = Arm({"files": "read from the disk"})

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from gpulab.experiments.record import Block, Side
 from gpulab.knobs.observe.observation import StepInputs
 from gpulab.run import Int64, Run, StepFlag
+from gpulab.tuning.record import Block, Side
 
 
 def counted(a: Side, b: Side) -> tuple[Side, Side, str]:

@@ -18,10 +18,6 @@ from gpulab.capture.recorder import Capture, stop_behind
 from gpulab.capture.short_run import ShortRun
 from gpulab.capture.steps.losses import Losses
 from gpulab.errors import GpulabError, StoreError
-from gpulab.experiments.interrupts import users_code
-from gpulab.experiments.plan import Code
-from gpulab.experiments.record import Block
-from gpulab.experiments.schedule import Size, counted_rows
 from gpulab.knobs.knob import Knob, KnobEffects, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, observe
@@ -29,6 +25,10 @@ from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store
+from gpulab.tuning.interrupts import users_code
+from gpulab.tuning.plan import Code
+from gpulab.tuning.record import Block
+from gpulab.tuning.schedule import Size, counted_rows
 
 TRIAL_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
 PREPARATION_LIMIT_S = 120.0  # as long as no step is complete

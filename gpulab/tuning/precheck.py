@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
-from gpulab.experiments.plan import Code
 from gpulab.knobs import catalogue
 from gpulab.knobs.dataloader.changes import UNFIT_FOR_SPAWN
 from gpulab.knobs.dataloader.options import with_settings
@@ -19,6 +18,7 @@ from gpulab.knobs.observe.object_walk import reached
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.knobs.variables import Plain
 from gpulab.run import Device
+from gpulab.tuning.plan import Code
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader

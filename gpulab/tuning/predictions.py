@@ -11,14 +11,14 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.capture.meters.memory_peaks import count_anew, gpu_peak_bytes
 from gpulab.errors import StoreError
-from gpulab.experiments.record import Block, Comparison, Experiment
-from gpulab.experiments.resolve import Decided, DecidedArm
 from gpulab.knobs.dataloader.options import BATCH_SIZE
 from gpulab.prediction.predict import Known, knobs_named, predict, refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import Record, Scoreboard
+from gpulab.tuning.record import Block, Comparison, Experiment
+from gpulab.tuning.resolve import Decided, DecidedArm
 
 BATCH = BATCH_SIZE.name
 ROUNDS = 2  # runs of each size

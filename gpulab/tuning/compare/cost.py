@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.experiments.record import Side
+from gpulab.tuning.record import Side
 
 MILLION = 1e6
 LEAST_S = 2.0  # power is a mean over 1 s on Ampere and newer (pitfalls.md, "NVML"), and energy needs seconds

@@ -10,8 +10,8 @@ import numpy as np
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.steps import loaded_ahead
-from gpulab.experiments.record import PartChange
 from gpulab.run import Float64, Run, StepFlag
+from gpulab.tuning.record import PartChange
 
 LEAST_SHARE = 0.02  # of A's profiled step: a smaller change of a part is not told
 LEAST_STEPS = 3  # profiled steps on each side: with fewer their spread is not known

@@ -15,15 +15,6 @@ from gpulab.capture.steps.schedule import TRACED
 from gpulab.devices import gpus_in_use
 from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, UsageError
-from gpulab.experiments import schedule, single_run
-from gpulab.experiments.compare.blocks import compare_blocks
-from gpulab.experiments.interrupts import interrupts_heard
-from gpulab.experiments.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.experiments.predictions import Foretelling, errors_here, keep
-from gpulab.experiments.record import Block, Comparison, Experiment, Side
-from gpulab.experiments.resolve import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
-from gpulab.experiments.seeds import seeded
-from gpulab.experiments.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, short_trial
 from gpulab.formatting import duration, plural, size
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.dataloader.options import with_settings
@@ -36,6 +27,15 @@ from gpulab.run import Change, Run, Settings
 from gpulab.snapshot.state import State
 from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
+from gpulab.tuning import schedule, single_run
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.interrupts import interrupts_heard
+from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.predictions import Foretelling, errors_here, keep
+from gpulab.tuning.record import Block, Comparison, Experiment, Side
+from gpulab.tuning.resolve import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
+from gpulab.tuning.seeds import seeded
+from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, short_trial
 
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
 OVER_BUDGET = 1.2  # times the budget: the last turn began within it

@@ -9,9 +9,6 @@ from typing import TypeGuard
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
-from gpulab.experiments.climb.record import Outcome, Passed
-from gpulab.experiments.plan import Arm
-from gpulab.experiments.record import LEAST_EFFECT
 from gpulab.formatting import factor
 from gpulab.knobs.catalogue import KNOBS, changes_steps, knobs_against
 from gpulab.knobs.dataloader.options import with_settings
@@ -19,6 +16,9 @@ from gpulab.knobs.knob import Knob, StepTimes, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
+from gpulab.tuning.climb.record import Outcome, Passed
+from gpulab.tuning.plan import Arm
+from gpulab.tuning.record import LEAST_EFFECT
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
 _AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be otherwise once another cause is cured

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.experiments.compare.parts import both_us, change_us, most_changed
-from gpulab.experiments.record import Comparison
 from gpulab.formatting import durations
 from gpulab.run import Phase, StepFlag
+from gpulab.tuning.compare.parts import both_us, change_us, most_changed
+from gpulab.tuning.record import Comparison
 
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL

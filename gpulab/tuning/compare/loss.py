@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gpulab.experiments.compare.statistics import student_975
-from gpulab.experiments.record import LossComparison, Side
 from gpulab.formatting import difference, plural
 from gpulab.run import Float64
+from gpulab.tuning.compare.statistics import student_975
+from gpulab.tuning.record import LossComparison, Side
 
 SAME = 1e-6  # relative: the last bits of float32, which another order of additions changes
 UNMOVED = "the other seeds changed nothing: the cell sets its own seed, or draws no random numbers"

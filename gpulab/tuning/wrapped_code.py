@@ -6,8 +6,8 @@ from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
-from gpulab.experiments.plan import Code
 from gpulab.knobs.variables import Plain, Variables
+from gpulab.tuning.plan import Code
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, Protocol, cast
 
-from gpulab.experiments.wrapped_code import Wrapped
+from gpulab.tuning.wrapped_code import Wrapped
 
 KEPT_CHARACTERS = 20_000  # of what the code wrote: the last
 

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
-from gpulab.experiments.plan import Arm, Code
-from gpulab.experiments.resolve import DecidedArm, changes_unseen, decide_beforehand, variables_set
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, observe
 from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import is_plain
 from gpulab.run import Change, Run
+from gpulab.tuning.plan import Arm, Code
+from gpulab.tuning.resolve import DecidedArm, changes_unseen, decide_beforehand, variables_set
 
 OBSERVATIONS_KEPT = 50
 

@@ -8,10 +8,10 @@ from dataclasses import fields
 
 import numpy as np
 
-from gpulab.experiments.record import Side
 from gpulab.formatting import number, plural
 from gpulab.knobs.dataloader.options import WORKERS
 from gpulab.run import THROTTLE_NAMES, Environment, Loader, Run
+from gpulab.tuning.record import Side
 
 CLOCK_DIFFERS = 0.05
 MOST_PACKAGES = 6

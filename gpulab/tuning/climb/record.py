@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpulab.diagnosis.finding import Diagnosis, Finding
-from gpulab.experiments.record import Comparison, LossComparison, Side
 from gpulab.prediction.prediction import Prediction
+from gpulab.tuning.record import Comparison, LossComparison, Side
 
 DEFAULT_BUDGET_S = 300.0
 DEFAULT_SEEDS = 3  # for the band of the loss; run only where a setting moves the loss at all

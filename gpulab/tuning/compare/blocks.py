@@ -7,13 +7,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpulab.experiments.compare.loss import repeats
-from gpulab.experiments.compare.samples import counted
-from gpulab.experiments.compare.sequential import compare_sequential
-from gpulab.experiments.compare.statistics import noise_floor, paired
-from gpulab.experiments.compare.verdicts import Findings, Unit, chosen_unit, us, usable, with_times
-from gpulab.experiments.record import Block, Comparison, Side
 from gpulab.run import Float64
+from gpulab.tuning.compare.loss import repeats
+from gpulab.tuning.compare.samples import counted
+from gpulab.tuning.compare.sequential import compare_sequential
+from gpulab.tuning.compare.statistics import noise_floor, paired
+from gpulab.tuning.compare.verdicts import Findings, Unit, chosen_unit, us, usable, with_times
+from gpulab.tuning.record import Block, Comparison, Side
 
 
 def compare_blocks(

@@ -6,13 +6,13 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gpulab.experiments.climb.record import Outcome
-from gpulab.experiments.compare.headline import WIDE
-from gpulab.experiments.compare.statistics import TOO_FEW
-from gpulab.experiments.record import Comparison, LossComparison, Side
 from gpulab.formatting import percent
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.thresholds import DEFAULT
+from gpulab.tuning.climb.record import Outcome
+from gpulab.tuning.compare.headline import WIDE
+from gpulab.tuning.compare.statistics import TOO_FEW
+from gpulab.tuning.record import Comparison, LossComparison, Side
 
 KEEPING = ("same", "within the band")
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.experiments.compare.cause import because
-from gpulab.experiments.compare.statistics import TOO_FEW
-from gpulab.experiments.record import LEAST_EFFECT, Comparison, Experiment, Side
 from gpulab.formatting import factor, factor_within, percent, plural
+from gpulab.tuning.compare.cause import because
+from gpulab.tuning.compare.statistics import TOO_FEW
+from gpulab.tuning.record import LEAST_EFFECT, Comparison, Experiment, Side
 
 AS_WRITTEN = "the cell as written"
 WIDE = 0.1  # "no difference" is read as "less than a tenth": where more is possible, it is not said

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.experiments.compare.parts import typical_steps
-from gpulab.experiments.compare.statistics import unpaired
-from gpulab.experiments.compare.verdicts import Findings, Unit, chosen_unit, us, usable, with_times
-from gpulab.experiments.record import Block, Comparison, Side
 from gpulab.run import Float64, Int64, Run
+from gpulab.tuning.compare.parts import typical_steps
+from gpulab.tuning.compare.statistics import unpaired
+from gpulab.tuning.compare.verdicts import Findings, Unit, chosen_unit, us, usable, with_times
+from gpulab.tuning.record import Block, Comparison, Side
 
 MOST_STEPS = 10  # of a block; definitions.md, "Honest comparison" 3: 5 to 10
 FEWEST_BLOCKS = 6  # what a bootstrap needs; a run of fewer steps than this makes of 5 has shorter blocks

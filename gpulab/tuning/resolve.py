@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 from gpulab.errors import UsageError
-from gpulab.experiments.plan import Arm, Code
-from gpulab.experiments.precheck import Beforehand, refusals
 from gpulab.knobs import catalogue, variable_reads, variables
 from gpulab.knobs.dataloader.options import with_settings
 from gpulab.knobs.edits import Edit, edit
@@ -17,6 +15,8 @@ from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import written
 from gpulab.knobs.variables import Plain, Variables, setting_names
 from gpulab.run import Change, Device, Run
+from gpulab.tuning.plan import Arm, Code
+from gpulab.tuning.precheck import Beforehand, refusals
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,20 @@ from gpulab.capture import exclusive
 from gpulab.devices.machine import usable_cores
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
-from gpulab.experiments.climb.acceptance import judged, spoiled, unsure
-from gpulab.experiments.climb.policy import Candidate, Ground, Tried, candidates, ways_back
-from gpulab.experiments.climb.record import Bounds, Climb, Ending, Passed, Rung
-from gpulab.experiments.compare.loss import compare_losses
-from gpulab.experiments.compare.statistics import TOO_FEW
-from gpulab.experiments.interrupts import interrupts_heard
-from gpulab.experiments.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.experiments.record import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
-from gpulab.experiments.runner import Runner
-from gpulab.experiments.trial import Trial
 from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
+from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
+from gpulab.tuning.climb.policy import Candidate, Ground, Tried, candidates, ways_back
+from gpulab.tuning.climb.record import Bounds, Climb, Ending, Passed, Rung
+from gpulab.tuning.compare.loss import compare_losses
+from gpulab.tuning.compare.statistics import TOO_FEW
+from gpulab.tuning.interrupts import interrupts_heard
+from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.record import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
+from gpulab.tuning.runner import Runner
+from gpulab.tuning.trial import Trial
 
 BLOCKS_S = 30.0  # for the blocks of one try
 LONGER = 2  # times as long for the second look, where the first blocks lie too far apart
@@ -37,7 +37,7 @@ OnRung = Callable[[Climb], None]
 
 
 class Engine(Protocol):
-    """What runs a plan: gpulab.experiments.runner.Runner."""
+    """What runs a plan: gpulab.tuning.runner.Runner."""
 
     trials: list[Trial]
     error: BaseException | None

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
-from gpulab.experiments.compare.sequential import compare_sequential
-from gpulab.experiments.record import Comparison, Experiment, Side
 from gpulab.run import Run
+from gpulab.tuning.compare.sequential import compare_sequential
+from gpulab.tuning.record import Comparison, Experiment, Side
 
 
 def compare_runs(runs: Sequence[Run], *, notes: Sequence[str] = ()) -> Comparison | Experiment:

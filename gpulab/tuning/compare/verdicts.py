@@ -8,13 +8,13 @@ from typing import Literal
 
 import numpy as np
 
-from gpulab.experiments.compare.differences import differences
-from gpulab.experiments.compare.loss import compare_losses
-from gpulab.experiments.compare.parts import comparable_accounts, part_changes
-from gpulab.experiments.compare.samples import unknown_work
-from gpulab.experiments.compare.statistics import TOO_FEW, Estimate, verdict
-from gpulab.experiments.record import Block, Comparison, Evidence, Side, Verdict
 from gpulab.knobs.catalogue import changes_steps
+from gpulab.tuning.compare.differences import differences
+from gpulab.tuning.compare.loss import compare_losses
+from gpulab.tuning.compare.parts import comparable_accounts, part_changes
+from gpulab.tuning.compare.samples import unknown_work
+from gpulab.tuning.compare.statistics import TOO_FEW, Estimate, verdict
+from gpulab.tuning.record import Block, Comparison, Evidence, Side, Verdict
 
 Unit = Literal["sample", "step"]
 BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size

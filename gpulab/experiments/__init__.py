@@ -1,1 +1,0 @@
-"""Run the same cell again with one thing changed, and compare."""

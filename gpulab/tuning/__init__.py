@@ -1,0 +1,1 @@
+"""Turn knobs: run the same cell again with one thing changed, and compare."""
