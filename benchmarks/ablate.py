@@ -22,8 +22,15 @@ from benchmarks.planted import judging
 from benchmarks.planted.catalogue import CELLS
 from benchmarks.planted.planted import Planted
 
-Outcome = Mapping[str, bool]  # the answers to those of QUESTIONS that can be asked about a cell
 QUESTIONS = ("headline", "second cause", "interval")
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One diagnosis of a cell. `right` answers those of QUESTIONS that can be asked; `words` is all that it says."""
+
+    right: Mapping[str, bool]
+    words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,22 +124,27 @@ def outcome_of(run: Any, planted: Planted, measured: Mapping[str, Any] | None) -
     from gpulab.analysis.facts import facts
     from gpulab.diagnosis.diagnose import diagnose
 
-    said = judging.said(diagnose(facts(run)))
+    diagnosis = diagnose(facts(run))
+    said = judging.said(diagnosis)
     judged = judging.judged(planted, said)
-    outcome = {"headline": bool(judged["right"])}
+    right = {"headline": bool(judged["right"])}
     if len(planted.causes) > 1:
-        outcome["second cause"] = judged["ranks"][planted.causes[1]] is not None
+        right["second cause"] = judged["ranks"][planted.causes[1]] is not None
     holds = judging.prediction_of(judging.true_finding(planted, said), measured)["holds"]
-    return outcome if holds is None else outcome | {"interval": bool(holds)}
+    return Outcome(right if holds is None else right | {"interval": bool(holds)}, repr(diagnosis))
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What turning a special case off changes, by question: names of cells that are no longer right, and newly so."""
+    """What turning a special case off changes, by question: names of cells that are no longer right, and newly so.
+
+    `differing`: the cells of which the diagnosis says anything else, if only a word of its advice.
+    """
 
     switch: Switch
     lost: Mapping[str, Sequence[str]]
     gained: Mapping[str, Sequence[str]]
+    differing: Sequence[str]
 
     @property
     def cells(self) -> set[str]:
@@ -146,12 +158,15 @@ def change_of(switch: Switch, on: Mapping[str, Outcome], off: Mapping[str, Outco
     def right_in(these: Mapping[str, Outcome], but_not_in: Mapping[str, Outcome]) -> dict[str, list[str]]:
         return {
             question: [
-                name for name in these if these[name].get(question, False) and not but_not_in[name].get(question, False)
+                name
+                for name in these
+                if these[name].right.get(question, False) and not but_not_in[name].right.get(question, False)
             ]
             for question in QUESTIONS
         }
 
-    return Change(switch, right_in(on, off), right_in(off, on))
+    differing = [name for name in on if on[name].words != off[name].words]
+    return Change(switch, right_in(on, off), right_in(off, on), differing)
 
 
 def ablated(store: Path, switches: Sequence[Switch] = SWITCHES) -> tuple[dict[str, Outcome], list[Change]]:
@@ -193,18 +208,18 @@ def measured_cures() -> dict[str, Any]:
 
 def table(on: Mapping[str, Outcome], changes: Sequence[Change]) -> list[str]:
     """One line for each special case, then the names of the cells."""
-    totals = {q: [o[q] for o in on.values() if q in o] for q in QUESTIONS}
+    totals = {q: [o.right[q] for o in on.values() if q in o.right] for q in QUESTIONS}
     lines = [
         f"{len(on)} of {len(CELLS)} cells have a stored run. Right with all special cases: "
         + ", ".join(f"{q} {sum(answers)} of {len(answers)}" for q, answers in totals.items())
         + ".",
         "",
-        "| special case turned off | " + " | ".join(f"{q}: lost, gained" for q in QUESTIONS) + " | cells |",
-        "|" + "---|" * (2 + len(QUESTIONS)),
+        "| special case turned off | " + " | ".join(f"{q}: lost, gained" for q in QUESTIONS) + " | any word | cells |",
+        "|" + "---|" * (3 + len(QUESTIONS)),
     ]
     for change in changes:
         counts = [f"{len(change.lost[q])}, {len(change.gained[q])}" for q in QUESTIONS]
-        lines.append(f"| {change.switch.name} | {' | '.join(counts)} | {_named(change)} |")
+        lines.append(f"| {change.switch.name} | {' | '.join(counts)} | {len(change.differing)} | {_named(change)} |")
     return lines
 
 

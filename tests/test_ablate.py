@@ -10,7 +10,7 @@ import pytest
 from made_cases import pauses, run_of
 
 from benchmarks import ablate
-from benchmarks.ablate import SWITCHES, Switch
+from benchmarks.ablate import SWITCHES, Outcome, Switch
 from gpulab.run import Run
 from gpulab.store.folders import Store
 
@@ -44,13 +44,14 @@ def test_a_stored_run_whose_rule_is_turned_off_is_lost(tmp_path: Path, monkeypat
     store.save(_named(collected, CELL))
     store.save(_named(run, "no planted cell"))
     outcomes, (gc, saves) = ablate.ablated(tmp_path, (NO_GC, NO_SAVES))
-    assert outcomes == {CELL: {"headline": True}}
+    assert list(outcomes) == [CELL] and outcomes[CELL].right == {"headline": True}
     assert gc.lost["headline"] == [CELL] and gc.cells == {CELL}
     assert not gc.gained["headline"] and not saves.cells
+    assert gc.differing == [CELL] and not saves.differing
     lines = ablate.table(outcomes, [gc, saves])
     assert "headline 1 of 1" in lines[0]
-    assert lines[-2].startswith("| garbage collections count | 1, 0 | 0, 0 | 0, 0 |") and CELL in lines[-2]
-    assert lines[-1] == "| saving counts | 0, 0 | 0, 0 | 0, 0 |  |"
+    assert lines[-2].startswith("| garbage collections count | 1, 0 | 0, 0 | 0, 0 | 1 |") and CELL in lines[-2]
+    assert lines[-1] == "| saving counts | 0, 0 | 0, 0 | 0, 0 | 0 |  |"
 
 
 def _named(run: Run, name: str) -> Run:
@@ -58,9 +59,18 @@ def _named(run: Run, name: str) -> Run:
 
 
 def test_what_is_lost_and_gained_by_question() -> None:
-    on = {"a": {"headline": True, "interval": True}, "b": {"headline": False}, "c": {"headline": True}}
-    off = {"a": {"headline": True}, "b": {"headline": True}, "c": {"headline": False}}
+    on = {
+        "a": Outcome({"headline": True, "interval": True}, "as before"),
+        "b": Outcome({"headline": False}, "one"),
+        "c": Outcome({"headline": True}, "two"),
+    }
+    off = {
+        "a": Outcome({"headline": True}, "as before"),
+        "b": Outcome({"headline": True}, "other"),
+        "c": Outcome({"headline": False}, "another"),
+    }
     change = ablate.change_of(NO_GC, on, off)
+    assert change.differing == ["b", "c"]
     assert change.lost == {"headline": ["c"], "second cause": [], "interval": ["a"]}
     assert change.gained == {"headline": ["b"], "second cause": [], "interval": []}
     assert change.cells == {"a", "c"}
