@@ -144,7 +144,7 @@ def _digits(value: float) -> str:
         return f"{value:,.0f}"
     if abs(value) >= 9.995:
         return f"{value:.1f}"
-    return f"{value:.2f}" if abs(value) >= 0.095 else _significant(value, 2) if value else "0"
+    return f"{value:.2f}" if abs(value) >= 0.0995 else _significant(value, 2) if value else "0"
 
 
 def _significant(value: float, digits: int) -> str:
