@@ -90,7 +90,7 @@ def test_the_command_knows_the_knob(knob: Knob) -> None:
 
 def test_the_panel_has_a_row_for_the_knob(knob: Knob) -> None:
     pytest.importorskip("ipywidgets")
-    from gpulab.views.panel.controls import KnobRow
+    from gpulab.panel.controls import KnobRow
 
     row = KnobRow(KNOBS[knob.name], lambda: None)
     row.show(Observation(Device("cpu", "CPU")), {})
