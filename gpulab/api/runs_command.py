@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api.arguments import Parser, split, take_store
@@ -26,15 +25,10 @@ HELP = """\
 {prog} delete RUN … | CONDITION … [--yes]   say what would be deleted; with --yes, delete it
 {prog} export FILE [CONDITION …]        one row per run: .csv, .json or .parquet
 {prog} export --tensorboard FOLDER      curves as TensorBoard scalars
-{prog} export --mlflow [FOLDER]         into an MLflow database in FOLDER (default {mlflow}), offline
-{prog} export --wandb [FOLDER]          as offline runs of Weights & Biases in FOLDER (default {wandb})
 
 RUN: an id or its beginning, a name, -1 for the newest, latest, or a run's folder.
 CONDITION: --name 'resnet*', --device cpu|cuda, --since 2026-11-20 or 30m, 2h, 3d, 1w,
            --outcome completed|stopped|interrupted|failed, --text WORD"""
-
-MLFLOW_FOLDER = "gpulab-mlflow"
-WANDB_FOLDER = "gpulab-wandb"
 
 _NAMED = 20  # runs listed before a deletion
 _WIDEST_NAME = 40
@@ -61,7 +55,7 @@ def command(runs: Runs, words: Sequence[str], prog: str = "gpulab runs") -> str 
     """Do what the words ask; returns what is to be shown. Raises UsageError and StoreError."""
     runs.export_with(FIGURES)
     if any(word in ("-h", "--help") for word in words):
-        return HELP.format(prog=prog, shown=SHOWN, mlflow=MLFLOW_FOLDER, wandb=WANDB_FOLDER)
+        return HELP.format(prog=prog, shown=SHOWN)
     if words and words[0] in _VERBS:
         return _VERBS[words[0]](runs, words[1:], f"{prog} {words[0]}")
     return _list(runs, words, prog)
@@ -120,23 +114,18 @@ def _on_disk(deletion: Deletion) -> str:
 
 
 def _export(runs: Runs, words: Sequence[str], prog: str) -> str:
-    parser = Parser(prog, "FILE | --tensorboard FOLDER | --mlflow [FOLDER] | --wandb [FOLDER] [CONDITION …]")
+    parser = Parser(prog, "FILE | --tensorboard FOLDER [CONDITION …]")
     parser.add_argument("file", nargs="*")
     parser.add_argument("--tensorboard", metavar="FOLDER")
-    parser.add_argument("--mlflow", metavar="FOLDER", nargs="?", const=MLFLOW_FOLDER)
-    parser.add_argument("--wandb", metavar="FOLDER", nargs="?", const=WANDB_FOLDER)
     _add_conditions(parser)
     options = parser.read(words)
-    asked = [(o, getattr(options, o)) for o in _TRACKERS if getattr(options, o) is not None]
-    if len(options.file) + len(asked) != 1:
-        raise UsageError(f"{prog} takes one target: FILE.csv, .json or .parquet, or one of --{', --'.join(_TRACKERS)}.")
+    if len(options.file) + (options.tensorboard is not None) != 1:
+        raise UsageError(f"{prog} takes one target: FILE.csv, .json or .parquet, or --tensorboard FOLDER.")
     chosen = _chosen(runs, options, ())
     if options.file:
         return _written(chosen.export(options.file[0]))
-    tracker, folder = asked[0]
-    do, hint = _TRACKERS[tracker]
-    done = do(chosen, Path(folder))
-    return _written(done) + "\n" + hint.format(folder=plain(folder))
+    written = _written(chosen.export_tensorboard(options.tensorboard))
+    return f"{written}\nLook at them: tensorboard --logdir {plain(options.tensorboard)}"
 
 
 def _written(done: Exported) -> str:
@@ -168,10 +157,4 @@ _VERBS: Mapping[str, Callable[[Runs, Sequence[str], str], str]] = {
     "name": _name,
     "delete": _delete,
     "export": _export,
-}
-
-_TRACKERS: Mapping[str, tuple[Callable[[Runs, Path], Exported], str]] = {
-    "tensorboard": (Runs.export_tensorboard, "Look at them: tensorboard --logdir {folder}"),
-    "mlflow": (Runs.export_mlflow, "Look at them: mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db"),
-    "wandb": (Runs.export_wandb, "They are offline; to upload them yourself: wandb sync {folder}/wandb/offline-run-*"),
 }

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpulab.errors import StoreError
 from gpulab.run import Run
-from gpulab.store import mlflow, tables, tensorboard, wandb
+from gpulab.store import tables, tensorboard
 from gpulab.store.tables import Cell
 
 
@@ -60,38 +60,9 @@ def to_tensorboard(candidates: Candidates, folder: Path) -> Exported:
         if every > 1:
             notes[run.id] = f"{run.id}: long curves are thinned, down to one point in {every}"
 
-    found = candidates()
-    skipped = _each(found, write)
-    return Exported(folder, len(found) - len(skipped), skipped, tuple(notes.values()))
-
-
-def to_mlflow(candidates: Candidates, folder: Path, figures: Figures) -> Exported:
-    """Into an MLflow database. Raises UsageError and StoreError."""
-    mlflow.require()
-    found = candidates()
-    with mlflow.opened(folder) as tracker:
-        return _add_each(found, tracker.add, folder, figures)
-
-
-def to_wandb(candidates: Candidates, folder: Path, figures: Figures) -> Exported:
-    """As offline runs of Weights & Biases. Raises UsageError and StoreError."""
-    wandb.require()
-    found = candidates()
-    with wandb.opened(folder) as tracker:
-        return _add_each(found, tracker.add, folder, figures)
-
-
-def _add_each(
-    candidates: Sequence[Candidate], add: Callable[[Run, Mapping[str, Cell]], bool], folder: Path, figures: Figures
-) -> Exported:
-    there: list[str] = []
-
-    def write(run: Run) -> None:
-        if not add(run, figures.row(run)):
-            there.append(f"{run.id}: it is there already")
-
-    skipped = _each(candidates, write)
-    return Exported(folder, len(candidates) - len(skipped) - len(there), (*skipped, *there))
+    chosen = candidates()
+    skipped = _each(chosen, write)
+    return Exported(folder, len(chosen) - len(skipped), skipped, tuple(notes.values()))
 
 
 def _each(candidates: Sequence[Candidate], write: Callable[[Run], object]) -> tuple[str, ...]:

@@ -229,19 +229,9 @@ class Runs(Sequence[Run]):
     def export_tensorboard(self, folder: str | Path) -> Exported:
         """Curves per step and per reading as TensorBoard scalars, one folder per run; needs tensorboard.
 
-        Raises UsageError without it, StoreError where there is no run or nothing can be written; so do the others.
+        Raises UsageError without it, StoreError where there is no run or nothing can be written.
         """
         return run_exports.to_tensorboard(self._to_export, Path(folder))
-
-    def export_mlflow(self, folder: str | Path = "mlruns") -> Exported:
-        """Runs into an MLflow database in that folder, offline; those that are there already stay. Needs mlflow."""
-        assert self._figures is not None, "export_with says what a row is"
-        return run_exports.to_mlflow(self._to_export, Path(folder), self._figures)
-
-    def export_wandb(self, folder: str | Path = ".") -> Exported:
-        """Runs as offline runs of Weights & Biases under that folder; those there already stay. Needs wandb."""
-        assert self._figures is not None, "export_with says what a row is"
-        return run_exports.to_wandb(self._to_export, Path(folder), self._figures)
 
     def _to_export(self) -> list[Candidate]:
         """Oldest first. Raises StoreError where there is none."""

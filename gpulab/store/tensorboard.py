@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from gpulab.errors import UsageError
 from gpulab.run import Run
-from gpulab.store.atomic_write import make_folder, write_whole
-from gpulab.store.optional_packages import first_line, installed
+from gpulab.store.atomic_write import make_folder, reason, write_whole
+from gpulab.store.optional_packages import installed
 from gpulab.store.scalars import Scalar, plain_name, scalars, started_s
 
 if TYPE_CHECKING:
@@ -69,5 +69,5 @@ def _writer_class() -> type[SummaryWriter]:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as e:
-        raise UsageError(f"TensorBoard scalars cannot be written: {first_line(e)}.") from e
+        raise UsageError(f"TensorBoard scalars cannot be written: {reason(e)}.") from e
     return SummaryWriter
