@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from gpulab.diagnosis.names import NAMES
 
+from gpulab.diagnosis.rules import kinds
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue
 from gpulab.knobs.catalogue import (
@@ -46,7 +46,7 @@ def test_what_a_knob_says_of_itself_is_consistent(name: str) -> None:
     assert knob.name == name and knob.title and knob.help and "\n" not in knob.help
     assert all(knob.parse(written(value)) == value for value in knob.options)
     assert set(knob.needs) <= set(KNOBS)
-    assert set(knob.helps_against) <= set(NAMES), "findings that it helps against have other keys"
+    assert set(knob.helps_against) <= {kind.key for kind in kinds()}, "findings that it helps against have other keys"
     assert not (knob.same_training and (knob.changes_training or knob.changes_steps))
     assert bool(knob.changes_training) or not knob.changes_steps, "nothing says why it is another training"
 

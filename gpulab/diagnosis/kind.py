@@ -1,4 +1,4 @@
-"""What is declared of a kind of finding beside its rule: its title, its cures, and how it ranks among others."""
+"""What is declared of a kind of finding beside its rule: its title, its lesson, and how it ranks among others."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class FindingKind:
     """One key, and all that is said of it by name.
 
     `title` is a few plain words, as a title and within a sentence. `rule` returns findings of this kind; None where
-    only all ranks of a job together show it. `cures` are the knobs that help, likeliest first: a climb tries them where
-    a finding names none, or those that it names brought nothing. `lesson` is the notebook about it; a rule may name one
-    for some of its findings only. `removal` is what falls away where an edit of the code, and no knob, is the cure.
+    only all ranks of a job together show it. `lesson` is the notebook about it; a rule may name one for some of its
+    findings only. `removal` is what falls away where an edit of the code, and no knob, is the cure. Which knobs help
+    against it is known to the knobs (`helps_against`).
 
     `explains` are keys of symptoms: they go where a finding of this kind has a time, for that time is this cause's.
     `explains_unmeasured`: the same, of those findings of these keys that have no time. `is_feeding`: the step waits
@@ -33,7 +33,6 @@ class FindingKind:
     key: str
     title: str
     rule: Rule | None = None
-    cures: tuple[str, ...] = ()
     lesson: str = ""
     removal: Pauses | Waits | None = None
     explains: tuple[str, ...] = ()

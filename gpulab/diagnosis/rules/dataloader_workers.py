@@ -111,7 +111,6 @@ FINDINGS = (
         "worker_restart",
         "starting the loader's workers anew",
         worker_restart,
-        cures=("persistent_workers",),
         lesson="03_starving_gpu",
     ),
 )

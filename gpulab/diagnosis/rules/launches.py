@@ -244,13 +244,14 @@ def _larger(context: RuleContext) -> tuple[tuple[str, str], ...]:
 
 FINDINGS = (
     FindingKind(
-        "launch_bound", "starting work on the GPU", launch_bound, cures=("compile", "fused_optimizer", "batch_size")
+        "launch_bound",
+        "starting work on the GPU",
+        launch_bound,
     ),
     FindingKind(
         "small_batch",
         "small batches",
         small_batch,
-        cures=("batch_size",),
         lesson="05_batch_size",
         asks_for_larger_batch=True,
     ),

@@ -165,7 +165,6 @@ FINDINGS = (
         "memory_underused",
         "GPU memory that is hardly used",
         memory_underused,
-        cures=("batch_size",),
         lesson="05_batch_size",
         asks_for_larger_batch=True,
     ),

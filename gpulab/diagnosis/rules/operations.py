@@ -206,11 +206,21 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
 
 
 FINDINGS = (
-    FindingKind("unfused_attention", "attention computed in many steps", unfused_attention, cures=("attention",)),
     FindingKind(
-        "memory_bound_ops", "many small operations one after the other", memory_bound_ops, cures=("compile", "amp")
+        "unfused_attention",
+        "attention computed in many steps",
+        unfused_attention,
     ),
-    FindingKind("layout", "rearranging data in memory", layout, cures=("channels_last",)),
+    FindingKind(
+        "memory_bound_ops",
+        "many small operations one after the other",
+        memory_bound_ops,
+    ),
+    FindingKind(
+        "layout",
+        "rearranging data in memory",
+        layout,
+    ),
     FindingKind("odd_shapes", "sizes that do not suit the GPU", odd_shapes),
 )
 

@@ -165,7 +165,9 @@ def _line(context: RuleContext, times: Intervals) -> str:
 
 FINDINGS = (
     FindingKind(
-        "unfused_optimizer", "an optimizer of many small operations", unfused_optimizer, cures=("fused_optimizer",)
+        "unfused_optimizer",
+        "an optimizer of many small operations",
+        unfused_optimizer,
     ),
 )
 

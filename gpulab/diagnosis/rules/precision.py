@@ -150,8 +150,16 @@ def _autocast(kind: str) -> str:
 
 
 FINDINGS = (
-    FindingKind("no_mixed_precision", "computing in full precision", no_mixed_precision, cures=("amp",)),
-    FindingKind("no_tf32", "matrix products without TF32", no_tf32, cures=("tf32",)),
+    FindingKind(
+        "no_mixed_precision",
+        "computing in full precision",
+        no_mixed_precision,
+    ),
+    FindingKind(
+        "no_tf32",
+        "matrix products without TF32",
+        no_tf32,
+    ),
 )
 
 __all__ = ["FINDINGS", "no_mixed_precision", "no_tf32"]

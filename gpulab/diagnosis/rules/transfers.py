@@ -157,7 +157,6 @@ FINDINGS = (
         "blocking_copy",
         "copies that make the program wait",
         blocking_copy,
-        cures=("pin_memory",),
         removal=Waits(("upload",)),
     ),
 )
