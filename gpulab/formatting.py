@@ -130,7 +130,7 @@ def capitalized(words: str) -> str:
 
 
 def sentence(words: str) -> str:
-    """The words as a sentence of their own: "half of it waits" → "Half of it waits."; one that ends stays as it is."""
+    """The words as a sentence of their own: "half of it waits" → "Half of it waits."; "Really?" stays as it is."""
     return f"{capitalized(words)}." if words and words[-1] not in ".!?" else words
 
 

@@ -1,4 +1,4 @@
-"""Made-up runs for the tests of rules and arbitration: steps, shares of a step, and what else a rule looks at."""
+"""Made-up runs for the tests of rules and of their ranking: steps, shares of a step, and what else a rule looks at."""
 
 from __future__ import annotations
 

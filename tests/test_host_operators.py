@@ -174,7 +174,7 @@ def test_a_cure_gives_back_no_more_than_is_foretold(foretells: Callable[[float, 
     told = cured(10_000.0, "optimizer", fused_optimizer="True")
     assert (
         told.recoverable_us_per_step == pytest.approx(4_000)
-        and "10 ms per step at most 4 ms" in told.evidence[-1].words
+        and "10.0 ms per step at most 4.00 ms" in told.evidence[-1].words
     )
     assert cured(4_200.0, "optimizer", fused_optimizer="True").evidence == (), "hardly less needs no word"
     assert cured(1_000.0, "optimizer", fused_optimizer="True").recoverable_us_per_step == 1_000
