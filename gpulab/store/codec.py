@@ -191,9 +191,9 @@ class _Columns:
         if reference.column.startswith(self._skip or "\0"):
             return np.empty(0, dtype)
         data = self._bytes(reference.column)
-        start, found, rows = _header(data, reference.column)
-        if found != dtype:
-            raise StoreError(f"column {reference.column!r} holds {found} instead of {dtype}")
+        start, stored_dtype, rows = _header(data, reference.column)
+        if stored_dtype != dtype:
+            raise StoreError(f"column {reference.column!r} holds {stored_dtype} instead of {dtype}")
         if rows != reference.rows or len(data) - start != rows * dtype.itemsize:
             raise StoreError(f"column {reference.column!r} does not have the {reference.rows} rows it should have")
         return np.frombuffer(data, dtype, rows, start)

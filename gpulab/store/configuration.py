@@ -25,12 +25,12 @@ def configured(table: str) -> dict[str, object]:
         return {}
     try:
         with open(path, "rb") as file:
-            found = tomllib.load(file)
+            document = tomllib.load(file)
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"{str(path)!r} cannot be read: {getattr(e, 'strerror', None) or 'it is not UTF-8'}.") from e
     except tomllib.TOMLDecodeError as e:
         raise UsageError(f"{str(path)!r} is not TOML: {e}. Write for example [{table}] and name = 0.1 below it.") from e
-    values = found.get(table, {})
+    values = document.get(table, {})
     if not isinstance(values, dict):
         raise UsageError(f"{str(path)!r}: {table} is no table: write [{table}] on a line of its own.")
     return values

@@ -113,10 +113,10 @@ class Store:
         if isinstance(key, Path):
             raise StoreError(f"{str(key)!r} is not the folder of a run: it has no {DOCUMENT}.")
         entries = [e for e in self.list() if e.problem is None or e.id == key]
-        found = select(entries, key)
-        if found is None:
+        match = select(entries, key)
+        if match is None:
             raise StoreError(not_found(entries, key, self.root))
-        return found.path
+        return match.path
 
     def rename(self, key: str | Path, name: str) -> Path:
         """Give a run another name; an empty one takes the name away. Returns its folder.

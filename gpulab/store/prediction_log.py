@@ -72,11 +72,11 @@ class Board:
 
     def errors(self, device: str) -> dict[str, tuple[float, ...]]:
         """Of each knob, measured over predicted on this device, the last ones; those without an estimate left out."""
-        found: dict[str, list[float]] = {}
+        by_knob: dict[str, list[float]] = {}
         for record in self.records:
             if record.device == device and not record.only_sign:
-                found.setdefault(record.knob, []).append(record.error)
-        return {knob: tuple(errors[-MOST_ERRORS:]) for knob, errors in found.items()}
+                by_knob.setdefault(record.knob, []).append(record.error)
+        return {knob: tuple(errors[-MOST_ERRORS:]) for knob, errors in by_knob.items()}
 
 
 class Scoreboard:
@@ -112,9 +112,9 @@ class Scoreboard:
             lines, problem = self._lines([*aside, self.folder / NAME])
             if self._aside() == aside:
                 break
-        found = [_record(line) for line in lines]
-        records = [record for record in found if record is not None]
-        return Board(tuple(sorted(records, key=lambda r: r.when)), len(found) - len(records), problem)
+        lines_read = [_record(line) for line in lines]
+        records = [record for record in lines_read if record is not None]
+        return Board(tuple(sorted(records, key=lambda r: r.when)), len(lines_read) - len(records), problem)
 
     def _lines(self, paths: Iterable[Path]) -> tuple[list[bytes], str]:
         """Of all files that are there, without empty ones; and why one cannot be read."""

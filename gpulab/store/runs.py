@@ -202,13 +202,13 @@ class Runs(Sequence[Run]):
         UsageError where neither keys nor conditions are given.
         """
         items = self._doomed(keys)
-        told = [_deletion(item) for item in items]
+        deletions = [_deletion(item) for item in items]
         for count, item in enumerate(items):
             try:
                 self._delete(item)
             except StoreError as e:
                 raise StoreError(f"{e} {count} of {len(items)} are deleted.") from e
-        return told
+        return deletions
 
     def _delete(self, item: _Item) -> None:
         if item.path is not None:
@@ -263,15 +263,15 @@ class Runs(Sequence[Run]):
         own = self._own[id_]
         if own.path is None:
             return _of_run(own.run, None) if own.run is not None else None
-        found = entries.get(id_)
-        if found is None or found.path != own.path:
-            found = entry(own.path)
+        on_disk = entries.get(id_)
+        if on_disk is None or on_disk.path != own.path:
+            on_disk = entry(own.path)
         if not (own.path / DOCUMENT).exists():
             return _of_run(own.run, None) if own.run is not None else None
         if own.run is None:
-            return _of_entry(found)
-        if found.problem is None and found.name != own.run.name:
-            own = replace(own, run=_with_name(own.run, "" if found.name == found.id else found.name))
+            return _of_entry(on_disk)
+        if on_disk.problem is None and on_disk.name != own.run.name:
+            own = replace(own, run=_with_name(own.run, "" if on_disk.name == on_disk.id else on_disk.name))
             self._own[id_] = own
         assert own.run is not None
         return _of_run(own.run, own.path)
@@ -281,9 +281,9 @@ class Runs(Sequence[Run]):
         folder = run_folder(key)
         if folder is not None:
             return next((i for i in items if i.path == folder), None) or _of_entry(entry(folder))
-        found = select(items, key)
-        if found is not None:
-            return found
+        match = select(items, key)
+        if match is not None:
+            return match
         if not self._filters:
             broken = next((e for e in self.store.list() if e.id == key), None)
             if broken is not None:
@@ -322,8 +322,8 @@ def _of_run(run: Run, path: Path | None) -> _Item:
     return _Item(run.id, run.name, run.created, run.device.kind, run.outcome, run, path)
 
 
-def _of_entry(found: Entry) -> _Item:
-    return _Item(found.id, found.name, found.created, found.device_kind, found.outcome, None, found.path)
+def _of_entry(header: Entry) -> _Item:
+    return _Item(header.id, header.name, header.created, header.device_kind, header.outcome, None, header.path)
 
 
 def _fits(item: _Item, wanted: Filter) -> bool:

@@ -64,9 +64,9 @@ def _of_steps(run: Run) -> Iterator[Scalar]:
         columns["optimizer_ms"] = steps.optimizer_ns / 1e6
     for name, value in columns.items():
         yield Scalar(f"step/{name}", steps.number, steps.end_ns, value)
-    known = (steps.sample_count >= 0) & (steps.time_ns > 0)
-    rate = steps.sample_count[known] / (steps.time_ns[known] / 1e9)
-    yield Scalar("step/samples_per_s", steps.number[known], steps.end_ns[known], rate)
+    countable = (steps.sample_count >= 0) & (steps.time_ns > 0)
+    rate = steps.sample_count[countable] / (steps.time_ns[countable] / 1e9)
+    yield Scalar("step/samples_per_s", steps.number[countable], steps.end_ns[countable], rate)
 
 
 def _of_readings(run: Run) -> Iterator[Scalar]:
