@@ -100,22 +100,22 @@ class Thresholds:
 
     def changed(self, values: Mapping[str, object]) -> Thresholds:
         """With these set. Raises UsageError for a name that is none, a value out of range or two that contradict."""
-        found = replace(self, **{name: _checked(name, value) for name, value in values.items()})
+        thresholds = replace(self, **{name: _checked(name, value) for name, value in values.items()})
         for low, high in IN_ORDER:
-            less, more = getattr(found, low), getattr(found, high)
+            less, more = getattr(thresholds, low), getattr(thresholds, high)
             if less > more:
                 raise UsageError(
                     f"The thresholds {low}={less:g} and {high}={more:g} contradict each other: "
                     "the first must not be larger."
                 )
-        return found
+        return thresholds
 
 
 def _checked(name: str, value: object) -> float:
-    known = [f.name for f in fields(Thresholds)]
-    if name not in known:
-        nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)[0]
-        raise UsageError(f"There is no threshold {name!r}. Nearest: {nearest} (of {', '.join(sorted(known))}).")
+    names = [f.name for f in fields(Thresholds)]
+    if name not in names:
+        nearest = difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
+        raise UsageError(f"There is no threshold {name!r}. Nearest: {nearest} (of {', '.join(sorted(names))}).")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError(f"The threshold {name} is a number, not {value!r}.")
     unit = next((unit for suffix, unit in (("_us", "µs"), ("_s", "s")) if name.endswith(suffix)), None)

@@ -36,7 +36,7 @@ def foretell(run: Run, settings: Mapping[str, object] | None = None) -> Predicte
     if settings is not None:
         texts = {name: _text(name, value) for name, value in settings.items()}
         return Predicted(run.name, (predict(figures, texts, known),))
-    found = diagnose(figures, known=known).findings
+    found = diagnose(figures, evidence=known).findings
     made: dict[tuple[tuple[str, str], ...], Prediction] = {}
     for finding in found:
         if finding.prediction is not None and finding.settings:

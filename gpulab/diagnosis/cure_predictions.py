@@ -22,23 +22,27 @@ NOTHING_GAINED = 0.99  # ours, of today's time: half of what a comparison can te
 HARDLY_LESS = 0.9  # ours, of the finding's own bound: no word about so small a difference
 
 
-def with_predictions(facts: Facts, found: Sequence[Finding], step_us: float | None, known: Known) -> list[Finding]:
+def with_predictions(
+    facts: Facts, findings: Sequence[Finding], step_us: float | None, evidence: Known
+) -> list[Finding]:
     """The findings with the prediction of their settings, or of leaving out what they are about."""
     try:
         plan = plan_of(facts)
     except Refused:
         plan = None
-    told: list[Finding] = []
-    for finding in found:
+    predicted: list[Finding] = []
+    for finding in findings:
         prediction: Prediction | None = None
         if finding.settings:
             settings = dict(finding.settings)
-            prediction = predict_from(plan, settings, known) if plan is not None else predict(facts, settings, known)
+            prediction = (
+                predict_from(plan, settings, evidence) if plan is not None else predict(facts, settings, evidence)
+            )
         elif (removal := kind_of(finding.key).removal) is not None:
             gone = np.array(finding.gone, dtype=np.int64).reshape(-1, 2)
-            prediction = predict_removal(facts, removal, gone, known.errors.get(finding.key, ()))
-        told.append(finding if prediction is None else _bounded(replace(finding, prediction=prediction), step_us))
-    return told
+            prediction = predict_removal(facts, removal, gone, evidence.errors.get(finding.key, ()))
+        predicted.append(finding if prediction is None else _bounded(replace(finding, prediction=prediction), step_us))
+    return predicted
 
 
 def _bounded(finding: Finding, step_us: float | None) -> Finding:

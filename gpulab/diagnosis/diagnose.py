@@ -21,7 +21,7 @@ FAULT = "A fault of gpulab's own: please report it"
 
 
 def diagnose(
-    facts: Facts, thresholds: Thresholds = DEFAULT, known: Known = NOTHING, *, predict_cures: bool = True
+    facts: Facts, thresholds: Thresholds = DEFAULT, evidence: Known = NOTHING, *, predict_cures: bool = True
 ) -> Diagnosis:
     """All findings of a run, the costliest first; at least one, if only `healthy` or `cannot_tell`.
 
@@ -30,37 +30,37 @@ def diagnose(
     context = RuleContext(facts, thresholds)
     answers = [_answer(kind, context) for kind in kinds()]
     said = [a for a in answers if isinstance(a, Finding) and (kind_of(a.key).is_verdict or not context.too_few_steps)]
-    said = with_predictions(facts, said, context.step_us, known) if predict_cures else said
-    found = rank_findings(context, said)
-    later = [] if context.too_few_steps else _once_cured(context, found)
+    said = with_predictions(facts, said, context.step_us, evidence) if predict_cures else said
+    ranked = rank_findings(context, said)
+    later = [] if context.too_few_steps else _once_cured(context, ranked)
     if later:
-        found = rank_findings(
-            context, [*said, *(with_predictions(facts, later, context.step_us, known) if predict_cures else later)]
+        ranked = rank_findings(
+            context, [*said, *(with_predictions(facts, later, context.step_us, evidence) if predict_cures else later)]
         )
     account = facts.breakdown
     return Diagnosis(
-        findings=found,
+        findings=ranked,
         untold=tuple(a for a in answers if isinstance(a, Undetermined)),
         step_us=context.step_us,
-        total_us=total_us(context, found),
+        total_us=total_us(context, ranked),
         whole_window=account is not None and account.whole_window,
-        notes=_without_lines(context, found),
+        notes=_without_lines(context, ranked),
     )
 
 
-def _without_lines(context: RuleContext, found: Sequence[Finding]) -> tuple[str, ...]:
+def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Of a trace without Python's stacks: how to have it name lines."""
     run = context.facts.run
-    if run.source != "trace" or run.timeline is None or kind_of(found[0].key).is_verdict:
+    if run.source != "trace" or run.timeline is None or kind_of(findings[0].key).is_verdict:
         return ()
     if spans.in_category(run.timeline, Category.PYTHON_FUNCTION).any():
         return ()
     return ("No line of code is named: the trace holds no Python stacks. Record it with with_stack=True for them.",)
 
 
-def _once_cured(context: RuleContext, found: Sequence[Finding]) -> list[Finding]:
+def _once_cured(context: RuleContext, findings: Sequence[Finding]) -> list[Finding]:
     """Pauses that hardly matter beside the first cause, and do once it is cured: they come after it."""
-    first, total = found[0], total_us(context, found)
+    first, total = findings[0], total_us(context, findings)
     cured_us = first.recoverable_us_per_step or 0.0
     if not total or cured_us < context.thresholds.idle_notice * total:
         return []
@@ -70,7 +70,7 @@ def _once_cured(context: RuleContext, found: Sequence[Finding]) -> list[Finding]
         pause_notice=max(limits.silence, limits.pause_notice * left),
         evaluation_notice=max(limits.silence, limits.evaluation_notice * left),
     )
-    keys, again = {f.key for f in found}, RuleContext(context.facts, lower)
+    keys, again = {f.key for f in findings}, RuleContext(context.facts, lower)
     answers = [_answer(kind, again) for kind in kinds() if kind.asked_again and kind.key not in keys]
     return [replace(a, only_after=(*a.only_after, first.key)) for a in answers if isinstance(a, Finding)]
 

@@ -33,7 +33,7 @@ class Finding:
     very same time, and only the larger counts. `settings` are the knobs that cure it (`{"workers": "2"}`), `cure` says
     it in words, also where no knob does it, `otherwise` what to do where the settings are predicted to bring nothing;
     empty: the same. `only_after` are keys of findings without whose cure this one's cannot
-    help. `level` colours a headline. Filled by the arbitration: `after` says what comes next once this one is
+    help. `level` colours a headline. Filled by the ranking: `after` says what comes next once this one is
     cured, `shares_with` the keys of stronger findings that took a part of its time. `gone` is when the time falls away
     that its cure removes, where no setting but an edit is the cure: [start, end) in ns by the run's clock.
     """

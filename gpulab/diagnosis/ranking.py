@@ -23,15 +23,17 @@ _ALL = 0.99  # ours: of its own time; what is missing then is rounding, not anot
 _LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
 
 
-def rank_findings(context: RuleContext, found: Sequence[Finding]) -> tuple[Finding, ...]:
+def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings worth telling, the first to cure first; at least one.
 
-    `found` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What the
+    `findings` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What the
     evidence contradicts goes, what is below the silence goes, and what hardly matters cannot take the headline from
     a healthy run.
     """
-    verdicts = [f for f in found if kind_of(f.key).is_verdict]
-    causes = _without_symptoms(context, _uncontradicted(context, [f for f in found if not kind_of(f.key).is_verdict]))
+    verdicts = [f for f in findings if kind_of(f.key).is_verdict]
+    causes = _without_symptoms(
+        context, _uncontradicted(context, [f for f in findings if not kind_of(f.key).is_verdict])
+    )
     ranked = _ranked(context, _feeding_first(context, causes))
     costly = [f for f in ranked if not _is_hint(f)]
     hints = [f for f in ranked if _is_hint(f)]
@@ -45,20 +47,20 @@ def rank_findings(context: RuleContext, found: Sequence[Finding]) -> tuple[Findi
     return (*open_question, *_with_sequels(context, [*costly, *hints]))
 
 
-def total_us(context: RuleContext, found: Sequence[Finding]) -> float | None:
+def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:
     """The typical step and what the findings claim beside it, spread over the steps."""
     step, whole = context.step_us, context.whole_us
-    return None if step is None else max(step + sum(_claimed_between(f) for f in found), whole or 0.0)
+    return None if step is None else max(step + sum(_claimed_between(f) for f in findings), whole or 0.0)
 
 
-def _unexplained_us(context: RuleContext, found: Sequence[Finding]) -> float:
+def _unexplained_us(context: RuleContext, findings: Sequence[Finding]) -> float:
     """Time of the step that neither the accounting nor a finding explains."""
-    told = sum(f.recoverable_us_per_step or 0.0 for f in found if "unknown" in f.parts)
-    return context.part_us("unknown") - told
+    explained_us = sum(f.recoverable_us_per_step or 0.0 for f in findings if "unknown" in f.parts)
+    return context.part_us("unknown") - explained_us
 
 
-def _most_us(found: Sequence[Finding]) -> float:
-    return max(f.recoverable_us_per_step or 0.0 for f in found)
+def _most_us(findings: Sequence[Finding]) -> float:
+    return max(f.recoverable_us_per_step or 0.0 for f in findings)
 
 
 def _is_hint(finding: Finding) -> bool:
@@ -69,13 +71,13 @@ def _is_hint(finding: Finding) -> bool:
 # -- advice that the evidence contradicts ------------------------------------------------------------------------------
 
 
-def _uncontradicted(context: RuleContext, found: list[Finding]) -> list[Finding]:
+def _uncontradicted(context: RuleContext, findings: list[Finding]) -> list[Finding]:
     """Without a larger batch for a run that waits for data, and without processes that the memory has no room for."""
-    found = [_without_room(f) for f in found] if context.host_memory_full else found
-    starved_us = max((f.recoverable_us_per_step or 0.0 for f in found if kind_of(f.key).is_feeding), default=0.0)
-    if not _starves(context, found):
-        return found
-    return [f for f in found if not _asks_for_a_larger_batch(f) or _outweighs(context, f, starved_us)]
+    findings = [_without_room(f) for f in findings] if context.host_memory_full else findings
+    starved_us = max((f.recoverable_us_per_step or 0.0 for f in findings if kind_of(f.key).is_feeding), default=0.0)
+    if not _starves(context, findings):
+        return findings
+    return [f for f in findings if not _asks_for_a_larger_batch(f) or _outweighs(context, f, starved_us)]
 
 
 def _without_room(finding: Finding) -> Finding:
@@ -95,26 +97,26 @@ def _outweighs(context: RuleContext, finding: Finding, starved_us: float) -> boo
     return not context.on_gpu and (finding.recoverable_us_per_step or 0.0) > starved_us
 
 
-def _starves(context: RuleContext, found: Sequence[Finding]) -> bool:
-    if any(kind_of(f.key).is_feeding for f in found):
+def _starves(context: RuleContext, findings: Sequence[Finding]) -> bool:
+    if any(kind_of(f.key).is_feeding for f in findings):
         return True
     return context.idle is not None and context.idle >= context.thresholds.idle_notice and context.waits_mostly_for_data
 
 
-def _feeding_first(context: RuleContext, found: list[Finding]) -> list[Finding]:
+def _feeding_first(context: RuleContext, findings: list[Finding]) -> list[Finding]:
     """Where workers load beside the training, a step lasts as long as they take: nothing else can shorten it before.
 
     Unless batches are made in time, and only come late from their process: that adds to what a step computes.
     """
-    feeding = next((f.key for f in found if kind_of(f.key).is_feeding), None)
+    feeding = next((f.key for f in findings if kind_of(f.key).is_feeding), None)
     if feeding is None or not context.facts.has_workers or context.handed_over_us:
-        return found
+        return findings
     return [
         f
         if kind_of(f.key).is_feeding or all(_base(p) == BETWEEN for p in f.parts) or not f.parts
         # what is not part of a step (a shared GPU, a throttled one) waits for nothing
         else replace(f, only_after=(*f.only_after, feeding))
-        for f in found
+        for f in findings
     ]
 
 
@@ -182,10 +184,10 @@ class _Budget:
                 self.takers.setdefault(_base(part), []).append(finding.key)
 
 
-def _ranked(context: RuleContext, found: list[Finding]) -> list[Finding]:
+def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
     """By the time that each can still give back, as far as that is sure; none before what it depends on."""
-    step, waiting, done = context.step_us or 0.0, list(found), []
-    floor = context.thresholds.silence * (total_us(context, found) or 0.0)
+    step, waiting, done = context.step_us or 0.0, list(findings), []
+    floor = context.thresholds.silence * (total_us(context, findings) or 0.0)
     budget = _Budget(
         {part: context.part_us(part) for part in PARTS} if context.facts.breakdown is not None else {}, {}, {}
     )
@@ -238,13 +240,13 @@ def _with_sequels(context: RuleContext, ranked: list[Finding]) -> list[Finding]:
     left = total_us(context, ranked)
     if left is None:
         return ranked
-    told: list[Finding] = []
+    findings: list[Finding] = []
     for i, finding in enumerate(ranked):
         cured = finding.recoverable_us_per_step
         left -= cured or 0.0
         following = next((f for f in ranked[i + 1 :] if f.recoverable_us_per_step), None)
-        told.append(finding if not cured else replace(finding, after=_after(context, left, following)))
-    return told
+        findings.append(finding if not cured else replace(finding, after=_after(context, left, following)))
+    return findings
 
 
 def _after(context: RuleContext, left_us: float, following: Finding | None) -> str:

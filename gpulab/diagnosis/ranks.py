@@ -18,7 +18,7 @@ from gpulab.thresholds import DEFAULT, Thresholds
 
 
 def diagnose_ranks(
-    found: RankComparison, each: Mapping[int, Diagnosis] | None = None, thresholds: Thresholds = DEFAULT
+    comparison: RankComparison, each: Mapping[int, Diagnosis] | None = None, thresholds: Thresholds = DEFAULT
 ) -> Diagnosis:
     """The slowest rank where the others wait for it, exposed communication, what most ranks have in common; the
     costliest first, else that all is well.
@@ -26,31 +26,33 @@ def diagnose_ranks(
     `each` holds what was found about each rank by itself: it says why the slowest one is late. Times are medians over
     the ranks, per step.
     """
-    verdict = _incomparable(found)
+    verdict = _incomparable(comparison)
     if verdict is not None:
         return Diagnosis((verdict,))
-    step_us = float(np.median([r.step_us for r in found.ranks]))
+    step_us = float(np.median([r.step_us for r in comparison.ranks]))
     slowest = (
-        straggler(found, found.straggler, _own(found.straggler, each or {})) if found.straggler is not None else None
+        straggler(comparison, comparison.straggler, _own(comparison.straggler, each or {}))
+        if comparison.straggler is not None
+        else None
     )
-    exposed = exposed_between_ranks(found, thresholds, slowest.recoverable_us_per_step or 0.0 if slowest else 0.0)
-    told = [f for f in (slowest, exposed, _common(found, each or {})) if f is not None]
-    causes = _with_sequels(sorted(told, key=lambda f: -(f.recoverable_us_per_step or 0.0)))
-    return Diagnosis(causes or (_in_step(found, each or {}),), (), step_us, step_us)
+    exposed = exposed_between_ranks(comparison, thresholds, slowest.recoverable_us_per_step or 0.0 if slowest else 0.0)
+    findings = [f for f in (slowest, exposed, _common(comparison, each or {})) if f is not None]
+    causes = _with_sequels(sorted(findings, key=lambda f: -(f.recoverable_us_per_step or 0.0)))
+    return Diagnosis(causes or (_in_step(comparison, each or {}),), (), step_us, step_us)
 
 
-def _incomparable(found: RankComparison) -> Finding | None:
-    if not found.ranks:
+def _incomparable(comparison: RankComparison) -> Finding | None:
+    if not comparison.ranks:
         return cannot_tell_because(
             "None of these traces holds work of a GPU, so the ranks cannot be compared.",
             "Record them with ProfilerActivity.CUDA",
         )
-    if found.integrity.reason("comparison") is not None:
+    if comparison.integrity.reason("comparison") is not None:
         return cannot_tell_because(
             "These traces are not of one job, so they are not compared.",
             "Put the traces of each job into a folder of its own; the table below tells which do not belong together",
         )
-    if not any(r.communication_us for r in found.ranks):
+    if not any(r.communication_us for r in comparison.ranks):
         return cannot_tell_because(
             "None of these ranks exchanges data with another in its profiled steps, so nothing can be compared.",
             "No communication kernel was found: look at each trace by itself with gpulab report FILE",
@@ -70,16 +72,16 @@ def _says_nothing_of_one(finding: Finding) -> bool:
     return kind.of_job or kind.is_verdict
 
 
-def _common(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
+def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
     """What comes first on most ranks, each looked at by itself; told by the one in the middle of them."""
     first = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
     keys = Counter(f.key for f in first.values() if f.recoverable_us_per_step)
-    if not keys or 2 * keys.most_common(1)[0][1] <= len(found.ranks):
+    if not keys or 2 * keys.most_common(1)[0][1] <= len(comparison.ranks):
         return None
     key, count = keys.most_common(1)[0]
     ranked = sorted((f.recoverable_us_per_step or 0.0, rank) for rank, f in first.items() if f.key == key)
     time_us, rank = ranked[len(ranked) // 2]
-    where = "all ranks" if count == len(found.ranks) else f"{count} of the {len(found.ranks)} ranks"
+    where = "all ranks" if count == len(comparison.ranks) else f"{count} of the {len(comparison.ranks)} ranks"
     own = first[rank]
     return replace(
         own,
@@ -98,13 +100,15 @@ def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
 
 
-def _in_step(found: RankComparison, each: Mapping[int, Diagnosis]) -> Finding:
-    exposed = float(np.median([r.exposed_us / r.step_us for r in found.ranks]))
+def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Finding:
+    exposed = float(np.median([r.exposed_us / r.step_us for r in comparison.ranks]))
     alone = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
     return all_is_well(
         "The ranks keep in step, and communication is hidden behind compute.",
         (
-            Evidence(f"Exposed communication: {percent(exposed)} of each step, median over {len(found.ranks)} ranks"),
+            Evidence(
+                f"Exposed communication: {percent(exposed)} of each step, median over {len(comparison.ranks)} ranks"
+            ),
             *(Evidence(f"Rank {rank} by itself: {f.summary.rstrip('.')}") for rank, f in sorted(alone.items())[:3]),
         ),
     )

@@ -117,7 +117,7 @@ def _threads_of_workers(context: RuleContext, workers: int, cores: float) -> Fin
     if (load is None or load < context.thresholds.cpu_full) and waited < context.thresholds.idle_notice:
         return None
     why = f"{_workers(workers)} split each operation among {each} threads, and {each * workers} threads share"
-    found = starving_for(context, "cpu_oversubscribed", f"{why} {_cores(cores)}") or Finding(
+    finding = starving_for(context, "cpu_oversubscribed", f"{why} {_cores(cores)}") or Finding(
         "cpu_oversubscribed",
         f"{why} {_cores(cores)} with the training: they take time from each other.",
         (Evidence("what that costs cannot be read off one run: try it with one thread each"),),
@@ -129,8 +129,8 @@ def _threads_of_workers(context: RuleContext, workers: int, cores: float) -> Fin
     busy = () if load is None else (Evidence(f"the cores are {percent(load)} busy during the steps (mean)"),)
     waits = Evidence(f"the workers wait for a free core for {percent(waited)} of the time they load")
     return replace(
-        found,
-        evidence=(*found.evidence, *busy, *([waits] if waited else [])),
+        finding,
+        evidence=(*finding.evidence, *busy, *([waits] if waited else [])),
         settings=(),
         otherwise="",
         lesson=LESSON,
@@ -146,13 +146,13 @@ def _too_many_threads(context: RuleContext, cores: float) -> Finding | None:
     if threads is None or threads <= most or context.on_gpu or context.facts.run.source == "trace":
         return None
     load = _load(context)
-    told = f", which {'is' if cores == 1 else 'are'} {percent(load)} busy during the steps (mean)" if load else ""
+    busy = f", which {'is' if cores == 1 else 'are'} {percent(load)} busy during the steps (mean)" if load else ""
     return Finding(
         "cpu_oversubscribed",
         f"PyTorch splits each operation among {threads} threads, but this process may use only {_cores(cores)}: "
         "threads that outnumber the cores wait for one another.",
         (
-            Evidence(f"{threads} compute threads on {_cores(cores)}{told}"),
+            Evidence(f"{threads} compute threads on {_cores(cores)}{busy}"),
             Evidence("what that costs cannot be read off one run: try it with fewer"),
         ),
         None,

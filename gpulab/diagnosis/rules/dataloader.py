@@ -61,8 +61,8 @@ def slow_collate(context: RuleContext) -> Finding | Undetermined | None:
 
 def waiting_for_cores(context: RuleContext) -> Finding | None:
     """The step waits for data, and the workers, for most of the time, for a processor core; asked by `cores`."""
-    found = _inside(context, "cpu_oversubscribed")
-    return found if isinstance(found, Finding) else None
+    finding = _inside(context, "cpu_oversubscribed")
+    return finding if isinstance(finding, Finding) else None
 
 
 def starving_for(context: RuleContext, key: str, why: str) -> Finding | None:

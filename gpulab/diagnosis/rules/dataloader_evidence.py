@@ -43,13 +43,13 @@ def _split(inside: LoadingFacts) -> str:
         "putting together": inside.collate_us,
         "page-locking": inside.pin_us or 0.0,
     }
-    told = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _PART_TOLD * inside.batch_us)
+    words = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _PART_TOLD * inside.batch_us)
     waits = {"for a disk, a network or a lock": "storage_bound", "for a free processor core": "cpu_oversubscribed"}
     times = times_by_cause(inside)
     for what, key in waits.items():
         if times[key] >= _WAIT_TOLD * inside.batch_us:
-            told += f"; {duration(times[key])} is waiting {what}"
-    return told
+            words += f"; {duration(times[key])} is waiting {what}"
+    return words
 
 
 # -- the line of code --------------------------------------------------------------------------------------------------
@@ -83,9 +83,9 @@ def _sampled(context: RuleContext) -> str:
     place = line_of(run, waits)
     if place is not None:
         return str(place)
-    found = [line for line in lines_of(run, waits) if line.looks > 0 and line.place.function]
-    for first in found:
-        whole = [line for line in found if _function(line) == _function(first)]
+    lines = [line for line in lines_of(run, waits) if line.looks > 0 and line.place.function]
+    for first in lines:
+        whole = [line for line in lines if _function(line) == _function(first)]
         if len(whole) > 1 and sum(line.share for line in whole) >= LEAST_SHARE:
             return str(first.place)
     return ""

@@ -136,11 +136,11 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
 
 def _mostly_parameters(context: RuleContext) -> Finding | None:
     """Most of the step goes to reading and updating parameters, in as few passes over them as there can be."""
-    found, took = context.facts.optimizer, context.facts.optimizer_us
-    if found is None or found.style != "fused":
+    update, took = context.facts.optimizer, context.facts.optimizer_us
+    if update is None or update.style != "fused":
         return None
-    updating_us = took.median if took is not None else found.host_us
-    share = found.per_parameter * updating_us / (context.step_us or 1.0)
+    updating_us = took.median if took is not None else update.host_us
+    share = update.per_parameter * updating_us / (context.step_us or 1.0)
     if share < context.thresholds.calling_notice or context.share("data_wait") >= share:
         return None
     return _too_small(

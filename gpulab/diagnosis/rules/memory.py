@@ -149,8 +149,8 @@ def _filled(context: RuleContext) -> tuple[float, str] | None:
         return min(1.0, curve.mean / working), "multiprocessors at work while the GPU works (NVML)"
     view = context.facts.trace.tensorboard if context.facts.trace is not None else None
     share = view.est_sm_efficiency if view is not None else None
-    told = "multiprocessors at work while the GPU works, estimated from the trace"
-    return None if share is None else (min(1.0, share / working), told)
+    basis = "multiprocessors at work while the GPU works, estimated from the trace"
+    return None if share is None else (min(1.0, share / working), basis)
 
 
 def _median_count(starts: Int64, windows: Int64) -> float:

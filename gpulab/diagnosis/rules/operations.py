@@ -26,8 +26,8 @@ _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as lon
 
 def unfused_attention(context: RuleContext) -> Finding | None:
     """Attention that writes the matrix of all pairs of positions to memory, takes its softmax and reads it again."""
-    found = _attention(context)
-    if found is None or (not context.on_gpu and found.share < context.thresholds.attention_cpu_notice):
+    chains = _attention(context)
+    if chains is None or (not context.on_gpu and chains.share < context.thresholds.attention_cpu_notice):
         return None
     computing = context.part_us("compute") if context.on_gpu else (context.step_us or 0.0)
     flash = "flash" if context.on_gpu else "auto"
@@ -41,54 +41,54 @@ def unfused_attention(context: RuleContext) -> Finding | None:
     )
     return Finding(
         "unfused_attention",
-        f"Attention is computed in several steps that write the matrix of all pairs to memory: {percent(found.share)} "
+        f"Attention is computed in several steps that write the matrix of all pairs to memory: {percent(chains.share)} "
         f"of {_computing(context)} lies between its two matrix products.",
         (
             Evidence(
-                f"{number(found.per_step)} times per step a softmax stands between two batched products",
-                found.span,
+                f"{number(chains.per_step)} times per step a softmax stands between two batched products",
+                chains.span,
             ),
             Evidence(
-                f"the products themselves take another {percent(found.product_share)}, part of it for that memory"
+                f"the products themselves take another {percent(chains.product_share)}, part of it for that memory"
             ),
         ),
-        found.share * computing,
+        chains.share * computing,
         "likely",
         parts=("compute/attention",),
-        settings=(("attention", flash),) if found.by_library else (),
-        cure=by_library if found.by_library else by_hand,
-        source_line=_line(context, found.span),
+        settings=(("attention", flash),) if chains.by_library else (),
+        cure=by_library if chains.by_library else by_hand,
+        source_line=_line(context, chains.span),
     )
 
 
 def memory_bound_ops(context: RuleContext) -> Finding | None:
     """Small operations in a row, each of which reads and writes all its numbers in memory."""
-    found = _pointwise(context)
+    chains = _pointwise(context)
     if (
-        found is None
+        chains is None
         or _is_compiled(context)
-        or (not context.on_gpu and found.saved_share < context.thresholds.pointwise_cpu_notice)
+        or (not context.on_gpu and chains.saved_share < context.thresholds.pointwise_cpu_notice)
     ):
         return None
     computing = context.part_us("compute") if context.on_gpu else (context.step_us or 0.0)
     return Finding(
         "memory_bound_ops",
         f"Simple operations (add, multiply, activation) follow one another, and each reads and writes its data in "
-        f"memory: {percent(found.share)} of {_computing(context)}.",
+        f"memory: {percent(chains.share)} of {_computing(context)}.",
         (
             Evidence(
-                f"{number(found.kernels)} such operations per step in {number(found.chains)} chains, "
-                f"up to {found.longest} in a row",
-                found.span,
+                f"{number(chains.kernels)} such operations per step in {number(chains.chains)} chains, "
+                f"up to {chains.longest} in a row",
+                chains.span,
             ),
-            Evidence(f"as one operation per chain they would move {percent(found.saved_share / found.share)} less"),
+            Evidence(f"as one operation per chain they would move {percent(chains.saved_share / chains.share)} less"),
         ),
-        found.saved_share * computing,
+        chains.saved_share * computing,
         "likely",
         parts=("compute/pointwise",),
         settings=(("compile", "default"),),
         cure="model = torch.compile(model), which makes one operation of each chain.",
-        source_line=_line(context, found.span),
+        source_line=_line(context, chains.span),
     )
 
 
@@ -145,24 +145,24 @@ def odd_shapes(context: RuleContext) -> Finding | Undetermined | None:
     work = context.facts.work
     if work is None or not context.on_gpu or context.withheld("tensor_core_fraction") is not None:
         return None
-    found = alignment(work)
-    if found is None or found.on_units < context.thresholds.matrix_material:
+    products = alignment(work)
+    if products is None or products.on_units < context.thresholds.matrix_material:
         return None
-    if found.odd < context.thresholds.silence:
-        if found.told >= _TOLD_ENOUGH * found.on_units:
+    if products.odd < context.thresholds.silence:
+        if products.told >= _TOLD_ENOUGH * products.on_units:
             return None
         return Undetermined(
             "odd_shapes",
             "Whether the sizes of matrix products fit the GPU's matrix units",
             "Record the trace with record_shapes=True",
         )
-    sizes = tuple(Evidence(f"for example {example}") for example in found.examples)
+    sizes = tuple(Evidence(f"for example {example}") for example in products.examples)
     return Finding(
         "odd_shapes",
-        f"{percent(found.odd)} of the computing time goes to matrix products whose sizes do not fit the GPU's matrix "
-        "units (multiples of 8).",
-        (Evidence(f"{found.how}: {found.costliest}"), *sizes),
-        found.odd * _SLOWER * context.part_us("compute"),
+        f"{percent(products.odd)} of the computing time goes to matrix products whose sizes do not fit the GPU's "
+        "matrix units (multiples of 8).",
+        (Evidence(f"{products.how}: {products.costliest}"), *sizes),
+        products.odd * _SLOWER * context.part_us("compute"),
         "possible" if not sizes else "likely",
         parts=("compute/matrix",),
         cure="Pad to multiples of 8: layer widths, the number of positions; the vocabulary to a multiple of 64.",

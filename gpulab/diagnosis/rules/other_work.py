@@ -50,27 +50,31 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
     account, optimizer = context.facts.breakdown, context.facts.optimizer
     if account is None or optimizer is None or not context.step_us or context.withheld("idle_causes") is not None:
         return None
-    found = after_update(context.facts.run, account, optimizer)
-    share = _share(context, found) - _short_pauses(context)
+    afterwards = after_update(context.facts.run, account, optimizer)
+    share = _share(context, afterwards) - _short_pauses(context)
     if share < context.thresholds.idle_notice:
         return None
-    line = line_of(context.facts.run, found.times)
-    where = "at lines below the optimizer's step" if found.looked else "between the optimizer's step and the next batch"
+    line = line_of(context.facts.run, afterwards.times)
+    where = (
+        "at lines below the optimizer's step"
+        if afterwards.looked
+        else "between the optimizer's step and the next batch"
+    )
     return Finding(
         key,
-        (_AT_LINES if found.looked else _BEFORE_NEXT_BATCH).format(share=percent(share), unit=context.unit),
+        (_AT_LINES if afterwards.looked else _BEFORE_NEXT_BATCH).format(share=percent(share), unit=context.unit),
         (
             Evidence(
                 f"{duration(share * context.step_us)} of {duration(context.step_us)} are spent {where}",
-                (int(found.times[0, 0]), int(found.times[0, 1])),
+                (int(afterwards.times[0, 0]), int(afterwards.times[0, 1])),
             ),
         ),
         share * context.step_us,
         "likely",
         parts=tuple(p for p in PARTS if p not in _WAITS and not (context.on_gpu and p in DEVICE_PARTS)),
-        cure=_MAYBE if found.looked else _CURE,
+        cure=_MAYBE if afterwards.looked else _CURE,
         source_line="" if line is None else str(line),
-        gone=pairs(found.times),
+        gone=pairs(afterwards.times),
     )
 
 
@@ -80,18 +84,18 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
     if account is None or not context.step_us or context.withheld("idle_causes") is not None:
         return None
     least = context.thresholds.idle_notice
-    found = own_code(context.facts.run, account) if account.typical_share("unknown") >= least else None
-    if found is not None and found.share >= least:
+    own = own_code(context.facts.run, account) if account.typical_share("unknown") >= least else None
+    if own is not None and own.share >= least:
         sentence = "{share} of {unit} goes to Python code of yours in which PyTorch computes nothing."
-        return _of_own(context, key, found, sentence, _OWN)
-    found = calls_of_own(context)
-    if found is None or found.share < least:
+        return _of_own(context, key, own, sentence, _OWN)
+    own = calls_of_own(context)
+    if own is None or own.share < least:
         return None
     sentence = (
         "{share} of {unit} goes to Python code of yours that calls PyTorch for hardly more than single numbers, one "
         "after the other."
     )
-    return _of_own(context, key, found, sentence, _NUMBERS)
+    return _of_own(context, key, own, sentence, _NUMBERS)
 
 
 def calls_of_own(context: RuleContext) -> OwnCode | None:
@@ -100,23 +104,23 @@ def calls_of_own(context: RuleContext) -> OwnCode | None:
     return own_calls(context.facts.run, account) if account is not None and not context.on_gpu else None
 
 
-def _of_own(context: RuleContext, key: str, found: OwnCode, sentence: str, cure: str) -> Finding:
+def _of_own(context: RuleContext, key: str, own: OwnCode, sentence: str, cure: str) -> Finding:
     step_us = context.step_us or 0.0
     return Finding(
         key,
-        sentence.format(share=percent(found.share), unit=context.unit),
+        sentence.format(share=percent(own.share), unit=context.unit),
         (
             Evidence(
-                f"{duration(found.share * step_us)} of {duration(step_us)}, most of it at one line",
-                (int(found.times[0, 0]), int(found.times[0, 1])),
+                f"{duration(own.share * step_us)} of {duration(step_us)}, most of it at one line",
+                (int(own.times[0, 0]), int(own.times[0, 1])),
             ),
         ),
-        found.share * step_us,
+        own.share * step_us,
         "likely",
         parts=("unknown",) if cure == _OWN else ("unknown", "compute"),
         cure=cure,
-        source_line=str(found.place),
-        gone=pairs(found.times),
+        source_line=str(own.place),
+        gone=pairs(own.times),
     )
 
 
@@ -127,15 +131,15 @@ def _short_pauses(context: RuleContext) -> float:
     return total_ns / max(1, len(run.steps)) / 1e3 / step_us
 
 
-def _share(context: RuleContext, found: Afterwards) -> float:
+def _share(context: RuleContext, afterwards: Afterwards) -> float:
     """Of a profiled step; on a GPU what of it leaves the GPU idle without waiting for it."""
-    if not len(found.times):
+    if not len(afterwards.times):
         return 0.0
     if not context.on_gpu:
-        return found.share()
+        return afterwards.share()
     work = context.facts.work
     waits = joined(*(b.times for b in context.facts.blocking))
-    return 0.0 if work is None else found.share(subtract(work.idle, waits))
+    return 0.0 if work is None else afterwards.share(subtract(work.idle, waits))
 
 
 # -- without a name ----------------------------------------------------------------------------------------------------
@@ -169,9 +173,9 @@ def _names_of_others(context: RuleContext) -> str:
         return ""
     rows = np.flatnonzero(spans.in_category(timeline, Category.USER_ANNOTATION) & spans.on_training_threads(timeline))
     took = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=len(timeline.names))
-    known = (spans.is_step, spans.is_loader, spans.is_optimizer)
+    marks = (spans.is_step, spans.is_loader, spans.is_optimizer)
     names = [timeline.names[i] for i in np.argsort(-took).tolist() if took[i] > 0]
-    others = [name for name in names if not any(is_known(name) for is_known in known)][:_NAMED]
+    others = [name for name in names if not any(is_known(name) for is_known in marks)][:_NAMED]
     return f", most of it to: {', '.join(others)}" if others else ""
 
 

@@ -42,15 +42,15 @@ _GC_CURE = (
 
 def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
     """The training stands still while its state is written."""
-    found = _paused(context, "checkpoint_save")
-    if found is None or found.share < context.thresholds.pause_notice:
+    pauses = _paused(context, "checkpoint_save")
+    if pauses is None or pauses.share < context.thresholds.pause_notice:
         return _undetermined(context, "checkpoint_save", "Whether saving checkpoints holds the training up")
     summary, evidence, cure = _OF_CHECKPOINTS if _saves_checkpoints(context) else _OF_FILES
-    return found.finding(
+    return pauses.finding(
         context,
         "checkpoint_save",
-        summary.format(share=percent(found.share)),
-        evidence.format(times=found.times, each=found.each),
+        summary.format(share=percent(pauses.share)),
+        evidence.format(times=pauses.times, each=pauses.each),
         cure,
     )
 
@@ -114,14 +114,14 @@ def _with_what_is_around(context: RuleContext, logging: Finding, around: Finding
 
 def recompilation(context: RuleContext) -> Finding | Undetermined | None:
     """Something is compiled again and again after the warm-up, as with inputs of ever new shapes."""
-    found = _paused(context, "compile") or _compile_steps(context)
-    if found is None or found.share < context.thresholds.silence:
+    pauses = _paused(context, "compile") or _compile_steps(context)
+    if pauses is None or pauses.share < context.thresholds.silence:
         return _undetermined(context, "recompilation", "Whether the model is compiled again and again")
-    return found.finding(
+    return pauses.finding(
         context,
         "recompilation",
-        f"The model is compiled again and again: {percent(found.share)} of the training time goes to that.",
-        f"after the warm-up something was compiled {found.times}, {found.each} each",
+        f"The model is compiled again and again: {percent(pauses.share)} of the training time goes to that.",
+        f"after the warm-up something was compiled {pauses.times}, {pauses.each} each",
         "Keep the shapes of the inputs the same (drop_last=True, padding to few lengths), or compile with "
         "dynamic=True.",
     )
@@ -129,15 +129,15 @@ def recompilation(context: RuleContext) -> Finding | Undetermined | None:
 
 def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
     """Python stops to look for garbage, often because millions of objects are alive."""
-    found = _paused(context, "gc")
-    if found is None or found.share < context.thresholds.pause_notice:
+    pauses = _paused(context, "gc")
+    if pauses is None or pauses.share < context.thresholds.pause_notice:
         return _undetermined(context, "gc_pause", "Whether Python's garbage collection holds the training up")
-    return found.finding(
+    return pauses.finding(
         context,
         "gc_pause",
-        f"Python's garbage collection takes {percent(found.share)} of the training time.",
-        f"it ran {found.times}, {found.each} each",
-        _GC_CURE[any(call in found.line for call in _COLLECTING)],
+        f"Python's garbage collection takes {percent(pauses.share)} of the training time.",
+        f"it ran {pauses.times}, {pauses.each} each",
+        _GC_CURE[any(call in pauses.line for call in _COLLECTING)],
     )
 
 

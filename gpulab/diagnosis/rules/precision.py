@@ -136,8 +136,8 @@ def _faster(context: RuleContext, use: PrecisionUse, ratio: float, from_tf32: fl
     """By the peaks, against each format that has a share worth a word in the products."""
     formats = (("of 32 bits", use.fp32, ratio), ("in TF32", use.tf32, from_tf32))
     material = _MATERIAL * (use.fp32 + use.tf32)
-    told = [f"{factor(times)} times as fast as those {what}" for what, share, times in formats if share >= material]
-    return Evidence(f"on a {context.facts.run.device.name} 16-bit products are up to {' and '.join(told)}")
+    ratios = [f"{factor(times)} times as fast as those {what}" for what, share, times in formats if share >= material]
+    return Evidence(f"on a {context.facts.run.device.name} 16-bit products are up to {' and '.join(ratios)}")
 
 
 def _autocast(kind: str) -> str:

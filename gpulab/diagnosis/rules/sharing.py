@@ -45,19 +45,19 @@ def throttled(context: RuleContext) -> Finding | Undetermined | None:
         return _unread(context, "throttled", "Whether heat or power held the GPU's clock down", "throttle")
     bits = reasons.value.astype(np.int64)
     often = {name: float(((bits & bit) != 0).mean()) for bit, name in THROTTLE_NAMES.items()}
-    told = {name: share for name, share in often.items() if share >= context.thresholds.readings_notice}
+    limits = {name: share for name, share in often.items() if share >= context.thresholds.readings_notice}
     slower = _slower(context)
-    if not told or (
-        set(told) == {THROTTLE_NAMES[_POWER_CAP]} and (slower is None or slower < context.thresholds.slowed_notice)
+    if not limits or (
+        set(limits) == {THROTTLE_NAMES[_POWER_CAP]} and (slower is None or slower < context.thresholds.slowed_notice)
     ):
         return None  # a GPU at its limit of power that keeps its clock does what it was bought for
-    held = (bits & sum(bit for bit, name in THROTTLE_NAMES.items() if name in told)) != 0
-    evidence = [Evidence(f"{name}: {percent(share)} of the readings") for name, share in told.items()]
+    held = (bits & sum(bit for bit, name in THROTTLE_NAMES.items() if name in limits)) != 0
+    evidence = [Evidence(f"{name}: {percent(share)} of the readings") for name, share in limits.items()]
     if slower is not None:
         evidence.append(Evidence(f"the clock was {percent(slower)} below its highest reading, on average"))
     return Finding(
         "throttled",
-        f"The GPU's clock was held down ({', '.join(told)}): it computes more slowly than it could.",
+        f"The GPU's clock was held down ({', '.join(limits)}): it computes more slowly than it could.",
         (Evidence(evidence[0].words, _from_to(reasons.t_ns[held])), *evidence[1:]),
         None if slower is None else slower * context.part_us("compute"),
         "measured" if slower is None else "likely",  # not all kernels go by the clock: some wait for memory

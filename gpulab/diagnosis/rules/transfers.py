@@ -36,22 +36,22 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
     """The loop asks for results of the GPU, waits until all is done, and only then starts the next work."""
     if context.facts.work is None or not context.on_gpu:
         return None
-    found = [b for b in context.facts.blocking if b.direction in ("read", "wait")]
-    waited = sum(b.waited_us for b in found)
+    calls = [b for b in context.facts.blocking if b.direction in ("read", "wait")]
+    waited = sum(b.waited_us for b in calls)
     lost = min(waited, _not_for_data_us(context))
-    if not found or not lost:
+    if not calls or not lost:
         return None
     why = context.withheld("idle_causes")
     if why is not None:
         what = "What the GPU loses where the program waits for its results"
         return Undetermined("sync_points", what, f"{why}; record the trace again")
-    times = joined(*(b.times for b in found))
+    times = joined(*(b.times for b in calls))
     return Finding(
         "sync_points",
-        f"The program waits for the GPU's results{_how_often(context, found)}, and then the GPU has nothing to do.",
+        f"The program waits for the GPU's results{_how_often(context, calls)}, and then the GPU has nothing to do.",
         (
-            Evidence(f"{_calls(found)} wait for {duration(waited)} per {_step_word(context)}", _longest(times)),
-            Evidence(f"the GPU idles for {duration(sum(b.idle_us for b in found))} of it, until new work arrives"),
+            Evidence(f"{_calls(calls)} wait for {duration(waited)} per {_step_word(context)}", _longest(times)),
+            Evidence(f"the GPU idles for {duration(sum(b.idle_us for b in calls))} of it, until new work arrives"),
         ),
         lost,
         "likely",
@@ -66,10 +66,10 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
     """Batches are copied to the GPU from ordinary memory: the copy is slow, and the program stands still meanwhile."""
     if context.facts.work is None or not context.on_gpu:
         return None
-    found = next((b for b in context.facts.blocking if b.direction == "upload"), None)
+    uploads = next((b for b in context.facts.blocking if b.direction == "upload"), None)
     exposed, moved, _ = exposed_upload_us(context.facts.work)
-    lost = _lost_to_copies_us(context, found, exposed) if found is not None else 0.0
-    if found is None or not lost:
+    lost = _lost_to_copies_us(context, uploads, exposed) if uploads is not None else 0.0
+    if uploads is None or not lost:
         return None
     why = context.withheld("idle_causes")
     if why is not None:
@@ -84,7 +84,8 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
                 f"copies{of_bytes} per {_step_word(context)} take {duration(exposed)} in which the GPU computes nothing"
             ),
             Evidence(
-                f"the program waits {duration(found.waited_us)} in them and starts nothing else", _longest(found.times)
+                f"the program waits {duration(uploads.waited_us)} in them and starts nothing else",
+                _longest(uploads.times),
             ),
         ),
         lost,
@@ -93,18 +94,18 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
         settings=_pinned(context),
         cure="DataLoader(…, pin_memory=True) makes the copy faster, and batch.to(device, non_blocking=True) lets the "
         "program go on meanwhile, though only from such pinned memory.",
-        source_line=_line(context, found.times),
-        gone=pairs(found.times),
+        source_line=_line(context, uploads.times),
+        gone=pairs(uploads.times),
     )
 
 
-def _lost_to_copies_us(context: RuleContext, found: BlockingCalls, exposed_us: float) -> float:
+def _lost_to_copies_us(context: RuleContext, uploads: BlockingCalls, exposed_us: float) -> float:
     """The most that such copies cost: time without computing on the device, and no more than the host stands still.
 
     While the host stands still the device copies: that time counts once.
     """
-    idle_us = min(found.idle_us, _not_for_data_us(context))
-    return min(max(found.waited_us, exposed_us), exposed_us + idle_us)
+    idle_us = min(uploads.idle_us, _not_for_data_us(context))
+    return min(max(uploads.waited_us, exposed_us), exposed_us + idle_us)
 
 
 def _not_for_data_us(context: RuleContext) -> float:
@@ -117,18 +118,18 @@ def _pinned(context: RuleContext) -> tuple[tuple[str, str], ...]:
     return () if loader is not None and loader.pin_memory else (("pin_memory", "True"),)
 
 
-def _how_often(context: RuleContext, found: list[BlockingCalls]) -> str:
-    per_step = sum(b.per_step for b in found)
+def _how_often(context: RuleContext, calls: list[BlockingCalls]) -> str:
+    per_step = sum(b.per_step for b in calls)
     if context.unit != "each step":
         return f" {number(per_step)} times"
     several, once = per_step >= _SEVERAL, per_step >= _ONCE
     return f" {number(per_step)} times in each step" if several else " in each step" if once else ""
 
 
-def _calls(found: list[BlockingCalls]) -> str:
+def _calls(calls: list[BlockingCalls]) -> str:
     """The two kinds of calls that are made most."""
     counts: dict[str, float] = {}
-    for name, count in (pair for b in found for pair in b.operators):
+    for name, count in (pair for b in calls for pair in b.operators):
         words = _WRITTEN.get(name, name)
         counts[words] = counts.get(words, 0.0) + count
     most = sorted(counts, key=lambda words: -counts[words])[:2]

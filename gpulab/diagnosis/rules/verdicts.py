@@ -14,7 +14,7 @@ from gpulab.formatting import duration, percent, plural
 
 def cannot_tell(context: RuleContext) -> Finding | None:
     """No conclusion can be drawn, with what is missing for one."""
-    return next((found for reason in _REASONS if (found := reason(context)) is not None), None)
+    return next((verdict for reason in _REASONS if (verdict := reason(context)) is not None), None)
 
 
 def healthy(context: RuleContext) -> Finding | None:
@@ -65,8 +65,8 @@ def _no_steps(context: RuleContext) -> Finding | None:
 
 def _too_few(context: RuleContext) -> Finding | None:
     n = len(context.facts.run.steps)
-    known = context.facts.typical_step_us is not None
-    if not n or (known and not context.too_few_steps):
+    timed = context.facts.typical_step_us is not None
+    if not n or (timed and not context.too_few_steps):
         return None
     return cannot_tell_because(
         f"Only {plural(n, 'step')} ran, too few to name a bottleneck.",
