@@ -72,7 +72,7 @@ def _empty(*_: Any) -> list[Any]:
 SWITCHES = (
     Switch(
         "the user's calls for single numbers are logging, not a small batch",
-        "gpulab.diagnosis.rules.after_update:own_calls",
+        "gpulab.diagnosis.rules.other_work:own_calls",
         _nothing,
     ),
     Switch(
