@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpulab.api.climb import climb, climbs
     from gpulab.api.experiment import experiment, experiments
     from gpulab.api.headspace import headspace
-    from gpulab.api.predict import scoreboard
+    from gpulab.api.predict import predict, scoreboard
     from gpulab.api.profile import compare, diagnose, profile, report, runs
     from gpulab.capture.steps.loop import mark_step as step
     from gpulab.panel.opening import lab
@@ -35,6 +35,7 @@ __all__ = [
     "lab",
     "load",
     "load_ipython_extension",
+    "predict",
     "profile",
     "report",
     "runs",
@@ -53,6 +54,7 @@ _DOORS = {
     "experiments": ("gpulab.api.experiment", "experiments"),
     "lab": ("gpulab.panel.opening", "lab"),
     "load": ("gpulab.trace.ranks", "load"),
+    "predict": ("gpulab.api.predict", "predict"),
     "profile": ("gpulab.api.profile", "profile"),
     "report": ("gpulab.api.profile", "report"),
     "runs": ("gpulab.api.profile", "runs"),

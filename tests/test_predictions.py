@@ -26,7 +26,6 @@ from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.host.operator_costs import HostOperators
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
-from gpulab.api.predict import foretell
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
@@ -875,9 +874,9 @@ def test_no_other_gpu_stands_in_for_one_whose_peaks_are_not_known(
 
 def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     run = fed(40, 0.6).run
-    asked = repr(foretell(run, {"workers": 2}))
+    asked = repr(gpulab.predict(run, {"workers": 2}))
     assert "workers=2" in asked and "as fast" in asked and "%%gpuprofile --ab workers=2" in asked
-    assert "no prediction" in repr(foretell(run, {"amp": "bf16"}))
+    assert "no prediction" in repr(gpulab.predict(run, {"amp": "bf16"}))
     with pytest.raises(UsageError, match="no knob"):
-        foretell(run, {"wrokers": 2})
-    assert "<td" in foretell(run)._repr_html_() or "No finding" in foretell(run)._repr_html_()
+        gpulab.predict(run, {"wrokers": 2})
+    assert "<td" in gpulab.predict(run)._repr_html_() or "No finding" in gpulab.predict(run)._repr_html_()

@@ -11,7 +11,8 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, parse_settings
 from gpulab.knobs.values import written
-from gpulab.prediction.predict import Known, predict
+from gpulab.prediction.predict import Known
+from gpulab.prediction.predict import predict as predict_settings
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Scoreboard
@@ -27,35 +28,41 @@ def scoreboard() -> ScoreboardView:
     return ScoreboardView(Scoreboard().read())
 
 
-def foretell(run: Run, settings: Mapping[str, object] | None = None) -> Predicted:
+def predict(run: Run | None = None, settings: Mapping[str, object] | None = None) -> Predicted:
     """What settings of the knobs would bring to a run, before they are tried; None: all that its findings name.
 
-    Raises UsageError for a name or value that is no knob's.
+    Without a run, the latest one. Raises UsageError for a name or value that is no knob's, and where there is no run.
     """
-    known, figures = Known(errors_here(run)), facts(run)
+    if run is None:
+        run = _latest()
+    evidence, figures = Known(errors_here(run)), facts(run)
     if settings is not None:
         texts = {name: _text(name, value) for name, value in settings.items()}
-        return Predicted(run.name, (predict(figures, texts, known),))
-    found = diagnose(figures, evidence=known).findings
-    made: dict[tuple[tuple[str, str], ...], Prediction] = {}
-    for finding in found:
+        return Predicted(run.name, (predict_settings(figures, texts, evidence),))
+    by_settings: dict[tuple[tuple[str, str], ...], Prediction] = {}
+    for finding in diagnose(figures, evidence=evidence).findings:
         if finding.prediction is not None and finding.settings:
-            made.setdefault(finding.settings, finding.prediction)
-    return Predicted(run.name, tuple(made.values()))
+            by_settings.setdefault(finding.settings, finding.prediction)
+    return Predicted(run.name, tuple(by_settings.values()))
 
 
 def magic_predict(line: str) -> None:
     """`%gpulab predict [KNOB=VALUE …]`: of the last run. Raises UsageError."""
-    if not len(runs):
-        raise UsageError(NO_RUN)
+    run = _latest()
     values = parse_settings([line], lambda name: False).values if line.strip() else None
-    _display(foretell(runs[-1], values))
+    _display(predict(run, values))
 
 
 def magic_scoreboard(line: str) -> None:
     """`%gpulab scoreboard`. Raises UsageError."""
     Parser("%gpulab scoreboard", "").read(split(line, "%gpulab scoreboard"))
     _display(scoreboard())
+
+
+def _latest() -> Run:
+    if not len(runs):
+        raise UsageError(NO_RUN)
+    return runs[-1]
 
 
 def _text(name: str, value: object) -> str:
@@ -70,4 +77,4 @@ def _display(shown: object) -> None:
     display(shown)  # type: ignore[no-untyped-call]
 
 
-__all__ = ["foretell", "magic_predict", "magic_scoreboard", "scoreboard"]
+__all__ = ["magic_predict", "magic_scoreboard", "predict", "scoreboard"]
