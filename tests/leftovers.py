@@ -105,9 +105,10 @@ def own_frames(shown: str | BaseException) -> list[str]:
 
 
 def _package_folder() -> str:
-    found = importlib.util.find_spec("gpulab")
-    assert found is not None and found.origin is not None
-    return str(Path(found.origin).parent) + os.sep
+    package = sys.modules.get("gpulab")
+    spec = package.__spec__ if package is not None else importlib.util.find_spec("gpulab")
+    assert spec is not None and spec.origin is not None
+    return str(Path(spec.origin).parent) + os.sep
 
 
 def _function(found: object) -> object:

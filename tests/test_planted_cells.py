@@ -62,7 +62,7 @@ def test_the_knob_takes_effect_in_its_cell_and_everything_is_put_back(planted: P
     assert settings(names) == set_as_written, "the knob left something, which only restoring the state takes out"
     state.restore()
     KNOBS[planted.knob].forget()
-    (check,) = changes(decided, written.observation, changed.logs, changed.run)
+    (check,) = changes(decided, written.observation, changed.effects, changed.run)
     assert check.state == "took effect", check.evidence
     assert photo(names) == before
 

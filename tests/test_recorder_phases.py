@@ -316,7 +316,7 @@ def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest
 
 def test_a_window_that_is_due_within_a_graph_capture_opens_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = [False]
-    monkeypatch.setattr(module.gpus, "in_graph_capture", lambda: capturing[0])
+    monkeypatch.setattr(module.gpus_in_use, "in_graph_capture", lambda: capturing[0])
     early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
     loop = Loop(on_gpu=True).steps(early.after - 1)
     capturing[0] = True
@@ -330,7 +330,7 @@ def test_a_window_that_is_due_within_a_graph_capture_opens_after_it(monkeypatch:
 
 def test_a_window_is_not_ended_within_a_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = [False]
-    monkeypatch.setattr(module.gpus, "in_graph_capture", lambda: capturing[0])
+    monkeypatch.setattr(module.gpus_in_use, "in_graph_capture", lambda: capturing[0])
     early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
     loop = Loop(on_gpu=True).steps(early.after + 1)
     capturing[0] = True

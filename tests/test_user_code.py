@@ -61,7 +61,7 @@ def test_a_file_that_is_reached_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(Path(str(gpulab.__file__)).parent)
     (tmp_path / "python").symlink_to(Path(logging.__file__).parent)
     assert owners[str(tmp_path / "linked" / "run.py")] is Owner.GPULAB
-    assert owners[str(tmp_path / "linked" / "cells.py")] is Owner.RUNNER
+    assert owners[str(tmp_path / "linked" / "magics.py")] is Owner.RUNNER
     assert owners[str(tmp_path / "linked" / "demo" / "digits.py")] is Owner.USER
     assert owners[str(tmp_path / "python" / "handlers.py")] is Owner.LIBRARY
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import gpulab
 from gpulab.demo import cell
-from gpulab.errors import GpulabError
+from gpulab.errors import GpulabError, UsageError
 from gpulab.options import whole_number_type
 
 if TYPE_CHECKING:
@@ -23,8 +23,12 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; returns the exit status: 0, or 1 with one line on stderr."""
+    parser = _parser()
     try:
-        options = _parser().parse_args(argv)
+        options = parser.parse_args(argv)
+    except UsageError as e:
+        parser.error(str(e))
+    try:
         with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
             report = profile_demo(steps=options.steps, slow_ms=options.slow_ms)
         print(json.dumps(report.json(), indent=2) if options.json else report.text())
