@@ -27,7 +27,7 @@ LEAKS = """
 def test_leaks():
     from contextlib import ExitStack
     from unittest.mock import Mock
-    from gpulab.capture import hooks
+    from gpulab.capture.steps import hooks
     hooks.install(Mock(), ExitStack())
 
 def test_is_innocent():
