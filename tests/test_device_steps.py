@@ -84,7 +84,7 @@ def test_the_report_says_that_the_host_runs_ahead() -> None:
     trust = integrity(ahead(150, 5, 100))
     assert trust is not None and trust.state == "ok" and not trust.withheld
     (check,) = [c for c in trust.checks if c.name == "host_ahead"]
-    assert "492.5 ms ahead of the GPU" in check.meaning
+    assert "493 ms ahead of the GPU" in check.meaning
 
 
 def test_a_copy_beside_the_kernels_holds_no_step_back() -> None:
