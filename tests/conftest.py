@@ -39,6 +39,21 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     return install(FakeCuda(count=2), monkeypatch)
 
 
+@pytest.fixture
+def torch_without_a_space(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's headers and libraries by a path that its compiler can take, wherever the clone lies."""
+    import torch
+    from torch.utils import cpp_extension
+
+    folder = Path(torch.__file__).parent
+    if " " in str(folder):
+        link = tmp_path_factory.mktemp("link") / "torch"
+        link.symlink_to(folder)
+        monkeypatch.setattr(torch, "__file__", str(link / "__init__.py"))
+        monkeypatch.setattr(cpp_extension, "_TORCH_PATH", str(link))
+        monkeypatch.setattr(cpp_extension, "TORCH_LIB_PATH", str(link / "lib"))
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_behind(own_store: Path, tmp_path: Path) -> Iterator[None]:
     """After each test: no hook, patch, thread, process, file handle or half-written run of ours."""

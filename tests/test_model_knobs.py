@@ -203,7 +203,7 @@ def test_attention_refuses_where_there_is_none() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_compile_really_compiles_on_the_cpu_flags_the_step_and_is_taken_back() -> None:
+def test_compile_really_compiles_on_the_cpu_flags_the_step_and_is_taken_back(torch_without_a_space: None) -> None:
     from gpulab.run import StepFlag
 
     torch.compiler.reset()
@@ -224,6 +224,13 @@ def test_compile_really_compiles_on_the_cpu_flags_the_step_and_is_taken_back() -
     assert not torch._dynamo.eval_frame.cached_backends
     unchanged, _ = traced(new_cell())
     assert COMPILE.verify(seen, "default", log, unchanged).state == "no effect"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler is looked for first")
+def test_compile_refuses_paths_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__file__", "/home/me/my work/torch/__init__.py")
+    refusal = str(COMPILE.refuses(dataclasses.replace(SCENE, device=CPU), "default"))
+    assert "a folder with a space in its name" in refusal and "/home/me/my work" in refusal
 
 
 @pytest.mark.parametrize(
@@ -294,7 +301,9 @@ def test_compile_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "reduce-overhead" in COMPILE.code_edit(SCENE, "reduce-overhead").snippet
 
 
-def test_compile_needs_the_headers_of_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compile_needs_the_headers_of_python(
+    torch_without_a_space: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda command: "/bin/true")
     monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
     assert "header files" in str(COMPILE.refuses(SCENE, "default"))

@@ -228,7 +228,18 @@ def _no_cpp_compiler() -> str | None:
         return f"torch.compile needs a C++ compiler on the CPU, and there is no {command} (Debian: apt install g++)"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "torch.compile needs Python's header files on the CPU (Debian: apt install python3-dev)"
-    return None
+    return _space_in_its_paths()
+
+
+def _space_in_its_paths() -> str | None:
+    """PyTorch (2.13) splits the compiler's command line at spaces, and each path on it."""
+    import torch
+
+    paths = [sysconfig.get_path("include"), str(Path(torch.__file__).parent)]
+    spaced = next((path for path in paths if any(c.isspace() for c in path)), None)
+    if spaced is None:
+        return None
+    return f"torch.compile does not work on the CPU below a folder with a space in its name, and {spaced} has one"
 
 
 def _no_gpu_compiler(observation: Observation) -> str | None:
