@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -37,11 +37,19 @@ NO_NAME = "GPU (name not in the trace)"
 _LAUNCHING = re.compile(r"(cuda|hip|cu)(Launch|Graph(s)?Launch|Ext\w*Launch|Memcpy|Memset)|hipModuleLaunch")
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
 
+READERS: dict[str, Callable[[Path], Trace]] = {  # by how a file's name ends
+    ".json": read_trace,
+    ".json.gz": read_trace,
+}
+
 
 def load_run(path: str | Path) -> Run:
-    """The run a trace file tells of. Raises TraceError where it cannot be read, in one sentence with the next step."""
+    """The run a trace file tells of. Raises TraceError where it cannot be read, in one sentence with the next step.
+
+    A name that ends as none of READERS is read as PyTorch's trace.
+    """
     path = Path(path)
-    trace = read_trace(path)
+    trace = READERS.get(next(filter(path.name.endswith, READERS), ""), read_trace)(path)
     found = find_steps(trace.timeline)
     device = _device(trace)
     start, end = trace.timeline.window_ns

@@ -18,11 +18,10 @@ from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import codec
 from gpulab.store.folders import DOCUMENT, read
-from gpulab.trace.load import load_run
+from gpulab.trace.load import READERS, load_run
 
 # A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
 PARALLEL_FROM_BYTES = 8 << 20
-_TRACE_NAMES = (".json", ".json.gz")
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)|^(\d+)\D*\.(?:pt\.trace\.)?json", re.IGNORECASE)
 
 _WORKER = """
@@ -49,10 +48,10 @@ def load(path: str | Path) -> Run | Ranks:
 
 def load_ranks(folder: Path) -> Ranks:
     """Every trace in a folder, by rank. Raises TraceError where the folder holds none that can be read."""
-    files = sorted(f for f in folder.iterdir() if f.name.endswith(_TRACE_NAMES) and f.is_file())
+    files = sorted(f for f in folder.iterdir() if f.name.endswith(tuple(READERS)) and f.is_file())
     if not files:
         raise TraceError(
-            f"{folder} holds no trace: none of its files ends in .json or .json.gz. Name the file, or its folder."
+            f"{folder} holds no trace: none of its files ends in {' or '.join(READERS)}. Name the file, or its folder."
         )
     read = _read_all(files)
     problems = [
