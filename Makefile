@@ -5,6 +5,8 @@ VENV ?= .venv
 PIP_FLAGS ?=
 LAB_FLAGS ?=
 FILE ?=
+# another PyTorch than the pinned one, e.g. TORCH=2.4.0: what it needs itself is then not pinned
+TORCH ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
 CORE := $(VENV)/.stamp-created
@@ -12,6 +14,7 @@ DEMO := $(VENV)/.stamp-demo
 LAB := $(VENV)/.stamp-lab
 TEST := $(VENV)/.stamp-test
 OLD_KERNEL := $(VENV)/share/gpulab-ipykernel6
+PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -51,6 +54,19 @@ floors: $(TEST) ## import-linter: a module imports only from floors below
 unit: $(TEST) ## pytest without a browser, two processes; make unit FILE=tests/test_x.py: one file
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" $(or $(FILE),--ignore tests/gpu -n 2 --dist loadfile)
 
+.PHONY: coverage
+coverage: $(TEST) ## the same, and which lines of gpulab it ran: the table, and htmlcov/index.html
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" --ignore tests/gpu -n 2 --dist loadfile \
+	  --cov gpulab --cov-report html --cov-report term:skip-covered
+
+.PHONY: oldest
+oldest: ## unit with the oldest PyTorch that gpulab takes, in .venv-oldest (PyPI's build: 5 GB)
+	$(MAKE) unit VENV=.venv-oldest TORCH=2.4.0
+
+.PHONY: newest
+newest: ## unit with the newest PyTorch, in .venv-newest (5 GB): make newest PYTHON=python3.13
+	$(MAKE) unit VENV=.venv-newest 'TORCH=2.*'
+
 .PHONY: browser
 browser: $(TEST) ## pytest in JupyterLab and Chromium (CHROMIUM=path, else /usr/bin/chromium)
 	$(BIN)/python -m pytest -m browser
@@ -82,7 +98,7 @@ record: $(DEMO) ## profile a script: make record SCRIPT=train.py ARGS="..."
 
 .PHONY: clean
 clean: ## remove the environment and caches; recorded runs stay
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) build dist htmlcov *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f gpulab-demo.html
 	find gpulab tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
@@ -92,20 +108,23 @@ $(CORE):
 	$(PYTHON) -m venv $(VENV)
 	touch $@
 
-$(DEMO): $(CORE) pyproject.toml constraints.txt
+$(VENV)/constraints.txt: $(CORE) constraints.txt
+	{ grep -vE '^(torch|triton|sympy|networkx|setuptools)==' constraints.txt; echo 'torch==$(TORCH)'; } > $@
+
+$(DEMO): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c constraints.txt -e '.[demo]'
+	$(PIP) -c $(PINS) -e '.[demo]'
 	touch $@
 
-$(LAB): $(CORE) pyproject.toml constraints.txt
+$(LAB): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c constraints.txt -e '.[demo,lab]'
+	$(PIP) -c $(PINS) -e '.[demo,lab]'
 	touch $@
 
 # ipykernel 6 is what many users still run: a kernelspec for the tests, the same packages but for the kernel itself.
-$(TEST): $(CORE) pyproject.toml constraints.txt
+$(TEST): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c constraints.txt -e '.[demo,fast,lab,test,dev]'
+	$(PIP) -c $(PINS) -e '.[demo,fast,lab,test,dev]'
 	rm -rf $(OLD_KERNEL)
 	$(PIP) --no-deps --target $(OLD_KERNEL) ipykernel==6.31.0 nest-asyncio==1.6.0
 	PYTHONPATH="$(abspath $(OLD_KERNEL))" $(BIN)/python -m ipykernel install --prefix $(VENV) \
