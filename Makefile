@@ -5,7 +5,7 @@ VENV ?= .venv
 PIP_FLAGS ?=
 LAB_FLAGS ?=
 FILE ?=
-# another PyTorch than the pinned one, e.g. TORCH=2.4.0: what it needs itself is then not pinned
+# another PyTorch than the pinned one, e.g. TORCH=2.6.0: what it needs itself is then not pinned
 TORCH ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
@@ -61,7 +61,7 @@ coverage: $(TEST) ## the same, and which lines of gpulab it ran: the table, and 
 
 .PHONY: oldest
 oldest: ## unit with the oldest PyTorch that gpulab takes, in .venv-oldest (PyPI's build: 5 GB)
-	$(MAKE) unit VENV=.venv-oldest TORCH=2.4.0
+	$(MAKE) unit VENV=.venv-oldest TORCH=2.6.0
 
 .PHONY: newest
 newest: ## unit with the newest PyTorch, in .venv-newest (5 GB): make newest PYTHON=python3.13

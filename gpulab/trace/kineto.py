@@ -223,27 +223,10 @@ class _Columns:
 
 
 def _categories(events: list[Any]) -> UInt8:
-    """Kineto's activity names as numbers. torch < 2.6 has no `activity_type`: there the device tells."""
-    n, event = len(events), type(events[0])
-    if hasattr(event, "activity_type"):
-        spelled = list(map(event.activity_type, events))
-        table = {name: int(_CATEGORIES.get(name, Category.UNKNOWN)) for name in set(spelled)}
-        return np.fromiter(map(table.__getitem__, spelled), np.uint8, n)
-    return np.fromiter(map(_old_category, events), np.uint8, n)
-
-
-def _old_category(event: Any) -> int:
-    on_device = "CPU" not in str(event.device_type())
-    name = event.name()
-    if on_device:
-        if name.startswith("Memcpy"):
-            return int(Category.GPU_MEMCPY)
-        if name.startswith("Memset"):
-            return int(Category.GPU_MEMSET)
-        return int(Category.GPU_USER_ANNOTATION if event.is_user_annotation() else Category.KERNEL)
-    if event.is_user_annotation():
-        return int(Category.USER_ANNOTATION)
-    return int(Category.CUDA_RUNTIME if name.startswith(("cuda", "cu")) else Category.CPU_OP)
+    """Kineto's activity names as numbers."""
+    spelled = list(map(type(events[0]).activity_type, events))
+    table = {name: int(_CATEGORIES.get(name, Category.UNKNOWN)) for name in set(spelled)}
+    return np.fromiter(map(table.__getitem__, spelled), np.uint8, len(events))
 
 
 def _busiest_thread(lanes: list[tuple[str, int, int]], lane_id: Int32, category: UInt8) -> int | None:
