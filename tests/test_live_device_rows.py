@@ -37,8 +37,8 @@ COPY = """
 
 
 @dataclass
-class OlderEvent:
-    """An event of a PyTorch without `metadata_json`."""
+class OldestEvent:
+    """An event of PyTorch 2.6, without `activity_type`: its device and its name tell what it is."""
 
     spelled: str
     activity: str
@@ -50,8 +50,11 @@ class OlderEvent:
     def name(self) -> str:
         return self.spelled
 
-    def activity_type(self) -> str:
-        return self.activity
+    def device_type(self) -> str:
+        return "DeviceType.CUDA" if self.activity in ("kernel", "gpu_memcpy") else "DeviceType.CPU"
+
+    def is_user_annotation(self) -> bool:
+        return self.activity == "user_annotation"
 
     def start_ns(self) -> int:
         return self.start
@@ -69,6 +72,13 @@ class OlderEvent:
         return 7 if self.activity in ("kernel", "gpu_memcpy") else 1
 
 
+class OlderEvent(OldestEvent):
+    """An event of a PyTorch without `metadata_json`."""
+
+    def activity_type(self) -> str:
+        return self.activity
+
+
 class Event(OlderEvent):
     """An event of PyTorch 2.13."""
 
@@ -79,7 +89,7 @@ class Event(OlderEvent):
         return self.members
 
 
-def rows(event: type[OlderEvent]) -> list[OlderEvent]:
+def rows(event: type[OldestEvent]) -> list[OldestEvent]:
     return [
         event("Memcpy HtoD (Pinned -> Device)", "gpu_memcpy", 60_000, 200_000, 2, COPY),
         event("cudaLaunchKernel", "cuda_runtime", 1_000, 500, 1),
@@ -89,7 +99,7 @@ def rows(event: type[OlderEvent]) -> list[OlderEvent]:
     ]
 
 
-def recorded(events: list[OlderEvent]) -> Timeline:
+def recorded(events: list[OldestEvent]) -> Timeline:
     marked = [type(events[0])(CLOCK_MARK, "user_annotation", -10, 5, 0), *events]
     results = SimpleNamespace(events=lambda: marked)
     profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
@@ -102,6 +112,12 @@ def test_copies_and_kernels_of_a_live_window_have_their_sizes() -> None:
     assert (copy.bytes, copy.gb_per_s) == (4_000_000, pytest.approx(20.0))
     (kernel,) = kernels(live).rows
     assert (kernel.blocks_per_sm, kernel.est_achieved_occupancy_pct) == (12.5, 75)
+
+
+def test_the_oldest_pytorch_has_the_same_categories() -> None:
+    oldest, newest = recorded(rows(OldestEvent)), recorded(rows(Event))
+    assert len(set(newest.category.tolist())) == 4
+    assert oldest.category.tolist() == newest.category.tolist() and oldest.names == newest.names
 
 
 def test_a_trace_file_of_the_same_window_has_the_same_columns(tmp_path: Path) -> None:

@@ -223,10 +223,27 @@ class _Columns:
 
 
 def _categories(events: list[Any]) -> UInt8:
-    """Kineto's activity names as numbers."""
-    spelled = list(map(type(events[0]).activity_type, events))
+    """Kineto's activity names as numbers. Events of PyTorch 2.9 and older have none: see `_category_by_name`."""
+    n, event = len(events), type(events[0])
+    if not hasattr(event, "activity_type"):
+        return np.fromiter(map(_category_by_name, events), np.uint8, n)
+    spelled = list(map(event.activity_type, events))
     table = {name: int(_CATEGORIES.get(name, Category.UNKNOWN)) for name in set(spelled)}
-    return np.fromiter(map(table.__getitem__, spelled), np.uint8, len(events))
+    return np.fromiter(map(table.__getitem__, spelled), np.uint8, n)
+
+
+def _category_by_name(event: Any) -> int:
+    """The category as the device and the name tell it."""
+    name = event.name()
+    if "CPU" not in str(event.device_type()):
+        if name.startswith("Memcpy"):
+            return int(Category.GPU_MEMCPY)
+        if name.startswith("Memset"):
+            return int(Category.GPU_MEMSET)
+        return int(Category.GPU_USER_ANNOTATION if event.is_user_annotation() else Category.KERNEL)
+    if event.is_user_annotation():
+        return int(Category.USER_ANNOTATION)
+    return int(Category.CUDA_RUNTIME if name.startswith(("cuda", "cu")) else Category.CPU_OP)
 
 
 def _busiest_thread(lanes: list[tuple[str, int, int]], lane_id: Int32, category: UInt8) -> int | None:
