@@ -92,7 +92,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     check(bounds)
     climber = Climber(code, bounds, _diagnosed, _foretold, memory_full=thresholds_of().memory_full)
     with Climbing(climber.stop, show=show) as climbing:
-        climber.tell, climber.told = climbing.tell, climbing.told
+        climber.tell, climber.told = climbing.tell, climbing.show_ladder
         found = climber.run()
     climbed = Climbed(found)
     climbs.append(climbed)
@@ -103,7 +103,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
         climbing.clear()
     else:
         try:
-            climbing.show(climbed)
+            climbing.put(climbed)
         except Exception as e:
             sys.stderr.write(f"gpulab: the climb could not be shown ({type(e).__name__}: {e})\n")
     if climber.error is not None:

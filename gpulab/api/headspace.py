@@ -12,7 +12,7 @@ from gpulab.options import check_seconds, check_whole_number, read_seconds, read
 from gpulab.tuning.headspace.headspace import Differential
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
 from gpulab.views.headspace import HeadspaceReport
-from gpulab.views.running.stoppable import Stoppable
+from gpulab.views.running.progress import Stoppable
 
 HELP = f"""\
 %gpulab headspace [--budget SECONDS] [--steps N] [--pairs N]

@@ -1,25 +1,42 @@
-"""What an experiment is doing right now: one line that is renewed, in a notebook with a bar."""
+"""What is going on right now: one line that is renewed, in a notebook with a bar, and a Stop button where it is needed.
+
+An experiment runs the user's cell on the main thread, where a click would wait for its end: the button asks on the
+kernel's control channel (gpulab.views.running.stop_message). The notebook's own stop button ends it as well.
+"""
 
 from __future__ import annotations
 
+import html
 import sys
 import time
+import uuid
+from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from gpulab.formatting import while_s
 from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.running.display import in_notebook
+from gpulab.views.running.live import WIDGET_VIEW
+from gpulab.views.running.stop_message import accept_stop
+from gpulab.views.running.widgets import close
 
 if TYPE_CHECKING:
     from gpulab.views.comparison.comparison import Compared
 
 RENEWED_S = 0.2
+STOPPED_BY = "To end it: the Stop button above, or the notebook's own. What the cell trains is put back."
+
+
+class Shown(Protocol):
+    """A result with its views."""
+
+    def text(self) -> str: ...
+    def bundle(self) -> dict[str, object]: ...
 
 
 class Progressing:
-    """Shows progress while its block runs, then the result in its place. `also` is told of each step, too."""
+    """Shows progress while its block runs, then the result in its place. `also` is called with each step, too."""
 
     def __init__(self, also: Listener | None, *, show: bool = True) -> None:
         self._also = also
@@ -37,42 +54,94 @@ class Progressing:
         return self
 
     def tell(self, progress: Progress) -> None:
-        """Say where the experiment stands."""
+        """Show where the experiment stands."""
         if self._also is not None:
             self._also(progress)
         if not self._show or time.monotonic() - self._shown_at < RENEWED_S:
             return
         self._shown_at = time.monotonic()
         with suppress(Exception):  # a view that fails must not end the experiment
-            self._draw(progress)
+            if self._handle is not None:
+                self._draw(progress)
+            elif sys.stderr.isatty():
+                line = f"gpulab: {words(progress)}"
+                sys.stderr.write("\r" + line.ljust(self._written))
+                sys.stderr.flush()
+                self._written = len(line)
 
     def _draw(self, progress: Progress) -> None:
-        if self._handle is not None:
-            self._handle.update({"text/html": _html(progress), "text/plain": words(progress)}, raw=True)
-        elif sys.stderr.isatty():
-            line = f"gpulab: {words(progress)}"
-            sys.stderr.write("\r" + line.ljust(self._written))
-            sys.stderr.flush()
-            self._written = len(line)
+        self._handle.update({"text/html": _html(progress), "text/plain": words(progress)}, raw=True)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _clear_line(self) -> None:
         if self._written:
             sys.stderr.write("\r" + " " * self._written + "\r")
-        if self._handle is not None and error is not None:
+            self._written = 0
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._clear_line()
+        if error is not None:
+            self.clear()
+
+    def clear(self) -> None:
+        """Take the progress away: there is no result to show."""
+        if self._handle is not None:
             self._handle.update({"text/plain": ""}, raw=True)
 
+    def put(self, shown: Shown) -> None:
+        """Show the result in the place of the progress."""
+        if self._handle is not None:
+            self._handle.update(shown.bundle(), raw=True)
+        elif self._show:
+            sys.stdout.write(shown.text() + "\n")
+
     def show(self, compared: Compared) -> None:
-        """Put the comparison where the progress was."""
-        if not self._notebook:
-            sys.stdout.write(compared.text() + "\n")
-            return
+        """Show a comparison in the place of the progress, in a notebook with its tables below the picture."""
+        self.put(compared)
+        if self._notebook:
+            from IPython.display import display
+
+            display({"text/html": compared.fragment(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
+
+
+class Stoppable(Progressing):
+    """As `Progressing`, with a Stop button; `stop` is what the button calls, `hint` is its label."""
+
+    def __init__(self, stop: Callable[[], None], hint: str, *, show: bool = True) -> None:
+        super().__init__(None, show=show)
+        self._stop = stop
+        self._hint = hint
+        self._button: Any = None
+        self._button_handle: Any = None
+        self._refuse_stop: Callable[[], None] = lambda: None
+
+    def __enter__(self) -> Self:
+        if self._notebook:
+            with suppress(Exception):  # the notebook's own stop button is there without ipywidgets, too
+                self._show_button()
+        return super().__enter__()
+
+    def _show_button(self) -> None:
         from IPython.display import display
 
-        if self._handle is not None:
-            self._handle.update(compared.bundle(), raw=True)
-        display({"text/html": compared.fragment(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
+        from gpulab.views.running.stop_button import control_stop_button
+
+        key = uuid.uuid4().hex
+        button = self._button = control_stop_button(key, self._hint, self._stop)
+        button.disabled, button.button_style = False, "warning"
+        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": button.model_id}}
+        self._refuse_stop = accept_stop(sys.modules["IPython"].get_ipython().kernel, key, self._stop)
+        self._button_handle = display(  # type: ignore[no-untyped-call]
+            {**view, "text/plain": STOPPED_BY}, raw=True, display_id=True
+        )
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._refuse_stop()
+        with suppress(Exception):
+            if self._button_handle is not None:  # a widget in a saved notebook is an error message
+                self._button_handle.update({"text/plain": "", "text/html": ""}, raw=True)
+            if self._button is not None:
+                close(self._button)
+        super().__exit__(kind, error, trace)
 
 
 def words(progress: Progress) -> str:
@@ -82,14 +151,9 @@ def words(progress: Progress) -> str:
 
 
 def _html(progress: Progress) -> str:
-    from html import escape
-
     share = progress.done / progress.total if progress.total else 0.0
     bar = (
         '<div style="width:320px;height:6px;border-radius:3px;background:rgba(128,128,128,0.25);margin-top:4px">'
         f'<div style="width:{share:.1%};height:6px;border-radius:3px;background:#0072b2"></div></div>'
     )
-    return f'<div style="font-size:13px;margin:4px 0">{escape(words(progress))}{bar}</div>'
-
-
-__all__ = ["Progressing", "words"]
+    return f'<div style="font-size:13px;margin:4px 0">{html.escape(words(progress))}{bar}</div>'
