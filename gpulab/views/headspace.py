@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
-from gpulab.views.comparison import html as comparison_html
-from gpulab.views.comparison import text as comparison_text
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.report.document import finite
 from gpulab.views.report.sections import device
+from gpulab.views.view import NotebookView
 from gpulab.views.wording import plain
 
 SCHEMA = 1
@@ -27,8 +26,8 @@ _COLD = ("read from the disk", "the system was made to forget the files before: 
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class HeadspaceReport:
-    """The differential test with its views: every view is a pure function of it. A notebook shows it by its name."""
+class HeadspaceReport(NotebookView):
+    """The differential test with its views."""
 
     found: Headspace
 
@@ -56,18 +55,6 @@ class HeadspaceReport:
         sentence = f"Even a perfect DataLoader would make this cell {factor(found.ceiling)} times as fast, no more."
         return Headline("headspace", sentence, evidence, "bad" if found.ceiling >= 1.25 else "notice")
 
-    def text(self, width: int | None = None) -> str:
-        """For a terminal, at most `width` columns (60 to 100; None: 100)."""
-        return comparison_text.render(_opening(self.found), self.headline, _sections(self.found), None, width)
-
-    def html(self) -> str:
-        """A self-contained page: no network."""
-        return comparison_html.page(_opening(self.found), self.headline, _sections(self.found), b"", None)
-
-    def fragment(self) -> str:
-        """Headline and tables for a notebook's output: inline styles only."""
-        return comparison_html.fragment(self.headline, _sections(self.found), None)
-
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
         found = self.found
@@ -89,20 +76,16 @@ class HeadspaceReport:
         }
         return {name: finite(value) for name, value in figures.items()}
 
-    def bundle(self) -> dict[str, object]:
-        """A display bundle: tables, and the text for front ends without them."""
-        return {"text/html": self.fragment(), "text/plain": self.text()}
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
-        return self.bundle()
-
     def __repr__(self) -> str:
         return f"<gpulab headspace: {self.headline.sentence}>"
 
+    def _opening(self) -> str:
+        run, experiment = self.found.run, self.found.experiment
+        ended = " · stopped early" if experiment.stopped else ""
+        return f"what the DataLoader costs · {device(run)} · {duration(experiment.seconds * 1e6)}{ended}"
 
-def _opening(found: Headspace) -> str:
-    ended = " · stopped early" if found.experiment.stopped else ""
-    return f"what the DataLoader costs · {device(found.run)} · {duration(found.experiment.seconds * 1e6)}{ended}"
+    def _sections(self) -> tuple[Section, ...]:
+        return tuple(s for s in (_steps(self.found), _notes(self.found)) if s is not None)
 
 
 def _evidence(found: Headspace) -> str:
@@ -116,10 +99,6 @@ def _evidence(found: Headspace) -> str:
         f"device already. That is {times} times as fast{sure} "
         f"({plural(pairs, 'pair')} of short runs in turn)."
     )
-
-
-def _sections(found: Headspace) -> tuple[Section, ...]:
-    return tuple(s for s in (_steps(found), _notes(found)) if s is not None)
 
 
 def _steps(found: Headspace) -> Section:
@@ -178,6 +157,3 @@ def _lines(found: Headspace) -> list[str]:
 def _notes(found: Headspace) -> Section | None:
     lines = tuple(plain(note) for note in found.notes)
     return Section("Beside that", lines=lines, aside=True) if lines else None
-
-
-__all__ = ["HeadspaceReport"]

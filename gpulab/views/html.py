@@ -53,6 +53,12 @@ _INLINE: Look = MappingProxyType(
     }
 )
 
+_CODE = (
+    "margin:8px 0 0 0;padding:10px 14px;overflow-x:auto;font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;"
+    "white-space:pre;border:1px solid rgba(128,128,128,0.35);border-radius:8px;background:rgba(128,128,128,0.08)"
+)
+_GROUNDS = {"+": "rgba(46,158,91,0.25)", "-": "rgba(217,83,79,0.25)"}  # under any ink, light or dark
+
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 _STYLE = """
@@ -105,7 +111,8 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
     lead = "\n".join(_page_section(section) for section in sections if section.lead)
     wide = "\n".join(_page_section(section) for section in sections if section.wide and not section.lead)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
-    narrow = "\n".join(_page_section(section) for section in sections if not section.wide)
+    code = "".join(f"{_page_section(section)}\n" for section in sections if section.code)
+    narrow = "\n".join(_page_section(section) for section in sections if not section.wide and not section.code)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -126,7 +133,7 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
 {picture}
 {wide}
 {timeline}
-<div class="details">
+{code}<div class="details">
 {narrow}
 </div>
 </main>
@@ -135,9 +142,9 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
 """
 
 
-def _picture(png: bytes, told: str) -> str:
+def _picture(png: bytes, description: str) -> str:
     source = base64.b64encode(png).decode("ascii")
-    return f'<div class="picture"><img alt="{told}" src="data:image/png;base64,{source}"></div>'
+    return f'<div class="picture"><img alt="{description}" src="data:image/png;base64,{source}"></div>'
 
 
 def fragment(headline: Headline, sections: Sequence[Section]) -> str:
@@ -147,8 +154,9 @@ def fragment(headline: Headline, sections: Sequence[Section]) -> str:
     """
     sentence = f'<div style="{_HEADLINE}">{_safe(headline.sentence)}</div>'
     evidence = f"<p {_INLINE['line']}>{_safe(headline.evidence)}</p>"
-    inside = "".join(_fragment_section(section) for section in sections)
-    return f'<div style="overflow-x:auto">{sentence}{evidence}{inside}</div>'
+    inside = "".join(_fragment_section(section) for section in sections if not section.code)
+    code = "".join(_fragment_section(section) for section in sections if section.code)
+    return f'<div style="overflow-x:auto">{sentence}{evidence}{inside}</div>{code}'
 
 
 def _page_section(section: Section) -> str:
@@ -174,6 +182,16 @@ def _inside(section: Section, look: Look) -> Iterator[str]:
         yield "</tbody></table>"
     for line in section.lines:
         yield f"<p {look['line']}>{_safe(line)}</p>"
+    if section.code:
+        lines = "\n".join(_code_line(line) for line in section.code.split("\n"))
+        yield f'<pre style="{_CODE}">{lines}</pre>'
+
+
+def _code_line(line: str) -> str:
+    """One line of code; of a diff on the ground of what it adds or takes away."""
+    ground = _GROUNDS.get(line[:1]) if not line.startswith(("+++", "---")) else None
+    safe = html.escape(line)
+    return f'<span style="background:{ground}">{safe}</span>' if ground else safe
 
 
 def _head(section: Section, look: Look, barred: bool) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Self
 
 Fit = Literal["tight", "number", "wrap", "cut"]
 
@@ -14,6 +15,11 @@ class Column:
 
     title: str
     fit: Fit = "tight"
+
+
+def numbers(*titles: str) -> tuple[Column, ...]:
+    """Columns of figures."""
+    return tuple(Column(title, "number") for title in titles)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +37,7 @@ class Section:
     """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
 
     `aside` marks what most readers skip: a page may fold it. `wide` needs the whole width of a page. `lead` belongs to
-    the headline: a page shows it before its picture.
+    the headline: a page shows it before its picture. `code` stands below the sentences, each line as it is.
     """
 
     title: str
@@ -41,6 +47,22 @@ class Section:
     aside: bool = False
     wide: bool = False
     lead: bool = False
+    code: str = ""
+
+    @classmethod
+    def table(
+        cls,
+        title: str,
+        columns: Iterable[Column],
+        cells: Iterable[tuple[str, ...]],
+        lines: Iterable[str] = (),
+        *,
+        aside: bool = False,
+        wide: bool = False,
+    ) -> Self:
+        """A table of texts, without bars."""
+        return cls(title, tuple(columns), tuple(Row(line) for line in cells), tuple(lines), aside, wide)
 
 
 PAIRS = (Column(""), Column("", "wrap"))
+TEXTS = (Column("", "wrap"), Column("", "wrap"))

@@ -20,7 +20,7 @@ _INDENT = "  "
 
 
 def render(opening: str, headline: Headline, sections: Sequence[Section], width: int | None = None) -> str:
-    """The whole report, no line longer than `width` (clamped to 60 … 100, 100 by default), no colour, no escapes."""
+    """The whole report, no line but code longer than `width` (60 to 100, 100 by default), no colour, no escapes."""
     width = min(max(width or WIDEST, NARROWEST), WIDEST)
     blocks = [_head(opening, headline, width)]
     blocks += ["\n".join(_section(section, width)) for section in sections]
@@ -43,6 +43,8 @@ def _section(section: Section, width: int) -> Iterator[str]:
     yield from _table(section, width)
     for line in section.lines:
         yield from _wrapped(line, width, _INDENT)
+    if section.code:
+        yield f"\n{section.code}"
 
 
 def _table(section: Section, width: int) -> Iterator[str]:

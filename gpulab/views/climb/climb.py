@@ -6,14 +6,15 @@ from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.tuning.climb.record import Climb, Rung
+from gpulab.views import text
 from gpulab.views.climb import document, sections
-from gpulab.views.comparison import html as comparison_html
-from gpulab.views.comparison import text as comparison_text
+from gpulab.views.layout import Section
+from gpulab.views.view import NotebookView
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Climbed:
-    """A climb with its views: every view is a pure function of it. A notebook shows it by its name."""
+class Climbed(NotebookView):
+    """A climb with its views."""
 
     found: Climb
 
@@ -50,36 +51,18 @@ class Climbed:
 
     def text(self, width: int | None = None) -> str:
         """For a terminal, at most `width` columns (60 to 100; None: 100)."""
-        found = self.found
-        keep = sections.kept_edit(found)
-        return comparison_text.render(
-            sections.opening(found), self.headline, sections.sections(found, bars=False), keep, width
-        )
-
-    def html(self) -> str:
-        """A self-contained page: no network."""
-        found = self.found
-        keep = sections.kept_edit(found)
-        return comparison_html.page(sections.opening(found), self.headline, sections.sections(found), b"", keep)
-
-    def fragment(self) -> str:
-        """Headline, ladder and edit for a notebook's output: inline styles only."""
-        keep = sections.kept_edit(self.found)
-        return comparison_html.fragment(self.headline, sections.sections(self.found), keep)
+        without_bars = sections.sections(self.found, bars=False)
+        return text.render(self._opening(), self.headline, without_bars, width)
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
         return document.document(self.found)
 
-    def bundle(self) -> dict[str, object]:
-        """A display bundle: tables, and the text for front ends without them."""
-        return {"text/html": self.fragment(), "text/plain": self.text()}
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
-        return self.bundle()
-
     def __repr__(self) -> str:
         return f"<climb: {self.headline.sentence}>"
 
+    def _opening(self) -> str:
+        return sections.opening(self.found)
 
-__all__ = ["Climbed"]
+    def _sections(self) -> tuple[Section, ...]:
+        return sections.sections(self.found)

@@ -11,7 +11,7 @@ from gpulab.formatting import duration, factor, factor_within, plural
 from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Climb, Rung
 from gpulab.views.climb.attempts import NONE, ladder
-from gpulab.views.comparison.sections import Keep, checks, how_measured, keep
+from gpulab.views.comparison.sections import checks, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.report.sections import device
 from gpulab.views.wording import plain
@@ -93,13 +93,13 @@ def first_left(found: Climb) -> Finding | None:
 
 def sections(found: Climb, *, bars: bool = True) -> tuple[Section, ...]:
     """Every section in reading order. `bars`: the times of the ladder are drawn, too; a terminal has no room."""
-    if found.written is None or found.written.facts is None:
-        return ()
-    made = (ladder(found, bars=bars), _left(found), _passed(found), _checks(found), _measured(found))
-    return tuple(section for section in made if section is not None)
+    parts: tuple[Section | None, ...] = ()
+    if found.written is not None and found.written.facts is not None:
+        parts = (ladder(found, bars=bars), _left(found), _passed(found), _checks(found), _measured(found))
+    return tuple(section for section in (*parts, kept_edit(found)) if section is not None)
 
 
-def kept_edit(found: Climb) -> Keep | None:
+def kept_edit(found: Climb) -> Section | None:
     """The edit of the cell that keeps all kept settings; None where they bring nothing together, or move the loss."""
     useless = (found.whole is not None and found.whole.verdict != "faster") or bool(_loss_moved(found))
     return keep(found.top) if found.kept and not useless else None

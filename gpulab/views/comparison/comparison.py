@@ -10,14 +10,13 @@ from gpulab.errors import UsageError
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange, Verdict
 from gpulab.views.comparison import document, figure, sections, sweep, sweep_figure
-from gpulab.views.comparison import html as comparison_html
-from gpulab.views.comparison import text as comparison_text
 from gpulab.views.layout import Section
+from gpulab.views.view import NotebookView
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Compared:
-    """A comparison with its views: every view is a pure function of it. A notebook shows it by its name.
+class Compared(NotebookView):
+    """A comparison with its views.
 
     `verdict`, `ratio` (the time of B over A), `interval`, `noise_floor`, `parts` and `loss` are those of the one
     comparison there is; of several settings take one of `comparisons`. `price_per_hour` of the machine, in any
@@ -77,22 +76,9 @@ class Compared:
         found = self._simple
         return comparison_headline(found) if isinstance(found, Comparison) else experiment_headline(found)
 
-    def text(self, width: int | None = None) -> str:
-        """For a terminal, at most `width` columns (60 to 100; None: 100)."""
-        return comparison_text.render(self._opening, self.headline, self._sections, self._keep, width)
-
     def png(self) -> bytes:
         """The picture, 1100 pixels wide. Draws with matplotlib, on the main thread only."""
-        return self._picture(titled=True)
-
-    def html(self) -> str:
-        """A self-contained page: no network, the picture inside."""
-        picture = self._picture(titled=False) if self._sections else b""
-        return comparison_html.page(self._opening, self.headline, self._sections, picture, self._keep)
-
-    def fragment(self) -> str:
-        """Headline and tables for a notebook's output: inline styles only, so that untrusted notebooks keep them."""
-        return comparison_html.fragment(self.headline, self._sections, self._keep)
+        return self._drawn(titled=True)
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
@@ -113,14 +99,10 @@ class Compared:
         """An experiment with one knob setting is shown as the comparison that it is."""
         return self.comparisons[0] if len(self.comparisons) == 1 else self.found
 
-    @property
     def _opening(self) -> str:
         found = self._simple
-        if isinstance(found, Comparison):
-            return sections.opening(found)
-        return sweep.opening(found)
+        return sections.opening(found) if isinstance(found, Comparison) else sweep.opening(found)
 
-    @property
     def _sections(self) -> tuple[Section, ...]:
         found = self._simple
         if isinstance(found, Comparison):
@@ -128,12 +110,10 @@ class Compared:
             return sections.sections(found, self.price_per_hour, notes)
         return sweep.sections(found)
 
-    @property
-    def _keep(self) -> sections.Keep | None:
-        found = self._simple
-        return sections.keep(found.b if isinstance(found, Comparison) else sweep.best_of(found))
+    def _picture(self) -> bytes:
+        return self._drawn(titled=False) if self._sections() else b""
 
-    def _picture(self, *, titled: bool) -> bytes:
+    def _drawn(self, *, titled: bool) -> bytes:
         found = self._simple
         if isinstance(found, Comparison):
             return figure.draw(found, titled=titled)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,15 +18,6 @@ from gpulab.views.comparison.table import heading, name, side_by_side
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.report.sections import device
 from gpulab.views.wording import plain
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """The edit that keeps a setting: a sentence, and code to paste line by line."""
-
-    sentence: str
-    code: str
-
 
 SEQUENTIAL = (
     "These runs were made one after the other. What changed on the machine between them looks like a difference of "
@@ -55,7 +45,7 @@ def sections(found: Comparison, price_per_hour: float | None = None, notes: Sequ
     """Every section in reading order; none where a side never ran. `notes` are of the experiment as a whole."""
     if never_ran(found):
         return ()
-    made = (
+    parts = (
         _first(found),
         side_by_side(found, price_per_hour),
         prediction.section((found,)),
@@ -64,8 +54,9 @@ def sections(found: Comparison, price_per_hour: float | None = None, notes: Sequ
         _curves(found),
         checks((found.a, found.b)),
         _measured(found, notes),
+        keep(found.b),
     )
-    return tuple(s for s in made if s is not None)
+    return tuple(s for s in parts if s is not None)
 
 
 def _first(found: Comparison) -> Section | None:
@@ -273,10 +264,10 @@ def worth_keeping(side: Side) -> bool:
     return not side.failure and (not side.checks or any(check.state != "no effect" for check in side.checks))
 
 
-def keep(side: Side | None) -> Keep | None:
-    """What makes the setting of a side permanent; None where it has nothing to keep."""
+def keep(side: Side | None) -> Section | None:
+    """The edit that makes the setting of a side permanent; None where it has nothing to keep."""
     if side is None or not side.edit or not worth_keeping(side):
         return None
     what = "This edit of the cell" if side.edit_is_diff else "This"
     code = "\n".join(plain(line.replace("\t", "    ")) for line in side.edit.strip("\n").split("\n"))
-    return Keep(f"{what} makes {name(side)} permanent:", code)
+    return Section("Keep it", lines=(f"{what} makes {name(side)} permanent:",), code=code)

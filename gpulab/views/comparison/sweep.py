@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpulab.formatting import duration, factor, factor_within, plural, size
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
-from gpulab.views.comparison.sections import checks, how_measured, never_ran, sequential_words
+from gpulab.views.comparison.sections import checks, how_measured, keep, never_ran, sequential_words
 from gpulab.views.comparison.table import memory_peak_bytes, name
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.report.sections import device
@@ -24,15 +24,16 @@ def sections(found: Experiment) -> tuple[Section, ...]:
     """Every section in reading order; none where no setting could be run."""
     if none_ran(found):
         return ()
-    made = (
+    parts = (
         _first(found),
         _lines(found),
         prediction.section(found.comparisons),
         _losses(found),
         checks(found.sides),
         _measured(found),
+        keep(best_of(found)),
     )
-    return tuple(s for s in made if s is not None)
+    return tuple(s for s in parts if s is not None)
 
 
 def none_ran(found: Experiment) -> bool:

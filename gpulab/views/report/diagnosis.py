@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
-from gpulab.views import html, text
 from gpulab.views.layout import Section
 from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections, untold_sections
+from gpulab.views.view import View
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Diagnosed:
-    """A diagnosis with its views: every view is a pure function of it. `opening` is one line: what was run, and where.
+class Diagnosed(View):
+    """A diagnosis with its views. `opening` is one line: what was run, and where.
 
     `findings` are ranked by the time they would give back per step; the first makes the headline.
     """
@@ -51,14 +51,6 @@ class Diagnosed:
         """The finding of that key, or None."""
         return self.found.of(key)
 
-    def text(self, width: int | None = None) -> str:
-        """For a terminal, at most `width` columns (60 to 100; None: 100)."""
-        return text.render(self.opening, self.headline, self._sections, width)
-
-    def fragment(self) -> str:
-        """For a notebook's output: inline styles only, so that untrusted notebooks keep them."""
-        return html.fragment(self.headline, self._sections)
-
     def json(self) -> dict[str, object]:
         """`findings` and `untold` as plain data for `json.dumps`; None is "not measurable"."""
         return {key: document.finite(value) for key, value in documents(self.found).items()}
@@ -69,9 +61,8 @@ class Diagnosed:
     def __repr__(self) -> str:
         return self.text().rstrip("\n")
 
-    @property
+    def _opening(self) -> str:
+        return self.opening
+
     def _sections(self) -> tuple[Section, ...]:
         return (*finding_sections(self.found, below_headline=True), *untold_sections(self.found))
-
-
-__all__ = ["Diagnosed"]

@@ -13,18 +13,18 @@ from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import NOT_MEASURABLE, duration, percent, plural
 from gpulab.run import Ranks
-from gpulab.views import html, text
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.report import document, figure
 from gpulab.views.report.findings import documents, finding_sections
 from gpulab.views.report.sections import device, sections
 from gpulab.views.report.timeline_page import timeline_section
+from gpulab.views.view import View
 from gpulab.views.wording import plain
 
 
 @dataclass(frozen=True, slots=True)
-class RankedReport:
-    """What a job's traces say: every view is a pure function of the ranks' facts and what was found of them."""
+class RankedReport(View):
+    """What a job's traces say: the facts of each rank and the diagnosis, with their views."""
 
     ranks: Ranks
     facts: Mapping[int, Facts]
@@ -41,16 +41,6 @@ class RankedReport:
     def spotlight(self) -> int:
         """The rank shown in full: the one the others wait for, else the first."""
         return self.comparison.straggler if self.comparison.straggler is not None else next(iter(self.facts))
-
-    def text(self, width: int | None = None) -> str:
-        """The report for a terminal, at most `width` columns (60 to 100; None: 100)."""
-        return text.render(self._opening(), self.headline, self._sections(), width)
-
-    def html(self) -> str:
-        """A self-contained page with the picture and the timeline of the rank shown in full."""
-        shown = self.facts[self.spotlight]
-        timeline = timeline_section(shown.run, shown.breakdown)
-        return html.page(self._opening(), self.headline, self._sections(), figure.draw(shown, None), timeline)
 
     def json(self) -> dict[str, object]:
         """The figures of every rank as plain data for `json.dumps`; None is "not measurable"."""
@@ -73,6 +63,13 @@ class RankedReport:
 
     def _opening(self) -> str:
         return job_opening(self.ranks, self.facts)
+
+    def _picture(self) -> bytes:
+        return figure.draw(self.facts[self.spotlight], None)
+
+    def _timeline(self) -> str:
+        rank = self.facts[self.spotlight]
+        return timeline_section(rank.run, rank.breakdown)
 
     def _sections(self) -> tuple[Section, ...]:
         shown = self.spotlight
