@@ -18,14 +18,14 @@ from types import ModuleType
 from typing import NoReturn, TextIO
 
 import gpulab
-from gpulab.api import runs_command, tensorboard
+from gpulab.api import doctor, runs_command, tensorboard
 from gpulab.api.profile import open_run
 from gpulab.devices.doctor import examine
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.options import whole_number_type
 from gpulab.store.folders import Store
 from gpulab.user_code import runs_users_code
-from gpulab.views import doctor, wording
+from gpulab.views import wording
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report

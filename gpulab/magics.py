@@ -380,8 +380,8 @@ def _show_tensorboard(rest: str) -> None:
 
 def _show_doctor(rest: str) -> None:
     _nothing_more("doctor", rest)
+    from gpulab.api import doctor
     from gpulab.devices.doctor import examine
-    from gpulab.views import doctor
 
     print(doctor.render(examine()))
 

@@ -14,11 +14,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from gpulab.api.doctor import render
 from gpulab.devices import cgroups, cuda_probe, doctor, machine, nvml
 from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.cuda_visible_devices import visible_gpus
 from gpulab.errors import UsageError
-from gpulab.views.doctor import render
 
 
 def tree(root: Path, files: Mapping[str, str]) -> Path:

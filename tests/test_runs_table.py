@@ -22,12 +22,12 @@ from IPython.core.interactiveshell import InteractiveShell
 from gpulab.api import runs_command as commands
 from gpulab.api import tensorboard
 from gpulab.api.arguments import split
+from gpulab.api.runs_table import Table
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Device, Loader, Run, Settings
 from gpulab.store import folders as store_module
 from gpulab.store.folders import DOCUMENT, Store, read
 from gpulab.store.runs import Runs
-from gpulab.views.runs_table import Table
 from tests.strategies import assert_same, tiny_run
 
 OLD, MIDDLE, NEW = "20250101-000000-aaaaaa", "20250102-000000-bbbbbb", "20250103-000000-cccccc"

@@ -22,13 +22,13 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import gpulab
+from gpulab.api import scoreboard as view
 from gpulab.errors import StoreError
 from gpulab.prediction.calibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, calibrated
 from gpulab.prediction.prediction import Prediction
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
 from gpulab.tuning.predictions import keep
-from gpulab.views import prediction_log as view
 from gpulab.views.comparison.comparison import Compared
 
 ratios = st.floats(0.05, 20)

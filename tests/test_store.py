@@ -20,12 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gpulab.api import runs_table as views
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Run
 from gpulab.store import codec
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, read_outline, trace_path
 from gpulab.store.runs import KEPT_IN_MEMORY, Runs
-from gpulab.views import runs_table as views
 from tests.strategies import assert_same, runs, tiny_run
 
 OLD = "20250101-000000-aaaaaa"

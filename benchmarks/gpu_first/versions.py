@@ -19,10 +19,10 @@ import torch
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.packages import NEEDED
 from benchmarks.gpu_first.stage import Stage
+from gpulab.api.doctor import render
 from gpulab.devices import doctor, nvml
 from gpulab.devices.fake_nvml import fake_nvml, h100
 from gpulab.devices.machine import detect_device
-from gpulab.views.doctor import render
 
 REPEATS = 20
 SLOW_REPEATS = 3

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from gpulab.analysis.facts import facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.profile import runs
+from gpulab.api.scoreboard import ScoreboardView
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, parse_settings
@@ -17,7 +18,6 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Scoreboard
 from gpulab.tuning.predictions import errors_here
-from gpulab.views.prediction_log import ScoreboardView
 from gpulab.views.predictions import Predicted
 
 NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."

@@ -14,6 +14,7 @@ from typing import Self, overload
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
+from gpulab.api import runs_table
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.recorder import Capture, RunSource, stop_behind
@@ -27,7 +28,6 @@ from gpulab.store.runs import Figures, Runs
 from gpulab.trace.ranks import load
 from gpulab.tuning.compare.stored_runs import compare_runs
 from gpulab.user_code import hide_gpulabs_frames
-from gpulab.views import runs_table as runs_view
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.ranks import RankedReport, job_opening
@@ -37,7 +37,7 @@ from gpulab.views.running.alert_lines import alert_lines_or_none
 from gpulab.views.running.display import Stage, in_notebook
 
 runs = Runs()
-runs.show_with(runs_view.text, runs_view.html)
+runs.show_with(runs_table.text, runs_table.html)
 runs.export_with(Figures(COLUMNS, run_row))
 
 

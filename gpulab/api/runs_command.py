@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api.arguments import Parser, split, take_store
+from gpulab.api.runs_table import SHOWN, Table
 from gpulab.errors import UsageError
 from gpulab.formatting import plural, size
 from gpulab.store.runs import Deletion, Exported, Figures, Runs
-from gpulab.views.runs_table import SHOWN, Table
 from gpulab.views.wording import cut, plain
 
 FIGURES = Figures(COLUMNS, run_row)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import html
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from gpulab.diagnosis.headline import Headline
@@ -244,3 +244,18 @@ def _indented(cell: str) -> str:
 def _safe(text: str) -> str:
     """Text for an element or a quoted attribute: no control character, no markup."""
     return html.escape(wording.plain(text), quote=True)
+
+
+def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[str], style: str = "") -> str:
+    """A table for a notebook's output; the columns whose titles are among `numbers` are aligned on the right."""
+    style = ";".join(filter(None, ("border-collapse:collapse", style)))
+    head, body = _plain_row("th", titles, titles, numbers), "".join(_plain_row("td", titles, r, numbers) for r in rows)
+    return f'<table style="{style}"><thead>{head}</thead><tbody>{body}</tbody></table>'
+
+
+def _plain_row(tag: str, titles: Sequence[str], cells: Sequence[str], numbers: Container[str]) -> str:
+    align = ["right" if title in numbers else "left" for title in titles]
+    style = "padding:2px 8px;white-space:nowrap"
+    pairs = zip(align, cells, strict=True)
+    row = "".join(f'<{tag} style="text-align:{side};{style}">{html.escape(cell)}</{tag}>' for side, cell in pairs)
+    return f"<tr>{row}</tr>"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
@@ -109,3 +109,16 @@ def _fit(cell: str, column: Column, width: int) -> list[str]:
     if column.fit == "wrap":
         return textwrap.wrap(cell, width) or [""]
     return [wording.cut(cell, width)]
+
+
+def aligned(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[str]) -> list[str]:
+    """A table of any width; the columns whose titles are among `numbers` are aligned on the right."""
+    lines = [titles, *rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return [
+        _GAP.join(
+            cell.rjust(width) if title in numbers else cell.ljust(width)
+            for title, cell, width in zip(titles, line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    ]

@@ -6,12 +6,14 @@ import html as markup
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from gpulab.formatting import factor, percent, plural
+from gpulab.store.prediction_log import Board, Record
 from gpulab.views.comparison.prediction import speed_words
+from gpulab.views.html import plain_table
+from gpulab.views.text import aligned
 from gpulab.views.wording import cut, plain
 
 SHOWN = 10
@@ -25,70 +27,6 @@ _KNOBS = ("knob", "predictions", "median error", "inside the predicted range")
 _LAST = ("when", "setting", "predicted", "measured", "off by", _DEVICE)
 _NUMBERS = frozenset({"predictions", "median error", "off by"})
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
-
-
-class Record(Protocol):
-    """One prediction and what was measured. Ratios are time after over before: below 1 is faster."""
-
-    @property
-    def when(self) -> str:
-        """ISO 8601, UTC."""
-
-    @property
-    def knob(self) -> str:
-        """What was changed."""
-
-    @property
-    def value(self) -> str:
-        """Its setting, as a user writes it."""
-
-    @property
-    def device(self) -> str:
-        """The machine's."""
-
-    @property
-    def predicted(self) -> float:
-        """The ratio."""
-
-    @property
-    def predicted_interval(self) -> tuple[float, float]:
-        """Its range."""
-
-    @property
-    def measured(self) -> float:
-        """The ratio."""
-
-    @property
-    def measured_interval(self) -> tuple[float, float]:
-        """Its range."""
-
-    @property
-    def only_sign(self) -> bool:
-        """A range was predicted, and its middle is no estimate."""
-
-    @property
-    def error(self) -> float:
-        """Measured over predicted ratio."""
-
-    @property
-    def within(self) -> bool:
-        """Whether the measurement lies in the predicted range."""
-
-
-class Board(Protocol):
-    """All records that could be read."""
-
-    @property
-    def records(self) -> Sequence[Record]:
-        """The oldest first."""
-
-    @property
-    def damaged(self) -> int:
-        """Lines that could not be read."""
-
-    @property
-    def problem(self) -> str:
-        """Why a file could not be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,14 +51,14 @@ def text(board: Board) -> str:
     """For a terminal."""
     if not board.records:
         return "\n".join([EMPTY, *_remarks(board)])
-    blocks = ["\n".join(_aligned(table)) for table in _tables(board)]
+    blocks = ["\n".join(aligned(*table, _NUMBERS)) for table in _tables(board)]
     return "\n\n".join([*blocks, "\n".join([_how(), *_remarks(board)])])
 
 
 def html(board: Board) -> str:
     """For a notebook: escaped, inline styles only."""
     remarks = [_how(), *_remarks(board)] if board.records else [EMPTY, *_remarks(board)]
-    tables = [_html_table(table) for table in _tables(board)] if board.records else []
+    tables = [plain_table(*table, _NUMBERS, "margin:0 0 0.8em") for table in _tables(board)] if board.records else []
     lines = [f'<p style="margin:0.3em 0">{markup.escape(line)}</p>' for line in remarks]
     return "".join([*tables, *lines])
 
@@ -180,28 +118,3 @@ def _how() -> str:
 def _remarks(board: Board) -> list[str]:
     lines = [f"{plural(board.damaged, 'line')} of the file could not be read."] if board.damaged else []
     return lines + ([plain(board.problem)] if board.problem else [])
-
-
-def _aligned(table: Table) -> list[str]:
-    titles, rows = table
-    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(w) if title in _NUMBERS else cell.ljust(w)
-            for title, cell, w in zip(titles, line, widths, strict=True)
-        ).rstrip()
-        for line in (titles, *rows)
-    ]
-
-
-def _html_table(table: Table) -> str:
-    titles, rows = table
-    head = "".join(_html_cell("th", title, title) for title in titles)
-    body = "".join(f"<tr>{''.join(_html_cell('td', t, c) for t, c in zip(titles, r, strict=True))}</tr>" for r in rows)
-    style = "border-collapse:collapse;margin:0 0 0.8em"
-    return f'<table style="{style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
-
-
-def _html_cell(tag: str, title: str, cell: str) -> str:
-    align = "right" if title in _NUMBERS else "left"
-    return f'<{tag} style="text-align:{align};padding:2px 8px;white-space:nowrap">{markup.escape(cell)}</{tag}>'

@@ -4,30 +4,11 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Protocol
+
+from gpulab.devices.doctor import Check
 
 WIDTH = 100
 MARKS: Mapping[str, str] = {"ok": "ok", "limited": "partly", "refused": "no", "absent": "no"}
-
-
-class Check(Protocol):
-    """One thing that the doctor looked at."""
-
-    @property
-    def name(self) -> str:
-        """What was looked at."""
-
-    @property
-    def state(self) -> str:
-        """Of `MARKS`."""
-
-    @property
-    def found(self) -> str:
-        """What the look showed."""
-
-    @property
-    def next_step(self) -> str:
-        """What to do; empty where there is nothing to do."""
 
 
 def render(checks: Sequence[Check], width: int = WIDTH) -> str:

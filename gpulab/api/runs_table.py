@@ -1,0 +1,79 @@
+"""A table of runs for a terminal and for a notebook: which there are, what their step took, how each ended."""
+
+from __future__ import annotations
+
+import html as markup
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpulab.analysis.steps import select, spread_of_rounds, turns_of
+from gpulab.formatting import duration, plural
+from gpulab.run import Run
+from gpulab.store.runs import Row, Runs
+from gpulab.views.html import plain_table
+from gpulab.views.text import aligned
+from gpulab.views.wording import cut, plain
+
+SHOWN = 20
+WIDEST_NAME = 32
+WIDEST_ASKED = 200
+TITLES = ("", "name", "id", "step", "steps", "took", "device", "outcome")
+_NUMBERS = ("", "step", "steps", "took")
+
+
+def text(runs: Runs, count: int | None = SHOWN) -> str:
+    """The newest `count` runs (None: all) as a table, and every folder that cannot be read with its reason."""
+    rows = runs.rows(count)
+    readable = [_cells(row, row.run) for row in rows if row.run is not None]
+    lines = aligned(TITLES, readable, _NUMBERS) if readable else [_none(runs)]
+    return "\n".join(lines + _remarks(runs, rows))
+
+
+def html(runs: Runs, count: int | None = SHOWN) -> str:
+    """The same table for a notebook: escaped, inline styles only."""
+    rows = runs.rows(count)
+    readable = [_cells(row, row.run) for row in rows if row.run is not None]
+    table = plain_table(TITLES, readable, _NUMBERS) if readable else f"<p>{markup.escape(_none(runs))}</p>"
+    remarks = "".join(f'<p style="margin:0.3em 0">{markup.escape(line)}</p>' for line in _remarks(runs, rows))
+    return table + remarks
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Runs to `display`: the newest `count`, or all (None)."""
+
+    runs: Runs
+    count: int | None = SHOWN
+
+    def __repr__(self) -> str:
+        return text(self.runs, self.count)
+
+    def _repr_html_(self) -> str:
+        return html(self.runs, self.count)
+
+
+def _cells(row: Row, run: Run) -> tuple[str, ...]:
+    rows = select(run).rows
+    step = spread_of_rounds(run.steps.time_ns[rows], rows, turns_of(run, rows))
+    return (
+        str(row.position),
+        cut(plain(run.settings.name), WIDEST_NAME) or "–",
+        plain(row.id) + ("" if row.path else " (not saved)"),
+        duration(step.median if step else None),
+        f"{len(run.steps):,}",
+        duration(run.code_wall_ns / 1e3),
+        cut(plain(run.device.name), WIDEST_NAME),
+        run.outcome,
+    )
+
+
+def _none(runs: Runs) -> str:
+    if runs.asked:
+        return f"No run fits: {cut(plain(runs.asked), WIDEST_ASKED)}."
+    return f"No run yet in {plain(str(runs.store.root))}."
+
+
+def _remarks(runs: Runs, rows: Sequence[Row]) -> list[str]:
+    hidden = len(runs) - sum(row.position is not None for row in rows)
+    more = [f"… and {plural(hidden, 'older run')}"] if hidden > 0 else []
+    return more + [f"{plain(row.id)}: unreadable, {plain(row.problem)}" for row in rows if row.problem is not None]
