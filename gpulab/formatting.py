@@ -150,24 +150,3 @@ def _digits(value: float) -> str:
 def _significant(value: float, digits: int) -> str:
     """A value below 1 with so many digits after its leading zeros."""
     return f"{value:.{digits - 1 - math.floor(math.log10(abs(value)))}f}"
-
-
-__all__ = [
-    "NOT_MEASURABLE",
-    "capitalized",
-    "difference",
-    "duration",
-    "duration_range",
-    "durations",
-    "factor",
-    "factor_within",
-    "number",
-    "percent",
-    "plural",
-    "rate",
-    "reading",
-    "sentence",
-    "signed_percent",
-    "size",
-    "while_s",
-]

@@ -156,7 +156,7 @@ def test_the_same_time_is_written_alike_wherever_it_stands() -> None:
     from gpulab.tuning.compare import headline as of_comparisons
     from gpulab.views import wording as words
 
-    names = set(formatting.__all__) | {"ms", "times", "times_within", "spread_range"}
+    names = set(vars(formatting)) | {"ms", "times", "times_within", "spread_range"}
     for module in (of_comparisons, of_findings, words):
         own = {name for name in names if getattr(getattr(module, name, None), "__module__", "") == module.__name__}
         assert not own, module

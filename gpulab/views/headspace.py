@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
-from gpulab.views.layout import Column, Row, Section
+from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.report.document import finite
 from gpulab.views.report.sections import device
 from gpulab.views.view import NotebookView
@@ -19,7 +19,7 @@ WORTH_SAYING = 1.02  # definitions.md, "Honest comparison" 5: at least 2 %
 _IDEAL = ("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
 _WRITTEN = (
     "as written",
-    "its files are in the computer's memory, as far as they fit: it has just read them",
+    "its files are in memory as far as they fit: it has just read them",
     "#E69F00",
 )
 _COLD = ("read from the disk", "the system was made to forget the files before: as in a first epoch", "#CC79A7")
@@ -103,33 +103,22 @@ def _evidence(found: Headspace) -> str:
 
 def _steps(found: Headspace) -> Section:
     longest = max((us for us in (found.ideal_us, found.step_us, found.cold_us) if us), default=1.0)
+    preparing = _adds(found, "ideal", found.preparation_us, found.preparation_share)
+    fetching = _adds(found, "cold", found.fetch_us, found.fetch_share)
     rows = (
         _row(_IDEAL, found.ideal_us, longest, "", found.reasons.get("ideal")),
-        _row(
-            _WRITTEN, found.step_us, longest, _adds(found, "ideal", found.preparation_us, found.preparation_share), None
-        ),
-        _row(
-            _COLD,
-            found.cold_us,
-            longest,
-            _adds(found, "cold", found.fetch_us, found.fetch_share),
-            found.reasons.get("cold"),
-        ),
+        _row(_WRITTEN, found.step_us, longest, preparing, None),
+        _row(_COLD, found.cold_us, longest, fetching, found.reasons.get("cold")),
     )
-    columns = (
-        Column(""),
-        Column("a step takes", "number"),
-        Column("which adds", "number"),
-        Column("what it is", "wrap"),
-    )
+    columns = (Column(""), *numbers("a step takes", "which adds"), Column("what it is", "wrap"))
     return Section("What the data costs a step", columns, rows, tuple(filter(None, _lines(found))), wide=True)
 
 
 def _row(what: tuple[str, str, str], us: float | None, longest: float, adds: str, reason: str | None) -> Row:
     label, meaning, colour = what
     if us is None:
-        said = f"{NOT_MEASURABLE}: {plain(reason)}" if reason else NOT_MEASURABLE
-        return Row((label, "–", "", said), bar=0.0, colour=colour)
+        why = f"{NOT_MEASURABLE}: {plain(reason)}" if reason else NOT_MEASURABLE
+        return Row((label, "–", "", why), bar=0.0, colour=colour)
     return Row((label, duration(us), adds, meaning), bar=us / longest, colour=colour)
 
 

@@ -11,7 +11,7 @@ from gpulab.formatting import duration, factor, factor_within, percent, size
 from gpulab.tuning.climb.record import Climb, Rung
 from gpulab.tuning.record import Side
 from gpulab.views.comparison.table import memory_peak_bytes
-from gpulab.views.layout import Column, Row, Section
+from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.wording import PARTS, plain
 
 NONE = "–"
@@ -27,18 +27,13 @@ def ladder(found: Climb, *, bars: bool = True) -> Section:
     step = _common_loss(ran)
     columns = (
         Column("setting"),
-        Column("a sample" if per_sample else "a step", "number"),
-        Column("busy", "number"),
-        Column("waits", "number"),
-        Column("memory", "number"),
-        Column("loss", "number"),
-        Column("gain", "number"),
+        *numbers("a sample" if per_sample else "a step", "busy", "waits", "memory", "loss", "gain"),
         Column("", "wrap"),
     )
     cells = [("as written", NONE, "the reference"), *((_label(r), _gain(r), result(r)) for r in found.rungs)]
     rows = [
-        Row((label, *_figures(side, per_sample, step), gain, said))
-        for (label, gain, said), side in zip(cells, sides, strict=True)
+        Row((label, *_figures(side, per_sample, step), gain, words))
+        for (label, gain, words), side in zip(cells, sides, strict=True)
     ]
     if bars:
         took = [_us(side, per_sample=per_sample) or 0.0 if side is not None else 0.0 for side in sides]
@@ -49,27 +44,27 @@ def ladder(found: Climb, *, bars: bool = True) -> Section:
 
 def result(rung: Rung) -> str:
     """Whether it was kept, why, and how sure the two gains are."""
-    found, foretold = rung.comparison, rung.prediction
-    sure = []
-    if found is not None and found.evidence == "interleaved" and found.interval is not None:
-        sure.append(f"measured {_range(found.interval)}")
-    if foretold is not None and foretold.interval is not None and foretold.interval[0] > 0:
-        sure.append(f"predicted {_range(foretold.interval)}")
-    said = plain(f"{'kept' if rung.kept else 'not kept'}: {rung.words}")
-    return f"{said} ({', '.join(sure)})" if sure else said
+    comparison, prediction = rung.comparison, rung.prediction
+    ranges = []
+    if comparison is not None and comparison.evidence == "interleaved" and comparison.interval is not None:
+        ranges.append(f"measured {_range(comparison.interval)}")
+    if prediction is not None and prediction.interval is not None and prediction.interval[0] > 0:
+        ranges.append(f"predicted {_range(prediction.interval)}")
+    words = plain(f"{'kept' if rung.kept else 'not kept'}: {rung.words}")
+    return f"{words} ({', '.join(ranges)})" if ranges else words
 
 
-def busy_fraction(known: Facts | None) -> float | None:
+def busy_fraction(facts: Facts | None) -> float | None:
     """Share of the profiled steps in which the device works; of a CPU, in which it computes for the training."""
-    account = known.breakdown if known is not None else None
+    account = facts.breakdown if facts is not None else None
     if account is None:
         return None
     return account.busy_fraction if account.busy_fraction is not None else account.typical_share("compute")
 
 
 def _notes(found: Climb, step: int | None) -> tuple[str, ...]:
-    known = found.written.facts if found.written is not None else None
-    on_gpu = known is not None and known.run.device.kind == "cuda"
+    facts = found.written.facts if found.written is not None else None
+    on_gpu = facts is not None and facts.run.device.kind == "cuda"
     busy = "in which the GPU works" if on_gpu else "that is spent on computing"
     notes = [
         f"Each line has everything kept so far and its own setting on top. Busy: share of the step {busy}; waits: "
@@ -115,13 +110,13 @@ def _figures(side: Side | None, per_sample: bool, step: int | None) -> tuple[str
 
 def _us(side: Side, *, per_sample: bool) -> float | None:
     """By its blocks; of a side without any, by its run with the trace."""
-    known = side.facts
+    facts = side.facts
     blocks = side.us_per_sample if per_sample else side.us_per_step
-    if blocks is not None or known is None or side.blocks:
+    if blocks is not None or facts is None or side.blocks:
         return blocks
     if per_sample:
-        return 1e6 / known.samples_per_s if known.samples_per_s else None
-    return known.step_us.median if known.step_us is not None else None
+        return 1e6 / facts.samples_per_s if facts.samples_per_s else None
+    return facts.step_us.median if facts.step_us is not None else None
 
 
 def _common_loss(sides: Sequence[Side]) -> int | None:
@@ -136,6 +131,3 @@ def _loss_at(side: Side, step: int | None) -> str:
         return NONE
     value = side.losses[step]
     return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"
-
-
-__all__ = ["NONE", "busy_fraction", "ladder", "result"]

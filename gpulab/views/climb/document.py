@@ -85,6 +85,3 @@ def _finding(finding: Finding) -> dict[str, object]:
         "cure": finding.cure or None,
         "source_line": finding.source_line or None,
     }
-
-
-__all__ = ["document"]

@@ -11,9 +11,8 @@ from gpulab.formatting import duration, factor, factor_within, plural
 from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Climb, Rung
 from gpulab.views.climb.attempts import NONE, ladder
-from gpulab.views.comparison.sections import checks, how_measured, keep
-from gpulab.views.layout import PAIRS, Column, Row, Section
-from gpulab.views.report.sections import device
+from gpulab.views.comparison.sections import checks, device_of, how_measured, keep
+from gpulab.views.layout import PAIRS, Column, Section, numbers
 from gpulab.views.wording import plain
 
 _ENDINGS = {
@@ -26,9 +25,7 @@ _ENDINGS = {
 
 def opening(found: Climb) -> str:
     """What was tried, where and how long it took: one line."""
-    known = found.written.facts if found.written is not None else None
-    where = device(known.run) if known is not None else "device: unknown"
-    return " · ".join(["climb", _tries(found), where, duration(found.seconds * 1e6)])
+    return " · ".join(["climb", _tries(found), device_of((found.written,)), duration(found.seconds * 1e6)])
 
 
 def headline(found: Climb) -> Headline:
@@ -61,9 +58,9 @@ def headline(found: Climb) -> Headline:
 def _nothing_kept(found: Climb, ending: str) -> Headline:
     doubtful = [rung for rung in found.rungs if rung.outcome == "unsure"]
     if doubtful and found.ended not in ("stopped", "error"):
-        said = f"{_listed([plain(rung.label) for rung in doubtful])}: the measurements lie too far apart to tell."
+        why = f"{_listed([plain(rung.label) for rung in doubtful])}: the measurements lie too far apart to tell."
         cure = "Climb again while nothing else uses this machine, or with a larger --budget."
-        return Headline("unsure", "Nothing made this cell faster for certain.", f"{said} {cure}", "unknown")
+        return Headline("unsure", "Nothing made this cell faster for certain.", f"{why} {cure}", "unknown")
     if found.ended in ("stopped", "error", "budget", "rungs"):
         count = f"After {_tries(found)} nothing made the cell faster for certain."
         return Headline("nothing_kept", count if found.rungs else "Nothing was tried.", ending, "unknown")
@@ -124,10 +121,10 @@ def _left(found: Climb) -> Section | None:
     title = "What is left"
     if not causes:
         return Section(title, lines=(plain(found.left.first.summary),), wide=True)
-    rows = tuple(Row((plain(f.summary), _recoverable(f), plain(_cure(f)))) for f in causes)
-    columns = (Column("", "wrap"), Column("at most", "number"), Column("what to do by hand", "wrap"))
+    cells = ((plain(f.summary), _recoverable(f), plain(_cure(f))) for f in causes)
+    columns = (Column("", "wrap"), *numbers("at most"), Column("what to do by hand", "wrap"))
     lines = ("At most: the time of each step that its cure could give back.",)
-    return Section(title, columns, rows, lines, wide=True)
+    return Section.table(title, columns, cells, lines, wide=True)
 
 
 def _recoverable(finding: Finding) -> str:
@@ -143,8 +140,7 @@ def _cure(finding: Finding) -> str:
 def _passed(found: Climb) -> Section | None:
     if not found.passed:
         return None
-    rows = tuple(Row((plain(p.label), plain(p.why))) for p in found.passed)
-    return Section("Not tried", PAIRS, rows, wide=True)
+    return Section.table("Not tried", PAIRS, ((plain(p.label), plain(p.why)) for p in found.passed), wide=True)
 
 
 def _checks(found: Climb) -> Section | None:
@@ -153,8 +149,7 @@ def _checks(found: Climb) -> Section | None:
 
 def _measured(found: Climb) -> Section:
     whole = found.whole
-    pairs = how_measured(whole) if whole is not None else []
-    rows = [Row(pair) for pair in pairs]
+    rows = how_measured(whole) if whole is not None else []
     lines = [
         "Each setting ran against all that was kept before, in short blocks in turn and random order. It is kept only "
         "where the 95 % interval excludes no difference, the gain is at least 2 % and the noise floor, and the loss is "
@@ -164,7 +159,7 @@ def _measured(found: Climb) -> Section:
     if whole is not None and whole.loss is not None:
         lines.append(f"Loss of all kept settings together: {whole.loss.verdict}. {plain(whole.loss.words)}.")
     notes = dict.fromkeys(plain(note) for note in (whole.notes if whole is not None else ()))
-    return Section("How it was measured", PAIRS if rows else (), tuple(rows), (*lines, *notes), aside=True)
+    return Section.table("How it was measured", PAIRS if rows else (), rows, (*lines, *notes), aside=True)
 
 
 def _tries(found: Climb) -> str:
@@ -183,6 +178,3 @@ def _listed(texts: Sequence[str]) -> str:
 
 def _decapitalized(text: str) -> str:
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
-
-
-__all__ = ["ended_words", "first_left", "headline", "kept_edit", "opening", "sections"]

@@ -1,14 +1,14 @@
-"""What was foretold of each setting before it ran, beside what was measured."""
+"""What was predicted for each setting before it ran, beside what was measured."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.formatting import NOT_MEASURABLE, factor, factor_within
+from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, factor_within
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison
 from gpulab.views.comparison.table import name
-from gpulab.views.layout import Column, Row, Section
+from gpulab.views.layout import Column, Section
 from gpulab.views.wording import plain
 
 NONE = "no prediction"
@@ -22,65 +22,62 @@ def speed_words(ratio: float, interval: tuple[float, float] | None) -> str:
     return f"{middle}× ({around}×)"
 
 
-def predicted_words(made: Prediction) -> str:
-    """The same of a prediction; a mere range has no middle."""
-    if made.ratio is None or made.interval is None:
-        return f"{NONE}: {plain(made.refused)}"
-    if made.only_sign:
-        low, high = (factor(1 / edge) for edge in reversed(made.interval))
+def predicted_words(prediction: Prediction) -> str:
+    """A prediction as a speed; a mere range has no middle."""
+    if prediction.ratio is None or prediction.interval is None:
+        return f"{NONE}: {plain(prediction.refused)}"
+    if prediction.only_sign:
+        low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
         return f"between {low}× and {high}×"
-    return speed_words(made.ratio, made.interval)
+    return speed_words(prediction.ratio, prediction.interval)
 
 
-def memory_words(made: Prediction) -> str:
-    """ "; 1.4× today's peak of the GPU's memory", or nothing where it stays what it is or is not foretold."""
-    if made.memory_ratio is None or made.memory_ratio == 1:
+def memory_words(prediction: Prediction) -> str:
+    """ "; 1.4× today's peak of the GPU's memory", or nothing where no change of it is predicted."""
+    if prediction.memory_ratio is None or prediction.memory_ratio == 1:
         return ""
-    return f"; {factor(made.memory_ratio)}× today's peak of the GPU's memory"
+    return f"; {factor(prediction.memory_ratio)}× today's peak of the GPU's memory"
 
 
-def section(found: Sequence[Comparison]) -> Section | None:
-    """A line for each setting of which something was foretold or not; None where nothing was asked for."""
-    told = [(c, c.b.prediction) for c in found if c.b.prediction is not None]
-    if not told:
+def section(comparisons: Sequence[Comparison]) -> Section | None:
+    """A line for each setting for which a prediction was asked; None where none was."""
+    asked = [(c, c.b.prediction) for c in comparisons if c.b.prediction is not None]
+    if not asked:
         return None
-    rows = tuple(Row((name(c.b), *_cells(c, made))) for c, made in told)
-    columns: tuple[Column, ...] = (Column("setting"), Column("predicted"), Column("measured"), Column("", "wrap"))
-    if not any(row.cells[-1] for row in rows):
-        rows, columns = tuple(Row(row.cells[:-1]) for row in rows), columns[:-1]
-    lines = ["How many times as fast, with the range that should hold it in 19 of 20 cases; told before it ran."]
-    one = len(told) == 1
-    for c, made in told:
-        if made.basis:
-            lines.append(f"{plain(made.basis)}." if one else f"{name(c.b)}: {plain(made.basis)}.")
-        if made.memory_basis:
-            memory = plain(made.memory_basis)
-            lines.append(f"{memory[:1].upper()}{memory[1:]}." if one else f"{name(c.b)}: {memory}.")
-    return Section("Predicted and measured", columns, rows, tuple(dict.fromkeys(lines)), wide=True)
+    cells: list[tuple[str, ...]] = [(name(c.b), *_cells(c, prediction)) for c, prediction in asked]
+    columns = [Column("setting"), Column("predicted"), Column("measured"), Column("", "wrap")]
+    if not any(judged for *_, judged in cells):
+        cells, columns = [line[:-1] for line in cells], columns[:-1]
+    lines = ["How many times as fast, predicted before it ran. The range should hold the truth in 19 of 20 cases."]
+    for c, prediction in asked:
+        side = "" if len(asked) == 1 else f"{name(c.b)}: "
+        if prediction.basis:
+            lines.append(f"{side}{plain(prediction.basis)}.")
+        if prediction.memory_basis:
+            memory = plain(prediction.memory_basis)
+            lines.append(f"{side}{memory if side else capitalized(memory)}.")
+    return Section.table("Predicted and measured", columns, cells, dict.fromkeys(lines), wide=True)
 
 
-def _cells(found: Comparison, made: Prediction) -> tuple[str, str, str]:
+def _cells(found: Comparison, prediction: Prediction) -> tuple[str, str, str]:
     measured = NOT_MEASURABLE
     if found.ratio is not None and found.verdict != "not comparable":
         measured = speed_words(found.ratio, found.interval)
-    if made.ratio is None:
-        return NONE, measured, plain(made.refused)
-    return predicted_words(made), measured, _judged(found, made) + memory_words(made)
+    if prediction.ratio is None:
+        return NONE, measured, plain(prediction.refused)
+    return predicted_words(prediction), measured, _judged(found, prediction) + memory_words(prediction)
 
 
-def _judged(found: Comparison, made: Prediction) -> str:
+def _judged(found: Comparison, prediction: Prediction) -> str:
     """Whether the prediction held."""
-    if made.interval is None or found.ratio is None or found.verdict == "not comparable":
+    if prediction.interval is None or found.ratio is None or found.verdict == "not comparable":
         return ""
-    low, high = made.interval
+    low, high = prediction.interval
     inside = low <= found.ratio <= high
-    if made.only_sign:
+    if prediction.only_sign:
         return "inside the range" if inside else "outside the range"
     if inside:
         return "as predicted"
     if found.interval is not None and found.interval[0] <= high and low <= found.interval[1]:
         return "cannot be told apart from the prediction"
     return "faster than predicted" if found.ratio < low else "slower than predicted"
-
-
-__all__ = ["memory_words", "predicted_words", "section", "speed_words"]

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpulab.analysis.facts import Facts
-from gpulab.formatting import NOT_MEASURABLE, duration, percent, plural
+from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent, plural
 from gpulab.tuning.compare.parts import both_us
 from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
 from gpulab.tuning.compare.verdicts import usable
-from gpulab.tuning.record import Comparison, PartChange, Side
+from gpulab.tuning.record import Comparison, Side
 from gpulab.views import wording
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.table import heading, name, side_by_side
-from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.layout import PAIRS, Column, Section, numbers
 from gpulab.views.report.sections import device
 from gpulab.views.wording import plain
 
@@ -28,12 +27,17 @@ _STATES = {"took effect": "took effect", "no effect": "NO EFFECT", "cannot tell"
 
 def opening(found: Comparison) -> str:
     """What was compared, where and how: one line."""
-    known = found.b.facts or found.a.facts
-    where = device(known.run) if known is not None else "device: unknown"
+    words = [f"{name(found.b)} against {name(found.a)}", device_of((found.b, found.a))]
     if never_ran(found):
-        return f"{name(found.b)} against {name(found.a)} · {where}"
+        return " · ".join(words)
     how = f"{plural(found.pairs, 'pair')} of blocks" if found.evidence == "interleaved" else "one after the other"
-    return " · ".join([f"{name(found.b)} against {name(found.a)}", where, how])
+    return " · ".join([*words, how])
+
+
+def device_of(sides: Iterable[Side | None]) -> str:
+    """The device of the first side that ran."""
+    run = next((side.facts.run for side in sides if side is not None and side.facts is not None), None)
+    return device(run) if run is not None else "device: unknown"
 
 
 def never_ran(found: Comparison) -> bool:
@@ -82,32 +86,23 @@ def _parts(found: Comparison) -> Section:
         return Section(title, lines=("Not measurable: one side has no accounting of profiled steps.",), wide=True)
     per_sample = found.unit == "sample" and found.parts[0].a_us_per_sample is not None
     ordered = sorted(found.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
-    columns = (
-        Column(""),
-        Column(heading(found.a), "number"),
-        Column(heading(found.b), "number"),
-        Column("change", "number"),
-        Column(""),
-    )
+    columns = (Column(""), *numbers(heading(found.a), heading(found.b), "change"), Column(""))
     sums = np.sum([both_us(c, per_sample=per_sample) for c in found.parts], axis=0)
-    rows = [_part_row(change, per_sample) for change in ordered]
-    rows.append(_sum_row(f"profiled {found.unit if per_sample else 'step'}", float(sums[0]), float(sums[1])))
+    rows = [_part_row(c.label, *both_us(c, per_sample=per_sample), _DIRECTIONS[c.grew]) for c in ordered]
+    rows.append(_part_row(f"profiled {found.unit if per_sample else 'step'}", float(sums[0]), float(sums[1]), ""))
     lines = [
         "Means over the profiled steps: the profiler makes a step slower. Odd ones, such as the first, are left out."
     ]
     if found.unit == "sample" and not per_sample:
         lines.append("Per step: the samples of the profiled steps are not known.")
-    return Section(title, columns, tuple(rows), tuple(lines), wide=True)
+    return Section.table(title, columns, rows, lines, wide=True)
 
 
-def _part_row(change: PartChange, per_sample: bool) -> Row:
-    a_us, b_us = both_us(change, per_sample=per_sample)
-    direction = {True: "grew", False: "shrank", None: "within the spread"}[change.grew]
-    return Row((change.label, duration(a_us), duration(b_us), signed(b_us - a_us), direction))
+_DIRECTIONS = {True: "grew", False: "shrank", None: "within the spread"}
 
 
-def _sum_row(label: str, a_us: float, b_us: float) -> Row:
-    return Row((label, duration(a_us), duration(b_us), signed(b_us - a_us), ""))
+def _part_row(label: str, a_us: float, b_us: float, direction: str) -> tuple[str, ...]:
+    return label, duration(a_us), duration(b_us), signed(b_us - a_us), direction
 
 
 def signed(us: float) -> str:
@@ -124,20 +119,19 @@ def _loss(found: Comparison) -> Section:
     loss = found.loss
     if loss is None:
         return Section("Loss", lines=("Not measurable: no loss was recorded with these runs.",))
-    rows = [
-        Row(("first step", *(_loss_at(curve, 0) for curve in (loss.a, loss.b)))),
-        Row(("last step of both", *(_loss_at(curve, _last(loss.a, loss.b)) for curve in (loss.a, loss.b)))),
+    cells = [
+        (label, *(_loss_at(curve, step) for curve in (loss.a, loss.b)))
+        for label, step in (("first step", 0), ("last step of both", _last(loss.a, loss.b)))
     ]
-    columns = (Column(""), Column(heading(found.a), "number"), Column(heading(found.b), "number"))
-    lines = [f"{loss.verdict[:1].upper()}{loss.verdict[1:]}. {plain(loss.words)}."]
-    return Section("Loss", columns, tuple(rows), tuple(lines))
+    columns = (Column(""), *numbers(heading(found.a), heading(found.b)))
+    return Section.table("Loss", columns, cells, (f"{capitalized(loss.verdict)}. {plain(loss.words)}.",))
 
 
 def _last(a: Sequence[float], b: Sequence[float]) -> int:
     """The last step where both have a loss; without one the last of both."""
     common = min(len(a), len(b))
-    found = np.flatnonzero(np.isfinite(a[:common]) & np.isfinite(b[:common])) if common else np.empty(0)
-    return int(found[-1]) if len(found) else common - 1
+    both = np.flatnonzero(np.isfinite(a[:common]) & np.isfinite(b[:common])) if common else np.empty(0)
+    return int(both[-1]) if len(both) else common - 1
 
 
 def _loss_at(curve: Sequence[float], step: int) -> str:
@@ -148,20 +142,18 @@ def _loss_at(curve: Sequence[float], step: int) -> str:
 
 
 def _curves(found: Comparison) -> Section:
-    a, b = found.a.facts, found.b.facts
-    names = list(dict.fromkeys(c.name for known in (a, b) if known is not None for c in known.curves))
-    rows = [_curve_row(curve, a, b) for curve in names]
-    if not rows:
+    a, b = ({c.name: c for c in side.facts.curves} if side.facts else {} for side in (found.a, found.b))
+    if not a and not b:
         return Section("Device", lines=("No curve of the device was measured.",))
-    columns = (Column("mean of", "cut"), Column(heading(found.a), "number"), Column(heading(found.b), "number"))
-    return Section("Device", columns, tuple(rows), ("Over the whole traced run of each.",), aside=True)
-
-
-def _curve_row(curve: str, a: Facts | None, b: Facts | None) -> Row:
-    found = [next((c for c in known.curves if c.name == curve), None) if known else None for known in (a, b)]
-    label = next(c.label for c in found if c is not None)
-    figures = (wording.quantity(c.mean, c.name, c.unit) if c is not None else NOT_MEASURABLE for c in found)
-    return Row((plain(label), *figures))
+    cells = (
+        (
+            plain(curve.label),
+            *(wording.quantity(c.mean, c.name, c.unit) if c else NOT_MEASURABLE for c in (a.get(name), b.get(name))),
+        )
+        for name, curve in {**b, **a}.items()
+    )
+    columns = (Column("mean of", "cut"), *numbers(heading(found.a), heading(found.b)))
+    return Section.table("Device", columns, cells, ("Over the whole traced run of each.",), aside=True)
 
 
 # how it was measured, how to keep it
@@ -169,31 +161,24 @@ def _curve_row(curve: str, a: Facts | None, b: Facts | None) -> Row:
 
 def checks(sides: Sequence[Side]) -> Section | None:
     """Whether each knob did what it was asked to."""
-    rows = tuple(
-        Row(
-            (
-                f"{plain(c.name)}={plain(c.value)}",
-                plain(c.found) or "unknown",
-                plain(c.kind),
-                _check(c.state, c.evidence),
-            )
+    cells = [
+        (
+            f"{plain(c.name)}={plain(c.value)}",
+            plain(c.found) or "unknown",
+            plain(c.kind),
+            f"{_STATES[c.state]}: {plain(c.evidence)}",
         )
         for c in dict.fromkeys(check for side in sides for check in side.checks)
-    )
-    if not rows:
+    ]
+    if not cells:
         return None
     columns = (Column("setting"), Column("before"), Column("what it takes hold of"), Column("", "wrap"))
-    return Section("Did the change take effect?", columns, rows, wide=True)
-
-
-def _check(state: str, evidence: str) -> str:
-    return f"{_STATES.get(state, plain(state))}: {plain(evidence)}"
+    return Section.table("Did the change take effect?", columns, cells, wide=True)
 
 
 def _measured(found: Comparison, notes: Sequence[str]) -> Section:
-    rows = [Row(pair) for pair in how_measured(found)]
     lines = [*map(plain, dict.fromkeys([*notes, *found.notes])), *_interval_lines(found)]
-    return Section("How it was measured", PAIRS, tuple(rows), tuple(lines))
+    return Section.table("How it was measured", PAIRS, how_measured(found), lines)
 
 
 def how_measured(found: Comparison) -> list[tuple[str, str]]:

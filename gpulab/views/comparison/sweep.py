@@ -5,18 +5,16 @@ from __future__ import annotations
 from gpulab.formatting import duration, factor, factor_within, plural, size
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
-from gpulab.views.comparison.sections import checks, how_measured, keep, never_ran, sequential_words
+from gpulab.views.comparison.sections import checks, device_of, how_measured, keep, never_ran, sequential_words
 from gpulab.views.comparison.table import memory_peak_bytes, name
-from gpulab.views.layout import PAIRS, Column, Row, Section
-from gpulab.views.report.sections import device
+from gpulab.views.layout import PAIRS, Column, Section, numbers
 from gpulab.views.wording import plain
 
 
 def opening(found: Experiment) -> str:
     """What was tried, where and how long it took: one line."""
-    known = next((side.facts for side in found.sides if side.facts is not None), None)
-    where = device(known.run) if known is not None else "device: unknown"
-    parts = [plain(found.name), plural(len(found.sides), "setting"), where, duration(found.seconds * 1e6)]
+    count, time = plural(len(found.sides), "setting"), duration(found.seconds * 1e6)
+    parts = [plain(found.name), count, device_of(found.sides), time]
     return " · ".join(part for part in parts if part) + (" · stopped early" if found.stopped else "")
 
 
@@ -60,8 +58,8 @@ def us(side: Side, found: Experiment) -> float | None:
 
 def _first(found: Experiment) -> Section | None:
     sequential = dict.fromkeys(sequential_words(c) for c in found.comparisons if c.evidence == "sequential")
-    told = dict.fromkeys(plain(line) for c in found.comparisons for line in c.differences)
-    lines = [*sequential, *told]
+    differences = dict.fromkeys(plain(line) for c in found.comparisons for line in c.differences)
+    lines = [*sequential, *differences]
     return Section("Read this first", lines=tuple(lines), wide=True) if lines else None
 
 
@@ -69,48 +67,36 @@ def _lines(found: Experiment) -> Section:
     unit = "sample" if per_sample(found) else "step"
     columns = (
         Column("setting"),
-        Column(f"per {unit}", "number"),
-        Column("× the time", "number"),
-        Column("95 % interval", "number"),
-        Column("memory", "number"),
+        *numbers(f"per {unit}", "× the time", "95 % interval", "memory"),
         Column("", "wrap"),
     )
     rows = [_line(found.sides[0], None, found)]
     rows += [_line(c.b, c, found) for c in found.comparisons]
     lines = [f"Ratios are times of a {unit} against {name(found.sides[0])}: below 1 is faster. Memory: the peak."]
-    return Section("All settings", columns, tuple(rows), tuple(lines), wide=True)
+    return Section.table("All settings", columns, rows, lines, wide=True)
 
 
-def _line(side: Side, compared: Comparison | None, found: Experiment) -> Row:
+def _line(side: Side, compared: Comparison | None, found: Experiment) -> tuple[str, ...]:
     if side.failure:
-        return Row((name(side), "–", "–", "–", "–", plain(side.failure)))
+        return name(side), "–", "–", "–", "–", plain(side.failure)
     ratio = factor(compared.ratio) if compared is not None and compared.ratio is not None else "–"
     interval = "–"
     if compared is not None and compared.ratio is not None and compared.interval is not None:
         ratio, interval = factor_within(compared.ratio, compared.interval)
-    said = compared.verdict if compared is not None else "the reference"
-    return Row(
-        (
-            name(side),
-            duration(us(side, found)),
-            ratio,
-            interval,
-            size(memory_peak_bytes(side)),
-            said,
-        )
-    )
+    verdict = compared.verdict if compared is not None else "the reference"
+    return name(side), duration(us(side, found)), ratio, interval, size(memory_peak_bytes(side)), verdict
 
 
 def _losses(found: Experiment) -> Section | None:
-    known = [(c.b, c.loss) for c in found.comparisons if c.loss is not None and not c.b.failure]
-    if not known:
-        return None
     alike: dict[tuple[str, str], list[str]] = {}
-    for side, loss in known:
-        alike.setdefault((loss.verdict, loss.words), []).append(name(side))
+    for c in found.comparisons:
+        if c.loss is not None and not c.b.failure:
+            alike.setdefault((c.loss.verdict, c.loss.words), []).append(name(c.b))
+    if not alike:
+        return None
     columns = (Column("", "wrap"), Column("loss"), Column("", "wrap"))
-    rows = tuple(Row((", ".join(sides), verdict, plain(told))) for (verdict, told), sides in alike.items())
-    return Section("Loss", columns, rows, wide=True)
+    cells = ((", ".join(sides), verdict, plain(words)) for (verdict, words), sides in alike.items())
+    return Section.table("Loss", columns, cells, wide=True)
 
 
 def _measured(found: Experiment) -> Section:
@@ -120,9 +106,9 @@ def _measured(found: Experiment) -> Section:
         for pair in how_measured(c) if not c.b.failure else ():
             rows.setdefault(pair, []).append(name(c.b))
     counts = {label: sum(pair[0] == label for pair in rows) for label, _ in rows}
-    shown = tuple(
-        Row((label if counts[label] == 1 else f"{label} ({', '.join(sides)})", value))
+    cells = (
+        (label if counts[label] == 1 else f"{label} ({', '.join(sides)})", value)
         for (label, value), sides in rows.items()
     )
     notes = dict.fromkeys([*found.notes, *(note for c in found.comparisons if not c.b.failure for note in c.notes)])
-    return Section("How it was measured", PAIRS, shown, tuple(map(plain, notes)))
+    return Section.table("How it was measured", PAIRS, cells, map(plain, notes))

@@ -9,10 +9,11 @@ from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import AS_WRITTEN
 from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
 from gpulab.tuning.record import Comparison, Side
-from gpulab.views.layout import Column, Row, Section
+from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.wording import cut, plain
 
 _WIDEST = 22  # characters of a column's title
+Cells = tuple[str, ...]
 
 
 def name(side: Side) -> str:
@@ -29,16 +30,16 @@ def side_by_side(found: Comparison, price_per_hour: float | None) -> Section:
     """The figures of both, row by row."""
     a, b = found.a, found.b
     rows = [
-        _times_row(f"a step, {_judged(found)}", a.us_per_step, b.us_per_step),
-        _times_row("a sample", a.us_per_sample, b.us_per_sample),
+        _row(f"a step, {_judged(found)}", a.us_per_step, b.us_per_step, duration),
+        _row("a sample", a.us_per_sample, b.us_per_sample, duration),
         _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), number),
         *_memory_rows(a, b),
         *_spending_rows(a, b, price_per_hour),
     ]
-    columns = (Column(""), Column(heading(a), "number"), Column(heading(b), "number"), Column("B over A", "number"))
+    columns = (Column(""), *numbers(heading(a), heading(b), "B over A"))
     lines = [_verdict_line(found)]
-    absent = [row.cells[0] for row in rows if set(row.cells[1:3]) == {NOT_MEASURABLE}]
-    rows = [row for row in rows if row.cells[0] not in absent]
+    absent = [row[0] for row in rows if set(row[1:3]) == {NOT_MEASURABLE}]
+    rows = [row for row in rows if row[0] not in absent]
     if absent:
         lines.append(f"Not measurable on either side: {'; '.join(absent)}.")
     if _without_energy(a, b):
@@ -50,7 +51,7 @@ def side_by_side(found: Comparison, price_per_hour: float | None) -> Section:
             "The last column divides the medians of all blocks. The verdict's ratio is that of blocks that ran one "
             "after the other: what changed on the machine meanwhile moves the medians, and hardly the pairs."
         )
-    return Section("Side by side", columns, tuple(rows), tuple(lines), wide=True)
+    return Section.table("Side by side", columns, rows, lines, wide=True)
 
 
 def _pairs_say_otherwise(found: Comparison) -> bool:
@@ -70,8 +71,8 @@ def _verdict_line(found: Comparison) -> str:
         middle, interval = factor_within(found.ratio, found.interval)
         around = f", 95 % interval {interval}"
     floor = NOT_MEASURABLE if found.noise_floor is None else percent(found.noise_floor)
-    said = f"Time per {found.unit} of B over A: {middle}{around}"
-    return f"{said}; noise floor {floor}. Verdict: {found.verdict}."
+    ratio = f"Time per {found.unit} of B over A: {middle}{around}"
+    return f"{ratio}; noise floor {floor}. Verdict: {found.verdict}."
 
 
 def unprofiled_us(side: Side, found: Comparison) -> float | None:
@@ -93,20 +94,12 @@ def _per_s(us: float | None) -> float | None:
     return 1e6 / us if us else None
 
 
-def _times_row(label: str, a_us: float | None, b_us: float | None) -> Row:
-    return Row((label, duration(a_us), duration(b_us), _over(a_us, b_us)))
-
-
-def _row(label: str, a: float | None, b: float | None, written_as: Callable[[float], str]) -> Row:
+def _row(label: str, a: float | None, b: float | None, written_as: Callable[[float], str]) -> Cells:
     written = [NOT_MEASURABLE if value is None else written_as(value) for value in (a, b)]
-    return Row((label, *written, _over(a, b)))
+    return label, *written, f"{factor(b / a)}×" if a and b else ""
 
 
-def _over(a: float | None, b: float | None) -> str:
-    return f"{factor(b / a)}×" if a and b else ""
-
-
-def _memory_rows(a: Side, b: Side) -> list[Row]:
+def _memory_rows(a: Side, b: Side) -> list[Cells]:
     kinds = {side.facts.run.device.kind for side in (a, b) if side.facts is not None}
     wanted = [("peak memory, pages shared with workers counted in each", "peak_rss_bytes")]
     if "cuda" in kinds:
@@ -115,11 +108,7 @@ def _memory_rows(a: Side, b: Side) -> list[Row]:
             ("peak memory reserved on the GPU", "peak_reserved_bytes"),
             *wanted,
         ]
-    rows = []
-    for label, field in wanted:
-        in_a, in_b = _memory(a, field), _memory(b, field)
-        rows.append(Row((label, size(in_a), size(in_b), _over(in_a, in_b))))
-    return rows
+    return [_row(label, _memory(a, field), _memory(b, field), size) for label, field in wanted]
 
 
 def _memory(side: Side, field: str) -> int | None:
@@ -139,18 +128,12 @@ def memory_peak_bytes(side: Side) -> int | None:
     return _memory(side, "peak_rss_bytes" if on_cpu else "peak_allocated_bytes")
 
 
-def _spending_rows(a: Side, b: Side, price_per_hour: float | None) -> list[Row]:
+def _spending_rows(a: Side, b: Side, price_per_hour: float | None) -> list[Cells]:
     of_a, of_b = spending(a, price_per_hour), spending(b, price_per_hour)
     if of_a.device_s is None and of_b.device_s is None:
         return []
     rows = [
-        Row(
-            (
-                "device time of a million samples",
-                *(duration(None if s is None else s * 1e6) for s in (of_a.device_s, of_b.device_s)),
-                _over(of_a.device_s, of_b.device_s),
-            )
-        ),
+        _row("device time of a million samples", of_a.device_s, of_b.device_s, lambda s: duration(s * 1e6)),
         _row("energy of a million samples", _kwh(of_a.energy_j), _kwh(of_b.energy_j), lambda kwh: reading(kwh, "kWh")),
     ]
     if price_per_hour is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.dataloader import LoadingFacts, WorkerRow
 from gpulab.formatting import duration, percent, plural, rate
-from gpulab.views.layout import Column, Row, Section
+from gpulab.views.layout import Column, Row, Section, numbers
 
 TITLE = "Inside the DataLoader"
 WORTH_SAYING = 0.05  # of a part's time, or of the wait
@@ -50,7 +50,7 @@ def _batch(inside: LoadingFacts) -> Section:
     rows += [
         _row(part, us, waited, inside.batch_us) for part, us, waited in shown if part is not None and us is not None
     ]
-    columns = (Column(""), Column("per batch", "number"), Column("meaning", "wrap"))
+    columns = (Column(""), *numbers("per batch"), Column("meaning", "wrap"))
     return Section(TITLE, columns, tuple(rows), tuple(line for line in _lines(inside) if line), wide=True)
 
 
@@ -95,41 +95,26 @@ def _waiting(inside: LoadingFacts) -> str:
         "handing over": wait.hand_over_us,
         "pinning": wait.pin_us,
     }
-    told = sorted(((us, name) for name, us in parts.items() if us >= WORTH_SAYING * wait.total_us), reverse=True)
-    shares = ", ".join(f"{percent(us / wait.total_us)} {name}" for us, name in told)
+    longest = sorted(((us, name) for name, us in parts.items() if us >= WORTH_SAYING * wait.total_us), reverse=True)
+    shares = ", ".join(f"{percent(us / wait.total_us)} {name}" for us, name in longest)
     return f"The training waits {duration(wait.total_us)} for a batch (median); that time goes to: {shares}."
 
 
 def _workers(workers: tuple[WorkerRow, ...]) -> Section:
-    rows = tuple(
-        Row(
-            (
-                str(row.worker),
-                f"{row.batches:,}",
-                duration(row.batch_us),
-                *(duration(us) for us in (row.read_us, row.transform_us, row.collate_us)),
-                duration(row.hand_over_us),
-                percent(row.waited_fraction),
-                rate(row.items_per_s, "items"),
-                percent(row.idle_fraction),
-            )
+    cells = (
+        (
+            str(row.worker),
+            f"{row.batches:,}",
+            *(duration(us) for us in (row.batch_us, row.read_us, row.transform_us, row.collate_us, row.hand_over_us)),
+            percent(row.waited_fraction),
+            rate(row.items_per_s, "items"),
+            percent(row.idle_fraction),
         )
         for row in workers
     )
-    columns = (
-        Column("worker", "number"),
-        Column("batches", "number"),
-        Column("per batch", "number"),
-        Column("reading", "number"),
-        Column("transforms", "number"),
-        Column("putting together", "number"),
-        Column("handing over", "number"),
-        Column("waits for storage", "number"),
-        Column("while it works", "number"),
-        Column("had nothing to do", "number"),
-    )
+    columns = numbers(
+        "worker", "batches", "per batch", "reading", "transforms", "putting together", "handing over",
+        "waits for storage", "while it works", "had nothing to do",
+    )  # fmt: skip
     line = "A worker that had nothing to do has loaded as far ahead as it may: it is not what the training waits for."
-    return Section("Workers of the DataLoader", columns, rows, (line,), aside=True)
-
-
-__all__ = ["loading_sections"]
+    return Section.table("Workers of the DataLoader", columns, cells, (line,), aside=True)

@@ -161,6 +161,3 @@ def _document(finding: Finding) -> dict[str, object]:
         "after": finding.after or None,
         "shares_with": finding.shares_with,
     }
-
-
-__all__ = ["documents", "finding_sections", "untold_sections"]

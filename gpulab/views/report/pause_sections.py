@@ -9,7 +9,7 @@ from types import MappingProxyType
 from gpulab.formatting import duration
 from gpulab.intervals import measure, union_of
 from gpulab.run import Pause, PauseKind, Run
-from gpulab.views.layout import Column, Row, Section
+from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.wording import plain
 
 KINDS: Mapping[PauseKind, str] = MappingProxyType(
@@ -38,18 +38,12 @@ def _pauses(run: Run) -> Section | None:
     rows = [row for kind in KINDS if (row := _row(run, kind)) is not None]
     if not rows:
         return None
-    columns = (
-        Column(""),
-        Column("times", "number"),
-        Column("together", "number"),
-        Column("longest", "number"),
-        Column("asked for by", "wrap"),
-    )
+    columns = (Column(""), *numbers("times", "together", "longest"), Column("asked for by", "wrap"))
     lines = (_NOTE, _SHORT) if run.more_pauses else (_NOTE,)
-    return Section("Pauses", columns, tuple(rows), lines, wide=True)
+    return Section.table("Pauses", columns, rows, lines, wide=True)
 
 
-def _row(run: Run, kind: PauseKind) -> Row | None:
+def _row(run: Run, kind: PauseKind) -> tuple[str, ...] | None:
     kept = [p for p in run.pauses if p.kind == kind]
     more = [s for s in run.more_pauses if s.kind == kind]
     count = len(kept) + sum(s.count for s in more)
@@ -57,14 +51,12 @@ def _row(run: Run, kind: PauseKind) -> Row | None:
     if not count or (not kept and together_ns < _LEAST_SHARE * run.code_wall_ns):
         return None
     longest = max(kept, key=lambda p: p.end_ns - p.start_ns, default=None)
-    return Row(
-        (
-            KINDS[kind],
-            f"{count:,}",
-            duration(together_ns / 1e3),
-            duration((longest.end_ns - longest.start_ns) / 1e3) if longest else "< 1 ms",
-            _place(run, longest) if longest else "",
-        )
+    return (
+        KINDS[kind],
+        f"{count:,}",
+        duration(together_ns / 1e3),
+        duration((longest.end_ns - longest.start_ns) / 1e3) if longest else "< 1 ms",
+        _place(run, longest) if longest else "",
     )
 
 
@@ -81,18 +73,16 @@ def _place(run: Run, pause: Pause) -> str:
 def _alerts(run: Run) -> Section | None:
     if not run.alerts:
         return None
-    rows = tuple(
-        Row(
-            (
-                duration(alert.since_ns / 1e3),
-                "the end" if alert.until_ns is None else duration(alert.until_ns / 1e3),
-                plain(alert.words),
-            )
+    cells = (
+        (
+            duration(alert.since_ns / 1e3),
+            "the end" if alert.until_ns is None else duration(alert.until_ns / 1e3),
+            plain(alert.words),
         )
         for alert in run.alerts
     )
-    columns = (Column("from", "number"), Column("to", "number"), Column("", "wrap"))
-    return Section("Alerts while it ran", columns, rows, ("Times since the start of the run.",))
+    columns = (*numbers("from", "to"), Column("", "wrap"))
+    return Section.table("Alerts while it ran", columns, cells, ("Times since the start of the run.",))
 
 
 def pauses_document(run: Run) -> dict[str, object]:
@@ -119,6 +109,3 @@ def pauses_document(run: Run) -> dict[str, object]:
             for a in run.alerts
         ],
     }
-
-
-__all__ = ["KINDS", "pause_sections", "pauses_document", "total_ns"]

@@ -11,9 +11,9 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
-from gpulab.formatting import NOT_MEASURABLE, duration, percent, plural
+from gpulab.formatting import duration, percent, plural
 from gpulab.run import Ranks
-from gpulab.views.layout import Column, Row, Section
+from gpulab.views.layout import TEXTS, Column, Section, numbers
 from gpulab.views.report import document, figure
 from gpulab.views.report.findings import documents, finding_sections
 from gpulab.views.report.sections import device, sections
@@ -44,18 +44,18 @@ class RankedReport(View):
 
     def json(self) -> dict[str, object]:
         """The figures of every rank as plain data for `json.dumps`; None is "not measurable"."""
-        found = self.comparison
+        comparison = self.comparison
         figures: dict[str, object] = {
             "schema": document.SCHEMA,
             "source": "ranks",
             "ranks": {"path": self.ranks.path, "present": list(self.facts), "world_size": self.ranks.world_size},
-            "integrity": document.integrity(found.integrity),
-            "straggler": found.straggler,
-            "collectives": found.collectives,
-            "mismatch": found.mismatch,
-            "communication_us": {r.rank: _communication(r) for r in found.ranks},
+            "integrity": document.integrity(comparison.integrity),
+            "straggler": comparison.straggler,
+            "collectives": comparison.collectives,
+            "mismatch": comparison.mismatch,
+            "communication_us": {r.rank: _communication(r) for r in comparison.ranks},
             "problems": [dataclasses.asdict(p) for p in self.ranks.problems],
-            "per_rank": {rank: document.document(known, self.each[rank]) for rank, known in self.facts.items()},
+            "per_rank": {rank: document.document(facts, self.each[rank]) for rank, facts in self.facts.items()},
             "headline": dataclasses.asdict(self.headline),
             **documents(self.diagnosis),
         }
@@ -72,13 +72,13 @@ class RankedReport(View):
         return timeline_section(rank.run, rank.breakdown)
 
     def _sections(self) -> tuple[Section, ...]:
-        shown = self.spotlight
-        found = sections(self.facts[shown])
+        rank = self.spotlight
+        figures = sections(self.facts[rank])
         return (
             *finding_sections(self.diagnosis, below_headline=True),
             _side_by_side(self.comparison),
             *_problems(self.ranks),
-            *(dataclasses.replace(s, title=f"Rank {shown}: {s.title[:1].lower()}{s.title[1:]}") for s in found),
+            *(dataclasses.replace(s, title=f"Rank {rank}: {s.title[:1].lower()}{s.title[1:]}") for s in figures),
         )
 
 
@@ -99,49 +99,41 @@ def _communication(rank: RankFacts) -> dict[str, float | None]:
     }
 
 
-def _side_by_side(found: RankComparison) -> Section:
+def _side_by_side(comparison: RankComparison) -> Section:
     columns = (
         Column("rank"),
-        Column("step", "number"),
-        Column("GPU busy", "number"),
-        Column("computing", "number"),
-        Column("exchanging data", "number"),
-        Column("hidden", "number"),
-        Column("waiting for others", "number"),
-        Column("moving data", "number"),
+        *numbers("step", "GPU busy", "computing", "exchanging data"),
+        *numbers("hidden", "waiting for others", "moving data"),
     )
-    rows = tuple(_rank_row(rank, found.straggler) for rank in found.ranks)
+    cells = (_rank_cells(rank, comparison.straggler) for rank in comparison.ranks)
     lines = ["Per step. Exchanging data: communication kernels run, hidden where compute runs beside them."]
-    if found.mismatch is None:
+    if comparison.mismatch is None:
+        kernels = plural(comparison.collectives or 0, "communication kernel")
         lines.append(
-            f"The same {plural(found.collectives or 0, 'communication kernel')} of every rank side by side: the rank "
-            "that arrives last needs only the time to move the data, the others wait for it within theirs."
+            f"Each of {kernels} is compared over all ranks. The rank that arrives last only moves data; the time that "
+            "the others need beyond that is waiting."
         )
     else:
-        lines.append(f"Waiting cannot be told from moving data: {plain(found.mismatch)}.")
-    return Section("Ranks side by side", columns, rows, tuple(lines), wide=True)
+        lines.append(f"Waiting cannot be told from moving data: {plain(comparison.mismatch)}.")
+    return Section.table("Ranks side by side", columns, cells, lines, wide=True)
 
 
-def _rank_row(rank: RankFacts, straggler: int | None) -> Row:
+def _rank_cells(rank: RankFacts, straggler: int | None) -> tuple[str, ...]:
     account = rank.breakdown
-    cells = (
+    return (
         f"{rank.rank}" + (" (last)" if rank.rank == straggler else ""),
         duration(rank.step_us),
-        percent(account.busy_fraction) if account.busy_fraction is not None else NOT_MEASURABLE,
+        percent(account.busy_fraction),
         percent(account.share["compute"]),
         duration(rank.communication_us),
         duration(rank.overlapped_us),
         duration(rank.waiting_us),
         duration(rank.transfer_us),
     )
-    return Row(cells)
 
 
 def _problems(ranks: Ranks) -> tuple[Section, ...]:
     if not ranks.problems:
         return ()
-    rows = tuple(Row((plain(p.what), plain(p.reason))) for p in ranks.problems)
-    return (Section("What is wrong with these traces", (Column("", "wrap"), Column("", "wrap")), rows, wide=True),)
-
-
-__all__ = ["RankedReport", "job_opening"]
+    cells = ((plain(p.what), plain(p.reason)) for p in ranks.problems)
+    return (Section.table("What is wrong with these traces", TEXTS, cells, wide=True),)

@@ -11,7 +11,7 @@ from gpulab.analysis.steps import Spread
 from gpulab.formatting import NOT_MEASURABLE, duration, duration_range, factor, number, percent, plural, rate, size
 from gpulab.run import Run, TraceOrigin
 from gpulab.views import wording
-from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.layout import PAIRS, TEXTS, Column, Row, Section, numbers
 from gpulab.views.report.dataloader_section import loading_sections
 from gpulab.views.report.pause_sections import pause_sections
 from gpulab.views.report.trace_sections import trace_sections
@@ -58,7 +58,7 @@ def sections(facts: Facts, unsaved: str = "", untold: Sequence[Section] = ()) ->
     `unsaved` is the reason why the run is not on disk, if so; `untold` are sections about what could not be told.
     """
     loaded = facts.run.source == "trace"
-    found = (
+    in_order = (
         _changes(facts.run),
         _step(facts),
         _parts(facts),
@@ -73,12 +73,12 @@ def sections(facts: Facts, unsaved: str = "", untold: Sequence[Section] = ()) ->
         _choices(facts.run),
         _origin(facts.run.origin) if facts.run.origin else _keep(facts.run, unsaved),
     )
-    return tuple(s for s in found if s is not None)
+    return tuple(s for s in in_order if s is not None)
 
 
 def _step(facts: Facts) -> Section:
     if has_no_step(facts.run):
-        return Section("Time", PAIRS, (_whole_row(facts.run),), tuple(_step_lines(facts)), wide=True)
+        return Section.table("Time", PAIRS, [_whole_row(facts.run)], _step_lines(facts), wide=True)
     parts = [
         _spread_row("   of it waiting for the DataLoader", facts.data_wait_us),
         _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
@@ -88,19 +88,14 @@ def _step(facts: Facts) -> Section:
         rows = [profiled, *parts]
     else:
         rows = [_spread_row("a step, without the profiler", facts.step_us), *parts, profiled]
-    columns = (
-        Column(""),
-        Column("median", "number"),
-        Column("p10 – p90", "number"),
-        Column("steps", "number"),
-    )
-    return Section("Step time", columns, tuple(rows), tuple(_step_lines(facts)), wide=True)
+    columns = (Column(""), *numbers("median", "p10 – p90", "steps"))
+    return Section.table("Step time", columns, rows, _step_lines(facts), wide=True)
 
 
-def _whole_row(run: Run) -> Row:
+def _whole_row(run: Run) -> tuple[str, ...]:
     """The time of code without steps, and for how much of it the profiler ran."""
     if run.source == "trace":
-        return Row(("the whole trace", _ns(run.code_wall_ns)))
+        return "the whole trace", _ns(run.code_wall_ns)
     recorded_ns = run.timeline.window_ns[1] - run.timeline.window_ns[0] if run.timeline is not None else 0
     if run.timeline is None and run.observer.profiler_start_ns is None:
         how = "without the profiler"
@@ -108,14 +103,14 @@ def _whole_row(run: Run) -> Row:
         how = "with the profiler"
     else:
         how = f"of which the profiler recorded {_ns(recorded_ns)}"
-    return Row((f"the whole cell, {how}", _ns(run.code_wall_ns)))
+    return f"the whole cell, {how}", _ns(run.code_wall_ns)
 
 
-def _spread_row(label: str, spread: Spread | None) -> Row:
+def _spread_row(label: str, spread: Spread | None) -> tuple[str, ...]:
     if spread is None:
-        return Row((label, NOT_MEASURABLE, "", ""))
+        return label, NOT_MEASURABLE, "", ""
     middle = duration_range(spread.p10, spread.p90) if spread.count > 1 else ""
-    return Row((label, duration(spread.median), middle, f"{spread.count:,}"))
+    return label, duration(spread.median), middle, f"{spread.count:,}"
 
 
 def _step_lines(facts: Facts) -> list[str]:
@@ -184,30 +179,15 @@ def _parts(facts: Facts) -> Section:
     if breakdown is None:
         return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts)}.",), wide=True)
     kind = facts.run.device.kind
-    columns = (Column(""), Column("share", "number"), Column(_per(breakdown), "number"), Column("meaning", "wrap"))
-    rows = tuple(
-        Row(
-            (
-                part.label,
-                percent(breakdown.share[key]),
-                duration(breakdown.median_us[key]),
-                part.meaning_on(kind),
-            ),
-            bar=breakdown.share[key],
-            colour=part.colour,
-        )
-        for key, part in sorted(shown_parts(breakdown).items(), key=lambda item: -breakdown.share[item[0]])
-    )
-    return Section(title, columns, rows, tuple(_breakdown_lines(facts, breakdown)), wide=True)
-
-
-def _per(breakdown: Breakdown) -> str:
-    return "time" if breakdown.whole_window else "per step"
-
-
-def shown_parts(breakdown: Breakdown) -> dict[str, wording.Part]:
-    """The parts that took any time, in stacking order."""
-    return {key: part for key, part in wording.PARTS.items() if breakdown.share.get(key, 0) > 0}
+    per = "time" if breakdown.whole_window else "per step"
+    columns = (Column(""), *numbers("share", per), Column("meaning", "wrap"))
+    rows = []
+    for key in sorted(wording.PARTS, key=lambda name: -breakdown.share.get(name, 0)):
+        share, part = breakdown.share.get(key, 0), wording.PARTS[key]
+        if share > 0:
+            cells = (part.label, percent(share), duration(breakdown.median_us[key]), part.meaning_on(kind))
+            rows.append(Row(cells, bar=share, colour=part.colour))
+    return Section(title, columns, tuple(rows), tuple(_breakdown_lines(facts, breakdown)), wide=True)
 
 
 def why_no_breakdown(facts: Facts) -> str:
@@ -217,9 +197,9 @@ def why_no_breakdown(facts: Facts) -> str:
         return plain(withheld)
     if not run.settings.trace:
         return "the run was made without the profiler (--no-trace)"
-    told = next((m for m in run.missing if m.key == "breakdown"), None)
-    if told is not None:
-        return plain(told.reason).rstrip(".")
+    missing = next((m for m in run.missing if m.key == "breakdown"), None)
+    if missing is not None:
+        return plain(missing.reason).rstrip(".")
     return "no trace was recorded" if run.timeline is None else "the trace holds no span"
 
 
@@ -259,7 +239,7 @@ def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None
         return None
     on_gpu = any(row.device_us is not None for row in rows)
     figures = ("GPU time", "CPU time", "calls") if on_gpu else ("share", "per step", "calls")
-    columns = (Column("", "cut"), *(Column(title, "number") for title in figures))
+    columns = (Column("", "cut"), *numbers(*figures))
     lines = [f"Per step. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
     if len(rows) > COSTLIEST:
         lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
@@ -276,38 +256,30 @@ def _cost_row(row: CostRow, on_gpu: bool) -> Row:
 def _curves(facts: Facts) -> Section:
     if not facts.curves:
         return Section("Device", lines=("No curve of the device was measured.",))
-    rows = tuple(
-        Row(
-            (
-                plain(c.label),
-                wording.quantity(c.mean, c.name, c.unit),
-                wording.quantity(c.maximum, c.name, c.unit),
-                f"{c.count:,}",
-                plain(c.source),
-            )
+    cells = (
+        (
+            plain(c.label),
+            wording.quantity(c.mean, c.name, c.unit),
+            wording.quantity(c.maximum, c.name, c.unit),
+            f"{c.count:,}",
+            plain(c.source),
         )
         for c in facts.curves
     )
-    columns = (
-        Column("", "cut"),
-        Column("mean", "number"),
-        Column("maximum", "number"),
-        Column("readings", "number"),
-        Column("source"),
-    )
-    return Section("Device", columns, rows)
+    columns = (Column("", "cut"), *numbers("mean", "maximum", "readings"), Column("source"))
+    return Section.table("Device", columns, cells)
 
 
 def _memory(run: Run) -> Section:
     memory = run.memory
-    rows = [Row(("peak of the process and its workers", size(memory.peak_rss_bytes)))]
+    rows = [("peak of the process and its workers", size(memory.peak_rss_bytes))]
     if run.device.kind == "cuda":
         rows += [
-            Row(("peak allocated by tensors on the GPU", size(memory.peak_allocated_bytes))),
-            Row(("peak reserved by PyTorch on the GPU", size(memory.peak_reserved_bytes))),
+            ("peak allocated by tensors on the GPU", size(memory.peak_allocated_bytes)),
+            ("peak reserved by PyTorch on the GPU", size(memory.peak_reserved_bytes)),
         ]
-    rows.append(Row((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", size(memory.total_bytes))))
-    return Section("Memory", PAIRS, tuple(rows))
+    rows.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", size(memory.total_bytes)))
+    return Section.table("Memory", PAIRS, rows)
 
 
 def _loader(run: Run) -> Section:
@@ -326,7 +298,7 @@ def _loader(run: Run) -> Section:
         "persistent_workers": str(loader.persistent_workers),
         "batches per epoch": _or_unknown(loader.length),
     }
-    return Section(title, PAIRS, tuple(Row(pair) for pair in pairs.items()), aside=True)
+    return Section.table(title, PAIRS, pairs.items(), aside=True)
 
 
 def _or_unknown(value: int | None) -> str:
@@ -337,27 +309,27 @@ def _missing(run: Run) -> Section:
     title = "What could not be measured"
     rows = []
     if not run.settings.trace:
-        rows.append(Row(("where a step's time goes", "the run was made without the profiler (--no-trace)")))
+        rows.append(("where a step's time goes", "the run was made without the profiler (--no-trace)"))
     if not any(len(s.value) for s in run.samples.series) and not any(m.key == "curves" for m in run.missing):
-        rows.append(Row(("device curves and peak memory", "the run ended before the meters were first read")))
+        rows.append(("device curves and peak memory", "the run ended before the meters were first read"))
     if not run.missing and not rows:
         return Section(title, lines=("Nothing that gpulab tried to measure is missing.",))
     for m in run.missing:
         since = "" if m.since_ns is None else f" (from {duration(m.since_ns / 1e3)} into the run on)"
-        rows.append(Row((plain(m.what), plain(m.reason) + since)))
-    return Section(title, (Column("", "wrap"), Column("", "wrap")), tuple(rows))
+        rows.append((plain(m.what), plain(m.reason) + since))
+    return Section.table(title, TEXTS, rows)
 
 
 def _observer(facts: Facts) -> Section:
     observer = facts.run.observer
-    rows = [Row(("gpulab's own code in each step", duration(facts.observer_us_per_step)))]
+    rows = [("gpulab's own code in each step", duration(facts.observer_us_per_step))]
     if observer.own_ns:
-        rows.append(Row(("gpulab's start, and the profiler's starts and stops", _ns(observer.own_ns))))
+        rows.append(("gpulab's start, and the profiler's starts and stops", _ns(observer.own_ns)))
     if facts.run.timeline is not None:
         rows += [
-            Row(("starting the profiler, once", _ns(observer.profiler_start_ns))),
-            Row(("stopping it, once", _ns(observer.profiler_stop_ns))),
-            Row(("events recorded", f"{observer.event_count:,}")),
+            ("starting the profiler, once", _ns(observer.profiler_start_ns)),
+            ("stopping it, once", _ns(observer.profiler_stop_ns)),
+            ("events recorded", f"{observer.event_count:,}"),
         ]
     lines = []
     if facts.step_us and facts.traced_step_us and facts.step_us.median > 0:
@@ -365,7 +337,7 @@ def _observer(facts: Facts) -> Section:
         lines.append(f"A profiled step took {factor(ratio)} times as long as an unprofiled one (medians).")
     if observer.window_truncated:
         lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
-    return Section("What measuring cost", PAIRS, tuple(rows), tuple(lines), aside=True)
+    return Section.table("What measuring cost", PAIRS, rows, lines, aside=True)
 
 
 def _ns(value: int | None) -> str:
@@ -376,26 +348,24 @@ def _changes(run: Run) -> Section | None:
     """What was turned for this run, and whether it took effect."""
     if not run.changes:
         return None
-    rows = tuple(
-        Row(
-            (
-                f"{plain(c.name)}={plain(c.value)}",
-                plain(c.kind),
-                plain(c.found) or "–",
-                f"{plain(c.state)}: {plain(c.evidence)}",
-            )
+    cells = (
+        (
+            f"{plain(c.name)}={plain(c.value)}",
+            plain(c.kind),
+            plain(c.found) or "–",
+            f"{plain(c.state)}: {plain(c.evidence)}",
         )
         for c in run.changes
     )
     columns = (Column("setting"), Column("is a"), Column("as found"), Column("", "wrap"))
-    return Section("Changed for this run", columns, rows, wide=True)
+    return Section.table("Changed for this run", columns, cells, wide=True)
 
 
 def _choices(run: Run) -> Section | None:
     if not run.choices:
         return None
-    rows = tuple(Row((plain(c.what), f"{plain(c.value)}: {plain(c.reason)}")) for c in run.choices)
-    return Section("What gpulab chose", PAIRS, rows, aside=True)
+    cells = ((plain(c.what), f"{plain(c.value)}: {plain(c.reason)}") for c in run.choices)
+    return Section.table("What gpulab chose", PAIRS, cells, aside=True)
 
 
 def _origin(origin: TraceOrigin) -> Section:
@@ -409,8 +379,7 @@ def _origin(origin: TraceOrigin) -> Section:
         "rank": rank,
         "versions": versions,
     }
-    rows = tuple(Row((name, value)) for name, value in pairs.items() if value)
-    return Section("This trace", PAIRS, rows, aside=True)
+    return Section.table("This trace", PAIRS, (pair for pair in pairs.items() if pair[1]), aside=True)
 
 
 def _keep(run: Run, unsaved: str) -> Section:

@@ -61,6 +61,3 @@ def _kind(category: Category, name: str, device_kind: str) -> Kind:
     if category == Category.CPU_OP:
         return _OPERATOR_ON_CPU if device_kind == "cpu" else _OPERATOR
     return {Category.PYTHON_FUNCTION: _PYTHON, Category.CUDA_SYNC: _STREAM_SYNC}.get(category, _NOTE)
-
-
-__all__ = ["KINDS", "Kind", "kinds_of"]

@@ -418,6 +418,3 @@ _SECTION = """<section class="gpulab-timeline">
 <script type="application/octet-stream" class="tl-data">{block}</script>
 <script>{script}</script>
 </section>"""
-
-
-__all__ = ["MOST_SPANS", "SCRIPT", "script_policy", "timeline_section"]

@@ -12,7 +12,7 @@ from gpulab.analysis.integrity import Integrity
 from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, reading, size
 from gpulab.run import Damage
 from gpulab.timeline.memory_curve import HOST, MemoryCurve
-from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.layout import PAIRS, Column, Section, numbers
 from gpulab.views.wording import plain
 
 _VERDICTS = {
@@ -49,47 +49,43 @@ def _gpu(facts: Facts, trace: TraceFacts) -> Iterator[Section]:
         yield _copies(trace.copies, steps, per)
 
 
-def _trust(found: Integrity, damage: Sequence[Damage]) -> Section:
+def _trust(integrity: Integrity, damage: Sequence[Damage]) -> Section:
+    names = {check.name: check.name.replace("_", " ") for check in integrity.checks}
     rows = [
-        Row((check.name.replace("_", " "), f"{check.count:,}", check.meaning or "none found"))
-        for check in found.checks
+        (names[check.name], f"{check.count:,}", check.meaning or "none found")
+        for check in integrity.checks
         if check.count
     ]
-    told = {check.name.replace("_", " ") for check in found.checks}
-    rows += [Row((plain(d.name), f"{d.count:,}", plain(d.detail))) for d in damage if d.name not in told]
-    withheld = sorted(figure.replace("_", " ") for figure in found.withheld)
-    lines = [_NO_MATTER if found.state == "ok" and rows else _VERDICTS[found.state]]
+    rows += [(plain(d.name), f"{d.count:,}", plain(d.detail)) for d in damage if d.name not in names.values()]
+    withheld = sorted(figure.replace("_", " ") for figure in integrity.withheld)
+    lines = [_NO_MATTER if integrity.state == "ok" and rows else _VERDICTS[integrity.state]]
     if withheld:
         lines.append(f"Left out for it: {', '.join(withheld)}.")
-    columns = (Column("looked for"), Column("found", "number"), Column("what it means", "wrap"))
-    return Section("Can this trace be trusted?", columns if rows else (), tuple(rows), tuple(lines), aside=not rows)
+    columns = (Column("looked for"), *numbers("found"), Column("what it means", "wrap"))
+    return Section.table("Can this trace be trusted?", columns if rows else (), rows, lines, aside=not rows)
 
 
 def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int, per: str) -> Section:
-    short = percent(kernels.short_count_fraction)
+    short, of_time = percent(kernels.short_count_fraction), percent(kernels.short_time_fraction)
     rows = [
-        Row((f"kernels {per}", number(kernels.count / steps))),
-        Row(("time in kernels that use tensor cores, by their names", percent(kernels.tensor_core_fraction))),
-        Row((f"kernels shorter than {duration(SHORT_KERNEL_US)}", f"{short} ({_of_time(kernels)} of kernel time)")),
-        Row(("est. achieved occupancy", _pct(kernels.est_achieved_occupancy_pct))),
+        (f"kernels {per}", number(kernels.count / steps)),
+        ("time in kernels that use tensor cores, by their names", percent(kernels.tensor_core_fraction)),
+        (f"kernels shorter than {duration(SHORT_KERNEL_US)}", f"{short} ({of_time} of kernel time)"),
+        ("est. achieved occupancy", _pct(kernels.est_achieved_occupancy_pct)),
     ]
     if launches is not None:
         rows += [
-            Row((f"launches {per}", number(launches.count / steps))),
-            Row(("time of a launch on the CPU, median", duration(launches.median_us))),
-            Row(("from a launch to its kernel, median", duration(launches.median_queue_delay_us))),
+            (f"launches {per}", number(launches.count / steps)),
+            ("time of a launch on the CPU, median", duration(launches.median_us)),
+            ("from a launch to its kernel, median", duration(launches.median_queue_delay_us)),
         ]
         if launches.kernels_without_launch:
-            rows.append(Row(("kernels launched before the trace began", f"{launches.kernels_without_launch:,}")))
+            rows.append(("kernels launched before the trace began", f"{launches.kernels_without_launch:,}"))
     lines = (
         "A kernel is one program that the GPU runs, a launch the call that starts it. Where the time from launch to "
         "kernel is long, work is queued and the GPU does not wait for the program.",
     )
-    return Section("How the GPU was used", PAIRS, tuple(rows), lines)
-
-
-def _of_time(kernels: Kernels) -> str:
-    return percent(kernels.short_time_fraction)
+    return Section.table("How the GPU was used", PAIRS, rows, lines)
 
 
 def _pct(value: float | None) -> str:
@@ -97,29 +93,21 @@ def _pct(value: float | None) -> str:
 
 
 def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
-    columns = (
-        Column(""),
-        Column("host memory"),
-        Column("time", "number"),
-        Column("size", "number"),
-        Column("speed", "number"),
-    )
-    rows = tuple(
-        Row(
-            (
-                _DIRECTIONS.get(row.kind, plain(row.kind)),
-                row.host_memory or "–",
-                duration(row.time_us / steps),
-                size(None if row.bytes is None else row.bytes / steps),
-                NOT_MEASURABLE if row.gb_per_s is None else reading(row.gb_per_s, "GB/s"),
-            )
+    columns = (Column(""), Column("host memory"), *numbers("time", "size", "speed"))
+    cells = (
+        (
+            _DIRECTIONS.get(row.kind, plain(row.kind)),
+            row.host_memory or "–",
+            duration(row.time_us / steps),
+            size(None if row.bytes is None else row.bytes / steps),
+            NOT_MEASURABLE if row.gb_per_s is None else reading(row.gb_per_s, "GB/s"),
         )
         for row in copies
     )
     lines = [f"Time and size {per}."]
     if any(row.host_memory == "pageable" for row in copies):
         lines.append("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.")
-    return Section("Copies", columns, rows, tuple(lines))
+    return Section.table("Copies", columns, cells, lines)
 
 
 _DIRECTIONS = {
@@ -132,42 +120,32 @@ _DIRECTIONS = {
 
 
 def _memory(curves: Sequence[MemoryCurve]) -> Section:
-    columns = (
-        Column(""),
-        Column("peak", "number"),
-        Column("at", "number"),
-        Column("allocations", "number"),
-        Column("kept at the end", "number"),
-    )
-    rows = tuple(
-        Row(
-            (
-                "host memory" if c.device_index == HOST else f"GPU {c.device_index}",
-                size(c.peak_bytes) + ("" if c.absolute else " above the start"),
-                duration(c.peak_t_ns / 1e3),
-                f"{c.allocations:,}",
-                size(c.growth_bytes),
-            )
+    columns = (Column(""), *numbers("peak", "at", "allocations", "kept at the end"))
+    cells = (
+        (
+            "host memory" if c.device_index == HOST else f"GPU {c.device_index}",
+            size(c.peak_bytes) + ("" if c.absolute else " above the start"),
+            duration(c.peak_t_ns / 1e3),
+            f"{c.allocations:,}",
+            size(c.growth_bytes),
         )
         for c in curves
     )
-    return Section("Memory over the trace", columns, rows, ("Held by PyTorch's allocators.",))
+    return Section.table("Memory over the trace", columns, cells, ("Held by PyTorch's allocators.",))
 
 
 def _devices(trace: TraceFacts) -> Section:
-    columns = (Column("GPU"), Column("busy", "number"), Column("computing", "number"), Column("exchanging", "number"))
-    rows = tuple(
-        Row(
-            (
-                f"{account.device_index}",
-                percent(account.busy_fraction),
-                percent(account.share["compute"]),
-                percent(account.share["communication"]),
-            )
+    columns = (Column("GPU"), *numbers("busy", "computing", "exchanging"))
+    cells = (
+        (
+            f"{account.device_index}",
+            percent(account.busy_fraction),
+            percent(account.share["compute"]),
+            percent(account.share["communication"]),
         )
         for account in sorted(trace.devices, key=lambda a: a.device_index or 0)
     )
-    return Section("GPUs of this trace, each on its own", columns, rows)
+    return Section.table("GPUs of this trace, each on its own", columns, cells)
 
 
 def _other_tools(trace: TraceFacts) -> Iterator[Section]:
@@ -177,31 +155,27 @@ def _other_tools(trace: TraceFacts) -> Iterator[Section]:
         rows += _tensorboard_rows(trace.tensorboard)
     if trace.hta is not None:
         rows += [
-            Row(("HTA: idle time", _pct(trace.hta.idle_pct))),
-            Row(("HTA: compute time", _pct(trace.hta.compute_pct))),
-            Row(("HTA: non-compute time", _pct(trace.hta.non_compute_pct))),
-            Row(("HTA: communication computation overlap", _overlap(trace.hta.overlap_pct))),
+            ("HTA: idle time", _pct(trace.hta.idle_pct)),
+            ("HTA: compute time", _pct(trace.hta.compute_pct)),
+            ("HTA: non-compute time", _pct(trace.hta.non_compute_pct)),
+            ("HTA: communication computation overlap", _overlap(trace.hta.overlap_pct)),
         ]
     if rows:
         lines = (
             "Computed as those tools define them, so that you find their figures again. They use other windows and "
             "count differently from each other and from the figures above.",
         )
-        yield Section("In other tools' words", PAIRS, tuple(rows), lines, aside=True)
+        yield Section.table("In other tools' words", PAIRS, rows, lines, aside=True)
 
 
-def _tensorboard_rows(view: TensorBoardView) -> list[Row]:
-    rows = [
-        Row(("TensorBoard: GPU Utilization", percent(view.gpu_utilization))),
-        Row(("TensorBoard: Est. SM Efficiency", percent(view.est_sm_efficiency))),
-        Row(("TensorBoard: Est. Achieved Occupancy", _pct(view.est_achieved_occupancy_pct))),
+def _tensorboard_rows(view: TensorBoardView) -> list[tuple[str, str]]:
+    return [
+        ("TensorBoard: GPU Utilization", percent(view.gpu_utilization)),
+        ("TensorBoard: Est. SM Efficiency", percent(view.est_sm_efficiency)),
+        ("TensorBoard: Est. Achieved Occupancy", _pct(view.est_achieved_occupancy_pct)),
+        *((f"TensorBoard: step, {plain(name)}", duration(us)) for name, us in view.step_us.items() if us),
     ]
-    shown = {name: us for name, us in view.step_us.items() if us}
-    return rows + [Row((f"TensorBoard: step, {plain(name)}", duration(us))) for name, us in shown.items()]
 
 
 def _overlap(pct: float | None) -> str:
     return "no communication" if pct is None else _pct(pct)
-
-
-__all__ = ["trace_sections"]

@@ -52,6 +52,3 @@ def alert_lines_or_none() -> AlertLines | None:
         return AlertLines(sys.stderr) if sys.stderr.isatty() else None
     except (AttributeError, ValueError):  # no standard error, or a closed one
         return None
-
-
-__all__ = ["AlertLines", "alert_lines_or_none"]

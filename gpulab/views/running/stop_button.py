@@ -41,6 +41,3 @@ def _widget_class() -> Callable[..., Any]:
         button_style = traitlets.Unicode()
 
     return cast("Callable[..., Any]", StopButton)
-
-
-__all__ = ["control_stop_button"]

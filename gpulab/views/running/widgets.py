@@ -12,6 +12,3 @@ def close(widget: Any) -> None:
         if part is not None and hasattr(part, "close"):
             part.close()
     widget.close()
-
-
-__all__ = ["close"]
