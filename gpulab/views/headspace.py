@@ -8,7 +8,7 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
 from gpulab.views.layout import Column, Row, Section, numbers
-from gpulab.views.report.document import finite
+from gpulab.views.report.document import finite, picked
 from gpulab.views.report.sections import device
 from gpulab.views.view import NotebookView
 from gpulab.views.wording import plain
@@ -63,16 +63,13 @@ class HeadspaceReport(NotebookView):
             "step_us": found.step_us,
             "ideal_step_us": found.ideal_us,
             "cold_step_us": found.cold_us,
-            "ceiling": found.ceiling,
-            "interval": found.interval,
+            **picked(found, "ceiling", "interval"),
             "preparation_stall_us": found.preparation_us,
             "fetch_stall_us": found.fetch_us,
-            "preparation_share": found.preparation_share,
-            "fetch_share": found.fetch_share,
+            **picked(found, "preparation_share", "fetch_share"),
             "certain": sorted(found.certain),
-            "reasons": found.reasons,
             "stopped": found.experiment.stopped,
-            "notes": found.notes,
+            **picked(found, "reasons", "notes"),
         }
         return {name: finite(value) for name, value in figures.items()}
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
-from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange, Side
+from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.views.comparison.sections import worth_keeping
 from gpulab.views.comparison.table import profiled_us, unprofiled_us
-from gpulab.views.report.document import finite
+from gpulab.views.report.document import finite, picked
 
 SCHEMA = 1
 
@@ -27,67 +27,41 @@ def document(found: Comparison | Experiment, price_per_hour: float | None = None
 
 
 def _experiment(found: Experiment, price_per_hour: float | None) -> dict[str, object]:
-    return {
-        "name": found.name,
-        "seconds": found.seconds,
-        "stopped": found.stopped,
-        "notes": list(found.notes),
-        "comparisons": [_comparison(c, price_per_hour) for c in found.comparisons],
-    }
+    comparisons = [_comparison(c, price_per_hour) for c in found.comparisons]
+    return {**picked(found, "name", "seconds", "stopped", "notes"), "comparisons": comparisons}
 
 
 def _comparison(found: Comparison, price_per_hour: float | None) -> dict[str, object]:
     return {
-        "verdict": found.verdict,
-        "evidence": found.evidence,
-        "unit": found.unit,
-        "ratio": found.ratio,
-        "interval": list(found.interval) if found.interval else None,
-        "noise_floor": found.noise_floor,
-        "pairs": found.pairs,
-        "differences": list(found.differences),
-        "notes": list(found.notes),
-        "restored": found.restored,
-        "parts": [_part(change) for change in found.parts],
+        **picked(found, "verdict", "evidence", "unit", "ratio", "interval", "noise_floor", "pairs"),
+        **picked(found, "differences", "notes", "restored"),
+        "parts": [dataclasses.asdict(change) for change in found.parts],
         "loss": _loss(found.loss) if found.loss else None,
         "a": _side(found.a, found, price_per_hour),
         "b": _side(found.b, found, price_per_hour),
     }
 
 
-def _part(change: PartChange) -> dict[str, object]:
-    return dataclasses.asdict(change)
-
-
 def _loss(loss: LossComparison) -> dict[str, object]:
     return {
-        "verdict": loss.verdict,
-        "words": loss.words,
-        "seeds": loss.seeds,
+        **picked(loss, "verdict", "words", "seeds"),
         "a": _curve(loss.a),
         "b": _curve(loss.b),
-        "band": [list(step) for step in loss.band],
+        "band": loss.band,
     }
 
 
 def _curve(losses: Sequence[float]) -> list[float | str | None]:
-    """NaN is null; an infinite loss is told as text, for JSON has no number for it."""
+    """NaN is null; an infinite loss is a text, for JSON has no number for it."""
     return [None if math.isnan(x) else x if math.isfinite(x) else ("inf" if x > 0 else "-inf") for x in losses]
 
 
 def _prediction(side: Side) -> dict[str, object] | None:
-    made = side.prediction
-    if made is None:
+    prediction = side.prediction
+    if prediction is None:
         return None
-    return {
-        "ratio": made.ratio,
-        "interval": list(made.interval) if made.interval else None,
-        "memory_ratio": made.memory_ratio,
-        "memory_basis": made.memory_basis or None,
-        "only_sign": made.only_sign,
-        "basis": made.basis or None,
-        "refused": made.refused or None,
-    }
+    texts = {name: text or None for name, text in picked(prediction, "memory_basis", "basis", "refused").items()}
+    return {**picked(prediction, "ratio", "interval", "memory_ratio", "only_sign"), **texts}
 
 
 def _side(side: Side, found: Comparison, price_per_hour: float | None) -> dict[str, object]:
@@ -96,8 +70,7 @@ def _side(side: Side, found: Comparison, price_per_hour: float | None) -> dict[s
         "label": side.label,
         "settings": dict(side.settings),
         "run": run.id if run is not None else None,
-        "us_per_step": side.us_per_step,
-        "us_per_sample": side.us_per_sample,
+        **picked(side, "us_per_step", "us_per_sample"),
         "unprofiled_us_per_step": unprofiled_us(side, found),
         "profiled_us_per_step": profiled_us(side),
         "memory": dataclasses.asdict(run.memory) if run is not None else None,
@@ -109,11 +82,7 @@ def _side(side: Side, found: Comparison, price_per_hour: float | None) -> dict[s
         "edit_is_diff": side.edit_is_diff,
         "blocks": [
             {
-                "turn": block.turn,
-                "order": block.order,
-                "step_count": block.step_count,
-                "dropped": block.dropped,
-                "sample_count": block.sample_count,
+                **picked(block, "turn", "order", "step_count", "dropped", "sample_count"),
                 "time_us": block.time_ns / 1e3,
             }
             for block in side.blocks

@@ -14,7 +14,6 @@ import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.compat.hta import HtaView
-from gpulab.analysis.compat.tensorboard import TensorBoardView
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.gpu.trace_facts import TraceFacts
 from gpulab.analysis.integrity import Integrity
@@ -33,8 +32,8 @@ COSTLIEST = 20
 
 def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, object]:
     """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
-    said = dataclasses.asdict(headline(diagnosis.first))
-    figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), "headline": said, **documents(diagnosis)}
+    heading = {"headline": dataclasses.asdict(headline(diagnosis.first))}
+    figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), **heading, **documents(diagnosis)}
     return {key: finite(value) for key, value in figures.items()}
 
 
@@ -42,15 +41,14 @@ def _contract(facts: Facts) -> dict[str, object]:
     run, breakdown, trace = facts.run, facts.breakdown, facts.trace
     return {
         "source": run.source,
-        "device": _device(run),
+        "device": dataclasses.asdict(run.device),
         "ranks": _ranks(run),
         "integrity": integrity(facts.integrity) if facts.integrity else None,
         "window_us": (run.timeline.window_ns[1] - run.timeline.window_ns[0]) / 1e3 if run.timeline else None,
-        "busy_fraction": breakdown.busy_fraction if breakdown else None,
-        "kernel_busy_fraction": breakdown.kernel_busy_fraction if breakdown else None,
+        **picked(breakdown, "busy_fraction", "kernel_busy_fraction"),
         "steps": [_step(step) for step in breakdown.steps] if breakdown else None,
         "data_wait_us": _profiled_data_wait(run, breakdown) if breakdown else None,
-        "tensorboard": _tensorboard(trace.tensorboard) if trace and trace.tensorboard else None,
+        "tensorboard": picked(trace.tensorboard, *_TENSORBOARD) if trace and trace.tensorboard else None,
         "hta": _hta(trace.hta) if trace and trace.hta else None,
         "tensor_core_fraction": trace.kernels.tensor_core_fraction if trace and trace.kernels else None,
         "memory": _memory(facts),
@@ -73,9 +71,7 @@ def _own(facts: Facts) -> dict[str, object]:
         "profiled_step_us": _spread(facts.traced_step_us),
         "data_wait_per_step_us": _spread(facts.data_wait_us),
         "optimizer_per_step_us": _spread(facts.optimizer_us),
-        "samples_per_s": facts.samples_per_s,
-        "steps_per_s": facts.steps_per_s,
-        "outside_steps_fraction": facts.outside_steps_fraction,
+        **picked(facts, "samples_per_s", "steps_per_s", "outside_steps_fraction"),
         "dropped": [dataclasses.asdict(d) for d in facts.selection.dropped],
         "breakdown": _breakdown(facts.breakdown) if facts.breakdown else None,
         "devices": [_device_account(account) for account in facts.trace.devices] if facts.trace else None,
@@ -91,10 +87,6 @@ def _own(facts: Facts) -> dict[str, object]:
         "choices": [dataclasses.asdict(c) for c in run.choices],
         "environment": dataclasses.asdict(run.environment),
     }
-
-
-def _device(run: Run) -> dict[str, object]:
-    return {**dataclasses.asdict(run.device), "details": dict(run.device.details)}
 
 
 def _step(step: StepParts) -> dict[str, object]:
@@ -117,9 +109,7 @@ def _profiled_data_wait(run: Run, breakdown: Breakdown) -> dict[str, float | Non
 
 def _breakdown(breakdown: Breakdown) -> dict[str, object]:
     return {
-        "device": breakdown.device,
-        "whole_window": breakdown.whole_window,
-        "median_step": breakdown.median_step,
+        **picked(breakdown, "device", "whole_window", "median_step"),
         "median_us": {part: breakdown.median_us[part] for part in PARTS},
         "share": {part: breakdown.share[part] for part in PARTS},
     }
@@ -129,26 +119,15 @@ def _ranks(run: Run) -> dict[str, object] | None:
     origin = run.origin
     if origin is None or origin.rank is None:
         return None
-    return {"rank": origin.rank, "world_size": origin.world_size, "backend": origin.backend}
+    return picked(origin, "rank", "world_size", "backend")
 
 
-def _tensorboard(view: TensorBoardView) -> dict[str, object]:
-    return {
-        "gpu_utilization": view.gpu_utilization,
-        "est_sm_efficiency": view.est_sm_efficiency,
-        "est_achieved_occupancy_pct": view.est_achieved_occupancy_pct,
-        "step_us": dict(view.step_us),
-    }
+_TENSORBOARD = ("gpu_utilization", "est_sm_efficiency", "est_achieved_occupancy_pct", "step_us")
 
 
 def _hta(view: HtaView) -> dict[str, object]:
-    return {
-        "idle_pct": view.idle_pct,
-        "compute_pct": view.compute_pct,
-        "non_compute_pct": view.non_compute_pct,
-        "overlap_pct": view.overlap_pct,
-        "streams": [dataclasses.asdict(stream) for stream in view.streams],
-    }
+    percentages = picked(view, "idle_pct", "compute_pct", "non_compute_pct", "overlap_pct")
+    return {**percentages, "streams": [dataclasses.asdict(stream) for stream in view.streams]}
 
 
 def _memory(facts: Facts) -> dict[str, object]:
@@ -157,42 +136,27 @@ def _memory(facts: Facts) -> dict[str, object]:
         **dataclasses.asdict(facts.run.memory),
         "recorded": [
             {
-                "device_index": c.device_index,
-                "peak_bytes": c.peak_bytes,
-                "peak_us": c.peak_t_ns / 1e3,
-                "reserved_peak_bytes": c.reserved_peak_bytes,
-                "allocations": c.allocations,
-                "releases": c.releases,
-                "growth_bytes": c.growth_bytes,
-                "absolute": c.absolute,
+                **picked(curve, "device_index", "peak_bytes"),
+                "peak_us": curve.peak_t_ns / 1e3,
+                **picked(curve, "reserved_peak_bytes", "allocations", "releases", "growth_bytes", "absolute"),
             }
-            for c in facts.memory
+            for curve in facts.memory
         ],
     }
 
 
 def _kernel_statistics(trace: TraceFacts) -> dict[str, object]:
-    kernels, launches = trace.kernels, trace.launches
-    return {
-        "count": kernels.count if kernels else None,
-        "short_count_fraction": kernels.short_count_fraction if kernels else None,
-        "short_time_fraction": kernels.short_time_fraction if kernels else None,
-        "est_achieved_occupancy_pct": kernels.est_achieved_occupancy_pct if kernels else None,
-        "launches": dataclasses.asdict(launches) if launches else None,
-    }
+    figures = ("count", "short_count_fraction", "short_time_fraction", "est_achieved_occupancy_pct")
+    launches = dataclasses.asdict(trace.launches) if trace.launches else None
+    return {**picked(trace.kernels, *figures), "launches": launches}
 
 
 def _device_account(account: Breakdown) -> dict[str, object]:
-    return {
-        "device_index": account.device_index,
-        "busy_fraction": account.busy_fraction,
-        "kernel_busy_fraction": account.kernel_busy_fraction,
-        **_breakdown(account),
-    }
+    return {**picked(account, "device_index", "busy_fraction", "kernel_busy_fraction"), **_breakdown(account)}
 
 
-def integrity(found: Integrity) -> dict[str, object]:
-    return {"state": found.state, "checks": [dataclasses.asdict(check) for check in found.checks]}
+def integrity(verdict: Integrity) -> dict[str, object]:
+    return {"state": verdict.state, "checks": [dataclasses.asdict(check) for check in verdict.checks]}
 
 
 def _costliest(rows: Sequence[CostRow]) -> list[dict[str, object]]:
@@ -207,16 +171,23 @@ def _observer(facts: Facts) -> dict[str, object]:
     observer = facts.run.observer
     return {
         "hooks_us_per_step": facts.observer_us_per_step,
-        "profiler_start_us": None if observer.profiler_start_ns is None else observer.profiler_start_ns / 1e3,
-        "profiler_stop_us": None if observer.profiler_stop_ns is None else observer.profiler_stop_ns / 1e3,
-        "event_count": observer.event_count,
-        "window_truncated": observer.window_truncated,
+        "profiler_start_us": _us(observer.profiler_start_ns),
+        "profiler_stop_us": _us(observer.profiler_stop_ns),
+        **picked(observer, "event_count", "window_truncated"),
     }
 
 
-def _missing(lack: Missing) -> dict[str, object]:
-    since_us = None if lack.since_ns is None else lack.since_ns / 1e3
-    return {"key": lack.key, "what": lack.what, "reason": lack.reason, "since_us": since_us}
+def _missing(missing: Missing) -> dict[str, object]:
+    return {**picked(missing, "key", "what", "reason"), "since_us": _us(missing.since_ns)}
+
+
+def _us(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e3
+
+
+def picked(record: object, *names: str) -> dict[str, object]:
+    """Attributes of a record by their names; where there is no record, None for each."""
+    return {name: None if record is None else getattr(record, name) for name in names}
 
 
 def finite(value: object) -> object:

@@ -17,7 +17,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Protocol, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
 
@@ -52,32 +52,6 @@ class Head(TypedDict, total=False):
     ended: bool
 
 
-class Closable(Protocol):
-    """A widget that can be closed."""
-
-    def close(self) -> None: ...
-
-
-class Widget(Protocol):
-    """What the live view asks of its anywidget."""
-
-    history: dict[str, object]
-    layout: Closable
-
-    def send(self, content: Head, buffers: list[bytes]) -> None: ...
-    def on_msg(self, callback: Callable[[object, dict[str, object], object], None], remove: bool = False) -> None: ...
-    def close(self) -> None: ...
-    def _repr_mimebundle_(self) -> tuple[dict[str, object], dict[str, object]] | None: ...
-
-
-class DisplayHandle(Protocol):
-    """IPython's handle on one displayed output."""
-
-    display_id: str
-
-    def update(self, obj: object, **kwargs: object) -> None: ...
-
-
 class LiveView:
     """A `Watcher` that shows one run in the notebook's output area. Make a new one for each run.
 
@@ -85,14 +59,14 @@ class LiveView:
     """
 
     def __init__(self, kernel: object, interval_s: float = INTERVAL_S) -> None:
-        self.handle: DisplayHandle | None = None
+        self.handle: Any = None
         self.problem: str | None = None
         self._kernel = kernel
         self._interval_s = interval_s
         self._run_key = uuid.uuid4().hex
         self._over = threading.Event()
         self._feed: Feed | None = None
-        self._widget: Widget | None = None
+        self._widget: Any = None
         self._thread: threading.Thread | None = None
         self._refuse_stop: Callable[[], None] = lambda: None
         self._messages = Messages()
@@ -117,8 +91,7 @@ class LiveView:
         widget.on_msg(self._on_comm)
         data, metadata = widget._repr_mimebundle_() or ({}, {})
         shown = {**data, "text/plain": PLAIN_TEXT}
-        handle = display(shown, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        self.handle = cast("DisplayHandle", handle)
+        self.handle = display(shown, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def _on_comm(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
         """Stop, from a front end that offers no control channel; heard while the main thread is free."""
@@ -310,7 +283,7 @@ def _buffers(steps: Float32, samples: Iterable[Float32], keep: int) -> list[byte
 
 
 @cache
-def _widget_class() -> Callable[..., Widget]:
+def _widget_class() -> Callable[..., Any]:
     import anywidget
     import traitlets
 
@@ -321,7 +294,7 @@ def _widget_class() -> Callable[..., Widget]:
         run_key = traitlets.Unicode().tag(sync=True)
         history = traitlets.Dict().tag(sync=True)
 
-    return cast("Callable[..., Widget]", LiveWidget)
+    return cast("Callable[..., Any]", LiveWidget)
 
 
 def why_no_live_view() -> str | None:

@@ -7,35 +7,15 @@ end of the cell on ipykernel 6.31 and 7.4, and only 7.3 runs them in between.
 from __future__ import annotations
 
 from collections.abc import Callable, MutableMapping
-from typing import Protocol, cast
+from typing import Any
 
 STOP_MESSAGE = "gpulab_stop"
-
-Handler = Callable[[object, object, dict[str, object]], None]
-
-
-class Session(Protocol):
-    """The part of jupyter_client.session.Session that a reply needs."""
-
-    def send(
-        self, stream: object, msg_or_type: str, content: dict[str, object], parent: object, ident: object
-    ) -> object: ...
-
-
-class Kernel(Protocol):
-    """The part of ipykernel's Kernel used here, the same on 6.31, 7.3 and 7.4."""
-
-    @property
-    def session(self) -> Session: ...
-
-    @property
-    def control_handlers(self) -> MutableMapping[str, Handler]: ...
 
 
 class StopHandler:
     """Answers `gpulab_stop` messages: asks the run to end, and replies. Called in the kernel's control thread."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Any) -> None:
         self._session = session
         self.runs: dict[str, Callable[[], None]] = {}
 
@@ -52,7 +32,7 @@ class StopHandler:
         return {"status": "ok"}
 
 
-def accept_stop(kernel: object, run_key: str, request_stop: Callable[[], None]) -> Callable[[], None]:
+def accept_stop(kernel: Any, run_key: str, request_stop: Callable[[], None]) -> Callable[[], None]:
     """From now on a control message naming `run_key` calls `request_stop`; returns the function that ends this.
 
     Several runs share one handler. A kernel without control handlers (not ipykernel) accepts nothing, quietly: the
@@ -63,7 +43,7 @@ def accept_stop(kernel: object, run_key: str, request_stop: Callable[[], None]) 
         return lambda: None
     handler = handlers.get(STOP_MESSAGE)
     if not isinstance(handler, StopHandler):
-        handler = StopHandler(cast("Kernel", kernel).session)
+        handler = StopHandler(kernel.session)
     handler.runs[run_key] = request_stop
     handlers[STOP_MESSAGE] = handler
 
