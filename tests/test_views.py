@@ -27,7 +27,7 @@ from gpulab.analysis import breakdown as accounting
 from gpulab.analysis.facts import facts
 from gpulab.run import Change, Missing, Samples, Series, Steps
 from gpulab.views import drawing, wording
-from gpulab.views.report import device_curves, figure, sections, step_bars, step_zoom, timeline_page
+from gpulab.views.report import device_curves, figure, sections, span_kinds, step_bars, step_zoom, timeline_page
 from gpulab.views.report.report import Report
 from gpulab.views.report.span_kinds import KINDS
 
@@ -425,7 +425,7 @@ def test_nesting_counts_the_enclosing_spans() -> None:
     spans = sorted(_nested(rng, 0, 1_000_000, 6), key=lambda s: (s[0], -s[1]))
     start, end = np.array([s[0] for s in spans]), np.array([s[1] for s in spans])
     dumb = [sum(a <= s and e <= b and (a, b) != (s, e) for a, b in spans) for s, e in spans]
-    assert step_zoom._nesting(start, end).tolist() == dumb
+    assert span_kinds.nesting(start, end).tolist() == dumb
 
 
 def _nested(rng: np.random.Generator, start: int, end: int, depth: int) -> list[tuple[int, int]]:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import textwrap
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
+from gpulab.diagnosis.headline import Headline
 from gpulab.run import Float64
-from gpulab.views.wording import plain
+from gpulab.views.wording import level_colour, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,7 +25,11 @@ SMALL_PT, TITLE_PT = 10.0, 12.0
 FONT = "DejaVu Sans"  # comes with matplotlib, so that the picture is the same everywhere
 GREY = "#555555"
 SHADE = "#F3EEDD"
+WIDTH_IN, DPI = 11.0, 100
 _UNKNOWN_GLYPH = "\u25a1"
+_LEADING = 1.45 / 72  # inches per point of text size
+
+Line = tuple[str, float, str, str]  # text, points, weight, colour
 
 
 @contextmanager
@@ -50,6 +56,44 @@ def ink(text: str) -> str:
 def ink_lines(text: str, width: int, most: int) -> list[str]:
     """Text wrapped to at most `most` lines of `width` characters; what does not fit is shown by an ellipsis."""
     return [ink(line) for line in textwrap.wrap(plain(text), width, max_lines=most, placeholder=" …")]
+
+
+def picture(lines: Sequence[Line], height_in: float, fill: Callable[[Figure, float], None]) -> bytes:
+    """A figure of that height as PNG: the title lines, and below them what `fill` draws."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    with own_style():
+        figure = Figure(figsize=(WIDTH_IN, round(height_in, 2)), dpi=DPI, facecolor="white")
+        canvas = FigureCanvasAgg(figure)
+        fill(figure, _write_title(figure, lines))
+        png = io.BytesIO()
+        canvas.print_png(png, pil_kwargs={"compress_level": 2})  # type: ignore[no-untyped-call]
+    return png.getvalue()
+
+
+def title_lines(headline: Headline, opening: str) -> list[Line]:
+    """The headline, its evidence and what was run."""
+    return [
+        *((line, 15.0, "bold", level_colour(headline.level)) for line in ink_lines(headline.sentence, 84, 3)),
+        *((line, 11.5, "normal", "black") for line in ink_lines(headline.evidence, 108, 2)),
+        *((line, SMALL_PT, "normal", GREY) for line in ink_lines(f"gpulab · {opening}", 125, 2)),
+    ]
+
+
+def title_height_in(lines: Sequence[Line]) -> float:
+    """The room that the title takes."""
+    return 0.2 + sum(points * _LEADING for _, points, _, _ in lines)
+
+
+def _write_title(figure: Figure, lines: Sequence[Line]) -> float:
+    """Writes the lines; returns where the panels may begin, in inches from the bottom."""
+    height_in = float(figure.get_figheight())
+    y = height_in - 0.15
+    for text, points, weight, colour in lines:
+        figure.text(0.25 / WIDTH_IN, y / height_in, text, fontsize=points, fontweight=weight, color=colour, va="top")
+        y -= points * _LEADING
+    return y - 0.05
 
 
 def rectangles(

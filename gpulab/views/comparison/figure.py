@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpulab.diagnosis.headline import Headline
 from gpulab.tuning.compare.headline import comparison_headline
 from gpulab.tuning.record import Comparison
-from gpulab.views import wording
 from gpulab.views.comparison import figure_panels as panels
 from gpulab.views.comparison.sections import never_ran, opening
-from gpulab.views.drawing import GREY, SMALL_PT, ink_lines, own_style
+from gpulab.views.drawing import WIDTH_IN, Line, picture, title_height_in, title_lines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_IN, DPI = 11.0, 100
 _LEFT_IN, _RIGHT_IN = 1.75, 0.35  # margins; the labels of bars need the left one
 _HALF_IN = 4.0  # one of two panels beside each other
 _BARS_IN, _PANEL_IN, _DEVICE_IN = 1.15, 2.0, 1.35
 _ABOVE_IN, _BELOW_IN = 0.42, 0.62
-_LEADING = 1.45 / 72  # inches per point of text size
 _BAR_WIDTH_IN = 6.2
-
-Line = tuple[str, float, str, str]  # text, points, weight, colour
 
 
 def draw(found: Comparison, *, titled: bool = True) -> bytes:
@@ -44,9 +37,9 @@ def draw(found: Comparison, *, titled: bool = True) -> bytes:
         y -= _BELOW_IN + _ABOVE_IN + _PANEL_IN
         right_in = WIDTH_IN - _RIGHT_IN - _HALF_IN
         left_in = _LEFT_IN - 0.75
-        wide_in = _HALF_IN + 0.2 if panels.has_losses(found) else WIDTH_IN - _RIGHT_IN - left_in
+        wide_in = _HALF_IN + 0.2 if found.loss is not None else WIDTH_IN - _RIGHT_IN - left_in
         panels.ratios(place(figure, left_in, y, wide_in, _PANEL_IN), found)
-        if panels.has_losses(found):
+        if found.loss is not None:
             panels.losses(place(figure, right_in, y, _HALF_IN, _PANEL_IN), found)
         if with_device:
             y -= _BELOW_IN + _ABOVE_IN + _DEVICE_IN
@@ -54,20 +47,6 @@ def draw(found: Comparison, *, titled: bool = True) -> bytes:
             panels.memory(place(figure, right_in, y, _HALF_IN, _DEVICE_IN), found)
 
     return picture(lines, total_in, fill)
-
-
-def picture(lines: Sequence[Line], height_in: float, fill: Callable[[Figure, float], None]) -> bytes:
-    """A figure of that height as PNG: the title lines, and below them what `fill` draws."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with own_style():
-        figure = Figure(figsize=(WIDTH_IN, round(height_in, 2)), dpi=DPI, facecolor="white")
-        canvas = FigureCanvasAgg(figure)
-        fill(figure, _write_title(figure, lines))
-        png = io.BytesIO()
-        canvas.print_png(png, pil_kwargs={"compress_level": 2})  # type: ignore[no-untyped-call]
-    return png.getvalue()
 
 
 def title_only(lines: Sequence[Line]) -> bytes:
@@ -79,27 +58,3 @@ def place(figure: Figure, left_in: float, bottom_in: float, width_in: float, hei
     """A panel at a place in inches from the lower left corner."""
     wide, high = figure.get_size_inches()
     return figure.add_axes((left_in / wide, bottom_in / high, width_in / wide, height_in / high))
-
-
-def title_lines(headline: Headline, opened: str) -> list[Line]:
-    """The headline, its evidence and what was compared."""
-    return [
-        *((line, 15.0, "bold", wording.level_colour(headline.level)) for line in ink_lines(headline.sentence, 84, 3)),
-        *((line, 11.5, "normal", "black") for line in ink_lines(headline.evidence, 108, 2)),
-        *((line, SMALL_PT, "normal", GREY) for line in ink_lines(f"gpulab · {opened}", 125, 2)),
-    ]
-
-
-def title_height_in(lines: Sequence[Line]) -> float:
-    """The room that the title takes."""
-    return 0.2 + sum(points * _LEADING for _, points, _, _ in lines)
-
-
-def _write_title(figure: Figure, lines: Sequence[Line]) -> float:
-    """Writes the lines; returns where the panels may begin, in inches from the bottom."""
-    height_in = float(figure.get_figheight())
-    y = height_in - 0.15
-    for text, points, weight, colour in lines:
-        figure.text(0.25 / WIDTH_IN, y / height_in, text, fontsize=points, fontweight=weight, color=colour, va="top")
-        y -= points * _LEADING
-    return y - 0.05

@@ -9,7 +9,6 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import factor, factor_within, percent
-from gpulab.prediction.prediction import Prediction
 from gpulab.run import Float64, Series
 from gpulab.tuning.compare.blocks import pair_ratios, same_ratios
 from gpulab.tuning.compare.parts import both_us
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 A_COLOUR, B_COLOUR = "#6E6E6E", "#5B2A86"
 _BAND, _FLOOR, _SEEDS = "#D9CBE8", "#EDEDED", "#C4C4C4"
 _UNPROFILED = "#000000"
-_FORETOLD = "#B35900"
+_PREDICTED = "#B35900"
 _WORKING = ("gpu_utilization_pct", "sm_active_fraction", "cpu_pct")  # curves of work, the first two that were measured
 _MEMORY = ("gpu_memory_used_bytes", "rss_bytes")
 _DASHES: tuple[Dashes, ...] = ("-", ":")
@@ -124,9 +123,9 @@ def ratios(axes: Axes, found: Comparison) -> None:
         axes.axhspan(*found.interval, color=_BAND, linewidth=0, zorder=0.5, alpha=0.8)
     axes.axhline(1, color=A_COLOUR, linewidth=1, zorder=1)
     axes.axhline(found.ratio, color=B_COLOUR, linewidth=1.6, zorder=1.5)
-    made = _foretold(found)
-    if made is not None and made.ratio is not None:
-        axes.axhline(made.ratio, color=_FORETOLD, linewidth=1.4, linestyle=":", zorder=1.4)
+    prediction = _estimate(found)
+    if prediction is not None:
+        axes.axhline(prediction[0], color=_PREDICTED, linewidth=1.4, linestyle=":", zorder=1.4)
     axes.plot(np.arange(1, len(of_a) + 1), of_a, "x", color=A_COLOUR, markersize=4.5, zorder=2)
     axes.plot(np.arange(1, len(of_b) + 1), of_b, "o", color=B_COLOUR, markersize=4.5, zorder=3)
     _reach(axes, of_a, of_b, found)
@@ -134,10 +133,12 @@ def ratios(axes: Axes, found: Comparison) -> None:
     _ratio_keys(axes, found, interleaved)
 
 
-def _foretold(found: Comparison) -> Prediction | None:
-    """The estimate that was made before; a mere range is told in words only."""
-    made = found.b.prediction
-    return made if made is not None and made.ratio is not None and not made.only_sign else None
+def _estimate(found: Comparison) -> tuple[float, tuple[float, float]] | None:
+    """The predicted ratio and its range; a mere range stands in the tables only."""
+    prediction = found.b.prediction
+    if prediction is None or prediction.only_sign or prediction.ratio is None or prediction.interval is None:
+        return None
+    return prediction.ratio, prediction.interval
 
 
 def _paired_points(found: Comparison) -> tuple[Float64, Float64]:
@@ -156,9 +157,9 @@ def _reach(axes: Axes, of_a: Float64, of_b: Float64, found: Comparison) -> None:
     points = np.concatenate([of_a, of_b])
     floor = found.noise_floor or 0.0
     inside = [1.0 - floor, 1.0 + floor, *(found.interval or ()), *np.percentile(points, _OUTLIERS)]
-    made = _foretold(found)
-    names = _NAMES if made is None else _MORE_NAMES
-    inside += [made.ratio] if made is not None and made.ratio is not None else []
+    prediction = _estimate(found)
+    names = _NAMES if prediction is None else _MORE_NAMES
+    inside += [prediction[0]] if prediction is not None else []
     low, high = min(inside), max(inside)
     for point in np.sort(points):  # none stands where the names need their room
         if point < high + names * max(high - low, _LEAST_SPAN):
@@ -190,12 +191,11 @@ def _ratio_keys(axes: Axes, found: Comparison, interleaved: bool) -> None:
         interval = f" ({around})"
     floor = "" if found.noise_floor is None else f", noise floor {percent(found.noise_floor)}"
     same = "A over A" if interleaved else "A"
-    made = _foretold(found)
-    told = []
-    if made is not None and made.ratio is not None and made.interval is not None:
-        expected, range_of_it = factor_within(made.ratio, made.interval)
-        told = [(f"┄ predicted {expected} ({range_of_it})", _FORETOLD)]
-    direct(axes, [(f"● B over A: {middle}{interval}", B_COLOUR), *told, (f"× {same}{floor}", A_COLOUR)])
+    predicted, prediction = [], _estimate(found)
+    if prediction is not None:
+        expected, around = factor_within(*prediction)
+        predicted = [(f"┄ predicted {expected} ({around})", _PREDICTED)]
+    direct(axes, [(f"● B over A: {middle}{interval}", B_COLOUR), *predicted, (f"× {same}{floor}", A_COLOUR)])
 
 
 # losses and curves
@@ -205,7 +205,7 @@ def losses(axes: Axes, found: Comparison) -> None:
     """Both curves on one axis, over the band of seeds where there is one."""
     frame(axes, "Loss")
     loss = found.loss
-    assert loss is not None, "has_losses was asked"
+    assert loss is not None
     if not (np.isfinite(loss.a).any() or np.isfinite(loss.b).any()):
         axes.set_axis_off()
         say(axes, f"{loss.words}.")
@@ -221,11 +221,6 @@ def losses(axes: Axes, found: Comparison) -> None:
     axes.set_xlabel("step", fontsize=SMALL_PT)
     keys = [("A", A_COLOUR), (f"B: {loss.verdict}", B_COLOUR)]
     direct(axes, [*keys, *([(f"band of {loss.seeds + 1} seeds", GREY)] if loss.band else [])], right=True)
-
-
-def has_losses(found: Comparison) -> bool:
-    """Whether there is a curve of the loss, or something to say about it."""
-    return found.loss is not None
 
 
 def has_curves(found: Comparison) -> bool:
@@ -308,12 +303,5 @@ def direct(axes: Axes, lines: Sequence[tuple[str, str]], *, right: bool = False)
 
 def say(axes: Axes, sentence: str) -> None:
     """Why a panel is empty."""
-    axes.text(
-        0,
-        0.6,
-        "\n".join(ink_lines(sentence, 56, 4)),
-        transform=axes.transAxes,
-        fontsize=SMALL_PT,
-        color=GREY,
-        va="center",
-    )
+    text = "\n".join(ink_lines(sentence, 56, 4))
+    axes.text(0, 0.6, text, transform=axes.transAxes, fontsize=SMALL_PT, color=GREY, va="center")

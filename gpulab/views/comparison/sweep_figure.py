@@ -11,10 +11,20 @@ from gpulab.tuning.compare.headline import experiment_headline
 from gpulab.tuning.compare.parts import mean_parts_us
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import figure_panels as panels
-from gpulab.views.comparison.figure import picture, place, title_height_in, title_lines, title_only
+from gpulab.views.comparison.figure import place, title_only
 from gpulab.views.comparison.sweep import none_ran, opening, per_sample, us
 from gpulab.views.comparison.table import memory_peak_bytes, name
-from gpulab.views.drawing import GREY, SMALL_PT, frame, ink, ink_lines, legend_beside
+from gpulab.views.drawing import (
+    GREY,
+    SMALL_PT,
+    frame,
+    ink,
+    ink_lines,
+    legend_beside,
+    picture,
+    title_height_in,
+    title_lines,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -114,8 +124,7 @@ def _memory(axes: Axes, shown: tuple[Side, ...]) -> None:
         y = len(shown) - 1 - row
         if peak is not None:
             axes.barh(y, peak / highest, height=0.5, color="#9FB4C7", linewidth=0)
-        told = _memory_words(side, peak)
-        axes.text(0.03, y, ink(told), va="center", fontsize=SMALL_PT, color="black")
+        axes.text(0.03, y, ink(_memory_words(side, peak)), va="center", fontsize=SMALL_PT, color="black")
     axes.set_xlim(0, 1.05)
     axes.set_xticks([])
 

@@ -5,15 +5,13 @@ Uses matplotlib's `Figure` objects only: no pyplot, no display, and the user's s
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.headline import Headline
-from gpulab.views import wording
-from gpulab.views.drawing import GREY, SMALL_PT, ink_lines, own_style
+from gpulab.views.drawing import DPI, GREY, SMALL_PT, WIDTH_IN, ink_lines, picture, title_height_in, title_lines
 from gpulab.views.report import device_curves, step_bars, step_zoom
 from gpulab.views.report.sections import opening, why_no_breakdown
 
@@ -21,11 +19,11 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_IN, HEIGHT_IN, DPI = 11.0, 8.8, 100
+HEIGHT_IN = 8.8
 _LEFT_IN, _PANEL_IN = 1.45, 6.45
 _MOST_STRETCH = 1.25  # with few panels the picture is less high rather than its panels odd
 _STRIP_IN = 0.4  # a panel that only says why it is empty
-_TITLE_IN, _AXIS_IN, _TICKS_IN, _BETWEEN_IN = 0.36, 0.5, 0.12, 0.16
+_TITLE_IN, _AXIS_IN, _TICKS_IN, _BETWEEN_IN, _BELOW_TITLE_IN = 0.36, 0.5, 0.12, 0.16, 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,27 +42,14 @@ class _Panel:
 
 def draw(facts: Facts, headline: Headline | None) -> bytes:
     """The picture as PNG, 1100 pixels wide and up to 880 high; without a headline it needs a text beside it."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    with own_style():
-        lines = _title_lines(facts, headline) if headline else []
-        panels = [_steps_panel(facts), _device_panel(facts), _zoom_panel(facts)]
-        fixed_in = 0.25 + sum(points * _LEADING for _, points, _, _ in lines)
-        fixed_in += sum(p.above_in + p.below_in + (0 if p.stretches else p.height_in) for p in panels)
-        wished_in = sum(p.height_in for p in panels if p.stretches)
-        stretch = min(_MOST_STRETCH, (HEIGHT_IN - fixed_in) / wished_in) if wished_in else 1.0
-        height_in = round(fixed_in + stretch * wished_in, 2)
-        figure = Figure(figsize=(WIDTH_IN, height_in), dpi=DPI, facecolor="white")
-        canvas = FigureCanvasAgg(figure)
-        _place(figure, panels, stretch, _write_title(figure, lines, height_in), height_in)
-        png = io.BytesIO()
-        canvas.print_png(png, pil_kwargs={"compress_level": 2})  # type: ignore[no-untyped-call]
-    return png.getvalue()
-
-
-_LEADING = 1.45 / 72  # inches per point of text size
-_Line = tuple[str, float, str, str]  # text, points, weight, colour
+    lines = title_lines(headline, opening(facts)) if headline else []
+    panels = [_steps_panel(facts), _device_panel(facts), _zoom_panel(facts)]
+    fixed_in = title_height_in(lines) + _BELOW_TITLE_IN
+    fixed_in += sum(p.above_in + p.below_in + (0 if p.stretches else p.height_in) for p in panels)
+    wished_in = sum(p.height_in for p in panels if p.stretches)
+    stretch = min(_MOST_STRETCH, (HEIGHT_IN - fixed_in) / wished_in) if wished_in else 1.0
+    height_in = fixed_in + stretch * wished_in
+    return picture(lines, height_in, lambda figure, top_in: _place(figure, panels, stretch, top_in - _BELOW_TITLE_IN))
 
 
 def prepare() -> None:
@@ -73,27 +58,9 @@ def prepare() -> None:
     import matplotlib.figure  # noqa: F401
 
 
-def _title_lines(facts: Facts, headline: Headline) -> list[_Line]:
-    """The headline, its evidence and what was run."""
-    return [
-        *((line, 15.0, "bold", wording.level_colour(headline.level)) for line in ink_lines(headline.sentence, 84, 3)),
-        *((line, 11.5, "normal", "black") for line in ink_lines(headline.evidence, 108, 2)),
-        *((line, SMALL_PT, "normal", GREY) for line in ink_lines(f"gpulab · {opening(facts)}", 125, 2)),
-    ]
-
-
-def _write_title(figure: Figure, lines: list[_Line], height_in: float) -> float:
-    """Writes the lines; returns where the panels may begin, in inches from the bottom."""
-    y = height_in - 0.15
-    for text, points, weight, colour in lines:
-        figure.text(0.25 / WIDTH_IN, y / height_in, text, fontsize=points, fontweight=weight, color=colour, va="top")
-        y -= points * _LEADING
-    return y - 0.1
-
-
-def _place(figure: Figure, panels: list[_Panel], stretch: float, top_in: float, figure_in: float) -> None:
+def _place(figure: Figure, panels: list[_Panel], stretch: float, top_in: float) -> None:
     """The panels from top to bottom."""
-    y = top_in
+    y, figure_in = top_in, float(figure.get_figheight())
     for panel in panels:
         height = panel.height_in * (stretch if panel.stretches else 1)
         y -= panel.above_in + height

@@ -1,4 +1,4 @@
-"""What a span is drawn as, in the picture and in the timeline: one table of sorts and their colours."""
+"""How spans are drawn in the picture and in the timeline: their sorts and colours, their lanes, their nesting."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.run import Category, Int64, Timeline
+from gpulab.run import Category, Int64, Lane, Timeline
 from gpulab.timeline import spans
 from gpulab.views import wording
 
@@ -61,3 +61,27 @@ def _kind(category: Category, name: str, device_kind: str) -> Kind:
     if category == Category.CPU_OP:
         return _OPERATOR_ON_CPU if device_kind == "cpu" else _OPERATOR
     return {Category.PYTHON_FUNCTION: _PYTHON, Category.CUDA_SYNC: _STREAM_SYNC}.get(category, _NOTE)
+
+
+def lane_name(lane: Lane, *, training: bool) -> str:
+    """What a lane is called on screen; `training`: it is the thread that trains."""
+    if lane.label:
+        return lane.label
+    if lane.kind == "stream":
+        return f"GPU {lane.process} stream {lane.number}"
+    return "training thread" if training else f"thread {lane.number}"
+
+
+def nesting(start: Int64, end: Int64) -> Int64:
+    """How many spans of a lane are open when each begins; `start` is sorted, parents come before their children.
+
+    Where two overlap without one holding the other, the later one stands above the last that is still open.
+    """
+    depth = np.empty(len(start), np.int64)
+    open_ends: list[int] = []
+    for i, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while open_ends and open_ends[-1] <= begin:
+            open_ends.pop()
+        depth[i] = len(open_ends)
+        open_ends.append(finish)
+    return depth

@@ -14,7 +14,7 @@ from gpulab.run import Category, Float64, Int64, Lane, Timeline
 from gpulab.timeline import spans
 from gpulab.views import wording
 from gpulab.views.drawing import SMALL_PT, Key, frame, ink, legend_beside, rectangles
-from gpulab.views.report.span_kinds import KINDS, kinds_of
+from gpulab.views.report.span_kinds import KINDS, kinds_of, lane_name, nesting
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -160,7 +160,7 @@ def _outer_ns(track: Track) -> int:
 def _track(timeline: Timeline, lane: Lane, training: bool, rows: Int64, kinds: Int64, step: StepParts) -> Track:
     start, end = timeline.start_ns[rows], timeline.end_ns[rows]
     stream = lane.kind == "stream"
-    row = np.zeros(len(rows), np.int64) if stream else _nesting(start, end)
+    row = np.zeros(len(rows), np.int64) if stream else nesting(start, end)
     kept = row < (1 if stream else TRAINING_ROWS if training else OTHER_ROWS)
     return Track(
         lane=lane,
@@ -172,18 +172,6 @@ def _track(timeline: Timeline, lane: Lane, training: bool, rows: Int64, kinds: I
         name_id=timeline.name_id[rows][kept].astype(np.int64),
         rows=int(row[kept].max()) + 1,
     )
-
-
-def _nesting(start: Int64, end: Int64) -> Int64:
-    """How many spans of the same lane enclose each one; `start` is sorted, parents come before their children."""
-    depth = np.empty(len(start), np.int64)
-    open_ends: list[int] = []
-    for i, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        while open_ends and open_ends[-1] <= begin:
-            open_ends.pop()
-        depth[i] = len(open_ends)
-        open_ends.append(finish)
-    return depth
 
 
 def _ground(axes: Axes, span: float, y: float, rows: int) -> None:
@@ -270,11 +258,7 @@ def _contrast(colour: str) -> str:
 
 
 def _lane_label(track: Track) -> str:
-    lane = track.lane
-    if lane.kind == "stream":
-        name = lane.label or f"GPU {lane.process} stream {lane.number}"
-    else:
-        name = lane.label or ("training thread" if track.training else f"thread {lane.number}")
+    name = lane_name(track.lane, training=track.training)
     return "\n".join(ink(line) for line in textwrap.wrap(wording.plain(name), 16, max_lines=2, placeholder="…"))
 
 

@@ -26,7 +26,7 @@ from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views import wording
-from gpulab.views.report.span_kinds import KINDS, kinds_of
+from gpulab.views.report.span_kinds import KINDS, kinds_of, lane_name, nesting
 
 MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
 SCRIPT = PACKAGE_FOLDER / "views" / "static" / "timeline.js"
@@ -165,7 +165,8 @@ def _lanes(timeline: Timeline, drawn: Int64) -> list[_Drawn]:
 def _drawn_lane(timeline: Timeline, lane_id: int, rows: Int64) -> list[_Drawn]:
     """A host lane by depth of nesting, Python's own stack apart; a stream's work in one row below its annotations."""
     lane = timeline.lanes[lane_id]
-    label = _label(lane, lane_id == timeline.training_lane)
+    name = lane_name(lane, training=lane_id == timeline.training_lane)
+    label = wording.cut(wording.plain(name), _SHORT_WIDTH)
     first = spans.in_category(timeline, *DEVICE_CATEGORIES)[rows]
     if lane.kind == "thread":
         first = ~spans.in_category(timeline, Category.PYTHON_FUNCTION)[rows]
@@ -177,14 +178,6 @@ def _drawn_lane(timeline: Timeline, lane_id: int, rows: Int64) -> list[_Drawn]:
     work, above = rows[first], _stacked(timeline, rows[~first])
     below = [work] if len(work) and _in_turn(timeline, work) else _stacked(timeline, work)
     return [_Drawn(lane, label, above + below, work=len(above) if below else None)]
-
-
-def _label(lane: Lane, training: bool) -> str:
-    if lane.kind == "stream":
-        name = lane.label or f"GPU {lane.process} stream {lane.number}"
-    else:
-        name = lane.label or ("training thread" if training else f"thread {lane.number}")
-    return wording.cut(wording.plain(name), _SHORT_WIDTH)
 
 
 def _in_turn(timeline: Timeline, rows: Int64) -> bool:
@@ -203,24 +196,12 @@ def _stacked(timeline: Timeline, rows: Int64) -> list[Int64]:
     levels = _by_level(depth, rows)
     if all((timeline.start_ns[level][1:] >= timeline.end_ns[level][:-1]).all() for level in levels):
         return levels
-    return _by_level(_tangled_depth(start, end), rows)
+    return _by_level(nesting(start, end), rows)
 
 
 def _by_level(depth: Int64, rows: Int64) -> list[Int64]:
     order = np.argsort(depth, kind="stable")
     return np.split(rows[order], np.searchsorted(depth[order], np.arange(1, int(depth.max()) + 1)))
-
-
-def _tangled_depth(start: Int64, end: Int64) -> Int64:
-    """The same where some spans overlap without one holding the other: above the last one that is still open."""
-    depth = np.empty(len(start), np.int64)
-    open_ends: list[int] = []
-    for i, (begins, finishes) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
-        while open_ends and open_ends[-1] <= begins:
-            open_ends.pop()
-        depth[i] = len(open_ends)
-        open_ends.append(finishes)
-    return depth
 
 
 def _packed(run: Run, timeline: Timeline, strip: _Strip, lanes: list[_Drawn], thinned: bool) -> bytes:
