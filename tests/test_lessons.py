@@ -31,9 +31,8 @@ from gpulab.lessons import (
     told_times,
 )
 from gpulab.lessons.batch_size import DigitsInMemory, check_accumulation, whole_batch
-from gpulab.lessons.check import Checked
+from gpulab.lessons.check import Checked, Note
 from gpulab.lessons.measured import Faster, Swept
-from gpulab.lessons.shown import Note
 from gpulab.lessons.starving import DistantDigits, Fed, check_loader
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.views.comparison.comparison import Compared

@@ -6,18 +6,40 @@ same machine measured a moment before, never by absolute times.
 
 from __future__ import annotations
 
+import html
 from dataclasses import dataclass
 from typing import Literal
 
-from gpulab.lessons.shown import Note, Tone
-
+Tone = Literal["neutral", "good", "bad"]
 State = Literal["unanswered", "wrong", "right"]
 
+_COLOURS: dict[Tone, str] = {"neutral": "#5B6B7F", "good": "#1E7B45", "bad": "#B3541E"}
 _OPENINGS: dict[State, tuple[str, Tone]] = {
     "unanswered": ("Not answered yet.", "neutral"),
     "wrong": ("Not yet.", "bad"),
     "right": ("Right.", "good"),
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a lesson says to its reader: an opening and what follows it, in a coloured frame."""
+
+    opening: str
+    words: str
+    tone: Tone = "neutral"
+
+    def __repr__(self) -> str:
+        return f"{self.opening} {self.words}"
+
+    def _repr_html_(self) -> str:
+        """Colours that stand on light and dark pages: only the frame and the opening have one of their own."""
+        colour = _COLOURS[self.tone]
+        frame = f"border-left:4px solid {colour};padding:6px 12px;margin:4px 0;max-width:60em"
+        opening = f"background:{colour};color:#FFFFFF;border-radius:3px;padding:1px 7px;margin-right:6px"
+        return (
+            f'<div style="{frame}"><b style="{opening}">{html.escape(self.opening)}</b>{html.escape(self.words)}</div>'
+        )
 
 
 @dataclass(frozen=True, slots=True, repr=False)

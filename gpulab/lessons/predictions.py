@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 
 from gpulab.formatting import factor, percent
-from gpulab.lessons.check import is_unanswered
+from gpulab.lessons.check import Note, is_unanswered
 from gpulab.lessons.measured import Faster
-from gpulab.lessons.shown import Note
 
 CLOSE_POINTS, NEAR_POINTS = 8.0, 25.0  # percentage points
 CLOSE_TIMES, NEAR_TIMES = 1.15, 1.6  # how many times too large or too small
