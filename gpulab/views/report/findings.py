@@ -9,7 +9,7 @@ from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules import kind_of, title_of
 from gpulab.formatting import capitalized, duration, factor, percent, plural
 from gpulab.prediction.prediction import Prediction
-from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.layout import PAIRS, Column, Section
 from gpulab.views.wording import plain
 
 SHOWN = 5
@@ -21,13 +21,13 @@ _SURE = {
 
 
 def finding_sections(diagnosis: Diagnosis, *, below_headline: bool) -> tuple[Section, ...]:
-    """A section for each of the first findings, and what has to be known of how they were made.
+    """A section for each of the first findings, and the notes about them.
 
     `below_headline`: the first finding's sentence and first figure stand above already.
     """
     causes = [f for f in diagnosis.findings if not kind_of(f.key).is_verdict]
-    found = [
-        _section(number, finding, diagnosis, told=below_headline and finding is diagnosis.first)
+    sections = [
+        _section(number, finding, diagnosis, in_headline=below_headline and finding is diagnosis.first)
         for number, finding in enumerate(causes[:SHOWN], start=1)
     ]
     lines = [plain(note) for note in diagnosis.notes]
@@ -35,8 +35,8 @@ def finding_sections(diagnosis: Diagnosis, *, below_headline: bool) -> tuple[Sec
         rest = ", ".join(title_of(f.key) for f in causes[SHOWN:])
         lines.insert(0, f"{plural(len(causes) - SHOWN, 'smaller finding')} not shown: {rest}.")
     if lines:
-        found.append(Section("About these findings", lines=tuple(lines), wide=True, lead=True))
-    return tuple(found)
+        sections.append(Section("About these findings", lines=tuple(lines), wide=True, lead=True))
+    return tuple(sections)
 
 
 def untold_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
@@ -48,9 +48,9 @@ def untold_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
             asked.append(untold.what)
     if not by_cure:
         return ()
-    rows = tuple(Row((plain("; ".join(what)), plain(record))) for record, what in by_cure.items())
+    cells = ((plain("; ".join(what)), plain(record)) for record, what in by_cure.items())
     columns = (Column("", "wrap"), Column("how to find out", "wrap"))
-    return (Section("What could not be told", columns, rows),)
+    return (Section.table("What could not be told", columns, cells),)
 
 
 def documents(diagnosis: Diagnosis) -> dict[str, object]:
@@ -64,40 +64,33 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 # -- one finding -------------------------------------------------------------------------------------------------------
 
 
-def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, told: bool) -> Section:
-    title = title_of(finding.key)
-    rows = [] if told else [Row(("found", plain(finding.summary)))]
-    rows.append(Row(("would give back", _given_back(finding, diagnosis))))
-    rows += _evidence_rows(finding.evidence[1:] if told else finding.evidence)
+def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, in_headline: bool) -> Section:
+    cells = [] if in_headline else [("found", plain(finding.summary))]
+    cells.append(("would give back", _given_back(finding, diagnosis)))
+    cells += _evidence_cells(finding.evidence[1:] if in_headline else finding.evidence)
     if finding.source_line:
-        rows.append(Row(("your line", plain(finding.source_line))))
+        cells.append(("your line", plain(finding.source_line)))
     if finding.cure:
-        rows.append(Row(("cure", plain(finding.cure))))
+        cells.append(("cure", plain(finding.cure)))
     if finding.knob:
-        rows.append(
-            Row(
-                ("try it", f"on your cell, without an edit: %%gpuprofile --ab {plain(finding.knob).replace(', ', ',')}")
-            )
-        )
-        rows.append(Row(("predicted", _predicted(finding.prediction))))
+        knob = plain(finding.knob).replace(", ", ",")
+        cells.append(("try it", f"on your cell, without an edit: %%gpuprofile --ab {knob}"))
+        cells.append(("predicted", _predicted(finding.prediction)))
     elif finding.prediction is not None and finding.prediction.interval is not None:
-        rows.append(Row(("without it", f"predicted: {_predicted(finding.prediction)}")))
+        cells.append(("without it", f"predicted: {_predicted(finding.prediction)}"))
     if finding.lesson:
-        rows.append(Row(("learn more", f"notebooks/{plain(finding.lesson)}.ipynb")))
+        cells.append(("learn more", f"notebooks/{plain(finding.lesson)}.ipynb"))
     if finding.after:
-        rows.append(Row(("after that", plain(finding.after))))
-    return Section(f"{number}. {capitalized(title)}", PAIRS, tuple(rows), wide=True, lead=True)
+        cells.append(("after that", plain(finding.after)))
+    title = f"{number}. {capitalized(title_of(finding.key))}"
+    return dataclasses.replace(Section.table(title, PAIRS, cells, wide=True), lead=True)
 
 
-def _evidence_rows(evidence: Sequence[Evidence]) -> Iterator[Row]:
+def _evidence_cells(evidence: Sequence[Evidence]) -> Iterator[tuple[str, str]]:
     for i, figure in enumerate(evidence):
         text = plain(figure.words)
-        where = f" (see the timeline from {_at(figure.span[0])} on)" if figure.span is not None else ""
-        yield Row(("what shows it" if i == 0 else "", f"{capitalized(text)}{where}"))
-
-
-def _at(t_ns: int) -> str:
-    return f"{t_ns / 1e9:.3f} s"
+        where = f" (see the timeline from {figure.span[0] / 1e9:.3f} s on)" if figure.span is not None else ""
+        yield "what shows it" if i == 0 else "", f"{capitalized(text)}{where}"
 
 
 def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
@@ -124,19 +117,16 @@ def _predicted(prediction: Prediction | None) -> str:
     low, high = prediction.interval
     between = f"between {factor(low)} and {factor(high)} of today's time"
     if prediction.ratio is None or prediction.only_sign:
-        told = between
+        words = between
     else:
-        told = f"{factor(prediction.ratio)} of today's time ({_times(prediction.ratio)}), {between}"
+        speed = f"{factor(1 / prediction.ratio)} times as fast" if prediction.ratio > 0 else "faster"
+        words = f"{factor(prediction.ratio)} of today's time ({speed}), {between}"
     if prediction.memory_ratio is not None and prediction.memory_ratio != 1:
-        told += f"; {factor(prediction.memory_ratio)} of today's peak of the GPU's memory"
+        words += f"; {factor(prediction.memory_ratio)} of today's peak of the GPU's memory"
     elif prediction.memory_basis:
-        told += f"; {plain(prediction.memory_basis)}"
+        words += f"; {plain(prediction.memory_basis)}"
     basis = plain(prediction.basis).rstrip(".")
-    return f"{told}. {basis}." if basis else f"{told}."
-
-
-def _times(ratio: float) -> str:
-    return f"{factor(1 / ratio)} times as fast" if ratio > 0 else "faster"
+    return f"{words}. {basis}." if basis else f"{words}."
 
 
 def _document(finding: Finding) -> dict[str, object]:
