@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
-from gpulab.views.layout import Column, Row, Section, numbers
+from gpulab.views.layout import Column, Row, Section, numbers, present
 from gpulab.views.report.document import finite, picked
 from gpulab.views.report.sections import device
 from gpulab.views.view import NotebookView
@@ -82,7 +82,7 @@ class HeadspaceReport(NotebookView):
         return f"what the DataLoader costs · {device(run)} · {duration(experiment.seconds * 1e6)}{ended}"
 
     def _sections(self) -> tuple[Section, ...]:
-        return tuple(s for s in (_steps(self.found), _notes(self.found)) if s is not None)
+        return present(_steps(self.found), _notes(self.found))
 
 
 def _evidence(found: Headspace) -> str:

@@ -64,5 +64,10 @@ class Section:
         return cls(title, tuple(columns), tuple(Row(line) for line in cells), tuple(lines), aside, wide)
 
 
+def present(*sections: Section | None) -> tuple[Section, ...]:
+    """The sections that there are, in order."""
+    return tuple(section for section in sections if section is not None)
+
+
 PAIRS = (Column(""), Column("", "wrap"))
 TEXTS = (Column("", "wrap"), Column("", "wrap"))

@@ -12,7 +12,7 @@ from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Climb, Rung
 from gpulab.views.climb.attempts import NONE, ladder
 from gpulab.views.comparison.sections import checks, device_of, how_measured, keep
-from gpulab.views.layout import PAIRS, Column, Section, numbers
+from gpulab.views.layout import PAIRS, Column, Section, numbers, present
 from gpulab.views.wording import plain
 
 _ENDINGS = {
@@ -93,7 +93,7 @@ def sections(found: Climb, *, bars: bool = True) -> tuple[Section, ...]:
     parts: tuple[Section | None, ...] = ()
     if found.written is not None and found.written.facts is not None:
         parts = (ladder(found, bars=bars), _left(found), _passed(found), _checks(found), _measured(found))
-    return tuple(section for section in (*parts, kept_edit(found)) if section is not None)
+    return present(*parts, kept_edit(found))
 
 
 def kept_edit(found: Climb) -> Section | None:

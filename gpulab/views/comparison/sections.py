@@ -14,13 +14,13 @@ from gpulab.tuning.record import Comparison, Side
 from gpulab.views import wording
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.table import heading, name, side_by_side
-from gpulab.views.layout import PAIRS, Column, Section, numbers
+from gpulab.views.layout import PAIRS, Column, Section, numbers, present
 from gpulab.views.report.sections import device
 from gpulab.views.wording import plain
 
 SEQUENTIAL = (
-    "These runs were made one after the other. What changed on the machine between them looks like a difference of "
-    "theirs: blocks run in turn (--ab) would tell the two apart."
+    "These runs were made one after the other, so a change of the machine between them looks like a difference "
+    "between the runs. To tell the two apart, compare blocks that run in turn (--ab)."
 )
 _STATES = {"took effect": "took effect", "no effect": "NO EFFECT", "cannot tell": "cannot be told"}
 
@@ -49,8 +49,8 @@ def sections(found: Comparison, price_per_hour: float | None = None, notes: Sequ
     """Every section in reading order; none where a side never ran. `notes` are of the experiment as a whole."""
     if never_ran(found):
         return ()
-    parts = (
-        _first(found),
+    return present(
+        first((found,)),
         side_by_side(found, price_per_hour),
         prediction.section((found,)),
         _parts(found),
@@ -60,21 +60,20 @@ def sections(found: Comparison, price_per_hour: float | None = None, notes: Sequ
         _measured(found, notes),
         keep(found.b),
     )
-    return tuple(s for s in parts if s is not None)
 
 
-def _first(found: Comparison) -> Section | None:
-    """What must be known before any figure is read."""
-    lines = [sequential_words(found)] if found.evidence == "sequential" else []
-    lines += map(plain, found.differences)
-    return Section("Read this first", lines=tuple(lines), wide=True) if lines else None
-
-
-def sequential_words(found: Comparison) -> str:
-    """Why such runs are weaker evidence, and the cure: a comparison that was stopped needs only its time."""
-    if not found.ended_early:
-        return SEQUENTIAL
-    return f"{found.ended_early}. These were made one after the other: let it run on to compare short ones in turn."
+def first(comparisons: Sequence[Comparison]) -> Section | None:
+    """What a reader must know before any figure: runs in sequence are weaker evidence, and how the runs differ."""
+    sequential = (
+        f"{c.ended_early}. Its runs were made one after the other: let it go on, and short runs are compared in turn."
+        if c.ended_early
+        else SEQUENTIAL
+        for c in comparisons
+        if c.evidence == "sequential"
+    )
+    differences = (plain(line) for c in comparisons for line in c.differences)
+    lines = tuple(dict.fromkeys((*sequential, *differences)))
+    return Section("Read this first", lines=lines, wide=True) if lines else None
 
 
 # parts
@@ -91,7 +90,8 @@ def _parts(found: Comparison) -> Section:
     rows = [_part_row(c.label, *both_us(c, per_sample=per_sample), _DIRECTIONS[c.grew]) for c in ordered]
     rows.append(_part_row(f"profiled {found.unit if per_sample else 'step'}", float(sums[0]), float(sums[1]), ""))
     lines = [
-        "Means over the profiled steps: the profiler makes a step slower. Odd ones, such as the first, are left out."
+        "Means over the profiled steps, which the profiler makes slower. Unusual steps, such as the first, are left "
+        "out."
     ]
     if found.unit == "sample" and not per_sample:
         lines.append("Per step: the samples of the profiled steps are not known.")
@@ -177,8 +177,8 @@ def checks(sides: Sequence[Side]) -> Section | None:
 
 
 def _measured(found: Comparison, notes: Sequence[str]) -> Section:
-    lines = [*map(plain, dict.fromkeys([*notes, *found.notes])), *_interval_lines(found)]
-    return Section.table("How it was measured", PAIRS, how_measured(found), lines)
+    lines = [*map(plain, dict.fromkeys([*notes, *found.notes])), " ".join(_interval_sentences(found))]
+    return Section.table("How it was measured", PAIRS, how_measured(found), filter(None, lines))
 
 
 def how_measured(found: Comparison) -> list[tuple[str, str]]:
@@ -201,22 +201,27 @@ def _evidence(found: Comparison) -> str:
     return f"{counts} of consecutive steps; the runs were made one after the other"
 
 
-def _interval_lines(found: Comparison) -> list[str]:
+def _interval_sentences(found: Comparison) -> list[str]:
     """What ratio, interval and noise floor are."""
     if found.ratio is None:
         return []
     interleaved = found.evidence == "interleaved"
     count = found.pairs if interleaved else min(len(usable(found.a)), len(usable(found.b)))
-    drawn = f"from drawing the {'pairs' if interleaved else 'blocks of each run'} again and again"
-    how = "from Student's t, for there are few" if count < LEAST_FOR_BOOTSTRAP else drawn
+    few = count < LEAST_FOR_BOOTSTRAP
     if interleaved:
         return [
-            f"The ratio is the median over the pairs; the interval comes {how}. The noise floor is half the width of "
-            "the same interval of A against itself."
+            "The ratio is the median over the pairs.",
+            "Its interval comes from Student's t, because there are few pairs."
+            if few
+            else "Its interval comes from drawing the pairs again and again (bootstrap).",
+            "The noise floor is half the width of the same interval for A against itself.",
         ]
     return [
-        f"The ratio is that of the medians of the blocks; the interval comes {how}. The noise floor is how far the "
-        "second half of a run is from its first."
+        "The ratio divides the medians of the blocks.",
+        "Its interval comes from Student's t, because there are few blocks."
+        if few
+        else "Its interval comes from drawing the blocks of each run again and again (bootstrap).",
+        "The noise floor is the difference between the first and the second half of a run.",
     ]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from gpulab.formatting import duration, factor, factor_within, plural, size
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
-from gpulab.views.comparison.sections import checks, device_of, how_measured, keep, never_ran, sequential_words
+from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
 from gpulab.views.comparison.table import memory_peak_bytes, name
-from gpulab.views.layout import PAIRS, Column, Section, numbers
+from gpulab.views.layout import PAIRS, Column, Section, numbers, present
 from gpulab.views.wording import plain
 
 
@@ -22,8 +22,8 @@ def sections(found: Experiment) -> tuple[Section, ...]:
     """Every section in reading order; none where no setting could be run."""
     if none_ran(found):
         return ()
-    parts = (
-        _first(found),
+    return present(
+        first(found.comparisons),
         _lines(found),
         prediction.section(found.comparisons),
         _losses(found),
@@ -31,7 +31,6 @@ def sections(found: Experiment) -> tuple[Section, ...]:
         _measured(found),
         keep(best_of(found)),
     )
-    return tuple(s for s in parts if s is not None)
 
 
 def none_ran(found: Experiment) -> bool:
@@ -54,13 +53,6 @@ def best_of(found: Experiment) -> Side | None:
 def us(side: Side, found: Experiment) -> float | None:
     """The time of a side in the unit of the experiment."""
     return side.us_per_sample if per_sample(found) else side.us_per_step
-
-
-def _first(found: Experiment) -> Section | None:
-    sequential = dict.fromkeys(sequential_words(c) for c in found.comparisons if c.evidence == "sequential")
-    differences = dict.fromkeys(plain(line) for c in found.comparisons for line in c.differences)
-    lines = [*sequential, *differences]
-    return Section("Read this first", lines=tuple(lines), wide=True) if lines else None
 
 
 def _lines(found: Experiment) -> Section:

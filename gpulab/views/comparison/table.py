@@ -48,8 +48,8 @@ def side_by_side(found: Comparison, price_per_hour: float | None) -> Section:
         lines.append("The batch differs: the two are compared per sample, not per step.")
     if _pairs_say_otherwise(found):
         lines.append(
-            "The last column divides the medians of all blocks. The verdict's ratio is that of blocks that ran one "
-            "after the other: what changed on the machine meanwhile moves the medians, and hardly the pairs."
+            "The last column divides the medians of all blocks; the verdict compares blocks that ran one after the "
+            "other. A change of the machine during the experiment moves the medians, but hardly the pairs."
         )
     return Section.table("Side by side", columns, rows, lines, wide=True)
 

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from gpulab.formatting import duration
 from gpulab.intervals import measure, union_of
 from gpulab.run import Pause, PauseKind, Run
-from gpulab.views.layout import Column, Section, numbers
+from gpulab.views.layout import Column, Section, numbers, present
 from gpulab.views.wording import plain
 
 KINDS: Mapping[PauseKind, str] = MappingProxyType(
@@ -24,14 +24,12 @@ KINDS: Mapping[PauseKind, str] = MappingProxyType(
 _LEAST_SHARE = 0.001  # of the run's time: shorter sums of pauses are nobody's concern
 
 _NOTE = "The training stood still meanwhile, inside steps or between them. One may lie within another."
-_SHORT = (
-    "Those shorter than a millisecond are counted with the others; the longest and its line are of the longer ones."
-)
+_SHORT = "Pauses under a millisecond are counted, too; the longest pause and its line are taken from the others."
 
 
 def pause_sections(run: Run) -> tuple[Section, ...]:
     """The section of pauses and that of alerts, where there were any."""
-    return tuple(s for s in (_pauses(run), _alerts(run)) if s is not None)
+    return present(_pauses(run), _alerts(run))
 
 
 def _pauses(run: Run) -> Section | None:

@@ -11,7 +11,7 @@ from gpulab.analysis.steps import Spread
 from gpulab.formatting import NOT_MEASURABLE, duration, duration_range, factor, number, percent, plural, rate, size
 from gpulab.run import Run, TraceOrigin
 from gpulab.views import wording
-from gpulab.views.layout import PAIRS, TEXTS, Column, Row, Section, numbers
+from gpulab.views.layout import PAIRS, TEXTS, Column, Row, Section, numbers, present
 from gpulab.views.report.dataloader_section import loading_sections
 from gpulab.views.report.pause_sections import pause_sections
 from gpulab.views.report.trace_sections import trace_sections
@@ -58,7 +58,7 @@ def sections(facts: Facts, unsaved: str = "", untold: Sequence[Section] = ()) ->
     `unsaved` is the reason why the run is not on disk, if so; `untold` are sections about what could not be told.
     """
     loaded = facts.run.source == "trace"
-    in_order = (
+    return present(
         _changes(facts.run),
         _step(facts),
         _parts(facts),
@@ -73,7 +73,6 @@ def sections(facts: Facts, unsaved: str = "", untold: Sequence[Section] = ()) ->
         _choices(facts.run),
         _origin(facts.run.origin) if facts.run.origin else _keep(facts.run, unsaved),
     )
-    return tuple(s for s in in_order if s is not None)
 
 
 def _step(facts: Facts) -> Section:
@@ -127,7 +126,7 @@ def _step_lines(facts: Facts) -> list[str]:
         lines.append(f"Throughput (mean): {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
     lines.append(_timed_where(facts))
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
-        lines.append(_of_rounds(facts.turns) or "p10 – p90: eight in ten steps took between these times.")
+        lines.append(_of_rounds(facts.turns) or "p10 – p90: eight of ten steps took a time in this range.")
     lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
         lines.append(f"Outside any step (before, between and after): {percent(facts.outside_steps_fraction)}.")
@@ -153,8 +152,8 @@ def _of_rounds(turns: int) -> str:
     if turns == 1:
         return ""
     return (
-        f"Batches come {turns} at once, from as many workers: one step waits, the next do not. So the times are means "
-        f"of {turns} steps in a row; p10 – p90: eight in ten such means lie there."
+        f"Batches come {turns} at once, from {turns} workers: one step waits, the next ones do not. The times are "
+        f"therefore means over {turns} steps in a row; eight of ten such means lie between p10 and p90."
     )
 
 

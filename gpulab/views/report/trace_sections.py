@@ -60,7 +60,7 @@ def _trust(integrity: Integrity, damage: Sequence[Damage]) -> Section:
     withheld = sorted(figure.replace("_", " ") for figure in integrity.withheld)
     lines = [_NO_MATTER if integrity.state == "ok" and rows else _VERDICTS[integrity.state]]
     if withheld:
-        lines.append(f"Left out for it: {', '.join(withheld)}.")
+        lines.append(f"Left out for this reason: {', '.join(withheld)}.")
     columns = (Column("looked for"), *numbers("found"), Column("what it means", "wrap"))
     return Section.table("Can this trace be trusted?", columns if rows else (), rows, lines, aside=not rows)
 
