@@ -303,15 +303,3 @@ def median_window(windows: Intervals) -> int:
     """Which of these [start, end) is the one of median length; of two in the middle the shorter."""
     wall = windows[:, 1] - windows[:, 0]
     return int(np.argsort(wall, kind="stable")[(len(wall) - 1) // 2])
-
-
-__all__ = [
-    "PARTS",
-    "PYTHON_GAP_NS",
-    "Breakdown",
-    "StepParts",
-    "breakdown",
-    "breakdowns",
-    "layers",
-    "median_window",
-]

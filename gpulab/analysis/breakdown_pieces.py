@@ -67,6 +67,3 @@ def _summed(pieces: Pieces, windows: Int64) -> Int64:
     window = np.searchsorted(windows[:, 0], pieces.start_ns, side="right") - 1
     np.add.at(totals, (window, pieces.part), pieces.end_ns - pieces.start_ns)
     return totals
-
-
-__all__ = ["Pieces", "placed"]

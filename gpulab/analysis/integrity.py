@@ -294,5 +294,3 @@ _CHECKS: tuple[Callable[[_Seen], Check], ...] = (
     _graph_replays,
     _zero_duration_kernels,
 )
-
-__all__ = ["STATES", "Check", "Integrity", "State", "integrity"]

@@ -91,6 +91,3 @@ def _table(
         for i in np.argsort(-own, kind="stable").tolist()
         if calls[i]
     )
-
-
-__all__ = ["CostRow", "kernels", "operators"]

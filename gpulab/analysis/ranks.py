@@ -174,6 +174,3 @@ def _straggler(ranks: tuple[RankFacts, ...], skew_notice: float) -> int | None:
     others = [r for r in ranks if r.rank != last and r.waiting_us is not None]
     share = float(np.median([((r.waiting_us or 0) - waits[last]) / r.step_us for r in others]))
     return last if share >= skew_notice else None
-
-
-__all__ = ["RankComparison", "RankFacts", "compare_ranks", "job_integrity"]

@@ -277,21 +277,3 @@ def _split(text: str) -> list[str]:
         else:
             parts[-1] += sign
     return parts
-
-
-__all__ = [
-    "KNOBS",
-    "Decision",
-    "Settings",
-    "Sweep",
-    "changes_steps",
-    "decide",
-    "grid",
-    "knobs_against",
-    "nearest_knob",
-    "parse_settings",
-    "parse_sweep",
-    "parse_sweeps",
-    "parsed_value",
-    "value_of_knob",
-]

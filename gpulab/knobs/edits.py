@@ -311,6 +311,3 @@ def _diff(before: str, after: str, title: str) -> str:
         before.split("\n"), after.split("\n"), "cell", f"cell with {title}", n=_CONTEXT, lineterm=""
     )
     return "\n".join(lines)
-
-
-__all__ = ["Edit", "edit", "parse"]

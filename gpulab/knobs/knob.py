@@ -187,6 +187,3 @@ class Knob(ABC):
     @abstractmethod
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         """The edit of the user's code that keeps it."""
-
-
-__all__ = ["CodeEdit", "Kind", "Knob", "KnobEffects", "LoopEnd", "State", "StepTimes", "Value", "Verification"]

@@ -54,6 +54,3 @@ def whole_number(name: str, text: str, least: int) -> int:
 
 def _word(on: bool) -> str:
     return "on" if on else "off"
-
-
-__all__ = ["choice", "switch", "whole_number"]

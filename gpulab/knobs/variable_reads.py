@@ -150,6 +150,3 @@ def _note(effects: KnobEffects, who: str) -> None:
 
 def _is_set(found: object, value: object) -> bool:
     return type(found) is type(value) and found == value
-
-
-__all__ = ["Lines", "verify", "watching"]

@@ -415,21 +415,3 @@ def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
 def _unwrapped(function: FunctionType) -> FunctionType:
     inner = inspect.unwrap(function)
     return inner if isinstance(inner, FunctionType) else function
-
-
-__all__ = [
-    "Place",
-    "Plain",
-    "Variables",
-    "assigned_literals",
-    "code_edit",
-    "fitted",
-    "free_names",
-    "is_plain",
-    "literal_node",
-    "literal_places",
-    "names_in",
-    "plain_value",
-    "replace_literals",
-    "setting_names",
-]

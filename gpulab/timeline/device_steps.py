@@ -94,6 +94,3 @@ def launched_within(timeline: Timeline, rows: Int64, host: Intervals, device: In
     call = launch_of(timeline, rows)
     by_launch, by_begin = covers(host, timeline.start_ns[call]), covers(device, timeline.start_ns[rows])
     return np.where(call >= 0, by_launch, by_begin).astype(bool)
-
-
-__all__ = ["called_ns", "device_windows", "host_steps", "launched_within", "main_stream"]

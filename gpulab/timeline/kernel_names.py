@@ -170,15 +170,3 @@ _OF_COMMUNICATION = "|".join(rule.pattern for rule in KERNELS if rule.kind == "c
 _COMMUNICATION = re.compile(_OF_COMMUNICATION, re.IGNORECASE)
 _YES = re.compile("|".join(p.pattern for p in TENSOR_CORE))
 _NO = re.compile("|".join(p.pattern for p in NOT_TENSOR_CORE))
-
-__all__ = [
-    "KERNELS",
-    "NOT_TENSOR_CORE",
-    "PRODUCTS",
-    "TENSOR_CORE",
-    "NamePattern",
-    "NamedKernels",
-    "Reading",
-    "communicates",
-    "reading",
-]

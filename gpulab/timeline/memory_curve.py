@@ -61,6 +61,3 @@ def _curve(events: MemoryEvents, device: int, rows: Int64) -> MemoryCurve:
         releases=int((change < 0).sum()),
         growth_bytes=int(change.sum()),
     )
-
-
-__all__ = ["HOST", "MemoryCurve", "memory"]

@@ -167,6 +167,3 @@ def _stream(timeline: Timeline, lane: int, start: Int64, end: Int64, launched: I
         kernel_wait_us=float(gap[kernel].sum() / 1e3),
         other_us=float(gap[~host & ~kernel].sum() / 1e3),
     )
-
-
-__all__ = ["KERNEL_WAIT_US", "HtaView", "StreamIdle", "hta"]

@@ -246,6 +246,3 @@ def _weighted_mean(values: Float64, weight: Int64) -> float | None:
     known = (values >= 0) & (weight > 0)
     total = int(weight[known].sum())
     return float((values[known] * weight[known]).sum() / total) if total else None
-
-
-__all__ = ["COLLECTIVES", "PARTS", "DeviceUse", "TensorBoardView", "tensorboard"]

@@ -105,6 +105,3 @@ def _examples(work: DeviceWork, chosen: np.ndarray) -> tuple[str, ...]:
     distinct, group = np.unique(sizes, axis=0, return_inverse=True)
     time = np.bincount(group.reshape(-1), weights=t.duration_ns[work.rows[chosen]])
     return tuple(" × ".join(str(n) for n in distinct[i]) for i in np.argsort(-time, kind="stable")[:2].tolist())
-
-
-__all__ = ["SHAPE_COLUMNS", "Alignment", "alignment"]

@@ -150,6 +150,3 @@ def _dry(work: DeviceWork, calls: Int64) -> Intervals:
     dry = intersect(work.idle, union(t.start_ns[calls], np.maximum(until, t.end_ns[calls])))
     loading = spans.covered(t, spans.on_training_thread(t) & spans.named(t, spans.is_loader))
     return subtract(dry, loading)
-
-
-__all__ = ["BlockingCalls", "blocking_calls"]

@@ -263,14 +263,3 @@ def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int
         i = np.searchsorted(start, asked, side="right") - 1
         found[known] |= (i >= 0) & (asked < stop[np.maximum(i, 0)]) & (t.lane_id[call] == thread)
     return found
-
-
-__all__ = [
-    "CHAIN",
-    "AttentionChains",
-    "PointwiseChains",
-    "attention_chains",
-    "attention_on_cpu",
-    "pointwise_chains",
-    "pointwise_on_cpu",
-]

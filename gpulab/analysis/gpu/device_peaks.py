@@ -45,6 +45,3 @@ _TABLE: tuple[tuple[str, Peaks], ...] = (
 def peaks_of(name: str) -> Peaks | None:
     """Of the GPU of that name, as its driver gives it ("NVIDIA A100-SXM4-80GB"); None for one that is not listed."""
     return next((peaks for pattern, peaks in _TABLE if re.search(pattern, name, re.IGNORECASE)), None)
-
-
-__all__ = ["Peaks", "peaks_of"]

@@ -137,6 +137,3 @@ def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
     ]
     found: UInt8 = np.array(kinds, dtype=np.uint8)[group] if len(rows) else np.empty(0, np.uint8)
     return found
-
-
-__all__ = ["DeviceWork", "class_shares", "device_work", "median_per_step_us"]

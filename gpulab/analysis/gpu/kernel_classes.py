@@ -52,6 +52,3 @@ def number_format(kernel: str) -> str:
     "": double precision, or the name does not tell, as with Triton's products.
     """
     return reading(kernel).numbers
-
-
-__all__ = ["CLASSES", "POINTWISE_OPERATORS", "class_of", "number_format"]

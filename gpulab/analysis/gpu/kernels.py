@@ -339,19 +339,3 @@ def _copy_row(timeline: Timeline, kind: tuple[str, str | None], rows: Int64) -> 
         bytes=int(moved) if known.any() else None,
         gb_per_s=moved / taken_ns if taken_ns else None,
     )
-
-
-__all__ = [
-    "NO_OPERATOR",
-    "SHORT_KERNEL_US",
-    "CopyRow",
-    "KernelRow",
-    "Kernels",
-    "Launches",
-    "OperatorRow",
-    "copies",
-    "kernels",
-    "launched_ns",
-    "launches",
-    "operators",
-]

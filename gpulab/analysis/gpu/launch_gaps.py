@@ -58,6 +58,3 @@ def exposed_upload_us(work: DeviceWork) -> tuple[float, float, Intervals]:
     size = t.extra.get("bytes")
     moved = float(np.nansum(size[copies])) / work.steps if size is not None and len(copies) else 0.0
     return work.per_step_us(exposed), moved, copying
-
-
-__all__ = ["exposed_upload_us", "not_launching_us", "small_kernels_fraction", "waiting_for_data"]

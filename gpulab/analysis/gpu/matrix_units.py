@@ -45,6 +45,3 @@ def tf32_ratio(device: Device) -> float | None:
     """TF32 products against those of float32, likewise; None also without the units."""
     known = peaks_of(device.name)
     return None if known is None or known.tf32_tflops is None else known.tf32_tflops / known.fp32_tflops
-
-
-__all__ = ["BF16_SINCE", "compute_capability", "has_units", "narrow_ratio", "tf32_ratio"]

@@ -70,6 +70,3 @@ def short_name(kernel: str) -> str:
     """A kernel's name as a person can read it: without return type, template and arguments."""
     name = kernel.removeprefix("void ").replace("(anonymous namespace)::", "")
     return name.partition("<")[0].partition("(")[0] or kernel[:60]
-
-
-__all__ = ["PrecisionUse", "precision_use", "short_name"]

@@ -20,6 +20,3 @@ def names_tell(timeline: Timeline) -> bool:
     """
     calls = np.isin(timeline.category, [int(Category.CUDA_RUNTIME), int(Category.CUDA_DRIVER)])
     return any(timeline.names[i].startswith("cu") for i in np.unique(timeline.name_id[calls]).tolist())
-
-
-__all__ = ["names_tell", "uses_tensor_cores"]

@@ -58,6 +58,3 @@ def _windows(devices: tuple[Breakdown, ...], timeline: Timeline) -> np.ndarray:
 def _file_zero_ns(run: Run) -> int:
     """The file's own time stamp at time 0 of the timeline."""
     return run.origin.zero_ns - (run.origin.base_time_ns or 0) if run.origin is not None else 0
-
-
-__all__ = ["TraceFacts", "trace_facts"]

@@ -67,6 +67,3 @@ def _below(stack: StackSamples, windows: Intervals) -> Intervals:
         return EMPTY
     rows = stack.after_update == 1
     return intersect(union(stack.since_ns[rows], stack.t_ns[rows]), union(windows[:, 0], windows[:, 1]))
-
-
-__all__ = ["Afterwards", "after_update"]

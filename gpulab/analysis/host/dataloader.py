@@ -237,6 +237,3 @@ def _copy_us(run: Run) -> float | None:
     busy = spans.covered(timeline, copies)
     each = [measure(clip(busy, int(run.steps.start_ns[i]), int(run.steps.end_ns[i]))) for i in run.traced_rows]
     return _median_us(np.array(each, np.int64))
-
-
-__all__ = ["LoadingFacts", "WaitParts", "WorkerRow", "loading", "loading_times"]

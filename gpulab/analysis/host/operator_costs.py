@@ -108,6 +108,3 @@ def _rearranges(timeline: Timeline, tree: CallTree) -> spans.Mask:
         found |= live & asking[above]
         at = tree.parent[above]
     return copies & found
-
-
-__all__ = ["SHORT_NS", "HostOperators", "host_operators", "own_ns"]

@@ -79,5 +79,3 @@ def bytes_of_update(
 
 
 FUSED_ADAM_BYTES = bytes_of(_FUSED["Adam"])
-
-__all__ = ["ADD", "FUSED_ADAM_BYTES", "SCALE", "UpdateBytes", "bytes_of", "bytes_of_update"]

@@ -168,6 +168,3 @@ def _launched_us(work: DeviceWork | None, times: Intervals) -> float:
     mine = np.zeros(len(work.rows), dtype=bool)
     mine[known] = covers(times, work.timeline.start_ns[work.call[known]])
     return work.us(mine)
-
-
-__all__ = ["OptimizerWork", "optimizer_work"]

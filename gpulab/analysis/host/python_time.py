@@ -131,6 +131,3 @@ def _function(line: LineShare) -> tuple[str, str, int]:
     """One line alone where its function has no name: the lines of a cell are not one function."""
     place = line.place
     return place.file, place.function, 0 if place.function else place.line
-
-
-__all__ = ["OwnCode", "own_calls", "own_code"]

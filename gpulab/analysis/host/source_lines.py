@@ -157,6 +157,3 @@ def _place(name: str) -> Place:
     found = _NAME.fullmatch(name)
     assert found is not None
     return Place(found["file"], int(found["line"]), found["function"])
-
-
-__all__ = ["LEAST_SHARE", "LineShare", "line_of", "lines_of", "place_of"]

@@ -41,6 +41,3 @@ def _after_closure(timeline: Timeline, stepping: Intervals) -> Intervals:
     last = np.searchsorted(start[order], stepping[:, 1], side="left") - 1
     begun = np.where(last >= 0, np.minimum(latest[np.maximum(last, 0)], stepping[:, 1]), stepping[:, 0])
     return np.stack((np.maximum(stepping[:, 0], begun), stepping[:, 1]), axis=1)
-
-
-__all__ = ["step_times", "update_times", "zero_times"]

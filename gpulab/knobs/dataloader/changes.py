@@ -136,6 +136,3 @@ def _left(loader: DataLoader[Any], why: str) -> Left:
 def _differs(old: object, new: object) -> bool:
     plain = isinstance(new, bool | int | float | None)
     return old != new if plain else old is not new
-
-
-__all__ = ["CHANGES", "NO_WORKERS", "OWN_AFFAIR", "UNFIT_FOR_SPAWN", "Changes", "Left", "rebatched", "settled"]

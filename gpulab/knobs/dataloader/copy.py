@@ -271,6 +271,3 @@ def _end_workers(iterator: Any) -> None:
             if worker.is_alive():
                 worker.terminate()
                 worker.join(_END_WAIT_S)
-
-
-__all__ = ["Option", "Override", "overriding"]

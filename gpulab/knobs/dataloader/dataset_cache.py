@@ -290,5 +290,3 @@ def _too_large(what: str, size_bytes: float, limit_bytes: int) -> str:
 
 
 CACHE = DatasetCache()
-
-__all__ = ["CACHE", "DatasetCache"]

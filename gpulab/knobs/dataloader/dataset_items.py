@@ -61,6 +61,3 @@ def _same_arrays(a: Any, b: Any, depth: int) -> bool:
     if a.shape != b.shape or a.dtype != b.dtype:
         return False
     return same(a.tolist(), b.tolist(), depth + 1) if a.dtype.hasobject else bool(a.tobytes() == b.tobytes())
-
-
-__all__ = ["item_bytes", "same"]

@@ -103,6 +103,3 @@ def _loader(run: Run) -> Loader:
 
 def _processes(count: int) -> str:
     return "1 worker process" if count == 1 else f"{count} worker processes"
-
-
-__all__ = ["batch_of_size", "persisted", "pinned", "prefetched", "why_untouched", "workers_alive"]

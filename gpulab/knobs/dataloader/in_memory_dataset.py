@@ -63,6 +63,3 @@ def served_for(loader: DataLoader[Any], items: list[Any]) -> Served:
 
 def _as_it_is(item: Any) -> Any:
     return item
-
-
-__all__ = ["Served", "ServedSeveral", "served_for"]

@@ -316,5 +316,3 @@ class BatchSize(LoaderOption):
 
 WORKERS, PREFETCH, PIN_MEMORY = Workers(), Prefetch(), PinMemory()
 PERSISTENT_WORKERS, BATCH_SIZE = PersistentWorkers(), BatchSize()
-
-__all__ = ["BATCH_SIZE", "PERSISTENT_WORKERS", "PIN_MEMORY", "PREFETCH", "WORKERS", "LoaderOption", "with_settings"]

@@ -91,6 +91,3 @@ def ordered_anew(iterator: Any, order: Order) -> Iterator[None]:
         yield
     finally:
         iterator._index_sampler = sampler
-
-
-__all__ = ["Beginning", "Order", "beginning", "draw_seed", "ordered", "ordered_anew"]

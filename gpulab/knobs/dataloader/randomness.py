@@ -59,6 +59,3 @@ def _same_numpy(a: Any, b: Any) -> bool:
     if a is None or b is None:
         return a is b
     return bool(a[0] == b[0] and (a[1] == b[1]).all() and tuple(a[2:]) == tuple(b[2:]))
-
-
-__all__ = ["Drawn", "drawn", "kept"]

@@ -60,6 +60,3 @@ def _held_by(thing: object) -> list[object]:
     if any(getattr(type(thing), way) is not getattr(object, way) for way in _PICKLING):
         return []  # what it gives to pickle is its own affair
     return list(getattr(thing, "__dict__", {}).values())
-
-
-__all__ = ["defined_in_main", "main_can_be_imported", "start_method"]

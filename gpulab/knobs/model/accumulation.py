@@ -173,5 +173,3 @@ def _sparse(parameter: Tensor) -> bool:
 
 
 ACCUMULATE = Accumulate()
-
-__all__ = ["ACCUMULATE"]

@@ -183,5 +183,3 @@ def _left_out(effects: KnobEffects) -> str:
 
 
 AMP = Amp()
-
-__all__ = ["AMP"]

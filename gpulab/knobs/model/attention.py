@@ -104,5 +104,3 @@ def _has_attention(observation: Observation) -> bool:
 
 
 ATTENTION = Attention()
-
-__all__ = ["ATTENTION"]

@@ -256,5 +256,3 @@ def _no_gpu_compiler(observation: Observation) -> str | None:
 
 
 COMPILE = Compile()
-
-__all__ = ["COMPILE"]

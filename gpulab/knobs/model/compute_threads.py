@@ -73,5 +73,3 @@ class ComputeThreads(Knob):
 
 
 COMPUTE_THREADS = ComputeThreads()
-
-__all__ = ["COMPUTE_THREADS"]

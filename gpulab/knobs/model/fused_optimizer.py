@@ -216,5 +216,3 @@ def _impossible(optimizer: Optimizer) -> str | None:
 
 
 FUSED_OPTIMIZER = FusedOptimizer()
-
-__all__ = ["FUSED_OPTIMIZER"]

@@ -182,5 +182,3 @@ def _convolves(module: Module) -> bool:
 
 
 CHANNELS_LAST = ChannelsLast()
-
-__all__ = ["CHANNELS_LAST"]

@@ -149,5 +149,3 @@ def _put_back(old: tuple[str, bool] | None, new: dict[tuple[str, str], str]) -> 
 
 
 TF32 = Tf32()
-
-__all__ = ["FP32_MATRIX_KERNELS", "TF32", "TF32_KERNELS"]

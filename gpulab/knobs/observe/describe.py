@@ -134,14 +134,3 @@ def _memory_format(weights: Iterable[Tensor]) -> str | None:
 def _needs_closure(step: Callable[..., object]) -> bool:
     closure = inspect.signature(step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
-
-
-__all__ = [
-    "dtype_name",
-    "is_compiled",
-    "length_of",
-    "loader_record",
-    "observed_loader",
-    "observed_module",
-    "observed_optimizer",
-]

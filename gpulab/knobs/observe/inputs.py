@@ -58,6 +58,3 @@ def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
         for value in given.values() if isinstance(given, Mapping) else (given,):
             if isinstance(value, Tensor):
                 yield value
-
-
-__all__ = ["ObservedInputs"]

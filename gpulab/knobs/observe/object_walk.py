@@ -46,6 +46,3 @@ def _is_filled(cell: CellType) -> bool:
         return cell.cell_contents is not None
     except ValueError:  # its variable is not assigned yet
         return False
-
-
-__all__ = ["reached"]

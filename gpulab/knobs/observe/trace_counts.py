@@ -34,6 +34,3 @@ def first_match(pattern: re.Pattern[str], names: tuple[str, ...]) -> str | None:
     """The first name that the pattern is found in, cut where it gets long."""
     found = next((name for name in names if pattern.search(name)), None)
     return found if found is None or len(found) <= 60 else f"{found[:59]}…"
-
-
-__all__ = ["counts", "first_match", "kernels"]
