@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.gpu.kernels import NO_OPERATOR, copies, kernels, launches, operators
-from gpulab.analysis.gpu.tensor_cores import uses_tensor_cores
+from gpulab.analysis.gpu.kernels import copies, kernels, launched_ns, launches
 from gpulab.intervals import Intervals
 from gpulab.run import Category
-from gpulab.timeline.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE
+from gpulab.timeline.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE, reading
 from gpulab.timeline.launches import CallTree, launch_of, open_at_start
 from tests import loaded_traces
 from tests.made_timelines import BACKWARD, DEVICE, MAIN, STREAM, STREAM_2, Span, in_order, timeline
 
 US = 1000
+ALWAYS = np.array([[-(2**62), 2**62]])
 LAUNCH = {Category.GPU_MEMCPY: "cudaMemcpyAsync", Category.GPU_MEMSET: "cudaMemsetAsync"}
 
 operator_spans = st.lists(
@@ -39,7 +39,7 @@ device_items = st.lists(
     ),
     max_size=10,
 )
-windows_or_none = st.one_of(st.none(), st.tuples(st.integers(0, 20), st.integers(1, 20)))
+windows = st.one_of(st.none(), st.tuples(st.integers(0, 20), st.integers(1, 20)))
 
 
 def made(operators: list[Any], items: list[Any]) -> list[Span]:
@@ -55,9 +55,9 @@ def made(operators: list[Any], items: list[Any]) -> list[Span]:
     return spans
 
 
-def window(raw: tuple[int, int] | None) -> tuple[Intervals | None, range]:
+def window(raw: tuple[int, int] | None) -> tuple[Intervals, range]:
     if raw is None:
-        return None, range(-1, 10**9)
+        return ALWAYS, range(-(2**62), 2**62)
     return np.array([[raw[0], raw[0] + raw[1]]], dtype=np.int64), range(raw[0], raw[0] + raw[1])
 
 
@@ -106,32 +106,22 @@ def test_launch_and_operator_of_each_item(raw: list[Any], items: list[Any]) -> N
             assert (spans[held] if held >= 0 else None) == owner(found, spans)
 
 
-@given(operator_spans, device_items, windows_or_none)
-def test_operators(raw: list[Any], items: list[Any], cut: tuple[int, int] | None) -> None:
-    spans = made(raw, items)
-    wanted, inside = window(cut)
-    found = {row.name: row for row in operators(timeline(spans), wanted)}
-    launched: dict[str, list[int]] = {}
+@given(operator_spans, device_items)
+def test_device_time_that_each_operator_launched(raw: list[Any], items: list[Any]) -> None:
+    spans = in_order(made(raw, items))
+    t = timeline(spans)
+    every = np.array([i for i, s in enumerate(spans) if s.category == Category.CPU_OP], dtype=np.int64)
+    launched: dict[int, int] = {}
     for item in (s for s in spans if s.category in DEVICE):
         call = call_of(item, spans)
         holder = owner(call, spans) if call else None
-        asked = holder or call or item
-        if asked.start in inside:
-            launched.setdefault(holder.name if holder else NO_OPERATOR, []).append(item.duration)
-    for name, durations in launched.items():
-        assert found[name].device_self_us == pytest.approx(sum(durations) / US)
-        assert found[name].kernels == len(durations)
-    assert sum(row.device_self_us for row in found.values()) == pytest.approx(sum(map(sum, launched.values())) / US)
-    for name in "ABC":
-        mine = [s for s in spans if s.name == name and s.category == Category.CPU_OP and s.start in inside]
-        lasting = [s.duration for s in mine if s.duration]
-        if lasting:
-            assert found[name].calls == len(mine)
-            assert found[name].host_total_us == pytest.approx(sum(lasting) / US)
-            assert (found[name].min_us, found[name].max_us) == (min(lasting) / US, max(lasting) / US)
+        if holder is not None:
+            launched[id(holder)] = launched.get(id(holder), 0) + item.duration
+    expected = [launched.get(id(s), 0) for s in spans]
+    assert launched_ns(t, CallTree.of(t, every)).tolist() == expected
 
 
-def test_self_and_total_time_of_nested_operators() -> None:
+def test_time_of_nested_operators() -> None:
     """
     main   aten::linear [0 ............ 100)      aten::mm [200 .. 240)
              aten::addmm [10 ..... 60)                launch [210 . 215)
@@ -150,16 +140,17 @@ def test_self_and_total_time_of_nested_operators() -> None:
         Span("bias", Category.KERNEL, STREAM, 80 * US, 10 * US, 2),
         Span("gemm", Category.KERNEL, STREAM_2, 250 * US, 30 * US, 3),
     ]
-    addmm, mm, linear = operators(timeline(spans))
-    assert (addmm.name, addmm.device_self_us, addmm.device_total_us, addmm.host_self_us) == ("aten::addmm", 50, 50, 50)
-    assert (mm.name, mm.device_self_us, mm.host_self_us, mm.kernels) == ("aten::mm", 30, 40, 1)
-    assert (linear.device_self_us, linear.device_total_us) == (10, 60)
-    assert (linear.host_self_us, linear.host_total_us) == (50, 100)
+    t = timeline(spans)
+    tree = CallTree.of(t, np.flatnonzero(t.category == Category.CPU_OP))
+    own = {t.names[t.name_id[row]]: int(ns) // US for row, ns in zip(tree.rows, tree.self_ns(t), strict=True)}
+    device = {t.names[t.name_id[row]]: int(launched_ns(t, tree)[row]) // US for row in tree.rows}
+    assert own == {"aten::linear": 50, "aten::addmm": 50, "aten::mm": 40}
+    assert device == {"aten::linear": 10, "aten::addmm": 50, "aten::mm": 30}
     seen = launches(timeline(spans), np.array([[0, 150 * US]], dtype=np.int64))
     assert (seen.count, seen.per_step, seen.median_us, seen.median_queue_delay_us) == (2, 2, 5, 5)
 
 
-@given(device_items, windows_or_none)
+@given(device_items, windows)
 def test_kernels(items: list[Any], cut: tuple[int, int] | None) -> None:
     spans = made([], items)
     wanted, inside = window(cut)
@@ -167,16 +158,9 @@ def test_kernels(items: list[Any], cut: tuple[int, int] | None) -> None:
     mine = [s for s in spans if s.category == Category.KERNEL and (cut is None or called(s, spans) in inside)]
     time = sum(s.duration for s in mine)
     nvidia = any(s.category == Category.CUDA_RUNTIME for s in spans)
-    assert (seen.count, seen.time_us) == (len(mine), time / US)
-    assert sum(row.count for row in seen.rows) == len(mine)
-    for row in seen.rows:
-        durations = [s.duration for s in mine if s.name == row.name]
-        assert (row.count, row.time_us) == (len(durations), pytest.approx(sum(durations) / US))
-        assert row.mean_us == pytest.approx(statistics.mean(durations) / US)
-        assert (row.min_us, row.max_us) == (min(durations) / US, max(durations) / US)
-        assert row.tensor_core is ((row.name == "volta_h884gemm") if nvidia else None)
-        assert row.est_achieved_occupancy_pct == (len(row.name) if sum(durations) else None)
-        assert row.blocks_per_sm is None
+    assert seen.count == len(mine)
+    mean = sum(len(s.name) * s.duration for s in mine) / time if time else None
+    assert seen.est_achieved_occupancy_pct == (pytest.approx(mean) if time else None)
     short = [s.duration for s in mine if s.duration < 10 * US]
     matrix = sum(s.duration for s in mine if s.name == "volta_h884gemm")
     assert seen.short_count_fraction == (pytest.approx(len(short) / len(mine)) if mine else None)
@@ -184,7 +168,7 @@ def test_kernels(items: list[Any], cut: tuple[int, int] | None) -> None:
     assert seen.tensor_core_fraction == (pytest.approx(matrix / time) if time and nvidia else None)
 
 
-@given(device_items, windows_or_none)
+@given(device_items, windows)
 def test_launches(items: list[Any], cut: tuple[int, int] | None) -> None:
     spans = made([], items)
     wanted, inside = window(cut)
@@ -209,11 +193,11 @@ def test_a_launch_whose_kernel_was_lost() -> None:
         Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 30 * US, US, 4),
         Span("k", Category.KERNEL, STREAM, 50 * US, US, 2),
     ]
-    seen = launches(timeline(spans))
+    seen = launches(timeline(spans), ALWAYS)
     assert (seen.count, seen.without_kernel, seen.kernels_without_launch) == (2, 1, 0)
     assert seen.median_us == 5
     assert seen.median_queue_delay_us == 34
-    assert seen.per_step is None
+    assert seen.per_step == 2
 
 
 def test_copies_by_kind_and_host_memory() -> None:
@@ -231,7 +215,7 @@ def test_copies_by_kind_and_host_memory() -> None:
         copy("Memcpy PtoP (Device -> Device)", 4, 4e5),
         copy("CopyHostToDevice", 1, 1e3),
     ]
-    found = [(r.kind, r.host_memory, r.count, r.time_us, r.bytes, r.gb_per_s) for r in copies(timeline(spans))]
+    found = [(r.kind, r.host_memory, r.count, r.time_us, r.bytes, r.gb_per_s) for r in copies(timeline(spans), ALWAYS)]
     assert found == [
         ("HtoD", "pageable", 2, 400, 2_000_000, pytest.approx(5.0)),
         ("HtoD", "pinned", 1, 40, 1_000_000, pytest.approx(25.0)),
@@ -244,11 +228,9 @@ def test_copies_by_kind_and_host_memory() -> None:
 
 def test_nothing_at_all() -> None:
     nothing = timeline([])
-    assert kernels(nothing).tensor_core_fraction is None
-    assert kernels(nothing).rows == ()
-    assert operators(nothing) == ()
-    assert copies(nothing) == ()
-    assert launches(nothing).median_us is None
+    assert kernels(nothing, ALWAYS).tensor_core_fraction is None
+    assert copies(nothing, ALWAYS) == ()
+    assert launches(nothing, ALWAYS).median_us is None
 
 
 @pytest.mark.parametrize(
@@ -270,7 +252,7 @@ def test_nothing_at_all() -> None:
     ],
 )
 def test_kernels_on_tensor_cores(name: str) -> None:
-    assert uses_tensor_cores(name)
+    assert reading(name).tensor_cores
 
 
 @pytest.mark.parametrize(
@@ -290,7 +272,7 @@ def test_kernels_on_tensor_cores(name: str) -> None:
     ],
 )
 def test_kernels_without_tensor_cores(name: str) -> None:
-    assert not uses_tensor_cores(name)
+    assert not reading(name).tensor_cores
 
 
 def test_every_pattern_says_where_it_comes_from() -> None:
@@ -303,9 +285,7 @@ def test_only_on_nvidia_do_names_tell_which_kernels_use_matrix_units(call: str) 
         Span(call, Category.CUDA_RUNTIME, MAIN, 0, US, 1),
         Span("Cijk_Ailk_Bljk_HHS_BH_MT128x128x32", Category.KERNEL, STREAM, 2 * US, US, 1),
     ]
-    seen = kernels(timeline(spans))
-    assert seen.tensor_core_fraction is None
-    assert seen.rows[0].tensor_core is None
+    assert kernels(timeline(spans), ALWAYS).tensor_core_fraction is None
 
 
 @pytest.mark.parametrize(
@@ -319,28 +299,25 @@ def test_only_on_nvidia_do_names_tell_which_kernels_use_matrix_units(call: str) 
     ],
 )
 def test_tensor_core_share_of_real_traces(name: str, fraction: float | None) -> None:
-    seen = kernels(loaded_traces.trace(name).timeline).tensor_core_fraction
+    seen = kernels(loaded_traces.trace(name).timeline, ALWAYS).tensor_core_fraction
     assert seen == (pytest.approx(fraction, abs=0.001) if fraction is not None else None)
 
 
 @pytest.mark.parametrize("name", loaded_traces.ALL)
-def test_every_microsecond_of_a_real_device_has_an_operator_or_none(name: str) -> None:
+def test_operators_launched_nearly_all_work_of_a_real_device(name: str) -> None:
     t = loaded_traces.trace(name).timeline
-    items = np.isin(t.category, [int(c) for c in DEVICE])
-    table = operators(t)
-    assert sum(row.device_self_us for row in table) == pytest.approx(int(t.duration_ns[items].sum()) / US)
-    assert sum(row.kernels for row in table) == int(items.sum())
-    assert sum(r.time_us for r in kernels(t).rows) == pytest.approx(kernels(t).time_us)
-    for row in table:
-        assert 0 <= row.host_self_us <= row.host_total_us + 1e-6
-        assert row.device_self_us <= row.device_total_us + 1e-6
-    owned = 1 - sum(row.kernels for row in table if row.name == NO_OPERATOR) / int(items.sum())
-    assert owned > (0.7 if name.startswith("mi300") or "dlrm" in name else 0.99)
+    items = np.flatnonzero(np.isin(t.category, [int(c) for c in DEVICE]))
+    tree = CallTree.of(t, np.flatnonzero(t.category == Category.CPU_OP))
+    call = launch_of(t, items)
+    owner = np.full(len(items), -1)
+    owner[call >= 0] = tree.innermost(t, call[call >= 0])
+    assert launched_ns(t, tree).sum() == t.duration_ns[items[owner >= 0]].sum()
+    assert (owner >= 0).mean() > (0.7 if name.startswith("mi300") or "dlrm" in name else 0.99)
 
 
 def test_copies_of_real_traces() -> None:
-    (upload,) = copies(loaded_traces.trace("v100_resnet50_workers0").timeline)
+    (upload,) = copies(loaded_traces.trace("v100_resnet50_workers0").timeline, ALWAYS)
     assert (upload.kind, upload.host_memory, upload.count, upload.bytes) == ("HtoD", "pageable", 12, 115_607_040)
     assert upload.gb_per_s == pytest.approx(115_607_040 / 11_492e-6 / 1e9)
-    kinds = {(c.kind, c.host_memory) for c in copies(loaded_traces.trace("a100_8ranks_rank3").timeline)}
+    kinds = {(c.kind, c.host_memory) for c in copies(loaded_traces.trace("a100_8ranks_rank3").timeline, ALWAYS)}
     assert kinds == {("HtoD", "pinned"), ("DtoH", "pageable"), ("DtoD", None)}

@@ -108,10 +108,11 @@ def recorded(events: list[OldestEvent]) -> Timeline:
 
 def test_copies_and_kernels_of_a_live_window_have_their_sizes() -> None:
     live = recorded(rows(Event))
-    (copy,) = copies(live)
+    windows = np.array([live.window_ns])
+    (copy,) = copies(live, windows)
     assert (copy.bytes, copy.gb_per_s) == (4_000_000, pytest.approx(20.0))
-    (kernel,) = kernels(live).rows
-    assert (kernel.blocks_per_sm, kernel.est_achieved_occupancy_pct) == (12.5, 75)
+    assert kernels(live, windows).est_achieved_occupancy_pct == 75
+    assert np.nanmax(live.extra["blocks_per_sm"]) == 12.5
 
 
 def test_the_oldest_pytorch_has_the_same_categories() -> None:

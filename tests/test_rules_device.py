@@ -19,7 +19,7 @@ from real_traces import path
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.gpu.chains import pointwise_chains
-from gpulab.analysis.gpu.kernel_classes import class_of, number_format
+from gpulab.analysis.gpu.kernel_classes import class_of
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
@@ -27,6 +27,7 @@ from gpulab.diagnosis.rules import distributed, launches, memory, operations, pr
 from gpulab.diagnosis.rules import optimizer as optimizing
 from gpulab.run import Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
 from gpulab.thresholds import DEFAULT
+from gpulab.timeline import kernel_names
 from gpulab.trace.load import load_run
 
 MINE: tuple[Rule, ...] = (
@@ -325,7 +326,7 @@ def test_a_gpu_that_nobody_names() -> None:
 def test_what_a_kernel_does_by_its_name(kernel: str, kind: str, numbers: str | None) -> None:
     assert class_of(kernel) == kind
     if numbers is not None:
-        assert number_format(kernel) == numbers
+        assert kernel_names.reading(kernel).numbers == numbers
 
 
 def test_what_the_name_does_not_tell_the_operator_does() -> None:

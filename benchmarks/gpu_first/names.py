@@ -23,7 +23,8 @@ from torch.profiler import profile
 from benchmarks.gpu_first.answer import Answer, listed
 from benchmarks.gpu_first.networks import NETWORKS
 from benchmarks.gpu_first.stage import Stage
-from gpulab.analysis.gpu.kernel_classes import class_of, number_format
+from gpulab.analysis.gpu.kernel_classes import class_of
+from gpulab.timeline.kernel_names import reading
 
 WARMUPS = 2
 EXPECTED = "as operator and input type say"
@@ -100,7 +101,7 @@ class Kernel:
     @property
     def read_format(self) -> str:
         """As gpulab reads it."""
-        return number_format(self.name)
+        return reading(self.name).numbers
 
 
 def measure(answer: Answer, stage: Stage, compiled: bool = False) -> None:

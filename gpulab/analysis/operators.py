@@ -8,12 +8,13 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.gpu.kernel_classes import names_tell
 from gpulab.analysis.gpu.kernels import launched_ns
-from gpulab.analysis.gpu.tensor_cores import names_tell, uses_tensor_cores
 from gpulab.intervals import covers
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import launched_within
+from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.launches import CallTree
 
 
@@ -41,8 +42,9 @@ def operators(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
     named = spans.in_category(timeline, Category.CPU_OP, Category.USER_ANNOTATION)
     mine = np.flatnonzero(named & spans.on_training_threads(timeline) & ~spans.named(timeline, spans.is_step))
     tree = CallTree.of(timeline, mine)
-    own = _column(timeline, tree, tree.self_ns(timeline))
-    device = _column(timeline, tree, launched_ns(timeline, tree)) if timeline.has_device_events else None
+    own = np.zeros(len(timeline), dtype=np.int64)
+    own[tree.rows] = tree.self_ns(timeline)
+    device = launched_ns(timeline, tree) if timeline.has_device_events else None
     mine = mine[covers(account.host_windows, timeline.start_ns[mine])]
     rows = _table(timeline, mine, own, account, device)
     return tuple(sorted(rows, key=lambda row: (-(row.device_us or 0), -row.self_us)))
@@ -55,13 +57,6 @@ def kernels(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
     )
     rows = rows[launched_within(timeline, rows, account.host_windows, account.windows)]
     return _table(timeline, rows, timeline.duration_ns, account, None)
-
-
-def _column(timeline: Timeline, tree: CallTree, values: Int64) -> Int64:
-    """A figure of the tree's rows at their place in the timeline."""
-    column = np.zeros(len(timeline), dtype=np.int64)
-    column[tree.rows] = values
-    return column
 
 
 def _table(
@@ -77,7 +72,7 @@ def _table(
 
     calls, own, total = by_name(None), by_name(own_ns), by_name(timeline.duration_ns)
     device = None if device_ns is None else by_name(device_ns)
-    told = device_ns is None and names_tell(timeline)
+    tells_units = device_ns is None and names_tell(timeline)
     return tuple(
         CostRow(
             name=timeline.names[i],
@@ -86,7 +81,7 @@ def _table(
             total_us=float(total[i] / n_steps / 1e3),
             share=float(own[i] / wall_ns),
             device_us=None if device is None else float(device[i] / n_steps / 1e3),
-            tensor_core=uses_tensor_cores(timeline.names[i]) if told else None,
+            tensor_core=reading(timeline.names[i]).tensor_cores if tells_units else None,
         )
         for i in np.argsort(-own, kind="stable").tolist()
         if calls[i]

@@ -12,13 +12,13 @@ from dataclasses import replace
 import numpy as np
 
 from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
-from gpulab.analysis.gpu.kernel_classes import number_format
 from gpulab.formatting import factor
 from gpulab.prediction.baseline import Refused, is_on
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
 from gpulab.run import Float64
+from gpulab.timeline.kernel_names import reading
 
 MOVED = 0.5  # of the bytes remain
 LEAST_GAIN = 2.0  # of a matrix product: it reads and writes half the bytes, whatever its units do
@@ -90,7 +90,7 @@ def _classes(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """
     work = plan.today.work
     names = work.names_of(work.rows)
-    formats = {name: number_format(str(name)) for name in set(names.tolist())}
+    formats = {name: reading(str(name)).numbers for name in set(names.tolist())}
     of = np.array([formats[name] for name in names.tolist()], dtype=object)
     matrix = work.of("matrix", "attention")
     kept = np.array([_KEPT.search(str(name)) is not None for name in names.tolist()], dtype=bool)

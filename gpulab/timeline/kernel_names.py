@@ -37,7 +37,11 @@ class NamePattern:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """What a name says. `kind` None: no class. `numbers` "": unknown, or double. `tensor_cores` None: unknown."""
+    """What a name says. `kind` None: no class.
+
+    `numbers`: "fp32", "tf32", "narrow" (16 bits or fewer); "": unknown, or double. `tensor_cores` None:
+    unknown.
+    """
 
     kind: str | None
     numbers: str

@@ -79,28 +79,6 @@ class CallTree:
         np.subtract.at(own, self.parent[inside], shared)
         return np.maximum(own, 0)
 
-    def with_nested(self, own: Int64) -> Int64:
-        """Each row's own figure with those of all rows nested in it, in the order of `rows`."""
-        total = own.copy()
-        depth = self._depth()
-        by_depth = np.argsort(-depth, kind="stable")
-        for first, last in _blocks(depth[by_depth]):
-            at = by_depth[first:last]
-            at = at[self.parent[at] >= 0]
-            np.add.at(total, self.parent[at], total[at])
-        return total
-
-    def _depth(self) -> Int64:
-        """How many spans hold each row."""
-        depth = np.zeros(len(self.rows), dtype=np.int64)
-        inside = np.flatnonzero(self.parent >= 0)
-        above = self.parent[inside]
-        while len(inside):
-            depth[inside] += 1
-            above = self.parent[above]
-            inside, above = inside[above >= 0], above[above >= 0]
-        return depth
-
 
 def open_at_start(start: Int64, end: Int64) -> Int64:
     """For each span of one lane the latest earlier row that had not ended when it began; -1 where none was.

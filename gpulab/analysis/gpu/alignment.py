@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.gpu.device_work import DeviceWork
-from gpulab.analysis.gpu.kernel_classes import number_format
+from gpulab.analysis.gpu.kernel_classes import names_tell
 from gpulab.analysis.gpu.precision_use import short_name
-from gpulab.analysis.gpu.tensor_cores import names_tell
+from gpulab.timeline.kernel_names import reading
 
 # CUTLASS names how many numbers a kernel can load at once: all 8 of 16 bits (4 of TF32) only where sizes allow it.
 _ALIGNED = re.compile(r"align(\d+)")
@@ -45,10 +45,10 @@ def alignment(work: DeviceWork) -> Alignment | None:
     name = t.name_id[work.rows]
     narrow, aligned = np.zeros(len(t.names), bool), np.full(len(t.names), -1)
     for i in np.unique(name[matrix]).tolist():
-        kind, written = number_format(t.names[i]), _ALIGNED.search(t.names[i])
-        narrow[i] = kind in ("narrow", "tf32")
+        numbers, written = reading(t.names[i]).numbers, _ALIGNED.search(t.names[i])
+        narrow[i] = numbers in ("narrow", "tf32")
         if written is not None and narrow[i]:
-            aligned[i] = int(written[1]) >= (8 if kind == "narrow" else 4)
+            aligned[i] = int(written[1]) >= (8 if numbers == "narrow" else 4)
     on_units = matrix & narrow[name]
     if not on_units.any():
         return None

@@ -1,10 +1,15 @@
-"""What kind of work a kernel does, told by its name and, where that says nothing, by the operator that launched it."""
+"""What kind of work a kernel does: by its name and, where that says nothing, by the operator that launched it."""
 
 from __future__ import annotations
 
 import re
 
+import numpy as np
+
+from gpulab.run import Timeline
+from gpulab.timeline import spans
 from gpulab.timeline.kernel_names import reading
+from gpulab.timeline.launches import LAUNCHING
 
 CLASSES = (
     "matrix",
@@ -46,9 +51,8 @@ def class_of(kernel: str, operator: str = "") -> str:
     return kind or "other"
 
 
-def number_format(kernel: str) -> str:
-    """In which numbers a matrix kernel of an NVIDIA GPU multiplies: "fp32", "tf32", "narrow" (16 bits or fewer) or "".
-
-    "": double precision, or the name does not tell, as with Triton's products.
-    """
-    return reading(kernel).numbers
+def names_tell(timeline: Timeline) -> bool:
+    """Whether kernel names tell number formats and matrix units: only where CUDA's own calls show that the GPU is
+    NVIDIA's. AMD's libraries name only some of their matrix kernels."""
+    calls = spans.in_category(timeline, *LAUNCHING)
+    return any(timeline.names[i].startswith("cu") for i in np.unique(timeline.name_id[calls]).tolist())

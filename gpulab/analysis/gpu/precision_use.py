@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.gpu.device_work import DeviceWork
-from gpulab.analysis.gpu.kernel_classes import number_format
-from gpulab.analysis.gpu.tensor_cores import names_tell, uses_tensor_cores
+from gpulab.analysis.gpu.kernel_classes import names_tell
+from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.spans import Mask
 
 _FORMATS = ("", "fp32", "tf32", "narrow", "unknown")
@@ -54,7 +54,7 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
 
 
 def _format(name: str) -> str:
-    return "unknown" if uses_tensor_cores(name) is None else number_format(name)
+    return "unknown" if reading(name).tensor_cores is None else reading(name).numbers
 
 
 def _costliest(work: DeviceWork, chosen: Mask) -> str:
