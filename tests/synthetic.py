@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
-from gpulab.analysis.facts import CurveFact, Facts
-from gpulab.analysis.gpu.trace_facts import trace_facts
+from gpulab.analysis.facts import CurveFact, Facts, trace_facts
 from gpulab.analysis.integrity import integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import select, spread

@@ -20,7 +20,7 @@ from made_timelines import MAIN, STREAM, Span
 
 import gpulab
 from gpulab.analysis.facts import Facts, facts
-from gpulab.analysis.gpu import matrix_units
+from gpulab.analysis.gpu import device_peaks
 from gpulab.analysis.gpu.device_peaks import peaks_of
 from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.host.operator_costs import HostOperators
@@ -856,8 +856,8 @@ def test_no_other_gpu_stands_in_for_one_whose_peaks_are_not_known(
 ) -> None:
     case = made_loops.loop(lambda machine: machine.operator("aten::mm", "ampere_sgemm_128x64_nn", gpu_us=900)).case()
     device = dataclasses.replace(case.facts.run.device, name=name, details={"compute_capability": capability})
-    assert matrix_units.narrow_ratio(device) is None and matrix_units.tf32_ratio(device) is None
-    assert matrix_units.has_units(device) is units
+    assert device_peaks.narrow_ratio(device) is None and device_peaks.tf32_ratio(device) is None
+    assert device_peaks.has_units(device) is units
     run = dataclasses.replace(case.facts.run, device=device)
     unknown = RuleContext(dataclasses.replace(case.facts, run=run), DEFAULT)
     answer = precision.no_mixed_precision(unknown)

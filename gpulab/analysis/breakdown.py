@@ -234,9 +234,8 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
 
 def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     """On the CPU device: compute is the operators of the training thread and of autograd outside the DataLoader."""
-    trainer, mine = spans.on_training_threads(timeline), spans.on_training_thread(timeline)
-    yield "data_wait", spans.covered(timeline, mine & spans.named(timeline, spans.is_loader))
-    yield "compute", spans.covered(timeline, trainer & spans.in_category(timeline, Category.CPU_OP))
+    yield "data_wait", spans.loading_times(timeline)
+    yield "compute", spans.covered(timeline, spans.training_operators(timeline))
     yield "optimizer", update_times(timeline)
     yield "other", _other(timeline)
 
@@ -254,17 +253,17 @@ def _device_layers(timeline: Timeline, device: spans.Mask, idle_causes: bool) ->
 
 
 def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, Intervals]]:
-    trainer, mine = spans.on_training_threads(timeline), spans.on_training_thread(timeline)
-    runtime = trainer & spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+    trainer = spans.on_training_threads(timeline)
+    runtime = trainer & spans.runtime_calls(timeline)
 
     def calls(prefixes: tuple[str, ...]) -> Intervals:
         return spans.covered(timeline, runtime & spans.named(timeline, lambda n: n.startswith(prefixes)))
 
-    work = np.flatnonzero(device & spans.in_category(timeline, *DEVICE_CATEGORIES))
-    launches = np.flatnonzero(spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER))
+    work = np.flatnonzero(device & spans.device_items(timeline))
+    launches = np.flatnonzero(spans.runtime_calls(timeline))
     started, launch = spans.matched(timeline, work, launches)
     yield "unknown", _launched_outside(timeline, work, started)
-    yield "data_wait", spans.covered(timeline, mine & spans.named(timeline, spans.is_loader))
+    yield "data_wait", spans.loading_times(timeline)
     yield "sync_wait", calls(spans.SYNCHRONIZING)
     yield "blocking_copy", calls(spans.COPYING)
     yield "allocator", calls(spans.ALLOCATING)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown, breakdowns
+from gpulab.analysis.compat.hta import HtaView, hta
+from gpulab.analysis.compat.tensorboard import TensorBoardView, tensorboard
+from gpulab.analysis.gpu import kernels as gpu
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
-from gpulab.analysis.gpu.trace_facts import TraceFacts, trace_facts
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
@@ -31,6 +34,22 @@ class CurveFact:
     mean: float
     maximum: float
     count: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceFacts:
+    """What only the trace of a GPU tells of the profiled steps; None is "not measurable" or withheld by the checks.
+
+    `kernels`, `copies` and `launches` are those that the steps made. `devices` is the accounting of every GPU of the
+    trace, the busiest first. `tensorboard` and `hta` follow those tools' definitions.
+    """
+
+    devices: tuple[Breakdown, ...]
+    kernels: gpu.Kernels | None
+    launches: gpu.Launches | None
+    copies: tuple[gpu.CopyRow, ...]
+    tensorboard: TensorBoardView | None
+    hta: HtaView | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +153,30 @@ def facts(run: Run) -> Facts:
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
         turns=turns,
     )
+
+
+def trace_facts(run: Run, devices: tuple[Breakdown, ...], withheld: Set[str] = frozenset()) -> TraceFacts | None:
+    """The figures of a run whose trace holds a GPU's work, accounted in `devices`; None for any other run.
+
+    `withheld` names the figures that the integrity checks do not allow.
+    """
+    timeline = run.timeline
+    if timeline is None or not timeline.has_device_events:
+        return None
+    windows = devices[0].host_windows if devices else np.array([timeline.window_ns], dtype=np.int64)
+    return TraceFacts(
+        devices=devices,
+        kernels=None if "kernels" in withheld else gpu.kernels(timeline, windows),
+        launches=None if "launch_statistics" in withheld else gpu.launches(timeline, windows),
+        copies=() if "kernels" in withheld else gpu.copies(timeline, windows),
+        tensorboard=None if "tensorboard" in withheld else tensorboard(timeline),
+        hta=None if "hta" in withheld else hta(timeline, _file_zero_ns(run)),
+    )
+
+
+def _file_zero_ns(run: Run) -> int:
+    """The file's own time stamp at time 0 of the timeline."""
+    return run.origin.zero_ns - (run.origin.base_time_ns or 0) if run.origin is not None else 0
 
 
 def _time_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:

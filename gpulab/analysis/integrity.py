@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 
 from gpulab.formatting import duration
-from gpulab.run import Category, Int64, Run, Timeline
+from gpulab.run import Int64, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import device_windows, host_steps
 from gpulab.timeline.trace_steps import FoundSteps, find_steps
@@ -96,11 +96,11 @@ class _Seen:
 
     @classmethod
     def of(cls, run: Run, timeline: Timeline) -> _Seen:
-        calls = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+        calls = spans.runtime_calls(timeline)
         begun = timeline.start_ns >= host_steps(run, timeline)[1][0, 0]  # CUPTI may lose the first kernels of a session
         launch = calls & spans.named(timeline, spans.is_kernel_launch)
         work = launch | (calls & spans.named(timeline, spans.is_copy_or_memset))
-        device = np.flatnonzero(spans.in_category(timeline, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET))
+        device = np.flatnonzero(spans.device_items(timeline))
         rows = np.flatnonzero(work & begun)
         of_device, of_launch = spans.matched(timeline, device, rows)
         early = timeline.start_ns[of_launch] - timeline.start_ns[of_device]
@@ -144,9 +144,7 @@ def _kernels_before_launch(seen: _Seen) -> Check:
 def _clock_shift(seen: _Seen) -> Check:
     """Device work that ends after a call that waited for all of it has returned: it was moved to the right."""
     t = seen.timeline
-    waits = np.flatnonzero(
-        spans.in_category(t, Category.CUDA_RUNTIME, Category.CUDA_DRIVER) & spans.named(t, spans.waits_for_everything)
-    )
+    waits = np.flatnonzero(spans.runtime_calls(t) & spans.named(t, spans.waits_for_everything))
     of_device, of_launch = spans.matched(t, seen.device, seen.starts_work)
     shifted = 0
     if len(waits) and len(of_device) and len({lane.process for lane in t.lanes if lane.kind == "stream"}) == 1:
@@ -179,13 +177,9 @@ def _host_ahead(seen: _Seen) -> Check:
 def _graph_replays(seen: _Seen) -> Check:
     """One launch, many kernels: counting launches says nothing about such a trace."""
     t = seen.timeline
-    count = int((np.isin(t.category, (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)) & _graphs(t)).sum())
+    count = int((spans.runtime_calls(t) & spans.named(t, spans.is_graph_launch)).sum())
     meaning = f"{count:,} launches of CUDA graphs, each of many kernels at once: kernels per launch are not counted"
     return found_or_ok("graph_replays", count, "ok", meaning, ("launch_statistics",))
-
-
-def _graphs(timeline: Timeline) -> spans.Mask:
-    return spans.named(timeline, spans.is_graph_launch)
 
 
 def _duplicated_steps(seen: _Seen) -> Check:

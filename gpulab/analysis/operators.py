@@ -11,7 +11,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.kernel_classes import names_tell
 from gpulab.analysis.gpu.kernels import launched_ns
 from gpulab.intervals import covers
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
+from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import launched_within
 from gpulab.timeline.kernel_names import reading
@@ -52,9 +52,7 @@ def operators(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
 
 def kernels(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
     """Kernels, copies and memsets that the steps launched on the accounted device, by name, costliest first."""
-    rows = np.flatnonzero(
-        spans.in_category(timeline, *DEVICE_CATEGORIES) & spans.on_device(timeline, account.device_index or 0)
-    )
+    rows = np.flatnonzero(spans.device_items(timeline, account.device_index or 0))
     rows = rows[launched_within(timeline, rows, account.host_windows, account.windows)]
     return _table(timeline, rows, timeline.duration_ns, account, None)
 

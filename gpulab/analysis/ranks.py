@@ -110,10 +110,13 @@ def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
     return found
 
 
-def _communicating(timeline: Timeline, account: Breakdown) -> spans.Mask:
+def _kernels(timeline: Timeline, account: Breakdown) -> spans.Mask:
     assert account.device_index is not None
-    kernel = spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, account.device_index)
-    return kernel & spans.named(timeline, spans.is_communication)
+    return spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, account.device_index)
+
+
+def _communicating(timeline: Timeline, account: Breakdown) -> spans.Mask:
+    return _kernels(timeline, account) & spans.named(timeline, spans.is_communication)
 
 
 def _mismatch(kernels: Mapping[int, Collectives]) -> str | None:
@@ -143,9 +146,10 @@ def _rank(
 ) -> RankFacts:
     (start, end), steps = account.span_ns, len(account.steps)
     mine = _communicating(timeline, account)
-    kernel = spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, account.device_index or 0)
     communication = clip(spans.covered(timeline, mine), start, end)
-    overlapped = measure(intersect(communication, clip(spans.covered(timeline, kernel & ~mine), start, end)))
+    overlapped = measure(
+        intersect(communication, clip(spans.covered(timeline, _kernels(timeline, account) & ~mine), start, end))
+    )
     total = measure(communication)
     moved = None if transfer is None else sum(int(d.sum()) for d in transfer.values())
     spent = sum(int(d.sum()) for d in own.values())

@@ -127,8 +127,7 @@ class Today:
             return 0.0
         operators = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.on_training_thread(timeline))
         tree = CallTree.of(timeline, operators)
-        loading = spans.covered(timeline, spans.named(timeline, spans.is_loader) & spans.on_training_thread(timeline))
-        inside = covers(intersect(loading, account.host_covered), timeline.start_ns[tree.rows])
+        inside = covers(intersect(spans.loading_times(timeline), account.host_covered), timeline.start_ns[tree.rows])
         is_loader = spans.named(timeline, spans.is_loader)[tree.rows]
         above = np.where(tree.parent >= 0, is_loader[np.maximum(tree.parent, 0)], True)
         return float((inside & above & ~is_loader).sum()) / max(1, len(account.steps)) / self.batches

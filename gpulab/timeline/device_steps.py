@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.intervals import Intervals, covers
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Run, StepFlag, Timeline
+from gpulab.run import Category, Int64, Run, StepFlag, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import launch_of
 
@@ -53,7 +53,7 @@ def main_stream(timeline: Timeline, index: int) -> Int64:
 
     Kernels of communication wait for other GPUs, so their time says nothing; they count where nothing else ran.
     """
-    work = spans.in_category(timeline, *DEVICE_CATEGORIES) & spans.on_device(timeline, index)
+    work = spans.device_items(timeline, index)
     kernels = work & spans.in_category(timeline, Category.KERNEL)
     computing = kernels & ~spans.named(timeline, spans.is_communication)
     judged = next((mask for mask in (computing, kernels) if mask.any()), work)
@@ -78,7 +78,7 @@ def called_ns(timeline: Timeline, rows: Int64) -> Int64:
 
 def _first_launched_ns(timeline: Timeline) -> Int64:
     """By lane: when the first work with a launch in the trace began; `NOTHING_NS` where there is none."""
-    work = np.flatnonzero(spans.in_category(timeline, *DEVICE_CATEGORIES))
+    work = np.flatnonzero(spans.device_items(timeline))
     launched = work[launch_of(timeline, work) >= 0]
     lanes, first = np.unique(timeline.lane_id[launched], return_index=True)  # rows are in order of time
     first_ns = np.full(len(timeline.lanes), NOTHING_NS)

@@ -147,7 +147,7 @@ def reading(name: str) -> Reading:
     return Reading(rule.kind, numbers, units if says else None)
 
 
-def communicates(name: str) -> bool:
+def is_communication(name: str) -> bool:
     """Whether a kernel exchanges data with other GPUs. Fast for the many names that are no kernel's."""
     return _COMMUNICATION.search(name) is not None and reading(name).kind == "communication"
 

@@ -9,10 +9,8 @@ import numpy as np
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
 
-LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 
-
-def launch_of(timeline: Timeline, rows: Int64, categories: tuple[Category, ...] = LAUNCHING) -> Int64:
+def launch_of(timeline: Timeline, rows: Int64, categories: tuple[Category, ...] = spans.LAUNCHING) -> Int64:
     """For each of the rows (items of the device) the row of the call with the same correlation; -1 where there is none.
 
     Of several calls with one correlation the earliest counts.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from gpulab.intervals import Intervals, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
-from gpulab.timeline.kernel_names import communicates
+from gpulab.timeline.kernel_names import is_communication as is_communication
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
@@ -29,7 +29,8 @@ SYNCHRONIZING = (
 COPYING = ("cudaMemcpy", "hipMemcpy", "cuMemcpy")
 ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc")
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
-HOST_CATEGORIES = (Category.CPU_OP, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
+HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
 
 
 def is_loader(name: str) -> bool:
@@ -45,11 +46,6 @@ def is_optimizer(name: str) -> bool:
 def is_step(name: str) -> bool:
     """A step's own annotation, or a mark of ours."""
     return name.startswith(("ProfilerStep#", "gpulab."))
-
-
-def is_communication(name: str) -> bool:
-    """A kernel that exchanges data with other GPUs: of NCCL, RCCL, NVSHMEM, symmetric memory, …"""
-    return communicates(name)
 
 
 def is_kernel_launch(name: str) -> bool:
@@ -110,10 +106,20 @@ def in_category(timeline: Timeline, *categories: Category) -> Mask:
     return wanted[timeline.category]
 
 
+def runtime_calls(timeline: Timeline) -> Mask:
+    """Calls of the GPU's runtime and driver: launches, copies, waits, allocations."""
+    return in_category(timeline, *LAUNCHING)
+
+
+def device_items(timeline: Timeline, index: int | None = None) -> Mask:
+    """Kernels, copies and memsets of every GPU, or of that one."""
+    items = in_category(timeline, *DEVICE_CATEGORIES)
+    return items if index is None else items & on_device(timeline, index)
+
+
 def devices(timeline: Timeline) -> list[int]:
     """The numbers of the GPUs that did anything."""
-    rows = in_category(timeline, *DEVICE_CATEGORIES)
-    lanes = np.unique(timeline.lane_id[rows]).tolist()
+    lanes = np.unique(timeline.lane_id[device_items(timeline)]).tolist()
     return sorted({timeline.lanes[i].process for i in lanes})
 
 
@@ -142,6 +148,21 @@ def on_training_thread(timeline: Timeline) -> Mask:
     if timeline.training_lane is None:
         return np.zeros(len(timeline), dtype=bool)
     return np.asarray(timeline.lane_id == timeline.training_lane)
+
+
+def training_operators(timeline: Timeline) -> Mask:
+    """Operators on the training threads."""
+    return in_category(timeline, Category.CPU_OP) & on_training_threads(timeline)
+
+
+def autograd_nodes(timeline: Timeline) -> Mask:
+    """Nodes of autograd's graph on the training threads."""
+    return named(timeline, is_autograd_node) & on_training_threads(timeline)
+
+
+def loading_times(timeline: Timeline) -> Intervals:
+    """When the training thread is in the DataLoader."""
+    return covered(timeline, on_training_thread(timeline) & named(timeline, is_loader))
 
 
 def covered(timeline: Timeline, mask: Mask) -> Intervals:

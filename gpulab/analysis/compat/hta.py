@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.intervals import intersect, measure, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
+from gpulab.run import Category, Float64, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import launch_of
 
@@ -88,7 +88,7 @@ def hta(timeline: Timeline, zero_ns: int = 0) -> HtaView | None:
 
 def _items(timeline: Timeline) -> Int64:
     """The GPU's items; with several profiler steps only those launched before the last of them began."""
-    items = np.flatnonzero(spans.in_category(timeline, *DEVICE_CATEGORIES))
+    items = np.flatnonzero(spans.device_items(timeline))
     marks = spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP)
     marks &= spans.named(timeline, lambda name: "ProfilerStep" in name)
     if len(np.unique(timeline.name_id[marks])) < 2:

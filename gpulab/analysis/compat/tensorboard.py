@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.intervals import Intervals, clip, measure, paint, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Timeline
+from gpulab.run import Category, Float64, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree, launch_of
 
@@ -112,7 +112,7 @@ def _with_device_side(timeline: Timeline, host: Int64) -> Int64:
     ended before its own first item. Steps at the end that launched nothing are dropped, and so is a last one that is
     underfilled.
     """
-    items = np.flatnonzero(spans.in_category(timeline, *DEVICE_CATEGORIES))
+    items = np.flatnonzero(spans.device_items(timeline))
     step = _launching_step(timeline, items, host)
     inside = step >= 0
     if not inside.any():

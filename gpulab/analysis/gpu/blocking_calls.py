@@ -15,7 +15,6 @@ from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.intervals import Intervals, covers, intersect, subtract, union
 from gpulab.run import Category, Int64
 from gpulab.timeline import spans
-from gpulab.timeline.launches import LAUNCHING
 
 Direction = Literal["read", "upload", "wait"]
 DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")
@@ -62,9 +61,8 @@ class BlockingCalls:
 def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
     """The calls of each direction that occurs, those that wait longest first."""
     t = work.timeline
-    made = spans.on_training_threads(t) & spans.in_category(t, *LAUNCHING)
     named = spans.named(t, lambda n: n.startswith((*spans.SYNCHRONIZING, *spans.COPYING)))
-    calls = np.flatnonzero(made & named)
+    calls = np.flatnonzero(named & spans.runtime_calls(t) & spans.on_training_threads(t))
     calls = calls[covers(work.host_windows, t.start_ns[calls])]
     direction, written = _direction(work, calls), _written(work, calls)
     found = []
@@ -148,5 +146,4 @@ def _dry(work: DeviceWork, calls: Int64) -> Intervals:
     last = int(work.windows[-1, 1]) if len(work.windows) else 0
     until = np.append(begun, last)[np.minimum(after, len(begun))]
     dry = intersect(work.idle, union(t.start_ns[calls], np.maximum(until, t.end_ns[calls])))
-    loading = spans.covered(t, spans.on_training_thread(t) & spans.named(t, spans.is_loader))
-    return subtract(dry, loading)
+    return subtract(dry, spans.loading_times(t))

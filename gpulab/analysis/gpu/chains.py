@@ -10,7 +10,7 @@ from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.analysis.gpu.kernel_classes import CLASSES, POINTWISE_OPERATORS
 from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, covers, intersect, measure, union
-from gpulab.run import Category, Int64, Timeline
+from gpulab.run import Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree
 
@@ -152,7 +152,7 @@ def attention_chains(work: DeviceWork) -> AttentionChains | None:
 
 def attention_on_cpu(timeline: Timeline, windows: Intervals) -> AttentionChains | None:
     """The same where the CPU computes: shares of the steps' wall time in which operators between the products run."""
-    mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
+    mine = spans.training_operators(timeline)
     ends = _around_softmax(timeline, CallTree.of(timeline, np.flatnonzero(mine)), windows)
     if ends is None:
         return None
@@ -176,7 +176,7 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
 
     Those of an optimizer and those inside attention are left out, and those so short that starting them is their cost.
     """
-    mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
+    mine = spans.training_operators(timeline)
     tree = CallTree.of(timeline, np.flatnonzero(mine))
     rows = tree.rows[_working(timeline, tree)]
     rows = rows[covers(windows, timeline.start_ns[rows])]

@@ -1,4 +1,4 @@
-"""What a GPU can do at most: dense TFLOP/s by number format and memory bandwidth, from the makers' data sheets.
+"""What a GPU can do at most: dense TFLOP/s by number format, from the makers' data sheets, and its matrix units.
 
 An unknown GPU has no row: nothing falls back to another one's figures.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+
+from gpulab.run import Device
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +43,46 @@ _TABLE: tuple[tuple[str, Peaks], ...] = (
     (r"MI300X", Peaks(163.4, 653.7, 1307, 1307, 5300)),
 )
 
+# Cards of compute capability 7.5 that have no matrix units: NVIDIA's GTX 16 series and its workstation relatives.
+_WITHOUT_UNITS = re.compile(r"GTX 16|\bMX\d{3}|\bT[456]00\b|\bT1[02]00\b|\bT1000\b|\bT2000\b")
+_OTHER_MAKERS = re.compile(r"AMD|Radeon|Instinct|Intel", re.IGNORECASE)
+UNITS_SINCE = (7, 0)
+BF16_SINCE = (8, 0)
+
 
 def peaks_of(name: str) -> Peaks | None:
     """Of the GPU of that name, as its driver gives it ("NVIDIA A100-SXM4-80GB"); None for one that is not listed."""
     return next((peaks for pattern, peaks in _TABLE if re.search(pattern, name, re.IGNORECASE)), None)
+
+
+def compute_capability(device: Device) -> tuple[int, int] | None:
+    """(9, 0) of a GPU of NVIDIA's; None where it is not known or the GPU is another maker's."""
+    version = re.fullmatch(r"(\d+)\.(\d+)", str(device.details.get("compute_capability") or ""))
+    if version is None or _OTHER_MAKERS.search(device.name):
+        return None
+    return int(version[1]), int(version[2])
+
+
+def has_units(device: Device) -> bool | None:
+    """Whether it has units that multiply matrices of 16-bit numbers; None: not known."""
+    if peaks_of(device.name) is not None:
+        return True
+    if _WITHOUT_UNITS.search(device.name):
+        return False
+    generation = compute_capability(device)
+    return None if generation is None else generation >= UNITS_SINCE
+
+
+def narrow_ratio(device: Device) -> float | None:
+    """16-bit products against those of float32; None for a GPU that the table does not hold.
+
+    No other GPU stands in for it (definitions.md, "Hardware table"): within a generation the ratios differ too.
+    """
+    peaks = peaks_of(device.name)
+    return None if peaks is None else peaks.fp16_tflops / peaks.fp32_tflops
+
+
+def tf32_ratio(device: Device) -> float | None:
+    """TF32 products against those of float32, likewise; None also without the units."""
+    peaks = peaks_of(device.name)
+    return None if peaks is None or peaks.tf32_tflops is None else peaks.tf32_tflops / peaks.fp32_tflops

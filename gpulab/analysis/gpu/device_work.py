@@ -11,7 +11,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.kernel_classes import CLASSES, class_of
 from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, covers, paint, subtract, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline, UInt8
+from gpulab.run import Category, Int64, Timeline, UInt8
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import launched_within
 from gpulab.timeline.launches import CallTree, launch_of
@@ -90,8 +90,7 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
     if timeline is None or account is None or account.device_index is None or not account.steps:
         return None
     windows, host = account.windows, account.host_windows
-    items = spans.in_category(timeline, *DEVICE_CATEGORIES) & spans.on_device(timeline, account.device_index)
-    every = np.flatnonzero(items)
+    every = np.flatnonzero(spans.device_items(timeline, account.device_index))
     rows = every[launched_within(timeline, every, host, windows)]
     call = launch_of(timeline, rows)
     tree = CallTree.of(timeline, np.flatnonzero(spans.in_category(timeline, Category.CPU_OP)))
@@ -115,14 +114,6 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
 def median_per_step_us(windows: Intervals, times: Intervals) -> float:
     """The length of these times in the median window, in µs."""
     return float(np.median(paint(windows, [times])[:, 0])) / 1e3
-
-
-def class_shares(work: DeviceWork) -> dict[str, float]:
-    """Share of the device's summed time per class, copies and memsets included; classes without any are left out."""
-    duration = work.timeline.duration_ns[work.rows]
-    time = np.bincount(work.kind, weights=duration, minlength=len(CLASSES))
-    total = float(time.sum()) or 1.0
-    return {name: float(t) / total for name, t in zip(CLASSES, time.tolist(), strict=True) if t}
 
 
 def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:

@@ -9,7 +9,6 @@ import numpy as np
 from gpulab.run import Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.kernel_names import reading
-from gpulab.timeline.launches import LAUNCHING
 
 CLASSES = (
     "matrix",
@@ -54,5 +53,5 @@ def class_of(kernel: str, operator: str = "") -> str:
 def names_tell(timeline: Timeline) -> bool:
     """Whether kernel names tell number formats and matrix units: only where CUDA's own calls show that the GPU is
     NVIDIA's. AMD's libraries name only some of their matrix kernels."""
-    calls = spans.in_category(timeline, *LAUNCHING)
-    return any(timeline.names[i].startswith("cu") for i in np.unique(timeline.name_id[calls]).tolist())
+    calls = timeline.name_id[spans.runtime_calls(timeline)]
+    return any(timeline.names[i].startswith("cu") for i in np.unique(calls).tolist())

@@ -14,11 +14,11 @@ import numpy as np
 
 from gpulab.analysis.gpu.kernel_classes import names_tell
 from gpulab.intervals import Intervals, covers
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
+from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import called_ns
 from gpulab.timeline.kernel_names import reading
-from gpulab.timeline.launches import LAUNCHING, CallTree, launch_of
+from gpulab.timeline.launches import CallTree, launch_of
 
 SHORT_KERNEL_US = 10.0  # definitions.md, "Step on a GPU": a launch costs more
 UNKNOWN_AT_MOST = 0.01  # ours: of the time of all kernels
@@ -88,11 +88,12 @@ def short_count_fraction(timeline: Timeline, windows: Intervals, below_us: float
 
 def launches(timeline: Timeline, windows: Intervals) -> Launches:
     """Kernel launches that the host made within the windows; kernels without a launch are those of the whole trace."""
-    calling = spans.in_category(timeline, *LAUNCHING)
-    calling &= spans.named(timeline, lambda name: spans.is_kernel_launch(name) or spans.is_graph_launch(name))
+    calling = spans.runtime_calls(timeline) & spans.named(
+        timeline, lambda name: spans.is_kernel_launch(name) or spans.is_graph_launch(name)
+    )
     calls = np.flatnonzero(calling)
     calls = calls[covers(windows, timeline.start_ns[calls])]
-    items = np.flatnonzero(spans.in_category(timeline, *DEVICE_CATEGORIES))
+    items = np.flatnonzero(spans.device_items(timeline))
     call = launch_of(timeline, items)
     stray = (call < 0) & (timeline.category[items] == Category.KERNEL)
     started, first, how_many = np.unique(call[call >= 0], return_index=True, return_counts=True)
@@ -129,9 +130,9 @@ def _launched(timeline: Timeline, rows: Int64, windows: Intervals) -> Int64:
 def _tensor_core_fraction(timeline: Timeline, rows: Int64) -> float | None:
     if not names_tell(timeline):
         return None
-    time_ns = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=len(timeline.names))
+    time_ns = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows]).tolist()
     by_use: Counter[bool | None] = Counter()
-    for i in np.flatnonzero(time_ns).tolist():
+    for i in np.unique(timeline.name_id[rows]).tolist():
         by_use[reading(timeline.names[i]).tensor_cores] += time_ns[i]
     total_ns = by_use.total()
     return by_use[True] / total_ns if total_ns and by_use[None] <= UNKNOWN_AT_MOST * total_ns else None
@@ -152,7 +153,7 @@ def launched_ns(timeline: Timeline, tree: CallTree) -> Int64:
 
     A launch belongs to the innermost operator open on its thread; what has no launch in the trace belongs to none.
     """
-    items = np.flatnonzero(spans.in_category(timeline, *DEVICE_CATEGORIES))
+    items = np.flatnonzero(spans.device_items(timeline))
     call = launch_of(timeline, items)
     items, call = items[call >= 0], call[call >= 0]
     owner = tree.innermost(timeline, call)

@@ -7,7 +7,6 @@ import numpy as np
 from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.intervals import Intervals, subtract, union
 from gpulab.timeline import spans
-from gpulab.timeline.launches import LAUNCHING
 
 # Ten times the 99th percentile of the time from one operator to the next in a launch-bound program (b200_moe: 123 µs).
 LONGEST_NS = 1_000_000
@@ -19,7 +18,7 @@ def not_launching_us(work: DeviceWork, elsewhere: Intervals) -> float:
     `elsewhere` is time that is accounted to another cause anyway.
     """
     t = work.timeline
-    calling = spans.in_category(t, *LAUNCHING) & spans.named(
+    calling = spans.runtime_calls(t) & spans.named(
         t, lambda n: spans.is_kernel_launch(n) or spans.is_graph_launch(n) or spans.is_copy_or_memset(n)
     )
     begun = t.start_ns[calling]
@@ -27,12 +26,6 @@ def not_launching_us(work: DeviceWork, elsewhere: Intervals) -> float:
     launches = np.searchsorted(begun, gaps[:, 1], side="left") - np.searchsorted(begun, gaps[:, 0], side="left")
     sparse = gaps[(gaps[:, 1] - gaps[:, 0]) > LONGEST_NS * (launches + 1)]
     return work.per_step_us(subtract(sparse, elsewhere))
-
-
-def waiting_for_data(work: DeviceWork) -> Intervals:
-    """When the training thread is in the DataLoader."""
-    t = work.timeline
-    return spans.covered(t, spans.on_training_thread(t) & spans.named(t, spans.is_loader))
 
 
 def small_kernels_fraction(work: DeviceWork) -> float | None:

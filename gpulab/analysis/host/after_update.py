@@ -44,7 +44,7 @@ def after_update(run: Run, account: Breakdown, optimizer: OptimizerWork) -> Afte
     fed = bool(run.steps.batch_count.any())
     stack = None if fed else run.stack
     rest = _tails(windows, optimizer) if stack is None else _below(stack, windows)
-    nodes = timeline.start_ns[spans.named(timeline, spans.is_autograd_node) & spans.on_training_threads(timeline)]
+    nodes = timeline.start_ns[spans.autograd_nodes(timeline)]
     if stack is None and covers(rest, nodes).any():
         return Afterwards(windows, EMPTY)
     loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))

@@ -8,7 +8,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.intervals import Intervals, closed, covers, joined, measure, subtract, union
-from gpulab.run import Category, Int64, Timeline
+from gpulab.run import Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree
 
@@ -43,8 +43,7 @@ def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | No
     windows = account.step_host_windows
     if windows is None:
         return None
-    mine = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
-    mine &= ~spans.named(timeline, spans.is_loader)
+    mine = spans.training_operators(timeline) & ~spans.named(timeline, spans.is_loader)
     tree = CallTree.of(timeline, np.flatnonzero(mine))
     inside = covers(windows, timeline.start_ns[tree.rows])
     wall = measure(windows)

@@ -16,7 +16,7 @@ from gpulab.analysis.host.operator_costs import SHORT_NS, own_ns
 from gpulab.analysis.host.source_lines import LineShare, lines_of
 from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, closed, covers, intersect, joined, measure, paint, subtract, union, union_of
-from gpulab.run import Category, Int64, Place, Run, StackSamples
+from gpulab.run import Int64, Place, Run, StackSamples
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree
 
@@ -57,12 +57,10 @@ def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
     known, timeline = _windows(run, account), run.timeline
     if known is None or timeline is None:
         return None
-    training = spans.on_training_threads(timeline)
-    nodes = spans.covered(timeline, spans.named(timeline, spans.is_autograd_node) & training)
-    backward = closed(nodes, BETWEEN_NODES_NS)
+    backward = closed(spans.covered(timeline, spans.autograd_nodes(timeline)), BETWEEN_NODES_NS)
     loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
     named = union_of((p.start_ns, p.end_ns) for p in run.pauses)
-    tree = CallTree.of(timeline, np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & training))
+    tree = CallTree.of(timeline, np.flatnonzero(spans.training_operators(timeline)))
     long = tree.rows[own_ns(timeline, tree) >= SHORT_NS]
     computing = union(timeline.start_ns[long], timeline.end_ns[long])
     other = joined(backward, update_times(timeline), loading, named, computing)

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.intervals import Intervals, clip, covers, intersect, measure, union
-from gpulab.run import Category, Int64, Pause, Place, Run, StackSamples, Timeline
+from gpulab.run import Category, Int64, Place, Run, StackSamples, Timeline
 from gpulab.timeline import spans
 from gpulab.user_code import is_users_in_trace
 
@@ -61,11 +61,6 @@ def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
         if p >= 0
     ]
     return tuple(sorted(found, key=lambda line: -line.share))
-
-
-def place_of(run: Run, pause: Pause) -> Place | None:
-    """The line that a pause was asked for by."""
-    return run.places[pause.place] if pause.place >= 0 else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ def _marked(timeline: Timeline, prefix: str) -> Intervals:
 
 def _after_closure(timeline: Timeline, stepping: Intervals) -> Intervals:
     """Without the forward and backward passes that run inside: Lightning and LBFGS hand them in as a closure."""
-    nodes = spans.named(timeline, spans.is_autograd_node) & spans.on_training_threads(timeline)
-    nodes &= timeline.duration_ns > 0
+    nodes = spans.autograd_nodes(timeline) & (timeline.duration_ns > 0)
     start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
     if not len(stepping) or not len(start):
         return stepping

@@ -100,8 +100,7 @@ def _waits(context: RuleContext) -> Intervals:
     timeline, account = context.facts.run.timeline, context.facts.breakdown
     if timeline is None or account is None or not account.steps:
         return EMPTY
-    inside = spans.on_training_thread(timeline) & spans.named(timeline, spans.is_loader)
-    return intersect(spans.covered(timeline, inside), account.host_covered)
+    return intersect(spans.loading_times(timeline), account.host_covered)
 
 
 __all__ = ["line_of_loading", "making", "mostly_waits", "times_by_cause"]

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.gpu.kernels import short_count_fraction
-from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_fraction, waiting_for_data
+from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_fraction
 from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
@@ -14,6 +14,7 @@ from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.other_work import calls_of_own
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
+from gpulab.timeline import spans
 
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
@@ -227,7 +228,7 @@ def _launching_us(context: RuleContext) -> float:
     if work is None:
         return 0.0
     blocked = joined(*(b.times for b in context.facts.blocking))
-    elsewhere = joined(blocked, waiting_for_data(work))
+    elsewhere = joined(blocked, spans.loading_times(work.timeline))
     own = unhidden_us(context, ("launch", "queued")) - not_launching_us(work, elsewhere)
     left = idle_us(context) - context.part_us("data_wait") - work.host_per_step_us(blocked)
     return max(0.0, min(own, left))

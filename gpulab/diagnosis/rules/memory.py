@@ -20,7 +20,6 @@ from gpulab.diagnosis.rules.launches import (
 from gpulab.formatting import duration, number, percent, size
 from gpulab.run import Int64
 from gpulab.timeline import spans
-from gpulab.timeline.launches import LAUNCHING
 
 
 def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
@@ -29,7 +28,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
     if account is None or work is None or not context.on_gpu or account.whole_window:
         return None
     t = work.timeline
-    calling = spans.in_category(t, *LAUNCHING) & spans.named(t, lambda n: n.startswith(spans.ALLOCATING))
+    calling = spans.runtime_calls(t) & spans.named(t, lambda n: n.startswith(spans.ALLOCATING))
     calls = np.flatnonzero(calling)
     per_step = _median_count(t.start_ns[calls], work.host_windows)
     least = context.thresholds.silence * (context.step_us or 0.0)

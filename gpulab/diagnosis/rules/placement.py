@@ -11,7 +11,6 @@ from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import Intervals, clip, measure, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 from gpulab.timeline import spans
-from gpulab.timeline.launches import LAUNCHING
 
 # What a model spends its time in: one of these that starts nothing on the GPU computes on the CPU.
 _HEAVY = (
@@ -114,7 +113,7 @@ def _on_cpu(timeline: Timeline) -> tuple[Intervals, str]:
     """When the training computes on the CPU while no GPU works, and the operator that takes most of it."""
     heavy = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
     rows = np.flatnonzero(heavy & spans.named(timeline, lambda name: name in _HEAVY))
-    calls = np.sort(timeline.start_ns[spans.in_category(timeline, *LAUNCHING)])
+    calls = np.sort(timeline.start_ns[spans.runtime_calls(timeline)])
     started = np.searchsorted(calls, timeline.end_ns[rows]) - np.searchsorted(calls, timeline.start_ns[rows])
     rows = rows[started == 0]
     if not len(rows):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.gpu.matrix_units import BF16_SINCE, compute_capability, has_units, narrow_ratio, tf32_ratio
+from gpulab.analysis.gpu.device_peaks import BF16_SINCE, compute_capability, has_units, narrow_ratio, tf32_ratio
 from gpulab.analysis.gpu.precision_use import PrecisionUse, precision_use
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from gpulab.analysis.compat.tensorboard import TensorBoardView
-from gpulab.analysis.facts import Facts
+from gpulab.analysis.facts import Facts, TraceFacts
 from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US, CopyRow, Kernels, Launches
-from gpulab.analysis.gpu.trace_facts import TraceFacts
 from gpulab.analysis.integrity import Integrity
 from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, reading, size
 from gpulab.run import Damage
