@@ -130,7 +130,7 @@ def _changing(options: argparse.Namespace, code: cell_code.CellCode) -> Changing
     from gpulab.tuning.single_run import Changing
 
     names = code.variables
-    changing = Changing(Arm(parse_settings(options.set, names.has, names.names).values), code)
+    changing = Changing(Arm(parse_settings(options.set, names.has, names.names)), code)
     if changing.decided.refused:
         raise UsageError(f"{changing.decided.refused}.")
     return changing
@@ -218,7 +218,7 @@ class GPUProfile(Magics):
         from gpulab.tuning.runner import check
 
         names = code.variables
-        fixed = parse_settings([*(options.ab or []), *(options.set or [])], names.has, names.names).values
+        fixed = parse_settings([*(options.ab or []), *(options.set or [])], names.has, names.names)
         sweeps = parse_sweeps(options.sweep or [], names.has, names.names)
         plan = Plan(
             arms=tuple(Arm(values) for values in grid(sweeps, fixed)),

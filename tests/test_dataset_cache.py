@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader import dataset_cache, options
-from gpulab.knobs.dataloader.dataset_cache import CACHE, DatasetCache
-from gpulab.knobs.dataloader.dataset_items import item_bytes, same
+from gpulab.knobs.dataloader.dataset_cache import CACHE, DatasetCache, item_bytes, same
 from gpulab.knobs.dataloader.options import WORKERS
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.describe import observed_loader

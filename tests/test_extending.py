@@ -83,7 +83,7 @@ def test_a_training_that_sets_the_switch_itself_shows_no_effect(knob: Knob) -> N
 def test_the_command_knows_the_knob(knob: Knob) -> None:
     magics = pytest.importorskip("gpulab.magics")
     assert f", {knob.name}, or any variable" in " ".join(magics.help_text().split())
-    assert parse_settings(["deterministic=on"], lambda name: False).values == {"deterministic": True}
+    assert parse_settings(["deterministic=on"], lambda name: False) == {"deterministic": True}
     with pytest.raises(UsageError, match=r"Did you mean deterministic\?"):
         parse_settings(["reproducible=on"], lambda name: False)
 

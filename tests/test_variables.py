@@ -53,13 +53,13 @@ def ran(text: str, **names: Any) -> dict[str, Any]:
     ],
 )
 def test_literals_assigned_at_the_top_before_they_are_read(cell: str, literals: dict[str, Any]) -> None:
-    assert variables.assigned_literals(ast.parse(cell)) == literals
+    assert variables.Variables.of(ast.parse(cell), {}).literals == literals
 
 
 def test_free_names_are_those_not_bound_before() -> None:
     cell = "for epoch in range(epochs):\n    loss = net(x, epoch)\nlr = 1\nf(lr, loss)"
-    assert {"epochs", "net", "x", "f"} <= variables.free_names(ast.parse(cell), {})
-    assert not {"lr", "loss", "epoch"} & variables.free_names(ast.parse(cell), {})
+    read = variables.Variables.of(ast.parse(cell), {}).read
+    assert {"epochs", "net", "x", "f"} <= read and not {"lr", "loss", "epoch"} & read
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def predict(run: Run | None = None, settings: Mapping[str, object] | None = None
 def magic_predict(line: str) -> None:
     """`%gpulab predict [KNOB=VALUE …]`: of the last run. Raises UsageError."""
     run = _latest()
-    values = parse_settings([line], lambda name: False).values if line.strip() else None
+    values = parse_settings([line], lambda name: False) if line.strip() else None
     _display(predict(run, values))
 
 

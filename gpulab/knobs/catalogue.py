@@ -1,9 +1,8 @@
 """All knobs in the order of the panel, and how `--set`, `--ab` and `--sweep` name them.
 
-The rule that tells a knob from a variable: a known knob name is that knob, where the code was seen to use what the knob
-takes hold of and the knob can be set there at all; otherwise, and for any other name, it is a variable that the code
-assigns as a literal at its top level or reads; where there is no such variable a knob's name stays the knob, which then
-says why it cannot be set.
+A knob's name is that knob where the code was seen to use what the knob takes hold of, and the knob can be set there.
+Otherwise, as any other name, it is a variable that the code assigns as a literal at its top level or reads. Without
+such a variable a knob's name stays the knob, which then says why it cannot be set.
 """
 
 from __future__ import annotations
@@ -54,46 +53,24 @@ _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
-    """What the user wants changed, in the order written. `texts`: as written."""
-
-    values: Mapping[str, Plain]
-    texts: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Sweep:
-    """Several values of one knob or variable."""
-
-    name: str
-    values: tuple[Plain, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Decision:
-    """What a name means in this code. `knob` is None for a variable; `words` is shown to the user."""
+    """What a name means in this code. `knob` is None for a variable."""
 
-    name: str
     knob: Knob | None
     kind: Kind
-
-    @property
-    def words(self) -> str:
-        """ "batch_size: DataLoader option"."""
-        return f"{self.name}: {self.kind}"
 
 
 def decide(name: str, observation: Observation, names: Names) -> Decision:
     """The rule. `names` says whether the code has such a variable. Raises UsageError where it is neither."""
     knob = KNOBS.get(name)
     if knob is not None and (_can_apply(knob, observation) or not _is_variable(name, names)):
-        return Decision(name, knob, knob.kind)
+        return Decision(knob, knob.kind)
     if names(name):
-        return Decision(name, None, "variable of the cell")
+        return Decision(None, "variable of the cell")
     raise _unknown(name, ())
 
 
-def parse_settings(pairs: Sequence[str], names: Names, variables: Collection[str] = ()) -> Settings:
+def parse_settings(pairs: Sequence[str], names: Names, variables: Collection[str] = ()) -> dict[str, Plain]:
     """Read `NAME=VALUE` pairs; one text may hold several, parted by commas ("workers=4, amp=bf16").
 
     `names` says whether the code has a variable of that name, and may raise UsageError with a reason why it cannot be
@@ -106,45 +83,35 @@ def parse_settings(pairs: Sequence[str], names: Names, variables: Collection[str
         if name in values:
             raise UsageError(f"{name} is set twice: {name}={texts[name]} and {name}={text}. Set it once.")
         values[name], texts[name] = _value(name, text, names, variables), text
-    return Settings(values, texts)
+    return values
 
 
-def parse_sweep(text: str, names: Names | None = None, variables: Collection[str] = ()) -> Sweep:
-    """Read `NAME=VALUE,VALUE,…`. Without `names` any name that is no knob is a variable. Raises UsageError."""
-    name, rest = _name_and_text(text, "batch_size=8,16,32,64")
-    words = [word.strip() for word in _split(rest)]
-    if not rest.strip() or not all(words):
-        raise UsageError(f"--sweep {text.strip()}: a value is missing. Write for example {_example(name)}.")
-    values: list[Plain] = []
-    for word in words:
-        value = _value(name, word, names or (lambda name: True), variables)
-        if any(type(value) is type(v) and value == v for v in values):
-            raise UsageError(f"--sweep {text.strip()}: {word} is there twice.")
-        values.append(value)
-    return Sweep(name, tuple(values))
-
-
-def parse_sweeps(
-    texts: Sequence[str], names: Names | None = None, variables: Collection[str] = ()
-) -> tuple[Sweep, ...]:
-    """Several sweeps. Raises UsageError, also for two of the same name."""
-    sweeps: dict[str, Sweep] = {}
+def parse_sweeps(texts: Sequence[str], names: Names, variables: Collection[str] = ()) -> dict[str, tuple[Plain, ...]]:
+    """Read `NAME=VALUE,VALUE,…`: the values of each knob or variable. Raises UsageError, also for two of one name."""
+    sweeps: dict[str, tuple[Plain, ...]] = {}
     for text in texts:
-        sweep = parse_sweep(text, names, variables)
-        if sweep.name in sweeps:
-            raise UsageError(f"{sweep.name} is swept twice: put all its values into one --sweep.")
-        sweeps[sweep.name] = sweep
-    return tuple(sweeps.values())
+        name, rest = _name_and_text(text, "batch_size=8,16,32,64")
+        if name in sweeps:
+            raise UsageError(f"{name} is swept twice: put all its values into one --sweep.")
+        words = [word.strip() for word in _split(rest)]
+        if not all(words):
+            raise UsageError(f"--sweep {text.strip()}: a value is missing. Write for example {_example(name)}.")
+        values: list[Plain] = []
+        for word in words:
+            value = _value(name, word, names, variables)
+            if any(type(value) is type(v) and value == v for v in values):
+                raise UsageError(f"--sweep {text.strip()}: {word} is there twice.")
+            values.append(value)
+        sweeps[name] = tuple(values)
+    return sweeps
 
 
-def grid(sweeps: Sequence[Sweep], settings: Mapping[str, Plain] | None = None) -> tuple[dict[str, Plain], ...]:
+def grid(sweeps: Mapping[str, Sequence[Plain]], settings: Mapping[str, Plain]) -> tuple[dict[str, Plain], ...]:
     """All combinations, the last sweep turning fastest, each with these settings besides. Raises UsageError."""
-    fixed = dict(settings or {})
-    for sweep in sweeps:
-        if sweep.name in fixed:
-            raise UsageError(f"{sweep.name} is both set and swept: leave out one of the two.")
-    combinations = product(*(sweep.values for sweep in sweeps))
-    return tuple({**fixed, **dict(zip((s.name for s in sweeps), values, strict=True))} for values in combinations)
+    for name in sweeps:
+        if name in settings:
+            raise UsageError(f"{name} is both set and swept: leave out one of the two.")
+    return tuple({**settings, **dict(zip(sweeps, values, strict=True))} for values in product(*sweeps.values()))
 
 
 def changes_steps(name: str) -> bool:
@@ -161,7 +128,7 @@ def knobs_against(finding: str) -> list[Knob]:
 def parsed_value(name: str, given: object) -> Plain:
     """A value given in code, not as text. Raises UsageError for one that cannot be set."""
     if name in KNOBS:
-        return KNOBS[name].parse(str(given))
+        return value_of_knob(KNOBS[name], given)
     if not is_plain(given):
         raise UsageError(f"{name}={given!r}: only a number, a string, a bool, None or a tuple or list can be set.")
     return given
@@ -179,8 +146,8 @@ def _can_apply(knob: Knob, observation: Observation) -> bool:
     }
     if not seen.get(knob.kind, True):
         return False
-    found = knob.value_in(observation)
-    values = (*knob.options, *(() if found is None else (found,)))
+    present = knob.value_in(observation)
+    values = knob.options if present is None else (*knob.options, present)
     return any(knob.refuses(observation, value) is None for value in values)
 
 
@@ -205,8 +172,8 @@ def _value(name: str, text: str, names: Names, variables: Collection[str]) -> Pl
         raise
 
 
-def value_of_knob(knob: Knob, value: Plain) -> Value:
-    """A value of a setting as the knob's own. Raises UsageError: the text was taken for a variable's."""
+def value_of_knob(knob: Knob, value: object) -> Value:
+    """A value of a setting as the knob's own. Raises UsageError for one that the knob does not have."""
     return knob.parse(str(value))
 
 
@@ -217,14 +184,14 @@ def _unknown(name: str, variables: Collection[str]) -> UsageError:
     return UsageError(f"{name} is neither a knob nor a variable of the code. Knobs: {', '.join(KNOBS)}.")
 
 
-def _nearest(name: str, known: Sequence[str]) -> str | None:
+def _nearest(name: str, candidates: Sequence[str]) -> str | None:
     """By what it is called elsewhere, by how it begins, or by its letters."""
     word = name.lower()
     called = next((knob.name for knob in KNOBS.values() if word in knob.aliases), None)
     if called is not None:
         return called
-    begun = [k for k in known if len(word) > 2 and k.startswith(word)]
-    return next(iter([*begun, *difflib.get_close_matches(word, known, n=1, cutoff=0.6)]), None)
+    longer = [k for k in candidates if len(word) > 2 and k.startswith(word)]
+    return next(iter([*longer, *difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)]), None)
 
 
 def nearest_knob(name: str) -> str | None:
@@ -235,7 +202,7 @@ def nearest_knob(name: str) -> str | None:
 def _name_and_text(pair: str, example: str) -> tuple[str, str]:
     match = _PAIR.fullmatch(pair)
     if match is None:
-        near = _nearest(pair.strip(), tuple(KNOBS))
+        near = nearest_knob(pair.strip())
         raise UsageError(
             f"{pair.strip()!r} is no setting: write NAME=VALUE, as in {_example(near) if near else example}."
         )

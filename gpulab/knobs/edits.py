@@ -19,7 +19,7 @@ from gpulab.knobs.knob import CodeEdit, LoopEnd
 from gpulab.knobs.variables import literal_places
 
 _IPYTHON = re.compile(r"(?P<indent>\s*)(?:[%!?]|(?P<target>[^\W\d][\w,\s]*=)\s*[%!]|.*\?\s*$)")
-_DATA_LOADER = (
+_DATA_LOADER = (  # parameters that may be given by position, in that order
     "dataset",
     "batch_size",
     "shuffle",
@@ -30,7 +30,6 @@ _DATA_LOADER = (
     "pin_memory",
     "drop_last",
 )
-_POSITIONAL = {"DataLoader": _DATA_LOADER}  # parameters that may be given by position, in that order
 _TRAINS = ("backward", "step")
 _FSTRING_END = getattr(tokenize, "FSTRING_END", tokenize.STRING)  # from Python 3.12 on
 _CONTEXT = 2  # lines around a change
@@ -143,8 +142,8 @@ def _with_keyword(text: str, number: int, wanted: CodeEdit) -> str | None:
 
 
 def _position(wanted: CodeEdit) -> int | None:
-    names = _POSITIONAL.get(wanted.call, ())
-    return names.index(wanted.keyword) if wanted.keyword in names else None
+    by_position = wanted.call == "DataLoader" and wanted.keyword in _DATA_LOADER
+    return _DATA_LOADER.index(wanted.keyword) if by_position else None
 
 
 def _same(a: ast.Module | None, b: ast.Module) -> bool:
@@ -163,8 +162,8 @@ def _calls(tree: ast.Module, name: str) -> list[ast.Call]:
         for a in node.names
         if a.name == name and a.asname
     }
-    found = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _is_named(n.func, name, aliases)]
-    return sorted(found, key=lambda call: (call.lineno, call.col_offset))
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and _is_named(n.func, name, aliases)]
+    return sorted(calls, key=lambda call: (call.lineno, call.col_offset))
 
 
 def _is_named(function: ast.expr, name: str, aliases: set[str]) -> bool:
@@ -194,7 +193,7 @@ def _trains(loop: ast.For | ast.AsyncFor) -> bool:
 
 def _assigned(tree: ast.Module) -> dict[int, set[str]]:
     """For each node in the value of an assignment, by id: the names that it is assigned to."""
-    found: dict[int, set[str]] = {}
+    assigned: dict[int, set[str]] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             pairs = [pair for target in node.targets for pair in _pairs(target, node.value)]
@@ -205,8 +204,8 @@ def _assigned(tree: ast.Module) -> dict[int, set[str]]:
         for target, value in pairs:
             names = {n.id for n in ast.walk(target) if isinstance(n, ast.Name)}
             for inner in ast.walk(value):
-                found.setdefault(id(inner), set()).update(names)
-    return found
+                assigned.setdefault(id(inner), set()).update(names)
+    return assigned
 
 
 def _pairs(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr]]:
@@ -227,7 +226,6 @@ class _Text:
         self._starts = [0, *(m.end() for m in re.finditer("\n", text))]
 
     def put(self, node: ast.expr, literal: str) -> None:
-        """Have `literal` where the node stands."""
         begin, end = self._span(node)
         self.text = self.text[:begin] + literal + self.text[end:]
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.values import choice, switch, whole_number
 from gpulab.run import Environment, Run
 
 Value = bool | int | float | str
@@ -35,7 +36,6 @@ class KnobEffects:
     preparation_s: float = 0.0
 
     def count(self, what: str) -> None:
-        """One more."""
         self.counts[what] = self.counts.get(what, 0) + 1
 
     def refuse(self, why: str) -> None:
@@ -44,7 +44,6 @@ class KnobEffects:
             self.refused.append(why)
 
     def note(self, what: str) -> None:
-        """Say it once."""
         if what not in self.notes:
             self.notes.append(what)
 
@@ -70,7 +69,6 @@ class LoopEnd:
 
     @property
     def text(self) -> str:
-        """As code."""
         loss = "loss" if self.batches == 1 else f"loss / {self.batches}"
         if self.scaled:
             backward = f"scaler.scale({loss}).backward()"
@@ -100,7 +98,6 @@ class CodeEdit:
 
     @property
     def snippet(self) -> str:
-        """What a reader puts where it belongs."""
         end = self.loop_end.text if self.loop_end is not None else ""
         return "\n".join(part for part in (self.lines, end) if part)
 
@@ -124,7 +121,10 @@ class Knob(ABC):
     title: str  # as in the panel
     help: str  # one line: what it changes and when that helps
     kind: Kind  # what it takes hold of
-    options: tuple[Value, ...]  # all values where they are few, else those the panel proposes
+    # (False, True) is a switch, words are all there are, of numbers those that the panel proposes
+    options: tuple[Value, ...]
+    least: int = 1  # of a number
+    spellings: Mapping[str, str] = MappingProxyType({})  # other ways to write an option
     lesson: str = ""  # the notebook that teaches it, without folder and ending; empty: none
     aliases: tuple[str, ...] = ()  # what else it is called, for the hint at the nearest name
     changes_training: str = ""  # why another value is another training and not only another speed; empty: it is not
@@ -137,9 +137,13 @@ class Knob(ABC):
     # finding → how early this knob is tried against it where the finding names none: 1 comes first
     helps_against: Mapping[str, int] = MappingProxyType({})
 
-    @abstractmethod
     def parse(self, text: str) -> Value:
         """The value that a user wrote. Raises UsageError naming the knob, the text and the nearest valid value."""
+        if self.options == (False, True):
+            return switch(self.name, text)
+        if isinstance(self.options[0], str):
+            return choice(self.name, text, [str(option) for option in self.options], self.spellings)
+        return whole_number(self.name, text, self.least)
 
     @abstractmethod
     def value_in(self, observation: Observation) -> Value | None:

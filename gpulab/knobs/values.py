@@ -7,16 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from gpulab.errors import UsageError
 
-SWITCH: Mapping[str, bool] = {
-    "on": True,
-    "off": False,
-    "true": True,
-    "false": False,
-    "yes": True,
-    "no": False,
-    "1": True,
-    "0": False,
-}
+_SWITCH = {"true": "on", "yes": "on", "1": "on", "false": "off", "no": "off", "0": "off"}
 
 
 def written(value: object) -> str:
@@ -24,10 +15,10 @@ def written(value: object) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-def choice(name: str, text: str, options: Sequence[str], aliases: Mapping[str, str] | None = None) -> str:
+def choice(name: str, text: str, options: Sequence[str], spellings: Mapping[str, str]) -> str:
     """One of a few words. Raises UsageError."""
     word = text.strip().lower()
-    word = (aliases or {}).get(word, word)
+    word = spellings.get(word, word)
     if word in options:
         return word
     nearest = difflib.get_close_matches(word, options, n=1, cutoff=0)[0]
@@ -36,7 +27,7 @@ def choice(name: str, text: str, options: Sequence[str], aliases: Mapping[str, s
 
 def switch(name: str, text: str) -> bool:
     """On or off. Raises UsageError."""
-    return SWITCH[choice(name, text, tuple(SWITCH)[:2], {word: _word(on) for word, on in SWITCH.items()})]
+    return choice(name, text, ("on", "off"), _SWITCH) == "on"
 
 
 def whole_number(name: str, text: str, least: int) -> int:
@@ -50,7 +41,3 @@ def whole_number(name: str, text: str, least: int) -> int:
         return whole
     nearest = max(least, whole)
     raise UsageError(f"{name}={text}: not a whole number from {least} on. Nearest: {name}={nearest}")
-
-
-def _word(on: bool) -> str:
-    return "on" if on else "off"

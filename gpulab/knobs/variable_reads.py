@@ -17,12 +17,12 @@ from types import CodeType, FrameType
 from typing import Any
 
 from gpulab.knobs.knob import KnobEffects, Verification
+from gpulab.knobs.variables import LOADS
 from gpulab.run import Run
 
 STEPS_WATCHED = 2
 EVENTS_WATCHED = 1_000_000  # about 0.3 s, for code without an optimizer
 _PROCESS_LOOKED_AT = 1024  # events: a worker that was forked meanwhile hears as well
-_LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
 
 SEEN, TO_THE_END = "seen", "watched to the end"  # counts of a name's effects; its first note says who read it
 
@@ -34,14 +34,14 @@ class Lines(UserDict[str, Any]):
 
     def __init__(self, namespace: dict[str, Any], values: Mapping[str, object], effects: EffectsByName) -> None:
         self.data = namespace
-        self._values = values
-        self._effects = effects
+        self.values_set = values
+        self.effects = effects
 
     def __getitem__(self, name: str) -> Any:
-        found = self.data[name]
-        if name in self._values and _is_set(found, self._values[name]):
-            _note(self._effects[name], "the cell read it while it ran")
-        return found
+        value = self.data[name]
+        if name in self.values_set and _is_set(value, self.values_set[name]):
+            _note(self.effects[name], "the cell read it while it ran")
+        return value
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterato
     """Note what code inside reads of the names set to these values; its own lines have to use the `Lines`."""
     effects = {name: KnobEffects() for name in values}
     lines = Lines(namespace, values, effects)
-    functions = _Functions(namespace, values, effects, lines)
+    functions = _Functions(lines)
     functions.listen()
     try:
         yield lines, effects
@@ -57,9 +57,9 @@ def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterato
         functions.end()
 
 
-def verify(value: object, found: object, used: bool, effects: KnobEffects, run: Run) -> Verification:
+def verify(value: object, before: object, used: bool, effects: KnobEffects, run: Run) -> Verification:
     """Whether a variable took effect. `used`: the code has something that could read it."""
-    if _is_set(found, value):
+    if _is_set(before, value):
         return Verification("no effect", f"it is {value!r} already")
     if effects.counts.get(SEEN):
         return Verification("took effect", effects.notes[0])
@@ -73,13 +73,11 @@ def verify(value: object, found: object, used: bool, effects: KnobEffects, run: 
 class _Functions:
     """Hears which functions of a namespace run."""
 
-    def __init__(
-        self, namespace: dict[str, Any], values: Mapping[str, object], effects: EffectsByName, lines: Lines
-    ) -> None:
-        self._namespace = namespace
-        self._values = values
-        self._effects = effects
+    def __init__(self, lines: Lines) -> None:
         self._lines = lines
+        self._namespace = lines.data
+        self._values = lines.values_set
+        self._effects = lines.effects
         self._names: dict[CodeType, frozenset[str]] = {}  # that each code loads, of those watched
         self._events = 0
         self._steps = 0
@@ -97,7 +95,6 @@ class _Functions:
         sys.setprofile(self._hear)
 
     def end(self) -> None:
-        """The code is over."""
         if sys.getprofile() == self._hear:
             for one in self._effects.values():
                 one.count(TO_THE_END)
@@ -139,7 +136,7 @@ def _loaded(code: CodeType, names: Mapping[str, object]) -> frozenset[str]:
     wanted = {name for name in code.co_names if name in names}
     if not wanted:
         return frozenset()
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in _LOADS and i.argval in wanted)
+    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in LOADS and i.argval in wanted)
 
 
 def _note(effects: KnobEffects, who: str) -> None:
@@ -148,5 +145,5 @@ def _note(effects: KnobEffects, who: str) -> None:
         effects.note(who)
 
 
-def _is_set(found: object, value: object) -> bool:
-    return type(found) is type(value) and found == value
+def _is_set(present: object, value: object) -> bool:
+    return type(present) is type(value) and present == value

@@ -25,7 +25,7 @@ from gpulab.knobs.observe.object_walk import reached
 
 Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
 
-_LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
+LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
 _STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _ABSENT = object()
@@ -46,7 +46,6 @@ class Variables:
 
     @classmethod
     def of(cls, tree: ast.Module, namespace: Mapping[str, object]) -> Variables:
-        """Look through parsed code."""
         reading = _Reading(namespace)
         reading.follow(tree)
         values = {name: _literal(places[-1].value) for name, places in reading.literals.items()}
@@ -103,31 +102,21 @@ class Variables:
         return fitted(name, given, self.present(name))
 
 
-def assigned_literals(tree: ast.Module) -> dict[str, Plain]:
-    """Names that the code itself assigns plain literals at its top level, before it reads them, and these."""
-    return dict(Variables.of(tree, {}).literals)
-
-
-def free_names(tree: ast.Module, namespace: Mapping[str, object]) -> frozenset[str]:
-    """Names that the code reads without having bound them, also in functions and classes that it uses."""
-    return Variables.of(tree, namespace).read
-
-
 def names_in(tree: ast.AST) -> frozenset[str]:
     """All names that the code reads, assigns, defines, imports or deletes, in whatever scope."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
-            found.add(node.id)
+            names.add(node.id)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.alias):
-            found.add(node.asname or node.name.partition(".")[0])
+            names.add(node.asname or node.name.partition(".")[0])
         elif isinstance(node, ast.ExceptHandler) and node.name:
-            found.add(node.name)
+            names.add(node.name)
         elif isinstance(node, ast.Global):
-            found.update(node.names)
-    return frozenset(found)
+            names.update(node.names)
+    return frozenset(names)
 
 
 def replace_literals(tree: ast.Module, values: Mapping[str, object]) -> ast.Module:
@@ -233,7 +222,6 @@ class Place:
 
     @property
     def value(self) -> ast.expr:
-        """The literal's node."""
         whole = self.statement.value
         assert whole is not None
         if self.element is None:
@@ -241,17 +229,16 @@ class Place:
         assert isinstance(whole, ast.Tuple | ast.List)
         return whole.elts[self.element]
 
-    def put(self, made: ast.expr) -> None:
-        """Have another literal there."""
+    def put(self, literal: ast.expr) -> None:
         old = self.value
-        for node in ast.walk(made):
+        for node in ast.walk(literal):
             ast.copy_location(node, old)
         if self.element is None:
-            self.statement.value = made
+            self.statement.value = literal
         else:
             whole = self.statement.value
             assert isinstance(whole, ast.Tuple | ast.List)
-            whole.elts[self.element] = made
+            whole.elts[self.element] = literal
 
 
 def literal_places(tree: ast.Module) -> dict[str, list[Place]]:
@@ -368,7 +355,7 @@ def _of_code(code: CodeType) -> tuple[set[str], set[str], set[str]]:
     binds: set[str] = set()
     later: set[str] = set()
     for instruction in dis.get_instructions(code):
-        if instruction.opname in _LOADS and instruction.argval not in binds:
+        if instruction.opname in LOADS and instruction.argval not in binds:
             reads.add(instruction.argval)
         elif instruction.opname in _STORES:
             binds.add(instruction.argval)
@@ -385,12 +372,12 @@ def _of_code(code: CodeType) -> tuple[set[str], set[str], set[str]]:
 
 def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
     """Global names that something defined in the namespace reads: a function, a class, an object of such a class."""
-    found: set[str] = set()
+    names: set[str] = set()
     for function in _functions(value):
         if function.__globals__ is namespace:
             reads, _, later = _of_code(function.__code__)
-            found |= reads | later
-    return found
+            names |= reads | later
+    return names
 
 
 def _functions(value: object) -> Iterator[FunctionType]:

@@ -4,9 +4,9 @@
 evaluation loaders too. A loader has one copy until the overrides change: its epochs are alike and its workers may
 persist. The copy shares everything with the user's loader but the overridden options; that one is never changed.
 
-The order of the data is the same (gpulab.knobs.dataloader.order), but for what workers bring with them: a dataset that
-draws random numbers then draws them in another process, and a sampler that draws as it goes is read ahead of time, so
-that after an interrupted epoch it has drawn more.
+The order of the data is the same, but for what workers bring with them: a dataset that draws random numbers then draws
+them in another process, and a sampler that draws as it goes is read ahead of time, so that after an interrupted epoch
+it has drawn more.
 
 When the overrides change or end, the workers of all iterators of copies are shut down.
 """
@@ -16,13 +16,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
 from gpulab.knobs.dataloader.changes import CHANGES, Changes, Left, rebatched, settled
-from gpulab.knobs.dataloader.order import Order, beginning, ordered, ordered_anew
 from gpulab.knobs.knob import KnobEffects
 from gpulab.torch_hooks.patching import replaced
 
@@ -75,7 +74,6 @@ class _Session:
         self._patches = ExitStack()
 
     def add(self, override: Override) -> None:
-        """It counts from here on."""
         self._end_copies()
         self._overrides.append(override)
         if len(self._overrides) == 1:
@@ -83,7 +81,6 @@ class _Session:
             self._patch()
 
     def remove(self, override: Override) -> None:
-        """It counts no more."""
         if override in self._overrides:
             self._overrides.remove(override)
         with ExitStack() as undo:
@@ -207,8 +204,6 @@ _sessions: dict[int, _Session] = {}
 
 
 class _Copy:
-    """The copy of one loader."""
-
     def __init__(self, users: DataLoader[Any], changes: Changes) -> None:
         from torch.utils.data import DataLoader
 
@@ -235,7 +230,6 @@ class _Copy:
             return original(self.loader)
 
     def make(self, iterator: Any, original: Callable[[Any, Any], None]) -> None:
-        """Within `iterate`, torch makes the iterator."""
         sampler = self.loader._index_sampler
         with ordered(self.loader, self._order):
             original(iterator, self.loader)
@@ -271,3 +265,87 @@ def _end_workers(iterator: Any) -> None:
             if worker.is_alive():
                 worker.terminate()
                 worker.join(_END_WAIT_S)
+
+
+# -- the order of the data ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How torch begins an epoch: `asks` the sampler so often, and after the first time draws a seed, or not.
+
+    Without workers it asks the sampler for its order and draws a seed from the random numbers; with workers it asks,
+    draws and asks again, and goes by the second order; workers that live on are only asked for. A sampler that draws
+    when it is asked, or as it goes, gives the same order only if all of this is the same.
+    """
+
+    asks: int
+    draws: bool
+
+
+def beginning(loader: DataLoader[Any], *, goes_on: bool) -> Beginning:
+    """Of this loader; `goes_on`: its workers live already."""
+    if goes_on:
+        return Beginning(1, False)
+    return Beginning(2 if loader.num_workers else 1, True)
+
+
+class Order:
+    """In place of the sampler while an epoch of a copy begins in `our` way instead of `theirs`."""
+
+    def __init__(self, sampler: Any, theirs: Beginning, ours: Beginning, generator: Generator | None) -> None:
+        self._sampler = sampler
+        self._theirs, self._ours = theirs, ours
+        self._generator = generator
+        self._times = 0
+        self._first: Any = None
+
+    def __iter__(self) -> Any:
+        self._times += 1
+        if self._times > 1:
+            return self._first if self._theirs.asks == 1 else iter(self._sampler)
+        self._first = iter(self._sampler)
+        if self._theirs.draws and not self._ours.draws:
+            draw_seed(self._generator)
+            return self._first if self._theirs.asks == 1 else iter(self._sampler)
+        if self._theirs.asks > self._ours.asks:
+            return self._after_the_seed()
+        return self._first
+
+    def _after_the_seed(self) -> Iterator[Any]:
+        """torch draws it as soon as we have returned."""
+        yield from self._sampler
+
+
+def draw_seed(generator: Generator | None) -> None:
+    """As torch draws the seed of an epoch's workers."""
+    import torch
+
+    torch.empty((), dtype=torch.int64).random_(generator=generator)
+
+
+@contextmanager
+def ordered(loader: DataLoader[Any], order: Order | None) -> Iterator[None]:
+    """Let the iterators that are made of `loader` inside ask `order`."""
+    if order is None:
+        yield
+        return
+    name = "sampler" if vars(loader)["batch_sampler"] is None else "batch_sampler"
+    with _standing_in(loader, name, order):
+        yield
+
+
+def ordered_anew(iterator: Any, order: Order) -> AbstractContextManager[None]:
+    """Let an iterator whose workers live on ask `order` when it begins anew inside."""
+    return _standing_in(iterator, "_index_sampler", order)
+
+
+@contextmanager
+def _standing_in(owner: Any, name: str, order: Order) -> Iterator[None]:
+    """Past the setter of DataLoader, which refuses another sampler."""
+    sampler = vars(owner)[name]
+    vars(owner)[name] = order
+    try:
+        yield
+    finally:
+        vars(owner)[name] = sampler

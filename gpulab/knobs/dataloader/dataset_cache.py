@@ -8,25 +8,23 @@ knob until `forget` or until the user's dataset is gone; at each new application
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, percent, size, while_s
 from gpulab.knobs.dataloader.changes import OWN_AFFAIR, Left
 from gpulab.knobs.dataloader.copy import overriding
-from gpulab.knobs.dataloader.dataset_items import item_bytes, same
 from gpulab.knobs.dataloader.evidence import why_untouched
 from gpulab.knobs.dataloader.in_memory_dataset import served_for
 from gpulab.knobs.dataloader.options import NO_LOADER
-from gpulab.knobs.dataloader.randomness import drawn, kept
+from gpulab.knobs.dataloader.randomness import kept, random_state
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.values import switch
 from gpulab.run import Run
 
 if TYPE_CHECKING:
@@ -37,16 +35,11 @@ LIMIT_S = 60.0
 PROBED = 16  # items, loaded twice: an augmentation that happens every other time is missed once in 65,000
 PROBE_LIMIT_S = 4.0
 CHECKED_AGAIN = 3  # items, at each application
+_DEPTH = 8  # of containers in an item
 CHUNK = 64  # items at a time, for a dataset that loads several at once
 
 
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """All items of one dataset."""
-
-    dataset: weakref.ref[Any]
-    items: list[Any]
-    size_bytes: int
+Reference = weakref.ref[Any]  # to a dataset: no id of one that is gone is taken for it
 
 
 class DatasetCache(Knob):
@@ -61,12 +54,8 @@ class DatasetCache(Knob):
     helps_against: Mapping[str, int] = {"data_starved": 3, "cpu_preprocessing": 2, "storage_bound": 3}
 
     def __init__(self) -> None:
-        self._kept: dict[int, _Kept] = {}
-        self._left: dict[int, tuple[weakref.ref[Any], str]] = {}  # datasets looked at before, and what spoke against it
-
-    def parse(self, text: str) -> Value:
-        """On or off. Raises UsageError."""
-        return switch(self.name, text)
+        self._kept: dict[int, tuple[Reference, list[Any]]] = {}  # all items of datasets
+        self._left: dict[int, tuple[Reference, str]] = {}  # datasets looked at before, and what spoke against it
 
     def value_in(self, observation: Observation) -> Value | None:
         """Off, wherever there is a loader: a cell cannot have it as written."""
@@ -91,7 +80,6 @@ class DatasetCache(Knob):
             yield effects
 
     def forget(self) -> None:
-        """Free the memory."""
         self._kept.clear()
         self._left.clear()
 
@@ -111,7 +99,6 @@ class DatasetCache(Knob):
         return Verification("took effect", f"{run.loader.dataset_length} items came from memory")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """A list is a dataset."""
         if not value:
             return CodeEdit("")
         return CodeEdit("dataset = [dataset[i] for i in range(len(dataset))]  # before the DataLoader is built")
@@ -121,7 +108,10 @@ class _Application:
     """The cache as it is applied once: for one block."""
 
     def __init__(
-        self, kept_items: dict[int, _Kept], left: dict[int, tuple[weakref.ref[Any], str]], effects: KnobEffects
+        self,
+        kept_items: dict[int, tuple[Reference, list[Any]]],
+        left: dict[int, tuple[Reference, str]],
+        effects: KnobEffects,
     ) -> None:
         self._kept = kept_items
         self._left = left
@@ -157,17 +147,17 @@ class _Application:
 
     def _items(self, load: _Loading, copies: int) -> list[Any]:
         key = id(load.dataset)
-        found = self._kept.get(key)
-        if found is None or found.dataset() is not load.dataset:
-            found = self._fill(load, copies)
-        elif key not in self._trusted and not _still_true(load, found.items):
+        reference, items = self._kept.get(key, (None, []))
+        if reference is None or reference() is not load.dataset:
+            items = self._fill(load, copies)
+        elif key not in self._trusted and not _still_true(load, items):
             del self._kept[key]
             self._effects.note("the dataset's items had changed: the cache was filled anew")
-            found = self._fill(load, copies)
+            items = self._fill(load, copies)
         self._trusted.add(key)
-        return found.items
+        return items
 
-    def _fill(self, load: _Loading, copies: int) -> _Kept:
+    def _fill(self, load: _Loading, copies: int) -> list[Any]:
         began = time.perf_counter()
         dataset = load.dataset
         free = free_host_bytes()
@@ -178,17 +168,16 @@ class _Application:
         items, size_bytes = load.all(limit)
         key = id(dataset)
 
-        def drop(gone: weakref.ref[Any]) -> None:
-            if key in self._kept and self._kept[key].dataset is gone:
+        def drop(ended: Reference) -> None:
+            if key in self._kept and self._kept[key][0] is ended:
                 del self._kept[key]
 
-        made = _Kept(_reference(dataset, drop), items, size_bytes)
-        self._kept[key] = made
+        self._kept[key] = _reference(dataset, drop), items
         self._effects.note(
             f"{len(items)} items of {type(dataset).__name__} ({size(size_bytes)}) were loaded into memory in "
             f"{duration((time.perf_counter() - began) * 1e6)} before the loop"
         )
-        return made
+        return items
 
 
 class _Loading:
@@ -207,33 +196,33 @@ class _Loading:
     def items(self, indices: list[int]) -> list[Any]:
         """These items. Raises Left where the dataset cannot load them."""
         try:
-            found = self._several(indices) if self._several else [self.dataset[i] for i in indices]
+            items = self._several(indices) if self._several else [self.dataset[i] for i in indices]
         except Exception as e:
             raise Left(f"an item among {indices[0]} to {indices[-1]} could not be loaded ({type(e).__name__})") from e
-        if not isinstance(found, list | tuple) or len(found) != len(indices):
+        if not isinstance(items, list | tuple) or len(items) != len(indices):
             raise Left("its dataset gives whole batches, not items")
-        return list(found)
+        return list(items)
 
     def probe(self, limit_bytes: int) -> None:
         """Load some items twice. Raises Left where they differ, or all would be too large or take too long."""
         sizes: list[int] = []
-        taken_s = 0.0
+        loading_s = 0.0
         deadline = time.perf_counter() + PROBE_LIMIT_S
         count = min(PROBED, self.length)
         for i in (self.length * k // count for k in range(count)):
             began = time.perf_counter()
-            with drawn() as random:
-                (item,) = self.items([i])
-            taken_s += time.perf_counter() - began
-            if random.numbers or not same(item, self.items([i])[0]):
+            before = random_state()
+            (item,) = self.items([i])
+            loading_s += time.perf_counter() - began
+            if not same(random_state(), before) or not same(item, self.items([i])[0]):
                 raise Left("its items are not the same each time (random augmentation): a cache would freeze them")
             sizes.append(item_bytes(item))
             if time.perf_counter() > deadline:
                 break
         share = self.length / max(1, len(sizes))
-        if share * taken_s > LIMIT_S:
+        if share * loading_s > LIMIT_S:
             raise Left(
-                f"loading its {self.length} items would take {while_s(share * taken_s)}, more than {while_s(LIMIT_S)}"
+                f"loading its {self.length} items would take {while_s(share * loading_s)}, more than {while_s(LIMIT_S)}"
             )
         if share * sum(sizes) > limit_bytes:
             raise Left(_too_large(f"its {self.length} items", share * sum(sizes), limit_bytes))
@@ -269,7 +258,7 @@ def _copies(loader: DataLoader[Any], workers: int) -> int:
     return 0 if not workers or observed_loader(loader).start_method == "fork" else workers
 
 
-def _reference(dataset: Any, drop: Any) -> weakref.ref[Any]:
+def _reference(dataset: Any, drop: Any) -> Reference:
     try:
         return weakref.ref(dataset, drop)
     except TypeError:
@@ -287,6 +276,63 @@ def _as_written(dataset: str) -> str:
 def _too_large(what: str, size_bytes: float, limit_bytes: int) -> str:
     most = f"at most {percent(MEMORY_SHARE)} of the free memory, {size(limit_bytes)}, is used"
     return f"{what} take {size(size_bytes)}; {most}"
+
+
+# -- items -------------------------------------------------------------------------------------------------------------
+
+
+def item_bytes(item: Any, depth: int = 0) -> int:
+    """An estimate: tensors, arrays, images, strings and what containers hold; other objects by their attributes."""
+    if depth > _DEPTH:
+        return 0
+    own = sys.getsizeof(item, 0)
+    nbytes = getattr(item, "nbytes", None)
+    if isinstance(nbytes, int):  # tensors and arrays
+        return own + nbytes
+    if isinstance(item, str | bytes | bytearray | int | float | bool | None):
+        return own
+    if isinstance(item, Mapping):
+        return own + sum(item_bytes(k, depth + 1) + item_bytes(v, depth + 1) for k, v in item.items())
+    if isinstance(item, list | tuple | set | frozenset):
+        return own + sum(item_bytes(part, depth + 1) for part in item)
+    if hasattr(item, "getbands"):  # an image of Pillow's: one byte a pixel and band, or four
+        width, height = item.size
+        return own + int(width * height * max(len(item.getbands()), 4 if item.mode in ("I", "F") else 1))
+    return own + item_bytes(getattr(item, "__dict__", None), depth + 1)
+
+
+def same(a: Any, b: Any, depth: int = 0) -> bool:
+    """Equal in type, shape and every value, NaN with NaN. Of objects that can only be told apart by identity, yes."""
+    import numpy as np
+    import torch
+
+    if a is b or depth > _DEPTH:
+        return True
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(torch.all((a == b) | ((a != a) & (b != b))))
+    if isinstance(a, np.ndarray):
+        return _same_arrays(a, b, depth)
+    if isinstance(a, Mapping):
+        return list(a) == list(b) and all(same(a[k], b[k], depth + 1) for k in a)
+    if isinstance(a, list | tuple):
+        return len(a) == len(b) and all(same(x, y, depth + 1) for x, y in zip(a, b, strict=True))
+    if isinstance(a, float):
+        return a == b or (a != a and b != b)
+    try:
+        if bool(a == b):
+            return True
+    except Exception:  # an __eq__ that gives an array
+        return same(getattr(a, "__dict__", None), getattr(b, "__dict__", None), depth + 1)
+    by_identity = getattr(type(a), "__eq__", None) is getattr(object, "__eq__", None)
+    return by_identity and same(getattr(a, "__dict__", None), getattr(b, "__dict__", None), depth + 1)
+
+
+def _same_arrays(a: Any, b: Any, depth: int) -> bool:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return same(a.tolist(), b.tolist(), depth + 1) if a.dtype.hasobject else bool(a.tobytes() == b.tobytes())
 
 
 CACHE = DatasetCache()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gpulab.formatting import number
 from gpulab.knobs.knob import KnobEffects, Value, Verification
 from gpulab.run import Loader, Run, Steps
 
+Evidence = Callable[[Value, KnobEffects, Run], Verification]
+
 PINNED_COPY, PAGEABLE_COPY = "Pinned -> Device", "Pageable -> Device"  # in CUPTI's names of copies
 
 
 def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:
-    """Why no loader was changed."""
     if effects.refused:
         return "; ".join(effects.refused)
     if effects.counts.get("loaders as written"):

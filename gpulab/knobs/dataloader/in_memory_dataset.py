@@ -23,7 +23,6 @@ class Served:
 
     @property
     def as_written(self) -> object:
-        """The user's own dataset."""
         return self._dataset
 
     def __len__(self) -> int:

@@ -16,6 +16,7 @@ from gpulab.formatting import size
 from gpulab.knobs.dataloader.changes import NO_WORKERS, OWN_AFFAIR, PREFETCH_OF_TORCH, UNFIT_FOR_SPAWN
 from gpulab.knobs.dataloader.copy import Option, overriding
 from gpulab.knobs.dataloader.evidence import (
+    Evidence,
     batch_of_size,
     persisted,
     pinned,
@@ -25,7 +26,6 @@ from gpulab.knobs.dataloader.evidence import (
 )
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
-from gpulab.knobs.values import switch, whole_number
 from gpulab.run import Loader, Run
 
 NO_LOADER = "the cell iterates no DataLoader"
@@ -39,14 +39,11 @@ class LoaderOption(Knob):
     kind: Kind = "DataLoader option"
     lesson = "03_starving_gpu"
     option: Option
+    evidence: Evidence  # whether a run in which loaders were changed shows that they had the value
 
     @abstractmethod
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Why a loader cannot have the value."""
-
-    @abstractmethod
-    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """Whether a run in which loaders were changed shows that they had the value."""
 
     def value_in(self, observation: Observation) -> Value | None:
         """Of the loader that feeds the steps; None without one, or where it has none."""
@@ -77,7 +74,6 @@ class LoaderOption(Knob):
         return self.evidence(value, effects, run)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """A keyword of `DataLoader(…)`."""
         return CodeEdit(f"DataLoader(…, {self.option}={value})", "DataLoader", self.option, str(value))
 
 
@@ -132,13 +128,13 @@ def _needs_workers(observed: ObservedLoader, value: Value) -> str | None:
 
 
 class Workers(LoaderOption):
-    """How many processes load."""
-
     name = "workers"
     title = "Workers"
     help = "Processes that prepare batches beside the training: helps where steps wait for data"
     option: Option = "num_workers"
+    evidence = staticmethod(workers_alive)
     options: tuple[Value, ...] = (0, 1, 2, 4, 8)
+    least = 0
     aliases = ("num_workers",)
     same_training = True
     starts_processes = True
@@ -148,10 +144,6 @@ class Workers(LoaderOption):
         "storage_bound": 1,
         "slow_collate": 1,
     }
-
-    def parse(self, text: str) -> Value:
-        """A whole number from 0 on. Raises UsageError."""
-        return whole_number(self.name, text, least=0)
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Where the dataset itself divides its work, or a process could not import it."""
@@ -173,10 +165,6 @@ class Workers(LoaderOption):
                 effects.note(caution)
             yield effects
 
-    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the processes that lived."""
-        return workers_alive(value, effects, run)
-
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
         """As many as keep up with the steps, and one more; then powers of two; up to usable cores + 1."""
         now, most = int(value or 0), max(1, math.floor(times.cores)) + 1
@@ -190,92 +178,63 @@ class Workers(LoaderOption):
 
 
 class Prefetch(LoaderOption):
-    """How many batches a worker makes ahead."""
-
     name = "prefetch"
     title = "Prefetch"
     help = "Batches that each worker prepares ahead: helps where some items take much longer than others"
     option: Option = "prefetch_factor"
+    evidence = staticmethod(prefetched)
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("prefetch_factor",)
     same_training = True
     needs = ("workers",)
     helps_against: Mapping[str, int] = {"data_starved": 2, "storage_bound": 2}
 
-    def parse(self, text: str) -> Value:
-        """A whole number from 1 on. Raises UsageError."""
-        return whole_number(self.name, text, least=1)
-
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Without workers nobody loads ahead."""
         return _needs_workers(observed, value)
 
-    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the record of the loader."""
-        return prefetched(value, effects, run)
-
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """Twice as many."""
         doubled = 2 * int(value or PREFETCH_OF_TORCH)
         return (doubled,) if doubled <= LARGEST_PREFETCH else ()
 
 
 class PinMemory(LoaderOption):
-    """Whether batches lie in page-locked memory."""
-
     name = "pin_memory"
     title = "Pin memory"
     help = "Batches in page-locked memory: copies to the GPU are faster, and can overlap with .to(…, non_blocking=True)"
     option: Option = "pin_memory"
+    evidence = staticmethod(pinned)
     options: tuple[Value, ...] = (False, True)
     same_training = True
     helps_against: Mapping[str, int] = {"blocking_copy": 1}
-
-    def parse(self, text: str) -> Value:
-        """On or off. Raises UsageError."""
-        return switch(self.name, text)
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Every loader can."""
         return None
 
-    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the copies in the trace."""
-        return pinned(value, effects, run)
-
 
 class PersistentWorkers(LoaderOption):
-    """Whether workers outlive an epoch."""
-
     name = "persistent_workers"
     title = "Persistent workers"
     help = "Workers live on from epoch to epoch: helps where epochs are short and starting workers takes long"
     option: Option = "persistent_workers"
+    evidence = staticmethod(persisted)
     options: tuple[Value, ...] = (False, True)
     same_training = True
     needs = ("workers",)
     helps_against: Mapping[str, int] = {"worker_restart": 1}
 
-    def parse(self, text: str) -> Value:
-        """On or off. Raises UsageError."""
-        return switch(self.name, text)
-
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Without workers there are none to keep."""
         return _needs_workers(observed, value)
 
-    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By how often workers were started."""
-        return persisted(value, effects, run)
-
 
 class BatchSize(LoaderOption):
-    """How many samples make a step."""
-
     name = "batch_size"
     title = "Batch size"
     help = "Samples per step: a larger batch helps where each step leaves the GPU waiting for launches"
     option: Option = "batch_size"
+    evidence = staticmethod(batch_of_size)
     options: tuple[Value, ...] = (8, 16, 32, 64, 128, 256)
     lesson = "05_batch_size"
     aliases = ("bs", "batch")
@@ -285,10 +244,6 @@ class BatchSize(LoaderOption):
     )
     changes_steps = True
     helps_against: Mapping[str, int] = {"launch_bound": 3, "small_batch": 1, "memory_underused": 1}
-
-    def parse(self, text: str) -> Value:
-        """A whole number from 1 on. Raises UsageError."""
-        return whole_number(self.name, text, least=1)
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Where something else makes the batches, or there are not so many items."""
@@ -305,12 +260,7 @@ class BatchSize(LoaderOption):
             return f"the dataset has {record.dataset_length} items; the largest is batch_size={record.dataset_length}"
         return None
 
-    def evidence(self, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the batches that the steps had."""
-        return batch_of_size(value, effects, run)
-
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """Twice as large."""
         return (2 * int(value),) if value else ()
 
 

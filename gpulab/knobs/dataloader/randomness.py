@@ -6,15 +6,7 @@ import random
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(slots=True)
-class Drawn:
-    """Whether random numbers were drawn; known after the block."""
-
-    numbers: bool = False
 
 
 @contextmanager
@@ -22,7 +14,7 @@ def kept() -> Iterator[None]:
     """Put all generators back at the end. Those of GPUs too, once they are in use."""
     import torch
 
-    python, numpy, cpu = random.getstate(), _numpy_state(), torch.get_rng_state()
+    python, numpy, cpu = random_state()
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = torch.cuda.get_rng_state_all() if in_use else None
     try:
@@ -37,25 +29,9 @@ def kept() -> Iterator[None]:
                 torch.cuda.set_rng_state_all(gpus)
 
 
-@contextmanager
-def drawn() -> Iterator[Drawn]:
-    """Tell whether torch's, NumPy's or Python's global random numbers moved."""
+def random_state() -> tuple[Any, Any, Any]:
+    """Of Python's, NumPy's (None before it is imported) and torch's global generators."""
     import torch
 
-    seen = Drawn()
-    python, numpy, cpu = random.getstate(), _numpy_state(), torch.get_rng_state()
-    yield seen
-    seen.numbers = not (
-        random.getstate() == python and _same_numpy(_numpy_state(), numpy) and torch.equal(torch.get_rng_state(), cpu)
-    )
-
-
-def _numpy_state() -> Any:
     numpy = sys.modules.get("numpy")
-    return numpy.random.get_state() if numpy is not None else None
-
-
-def _same_numpy(a: Any, b: Any) -> bool:
-    if a is None or b is None:
-        return a is b
-    return bool(a[0] == b[0] and (a[1] == b[1]).all() and tuple(a[2:]) == tuple(b[2:]))
+    return random.getstate(), None if numpy is None else numpy.random.get_state(), torch.get_rng_state()

@@ -6,11 +6,12 @@ import functools
 import multiprocessing
 import sys
 import types
-from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
-_OBJECTS_LOOKED_AT = 200
-_NAMED = (type, types.FunctionType, types.BuiltinFunctionType)  # pickled by their name
+from gpulab.knobs.observe.object_walk import LOOKED_AT, reached
+
+_NAMED = (type, types.FunctionType)  # pickled by their name
 _PICKLING = ("__getstate__", "__reduce__", "__reduce_ex__")
 
 
@@ -35,28 +36,20 @@ def main_can_be_imported() -> bool:
 
 def defined_in_main(loader: Any) -> list[str]:
     """Classes and functions of `__main__` among what a loader's workers are given, as far as pickle would follow."""
-    waiting: deque[object] = deque((loader.dataset, loader.collate_fn, loader.worker_init_fn))
-    found: dict[str, None] = {}
-    for _ in range(_OBJECTS_LOOKED_AT):
-        if not waiting:
-            break
-        thing = waiting.popleft()
-        named = thing if isinstance(thing, _NAMED) else type(thing)
-        if named.__module__ == "__main__":
-            found[named.__qualname__] = None
-        waiting += _held_by(thing)
-    return list(found)
+    given = reached(loader.dataset, loader.collate_fn, loader.worker_init_fn, follow=_pickled_with)
+    named = (thing if isinstance(thing, _NAMED) else type(thing) for thing in given)
+    return list(dict.fromkeys(one.__qualname__ for one in named if one.__module__ == "__main__"))
 
 
-def _held_by(thing: object) -> list[object]:
+def _pickled_with(thing: object) -> Iterable[object]:
     if isinstance(thing, _NAMED):
-        return []
+        return ()
     if isinstance(thing, types.MethodType):
-        return [thing.__self__]
+        return (thing.__self__,)
     if isinstance(thing, functools.partial):
-        return [thing.func, *thing.args]
+        return (thing.func, *thing.args)
     if isinstance(thing, list | tuple):
-        return list(thing[:_OBJECTS_LOOKED_AT])
+        return thing[:LOOKED_AT]
     if any(getattr(type(thing), way) is not getattr(object, way) for way in _PICKLING):
-        return []  # what it gives to pickle is its own affair
-    return list(getattr(thing, "__dict__", {}).values())
+        return ()  # what it gives to pickle is its own affair
+    return getattr(thing, "__dict__", {}).values()

@@ -12,7 +12,6 @@ import numpy as np
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.model.gradients import Taken
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.values import whole_number
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
 
@@ -41,10 +40,6 @@ class Accumulate(Knob):
     aliases = ("accumulation", "gradient_accumulation")
     changes_steps = True
 
-    def parse(self, text: str) -> Value:
-        """A whole number from 1 on. Raises UsageError."""
-        return whole_number(self.name, text, least=1)
-
     def value_in(self, observation: Observation) -> Value | None:
         """Each call of `step` is a step; batches that the cell itself gathers before it cannot be seen from here."""
         return 1 if observation.optimizers else None
@@ -64,7 +59,6 @@ class Accumulate(Knob):
 
     @contextmanager
     def applied(self, value: Value) -> Iterator[KnobEffects]:
-        """Stand around the steps of this thread."""
         effects = KnobEffects()
         if int(value) == 1:
             yield effects
@@ -88,7 +82,6 @@ class Accumulate(Knob):
         return Verification("no effect", "; ".join(effects.refused) or "every step was made")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """The loop's last lines."""
         if value == 1:
             return CodeEdit("# step after each batch")
         return CodeEdit("", loop_end=LoopEnd(batches=int(value)))

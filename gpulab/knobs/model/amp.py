@@ -12,7 +12,6 @@ from gpulab.knobs.model.autocast import autocast, no_autocast
 from gpulab.knobs.model.loss_scaling import LossScaling, loss_scaling
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.values import choice
 from gpulab.run import Run
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -35,15 +34,18 @@ class Amp(Knob):
     changes_training = "arithmetic of lower precision: compare the loss"
     options: tuple[Value, ...] = ("off", "fp16", "bf16")
     aliases = ("precision", "autocast", "bf16", "fp16")
+    spellings: Mapping[str, str] = {
+        "bfloat16": "bf16",
+        "float16": "fp16",
+        "half": "fp16",
+        "no": "off",
+        "false": "off",
+        "fp32": "off",
+    }
     helps_against: Mapping[str, int] = {"no_mixed_precision": 1, "memory_bound_ops": 2}
 
     def __init__(self) -> None:
         self._scale: float | None = None  # of the loss: found in a block, it serves the next
-
-    def parse(self, text: str) -> Value:
-        """ "off", "fp16" or "bf16". Raises UsageError."""
-        aliases = {"bfloat16": "bf16", "float16": "fp16", "half": "fp16", "no": "off", "false": "off", "fp32": "off"}
-        return choice(self.name, text, ("off", "fp16", "bf16"), aliases)
 
     def value_in(self, observation: Observation) -> Value | None:
         """As the first module that is called under autocast has it."""
@@ -89,7 +91,6 @@ class Amp(Knob):
             self._scale = scaling.scale or self._scale
 
     def forget(self) -> None:
-        """Of the scale that was found."""
         self._scale = None
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
@@ -142,7 +143,6 @@ class Amp(Knob):
         return ("bf16", "fp16")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """The loop's body."""
         if value == "off":
             return CodeEdit("# take out torch.autocast(…) and the GradScaler")
         lines = [

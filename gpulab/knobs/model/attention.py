@@ -9,7 +9,6 @@ from dataclasses import replace
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.values import choice
 from gpulab.run import Run
 
 BACKENDS = {"math": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION"}
@@ -25,11 +24,8 @@ class Attention(Knob):
     kind: Kind = "backend setting"
     options: tuple[Value, ...] = ("auto", "math", "efficient", "flash")
     aliases = ("sdpa", "flash")
+    spellings: Mapping[str, str] = {"mem_efficient": "efficient"}
     helps_against: Mapping[str, int] = {"unfused_attention": 1}
-
-    def parse(self, text: str) -> Value:
-        """ "auto", "math", "efficient" or "flash". Raises UsageError."""
-        return choice(self.name, text, ("auto", *BACKENDS), {"mem_efficient": "efficient"})
 
     def value_in(self, observation: Observation) -> Value | None:
         """torch chooses, as far as can be seen; which it chose is the observation's `attention`."""
@@ -59,7 +55,6 @@ class Attention(Knob):
             yield effects
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the operator that ran."""
         counts = trace_counts.counts(run)
         if counts is None:
             return Verification("cannot tell", "there is no trace that shows which back end ran")
@@ -88,7 +83,6 @@ class Attention(Knob):
         return ("auto", "flash", "efficient")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """A region around the loop."""
         if value == "auto":
             return CodeEdit("# take out sdpa_kernel(…): torch chooses")
         backends = list(dict.fromkeys([BACKENDS[str(value)], "MATH"]))

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe import trace_counts
+from gpulab.knobs.observe.describe import is_compiled
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.values import choice
 from gpulab.run import Run
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 
@@ -37,7 +37,6 @@ class DynamoNames:
         self._before: dict[int, tuple[dict[str, Any], frozenset[str]]] = {}
 
     def meet(self, module: Module) -> None:
-        """This module is about to be compiled."""
         for part in module.modules():
             forward = getattr(type(part), "forward", None)
             names = getattr(forward, "__globals__", None)
@@ -63,16 +62,13 @@ class Compile(Knob):
     help = "Fuses operations and launches fewer kernels; the first steps compile. reduce-overhead adds CUDA graphs"
     kind: Kind = "module call"
     options: tuple[Value, ...] = ("off", "default", "reduce-overhead")
+    spellings: Mapping[str, str] = {"on": "default", "true": "default"}
     refusal_rests_on = ("device", "modules")
     helps_against: Mapping[str, int] = {"launch_bound": 1, "memory_bound_ops": 1}
 
     def __init__(self) -> None:
         self._others: bool | None = None  # something was compiled before the experiment; None: none begun
         self._names = DynamoNames()
-
-    def parse(self, text: str) -> Value:
-        """ "off", "default" or "reduce-overhead". Raises UsageError."""
-        return choice(self.name, text, ("off", "default", "reduce-overhead"), {"on": "default", "true": "default"})
 
     def value_in(self, observation: Observation) -> Value | None:
         """Off, or compiled in a mode that cannot be seen."""
@@ -148,7 +144,6 @@ class Compile(Knob):
         return ("default",)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """One line before the loop."""
         mode = "" if value == "default" else f'mode="{value}"'
         return CodeEdit(
             "# take out torch.compile" if value == "off" else f"model.compile({mode})  # once, before the loop"
@@ -183,7 +178,7 @@ class Compiling:
             return call(args, kwargs)
 
     def _compile(self, module: Module) -> None:
-        if next(module.parameters(), None) is None or any(_is_compiled(m) for m in module.modules()):
+        if next(module.parameters(), None) is None or any(is_compiled(m) for m in module.modules()):
             return
         import torch
 
@@ -197,9 +192,8 @@ class Compiling:
         self._compiled = [m for m in self._compiled if m is not module]
 
     def put_back(self) -> None:
-        """The modules call their own code again."""
-        for module in self._compiled:
-            vars(module).pop("_compiled_call_impl", None)
+        for module in list(self._compiled):
+            self._take_off(module)
 
 
 def _call(module: Module) -> Any:
@@ -208,12 +202,6 @@ def _call(module: Module) -> Any:
 
     own = trace_rules.check(module.forward)
     return external_utils.wrap_inline(module._call_impl) if own else module._call_impl
-
-
-def _is_compiled(module: Module) -> bool:
-    from torch._dynamo.eval_frame import OptimizedModule
-
-    return isinstance(module, OptimizedModule) or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _something_is_compiled() -> bool:

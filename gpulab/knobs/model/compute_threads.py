@@ -8,7 +8,6 @@ from dataclasses import replace
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.values import whole_number
 from gpulab.run import Environment, Run
 
 _AT_END = "threads at the end"
@@ -24,10 +23,6 @@ class ComputeThreads(Knob):
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("threads", "num_threads")
     same_training = True
-
-    def parse(self, text: str) -> Value:
-        """A whole number from 1 on. Raises UsageError."""
-        return whole_number(self.name, text, 1)
 
     def value_in(self, observation: Observation) -> Value | None:
         """torch's setting at the end of the reference run."""
@@ -64,11 +59,9 @@ class ComputeThreads(Knob):
         return Verification("took effect", f"PyTorch had {count} at the end of the run")
 
     def environment_with(self, environment: Environment, value: Value) -> Environment:
-        """The number that it was given."""
         return replace(environment, compute_threads=int(value))
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """One line before the loop."""
         return CodeEdit(f"torch.set_num_threads({value})  # before the loop")
 
 

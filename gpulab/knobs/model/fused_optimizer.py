@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
-from gpulab.knobs.values import switch
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
 
@@ -34,10 +33,6 @@ class FusedOptimizer(Knob):
     kind: Kind = "optimizer option"
     options: tuple[Value, ...] = (False, True)
     helps_against: Mapping[str, int] = {"launch_bound": 2, "unfused_optimizer": 1}
-
-    def parse(self, text: str) -> Value:
-        """On or off. Raises UsageError."""
-        return switch(self.name, text)
 
     def value_in(self, observation: Observation) -> Value | None:
         """On where every optimizer that has a fused form uses it."""
@@ -64,7 +59,6 @@ class FusedOptimizer(Knob):
             yield effects
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the fused operator in the trace."""
         changed = effects.counts.get("optimizers", 0)
         if not changed:
             words = f"the optimizer of the cell is {'fused' if value else 'not fused'} as written"
@@ -82,14 +76,12 @@ class FusedOptimizer(Knob):
         return Verification("no effect", f"{fused[0] if fused else 'no fused operator'} in the trace")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """A keyword of the optimizer's constructor."""
         able = next((o.class_name for o in observation.optimizers if not _cannot(o)), "AdamW")
         snippet = f"optimizer = torch.optim.{able}(…, fused={bool(value)})"
         return CodeEdit(snippet, call=able, keyword="fused", literal=str(bool(value)))
 
 
 def _cannot(optimizer: ObservedOptimizer) -> str | None:
-    """Why it cannot be fused."""
     if not optimizer.supports_fused:
         return f"{optimizer.class_name} has no fused form: {', '.join(OPERATORS)} have one"
     other = [d for d in optimizer.parameter_devices if d.split(":")[0] not in DEVICES]
@@ -166,7 +158,6 @@ class Switching:
         self._effects.count("optimizers")
 
     def put_back(self) -> None:
-        """Each as it was."""
         for before in self._switched.values():
             before.put_back()
 

@@ -10,7 +10,6 @@ from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verifica
 from gpulab.knobs.model.gradients import laid_out_like
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.values import switch
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
@@ -33,10 +32,6 @@ class ChannelsLast(Knob):
     aliases = ("memory_format",)
     helps_against: Mapping[str, int] = {"layout": 1}
 
-    def parse(self, text: str) -> Value:
-        """On or off. Raises UsageError."""
-        return switch(self.name, text)
-
     def value_in(self, observation: Observation) -> Value | None:
         """As the weights are laid out; None where they differ."""
         formats = {m.memory_format for m in observation.modules if m.has_convolution and m.memory_format is not None}
@@ -45,7 +40,6 @@ class ChannelsLast(Knob):
         return "channels_last" in formats
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Without a convolution over images."""
         if not any(m.has_convolution and m.memory_format is not None for m in observation.modules):
             return (
                 "no module of the cell has a 2-dimensional convolution: the layout of other data is not changed by this"
@@ -66,7 +60,6 @@ class ChannelsLast(Knob):
             yield effects
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By what was laid out anew."""
         weights, inputs = effects.counts.get("weights", 0), effects.counts.get("inputs", 0)
         wanted = f"channels {'last' if value else 'first'}"
         if not weights and not inputs:
@@ -85,7 +78,6 @@ class ChannelsLast(Knob):
         return "with these shapes (one channel, or one pixel) channels first and channels last are the same layout"
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """Two lines."""
         layout = f"torch.{'channels_last' if value else 'contiguous_format'}"
         return CodeEdit(
             f"model = model.to(memory_format={layout})  # once\n"
@@ -104,7 +96,6 @@ class Layout:
         self._optimizers: dict[int, Optimizer] = {}
 
     def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One outermost call."""
         known = self._convolves.get(id(module))
         if known is None:
             known = self._convolves[id(module)] = (module, _convolves(module))

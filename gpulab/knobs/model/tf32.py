@@ -10,7 +10,6 @@ from typing import Any
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.values import switch
 from gpulab.run import Run
 
 NEW = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul"))  # since torch 2.9
@@ -32,16 +31,11 @@ class Tf32(Knob):
     refusal_rests_on = ("device",)
     helps_against: Mapping[str, int] = {"no_tf32": 1}
 
-    def parse(self, text: str) -> Value:
-        """On or off. Raises UsageError."""
-        return switch(self.name, text)
-
     def value_in(self, observation: Observation) -> Value | None:
         """torch's setting; None where the device has none."""
         return observation.tf32
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Where the device has no TF32."""
         if observation.device.kind != "cuda":
             return "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
         if observation.tf32 is None:
@@ -62,7 +56,6 @@ class Tf32(Knob):
         return _turned_on(observation, names) if value else _turned_off(observation, names)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        """Two lines before the loop."""
         precision = "high" if value else "highest"
         return CodeEdit(
             f'torch.set_float32_matmul_precision("{precision}")\ntorch.backends.cudnn.allow_tf32 = {bool(value)}'

@@ -98,7 +98,6 @@ def is_compiled(module: Module) -> bool:
 
 
 def dtype_name(kind: dtype) -> str:
-    """ "bfloat16", without its module."""
     return str(kind).removeprefix("torch.")
 
 
@@ -122,13 +121,9 @@ def _memory_format(weights: Iterable[Tensor]) -> str | None:
     if not fits:
         return None
     telling = fits - {(True, True)}
-    if not telling:
-        return "contiguous"
-    return (
-        {(True, False): "contiguous", (False, True): "channels_last"}.get(next(iter(telling)), "mixed")
-        if (len(telling) == 1)
-        else "mixed"
-    )
+    if telling == {(False, True)}:
+        return "channels_last"
+    return "contiguous" if telling <= {(True, False)} else "mixed"
 
 
 def _needs_closure(step: Callable[..., object]) -> bool:

@@ -21,7 +21,6 @@ class ObservedInputs:
         self._whole = True
 
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """An outermost module is called to be trained."""
         tensor = next(_tensors(args, kwargs), None)
         self._shapes[None if tensor is None else tuple(tensor.shape)] = None
 
@@ -41,7 +40,6 @@ class ObservedInputs:
         self._whole = watching
 
     def missed(self) -> None:
-        """Calls are no longer watched."""
         self._whole = False
 
     @property

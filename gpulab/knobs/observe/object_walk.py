@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import functools
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import islice
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 
 LOOKED_AT = 500
-_LEADS_NOWHERE = (bool, int, float, complex, str, bytes, type(None), ModuleType, BuiltinFunctionType)
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # but no class of the user's among them
 
 
-def reached(thing: object) -> Iterator[object]:
-    """The object itself first, then the nearest."""
-    waiting, seen = deque([thing]), dict[int, object]()
+def reached(*things: object, follow: Callable[[object], Iterable[object]] | None = None) -> Iterator[object]:
+    """The objects themselves first, then the nearest; `follow` says what an object leads to, else all that it holds."""
+    waiting, seen = deque(things), dict[int, object]()
     while waiting and len(seen) < LOOKED_AT:
         thing = waiting.popleft()
-        if isinstance(thing, _LEADS_NOWHERE) or id(thing) in seen:
+        if type(thing) in _PLAIN or isinstance(thing, ModuleType | BuiltinFunctionType) or id(thing) in seen:
             continue
         seen[id(thing)] = thing  # kept, so that its id stays its own
         yield thing
         with suppress(Exception):  # a user's object may raise anything, or change meanwhile
-            waiting += _held_by(thing)
+            waiting += (follow or _held_by)(thing)
 
 
 def _held_by(thing: object) -> list[object]:
