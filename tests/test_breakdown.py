@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import gpulab.analysis.breakdown as breakdown_module
-from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns
-from gpulab.analysis.breakdown_pieces import placed
+from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns, placed
 from gpulab.analysis.facts import facts
 from gpulab.analysis.operators import operators
 from gpulab.diagnosis.diagnose import diagnose

@@ -101,7 +101,6 @@ def test_what_the_gaps_of_a_stream_waited_for(raw: list[Any]) -> None:
         assert (stream.host_wait_us, stream.kernel_wait_us, stream.other_us) == pytest.approx(
             (sums["host"] / US, sums["kernel"] / US, sums["other"] / US)
         )
-        assert stream.total_us == pytest.approx(sum(sums.values()) / US)
 
 
 def test_spans_finer_than_a_microsecond_shrink_to_whole_ones() -> None:
@@ -213,4 +212,5 @@ def test_real_traces_give_htas_idle_per_stream(name: str) -> None:
 )
 def test_what_the_idle_time_waited_for(name: str, kind: str, share: float) -> None:
     (stream,) = view_of(name).streams
-    assert getattr(stream, kind) / stream.total_us == pytest.approx(share, abs=0.006)
+    total_us = stream.host_wait_us + stream.kernel_wait_us + stream.other_us
+    assert getattr(stream, kind) / total_us == pytest.approx(share, abs=0.006)

@@ -390,8 +390,7 @@ def test_a_pause_that_the_trace_does_not_name_is_other_and_the_parts_still_sum()
 
     import synthetic
 
-    from gpulab.analysis.breakdown import breakdown
-    from gpulab.analysis.breakdown_pieces import placed
+    from gpulab.analysis.breakdown import breakdown, placed
 
     for case in (synthetic.cpu_case(), synthetic.gpu_case()):
         run = case.run

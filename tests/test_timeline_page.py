@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from synthetic import HOSTILE, Case
 from timeline_block import DecodedSpan, decoded
 
-from gpulab.analysis.breakdown import PARTS, breakdown
-from gpulab.analysis.breakdown_pieces import placed
+from gpulab.analysis.breakdown import PARTS, breakdown, placed
 from gpulab.run import Category, Lane, Run, Timeline
 from gpulab.views import wording
 from gpulab.views.report import timeline_page

@@ -49,7 +49,7 @@ class Check:
     meaning: str  # for a person who knows none of our words; empty where nothing was found
 
 
-def found_or_ok(name: str, count: int, state: State, meaning: str, withholds: tuple[str, ...] = ()) -> Check:
+def check_of_count(name: str, count: int, state: State, meaning: str, withholds: tuple[str, ...] = ()) -> Check:
     """The check as it is where something was found, and ok without a word where nothing was."""
     return Check(name, count, state, withholds, meaning) if count else Check(name, 0, "ok", (), "")
 
@@ -62,12 +62,10 @@ class Integrity:
 
     @property
     def state(self) -> State:
-        """The worst state of any check."""
         return max((c.state for c in self.checks), key=STATES.index, default="ok")
 
     @property
     def withheld(self) -> frozenset[str]:
-        """Every figure that some check withholds."""
         return frozenset(figure for c in self.checks for figure in c.withholds)
 
     def reason(self, figure: str) -> str | None:
@@ -106,15 +104,19 @@ class _Seen:
         early = timeline.start_ns[of_launch] - timeline.start_ns[of_device]
         return cls(run, timeline, np.flatnonzero(launch & begun), device, rows, early)
 
+    def damaged(self, *names: str) -> int:
+        """How often the reader met these kinds of damage; 0 for a trace of ours."""
+        return sum(self.run.origin.damaged(name) for name in names) if self.run.origin is not None else 0
+
 
 def _no_device_events(seen: _Seen) -> Check:
     """CUDA work was launched and nothing came back: CUPTI is refused, or taken by another tool."""
-    found = len(seen.starts_work) if len(seen.device) == 0 else 0
+    count = len(seen.starts_work) if len(seen.device) == 0 else 0
     meaning = (
-        f"{found:,} calls started work on a GPU and the trace holds none of it: CUPTI, which records it, was refused "
+        f"{count:,} calls started work on a GPU and the trace holds none of it: CUPTI, which records it, was refused "
         "or in use by another tool (gpulab doctor tells)"
     )
-    return found_or_ok("no_device_events", found, "unusable", meaning, ALL_OF_THE_DEVICE)
+    return check_of_count("no_device_events", count, "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
 def _launches_without_kernels(seen: _Seen) -> Check:
@@ -127,7 +129,7 @@ def _launches_without_kernels(seen: _Seen) -> Check:
         f"{lost:,} of {len(launched):,} kernel launches have no kernel in the trace: the GPU was busier than shown"
     )
     withholds = {"ok": (), "degraded": ("launch_statistics",), "unusable": (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE)}
-    return found_or_ok("launches_without_kernels", lost, state, meaning, withholds[state])
+    return check_of_count("launches_without_kernels", lost, state, meaning, withholds[state])
 
 
 def _kernels_before_launch(seen: _Seen) -> Check:
@@ -138,7 +140,7 @@ def _kernels_before_launch(seen: _Seen) -> Check:
         "apart in this trace, so what the CPU did while the GPU idled cannot be told"
     )
     state: State = "degraded" if bad else "ok"
-    return found_or_ok("kernels_before_launch", early, state, meaning, HOST_AGAINST_DEVICE if bad else ())
+    return check_of_count("kernels_before_launch", early, state, meaning, HOST_AGAINST_DEVICE if bad else ())
 
 
 def _clock_shift(seen: _Seen) -> Check:
@@ -157,7 +159,7 @@ def _clock_shift(seen: _Seen) -> Check:
         f"after {shifted:,} calls that wait for the GPU, work that they waited for goes on: the GPU's times are "
         "shifted to the right in this trace, so what the CPU did while the GPU idled cannot be told"
     )
-    return found_or_ok("clock_shift", shifted, "degraded", meaning, HOST_AGAINST_DEVICE)
+    return check_of_count("clock_shift", shifted, "degraded", meaning, HOST_AGAINST_DEVICE)
 
 
 def _host_ahead(seen: _Seen) -> Check:
@@ -171,7 +173,7 @@ def _host_ahead(seen: _Seen) -> Check:
         f"the CPU runs up to {duration(max(ahead_ns, default=0) / 1e3)} ahead of the GPU: a step counts from when the "
         "GPU has finished the step before it"
     )
-    return found_or_ok("host_ahead", count, "ok", meaning)
+    return check_of_count("host_ahead", count, "ok", meaning)
 
 
 def _graph_replays(seen: _Seen) -> Check:
@@ -179,20 +181,20 @@ def _graph_replays(seen: _Seen) -> Check:
     t = seen.timeline
     count = int((spans.runtime_calls(t) & spans.named(t, spans.is_graph_launch)).sum())
     meaning = f"{count:,} launches of CUDA graphs, each of many kernels at once: kernels per launch are not counted"
-    return found_or_ok("graph_replays", count, "ok", meaning, ("launch_statistics",))
+    return check_of_count("graph_replays", count, "ok", meaning, ("launch_statistics",))
 
 
 def _duplicated_steps(seen: _Seen) -> Check:
     """Marks of a step that was there already. Copies on the device are Kineto's own and are never counted as steps."""
     count = _marks(seen).duplicate_marks
     meaning = f"{count:,} marks repeat a step that was there already; each step counts once"
-    return found_or_ok("duplicated_steps", count, "degraded", meaning)
+    return check_of_count("duplicated_steps", count, "degraded", meaning)
 
 
 def _missing_steps(seen: _Seen) -> Check:
     count = _marks(seen).missing_numbers
     meaning = f"{count:,} numbers are missing between the first step and the last: nothing is known of those steps"
-    return found_or_ok("missing_steps", count, "degraded", meaning)
+    return check_of_count("missing_steps", count, "degraded", meaning)
 
 
 def _marks(seen: _Seen) -> FoundSteps:
@@ -203,25 +205,22 @@ def _marks(seen: _Seen) -> FoundSteps:
 
 def _truncated_tail(seen: _Seen) -> Check:
     """PyTorch writes the host's events first: what a file cut short lacks is the GPU's work, uncounted."""
-    origin = seen.run.origin
-    count = min(1, origin.damaged("truncated tail")) if origin is not None else 0
+    count = min(1, seen.damaged("truncated tail"))
     meaning = "the file ends in the middle: nobody knows how much of the GPU's work is missing"
-    return found_or_ok("truncated_tail", count, "unusable", meaning, ALL_OF_THE_DEVICE)
+    return check_of_count("truncated_tail", count, "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
 def _broken_gzip(seen: _Seen) -> Check:
     """Whether text is missing is the affair of `truncated_tail`."""
-    origin = seen.run.origin
-    count = min(1, origin.damaged("broken gzip")) if origin is not None else 0
+    count = min(1, seen.damaged("broken gzip"))
     meaning = "the compressed file is damaged or goes on after its end; all text that could be read is in the figures"
-    return found_or_ok("broken_gzip", count, "degraded", meaning)
+    return check_of_count("broken_gzip", count, "degraded", meaning)
 
 
 def _broken_durations(seen: _Seen) -> Check:
     """A span without a duration, or with a negative one, counts as no time."""
-    origin = seen.run.origin
-    on_device = sum(origin.damaged(f"{name} on the device") for name in BROKEN_DURATIONS) if origin is not None else 0
-    on_host = sum(origin.damaged(name) for name in BROKEN_DURATIONS) if origin is not None else 0
+    on_device = seen.damaged(*(f"{name} on the device" for name in BROKEN_DURATIONS))
+    on_host = seen.damaged(*BROKEN_DURATIONS)
     bad_device = on_device > LOST_NOTICE * max(1, len(seen.device))
     bad_host = on_host > LOST_LIMIT * max(1, len(seen.timeline) - len(seen.device))
     withholds: tuple[str, ...] = ()
@@ -234,26 +233,23 @@ def _broken_durations(seen: _Seen) -> Check:
     meaning = (
         f"{count:,} spans have no duration, or a negative one, {on_device:,} of them on the GPU: how long is unknown"
     )
-    return found_or_ok("broken_durations", count, state, meaning, withholds)
+    return check_of_count("broken_durations", count, state, meaning, withholds)
 
 
 def _empty_window(seen: _Seen) -> Check:
-    """Nothing took any time."""
     start, end = seen.timeline.window_ns
     meaning = "nothing in this trace took any time"
-    return found_or_ok("empty_window", int(end <= start), "unusable", meaning, ALL_OF_THE_DEVICE)
+    return check_of_count("empty_window", int(end <= start), "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
 def _dropped_events(seen: _Seen) -> Check:
     """Events that the profiler says it dropped, and those that could not be read."""
-    origin = seen.run.origin
-    found = {d.name: d.count for d in origin.damage if d.name in LOST_EVENTS} if origin is not None else {}
-    count = sum(found.values())
+    origin, count = seen.run.origin, seen.damaged(*LOST_EVENTS)
+    lost = [f"{d.count:,} {d.name}" for d in origin.damage if d.name in LOST_EVENTS] if origin is not None else []
     bad = origin is not None and count > LOST_LIMIT * max(1, origin.events_read)
-    state: State = "unusable" if bad else "degraded"
-    said = ", ".join(f"{n:,} {name}" for name, n in found.items())
     withholds = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE) if bad else ()
-    return found_or_ok("dropped_events", count, state, f"not in these figures: {said}", withholds)
+    state: State = "unusable" if bad else "degraded"
+    return check_of_count("dropped_events", count, state, f"not in these figures: {', '.join(lost)}", withholds)
 
 
 def _missing_device_properties(seen: _Seen) -> Check:
@@ -261,14 +257,14 @@ def _missing_device_properties(seen: _Seen) -> Check:
     origin = seen.run.origin
     count = len(spans.devices(seen.timeline)) if origin is not None and not origin.device_properties else 0
     meaning = "the trace does not say which GPU it was: its memory is not known"
-    return found_or_ok("missing_device_properties", count, "degraded", meaning, ("device_memory",))
+    return check_of_count("missing_device_properties", count, "degraded", meaning, ("device_memory",))
 
 
 def _zero_duration_kernels(seen: _Seen) -> Check:
     t = seen.timeline
     count = int((t.duration_ns[seen.device] == 0).sum())
     meaning = f"{count:,} kernels or copies are shorter than the clock can tell; they count as no time"
-    return found_or_ok("zero_duration_kernels", count, "ok", meaning)
+    return check_of_count("zero_duration_kernels", count, "ok", meaning)
 
 
 _CHECKS: tuple[Callable[[_Seen], Check], ...] = (

@@ -14,7 +14,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.integrity import Check, Integrity, State, found_or_ok
+from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
 from gpulab.intervals import clip, intersect, measure
 from gpulab.run import Category, Int64, Missing, Timeline
 from gpulab.timeline import spans
@@ -67,7 +67,7 @@ def job_integrity(problems: Sequence[Missing]) -> Integrity:
     """What is wrong with the traces of a job as a whole, from what their reader found."""
     checks: list[Check] = []
     for name, (state, withholds, meaning) in _PROBLEMS.items():
-        checks.append(found_or_ok(name, sum(p.key == name for p in problems), state, meaning, withholds))
+        checks.append(check_of_count(name, sum(p.key == name for p in problems), state, meaning, withholds))
     return Integrity(tuple(checks))
 
 

@@ -39,9 +39,12 @@ class Selection:
     dropped: tuple[Dropped, ...]
 
 
-def spread(values: Int64) -> Spread | None:
-    """Median and spread of a column of nanoseconds, in microseconds; None for an empty column."""
-    return _spread(values, len(values))
+def spread(values: np.ndarray, count: int | None = None) -> Spread | None:
+    """Median and spread of a column of nanoseconds, in microseconds, of `count` values; None for an empty column."""
+    if len(values) == 0:
+        return None
+    p10, median, p90 = np.percentile(values / 1e3, [10, 50, 90])
+    return Spread(float(median), float(p10), float(p90), len(values) if count is None else count)
 
 
 def spread_of_rounds(values: Int64, rows: Int64, turns: int) -> Spread | None:
@@ -50,7 +53,7 @@ def spread_of_rounds(values: Int64, rows: Int64, turns: int) -> Spread | None:
     Each value is then the mean of so many steps in a row; where there are no such, it is a step as it is.
     """
     means = _means(values, rows, turns)
-    return _spread(means if len(means) else values, len(values))
+    return spread(means if len(means) else values, len(values))
 
 
 def turns_of(run: Run, rows: Int64) -> int:
@@ -76,15 +79,7 @@ def _means(values: Int64, rows: Int64, turns: int) -> np.ndarray:
         return np.empty(0)
     sums = np.concatenate(([0], np.cumsum(values)))
     means = (sums[turns:] - sums[:-turns]) / turns
-    found: np.ndarray = means[rows[turns - 1 :] - rows[: len(rows) - turns + 1] == turns - 1]
-    return found
-
-
-def _spread(values: np.ndarray, count: int) -> Spread | None:
-    if len(values) == 0:
-        return None
-    p10, median, p90 = np.percentile(values / 1e3, [10, 50, 90])
-    return Spread(float(median), float(p10), float(p90), count)
+    return np.asarray(means[rows[turns - 1 :] - rows[: len(rows) - turns + 1] == turns - 1])
 
 
 def select(run: Run) -> Selection:

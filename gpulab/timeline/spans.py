@@ -33,19 +33,18 @@ LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
 
 
-def is_loader(name: str) -> bool:
-    """A DataLoader at work, as torch annotates it."""
-    return name.startswith("enumerate(DataLoader)")
+@functools.cache  # the same test for the same prefixes, so that `named` asks each name once
+def starting_with(*prefixes: str) -> Callable[[str], bool]:
+    """Whether a name begins with one of these."""
+    return lambda name: name.startswith(prefixes)
 
 
-def is_optimizer(name: str) -> bool:
-    """`Optimizer.step` or `Optimizer.zero_grad`, as torch annotates them."""
-    return name.startswith(("Optimizer.step#", "Optimizer.zero_grad#"))
-
-
-def is_step(name: str) -> bool:
-    """A step's own annotation, or a mark of ours."""
-    return name.startswith(("ProfilerStep#", "gpulab."))
+is_loader = starting_with("enumerate(DataLoader)")  # a DataLoader at work, as torch annotates it
+is_optimizer = starting_with("Optimizer.step#", "Optimizer.zero_grad#")  # likewise
+is_step = starting_with("ProfilerStep#", "gpulab.")  # a step's own annotation, or a mark of ours
+is_copy_or_memset = starting_with("cudaMemcpy", "cudaMemset", "hipMemcpy", "hipMemset", "cuMemcpy", "cuMemset")
+# calls that return when all earlier work on the device has ended
+waits_for_everything = starting_with("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize")
 
 
 def is_kernel_launch(name: str) -> bool:
@@ -62,19 +61,9 @@ def is_graph_launch(name: str) -> bool:
     return "GraphLaunch" in name
 
 
-def is_copy_or_memset(name: str) -> bool:
-    """A call that starts a copy or a memset on the device."""
-    return name.startswith(("cudaMemcpy", "cudaMemset", "hipMemcpy", "hipMemset", "cuMemcpy", "cuMemset"))
-
-
 def is_autograd_node(name: str) -> bool:
     """An evaluation of a node of autograd's graph; torch before 1.9 names only the node (`AddBackward0`)."""
     return name.startswith("autograd::engine") or _NODE.search(name) is not None
-
-
-def waits_for_everything(name: str) -> bool:
-    """A call that returns when all earlier work on the device has ended."""
-    return name.startswith(("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"))
 
 
 def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArray[np.intp]) -> tuple[Rows, Rows]:
@@ -85,8 +74,8 @@ def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArra
     if len(keys) == 0:
         return rows[:0], partners[:0]
     at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    found = (keys[at] == wanted) & (wanted > 0)
-    return rows[found], partners[order[at[found]]]
+    shared = (keys[at] == wanted) & (wanted > 0)
+    return rows[shared], partners[order[at[shared]]]
 
 
 def named(timeline: Timeline, test: Callable[[str], bool]) -> Mask:
@@ -100,7 +89,6 @@ def _passing(names: tuple[str, ...], test: Callable[[str], bool]) -> Mask:
 
 
 def in_category(timeline: Timeline, *categories: Category) -> Mask:
-    """Rows of any of these categories."""
     wanted = np.zeros(256, dtype=bool)
     wanted[[int(c) for c in categories]] = True
     return wanted[timeline.category]
@@ -124,7 +112,6 @@ def devices(timeline: Timeline) -> list[int]:
 
 
 def on_device(timeline: Timeline, index: int) -> Mask:
-    """Rows on any stream of that GPU."""
     theirs = [i for i, lane in enumerate(timeline.lanes) if lane.kind == "stream" and lane.process == index]
     return np.isin(timeline.lane_id, theirs)
 
@@ -151,7 +138,6 @@ def on_training_thread(timeline: Timeline) -> Mask:
 
 
 def training_operators(timeline: Timeline) -> Mask:
-    """Operators on the training threads."""
     return in_category(timeline, Category.CPU_OP) & on_training_threads(timeline)
 
 

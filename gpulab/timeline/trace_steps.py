@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.intervals import EMPTY, Intervals, paint, union
+from gpulab.intervals import Intervals, paint, union
 from gpulab.run import Category, Int64, Phase, StepFlag, Steps, Timeline
 from gpulab.timeline import spans
 
@@ -81,9 +81,8 @@ def _profiler_steps(timeline: Timeline) -> _Windows | None:
 
 def _step_number(name: str) -> int | None:
     prefix, _, number = name.partition("#")
-    return (
-        int(number) if prefix == "ProfilerStep" and number.isascii() and number.isdigit() and len(number) < 19 else None
-    )
+    is_number = number.isascii() and number.isdigit() and len(number) < 19
+    return int(number) if prefix == "ProfilerStep" and is_number else None
 
 
 def _first_of_each(values: Int64) -> spans.Mask:
@@ -107,7 +106,7 @@ def _between_fetches(timeline: Timeline) -> _Windows | None:
 
 def _between_updates(timeline: Timeline) -> _Windows | None:
     """A step from the end of one update to the end of the next, of the optimizer that steps most often."""
-    rows = _marks(timeline, lambda name: name.startswith("Optimizer.step#"))
+    rows = _marks(timeline, spans.starting_with("Optimizer.step#"))
     if len(rows) == 0:
         return None
     ids, counts = np.unique(timeline.name_id[rows], return_counts=True)
@@ -143,12 +142,8 @@ def _steps(timeline: Timeline, windows: _Windows) -> Steps:
     )
 
 
-def _covered(timeline: Timeline, rows: Int64) -> Intervals:
-    return union(timeline.start_ns[rows], timeline.end_ns[rows]) if len(rows) else EMPTY
-
-
 def _within(bounds: Intervals, timeline: Timeline, rows: Int64) -> Int64:
-    return paint(bounds, [_covered(timeline, rows)])[:, 0]
+    return paint(bounds, [union(timeline.start_ns[rows], timeline.end_ns[rows])])[:, 0]
 
 
 def _count(bounds: Intervals, timeline: Timeline, rows: Int64) -> Int64:

@@ -38,11 +38,6 @@ class StreamIdle:
     kernel_wait_us: float
     other_us: float
 
-    @property
-    def total_us(self) -> float:
-        """All gaps of the stream."""
-        return self.host_wait_us + self.kernel_wait_us + self.other_us
-
 
 @dataclass(frozen=True, slots=True)
 class HtaView:

@@ -62,13 +62,11 @@ class TensorBoardView:
 
     @property
     def est_sm_efficiency(self) -> float | None:
-        """Of the first GPU, 0–1."""
         first = self._first()
         return first.est_sm_efficiency if first else None
 
     @property
     def est_achieved_occupancy_pct(self) -> float | None:
-        """Of the first GPU, 0–100."""
         first = self._first()
         return first.est_achieved_occupancy_pct if first else None
 
@@ -94,7 +92,7 @@ def tensorboard(timeline: Timeline) -> TensorBoardView | None:
 def _marked_steps(timeline: Timeline) -> Int64:
     """Start and end of the host's ProfilerStep marks; their copies on the device would count each step twice."""
     marks = spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP)
-    rows = np.flatnonzero(marks & spans.named(timeline, lambda name: name.startswith("ProfilerStep#")))
+    rows = np.flatnonzero(marks & spans.named(timeline, spans.starting_with("ProfilerStep#")))
     return np.stack((timeline.start_ns[rows], timeline.end_ns[rows]), axis=1)
 
 
@@ -165,7 +163,7 @@ def _layers(timeline: Timeline) -> list[Intervals]:
     collective_kernel = _launched_by_collectives(timeline)
     collective = (annotation | operator) & spans.named(timeline, COLLECTIVES.__contains__)
     loader = (annotation | operator) & spans.named(timeline, _is_fetch)
-    step = spans.named(timeline, lambda name: name.startswith("ProfilerStep#"))
+    step = spans.named(timeline, spans.starting_with("ProfilerStep#"))
     masks = (
         kernel & ~collective_kernel,
         spans.in_category(timeline, Category.GPU_MEMCPY),

@@ -87,11 +87,7 @@ def _fits_by_shape(work: DeviceWork) -> np.ndarray:
 
 
 def _costliest(work: DeviceWork, chosen: np.ndarray) -> str:
-    if not chosen.any():
-        return ""
-    t, rows = work.timeline, work.rows[chosen]
-    time = np.bincount(t.name_id[rows], weights=t.duration_ns[rows])
-    name = t.names[int(time.argmax())]
+    name = work.costliest(chosen)
     inner = re.search(r"cutlass_\w+", name)
     return inner[0] if inner is not None else short_name(name)
 

@@ -61,7 +61,7 @@ class BlockingCalls:
 def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
     """The calls of each direction that occurs, those that wait longest first."""
     t = work.timeline
-    named = spans.named(t, lambda n: n.startswith((*spans.SYNCHRONIZING, *spans.COPYING)))
+    named = spans.named(t, spans.starting_with(*spans.SYNCHRONIZING, *spans.COPYING))
     calls = np.flatnonzero(named & spans.runtime_calls(t) & spans.on_training_threads(t))
     calls = calls[covers(work.host_windows, t.start_ns[calls])]
     direction, written = _direction(work, calls), _written(work, calls)
@@ -76,7 +76,7 @@ def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
 def _direction(work: DeviceWork, calls: Int64) -> Int64:
     """Index into DIRECTIONS for each call; -1 for those that only start something."""
     t = work.timeline
-    copying = spans.named(t, lambda n: n.startswith(spans.COPYING))[calls]
+    copying = spans.named(t, spans.starting_with(*spans.COPYING))[calls]
     started = t.duration_ns[calls] < STARTED_NS
     kind = np.full(len(calls), -1, dtype=np.int64)
     items = np.flatnonzero(spans.in_category(t, Category.GPU_MEMCPY))
@@ -84,8 +84,8 @@ def _direction(work: DeviceWork, calls: Int64) -> Int64:
     item, call = spans.matched(t, items, calls)
     copied[call] = item
     of_copy = copied[calls]
-    read = spans.named(t, lambda n: n.startswith("Memcpy DtoH"))
-    upload = spans.named(t, lambda n: n.startswith("Memcpy HtoD (Pageable"))
+    read = spans.named(t, spans.starting_with("Memcpy DtoH"))
+    upload = spans.named(t, spans.starting_with("Memcpy HtoD (Pageable"))
     kind[(of_copy >= 0) & read[of_copy]] = DIRECTIONS.index("read")
     kind[(of_copy >= 0) & upload[of_copy]] = DIRECTIONS.index("upload")
     operator = work.tree.innermost(t, calls)
@@ -94,7 +94,7 @@ def _direction(work: DeviceWork, calls: Int64) -> Int64:
     of_operator[-1] = -1
     waiting = ~copying
     kind[waiting] = np.where(of_operator[operator] >= 0, of_operator[operator], DIRECTIONS.index("wait"))[waiting]
-    returns_done = spans.named(t, lambda n: n.startswith("Memcpy DtoH (Device -> Pageable"))
+    returns_done = spans.named(t, spans.starting_with("Memcpy DtoH (Device -> Pageable"))
     kind[copying & started & ~((of_copy >= 0) & returns_done[of_copy])] = -1
     return kind
 

@@ -39,19 +39,18 @@ class DeviceWork:
     @property
     def of_optimizer(self) -> spans.Mask:
         """Which rows were started inside an optimizer's step or zero_grad."""
-        t, found = self.timeline, np.zeros(len(self.rows), dtype=bool)
-        known = self.call >= 0
-        found[known] = covers(update_times(t), t.start_ns[self.call[known]])
-        return found
+        return self.launched_in(update_times(self.timeline))
+
+    def launched_in(self, times: Intervals) -> spans.Mask:
+        """Which rows were started within these times of the host."""
+        return (self.call >= 0) & covers(times, self.timeline.start_ns[self.call])
 
     @property
     def steps(self) -> int:
-        """How many steps these are."""
         return max(1, len(self.windows))
 
     @property
     def kernel(self) -> spans.Mask:
-        """Which rows are kernels."""
         return np.asarray(self.timeline.category[self.rows] == Category.KERNEL)
 
     def of(self, *kinds: str) -> spans.Mask:
@@ -66,6 +65,14 @@ class DeviceWork:
         """Of the time of all kernels but communication: what the chosen kernels take."""
         all_us = self.us(self.kernel & ~self.of("communication"))
         return self.us(chosen & self.kernel) / all_us if all_us else 0.0
+
+    def costliest(self, chosen: spans.Mask) -> str:
+        """The name that takes most time of the chosen rows; empty where there is none."""
+        rows = self.rows[chosen]
+        if not len(rows):
+            return ""
+        time_ns = np.bincount(self.timeline.name_id[rows], weights=self.timeline.duration_ns[rows])
+        return self.timeline.names[int(time_ns.argmax())]
 
     def per_step_us(self, times: Intervals) -> float:
         """The length of these times of the device within the steps, in µs per step.

@@ -67,7 +67,6 @@ class Kernels:
 
 
 def kernels(timeline: Timeline, windows: Intervals) -> Kernels:
-    """Kernels launched within the windows."""
     rows = _launched(timeline, np.flatnonzero(spans.in_category(timeline, Category.KERNEL)), windows)
     duration, count = timeline.duration_ns[rows], len(rows)
     time_ns, short = int(duration.sum()), duration < SHORT_KERNEL_US * 1e3

@@ -44,7 +44,7 @@ def small_kernels_fraction(work: DeviceWork) -> float | None:
 def exposed_upload_us(work: DeviceWork) -> tuple[float, float, Intervals]:
     """Copies to the GPU from ordinary memory, per step: µs with no kernel beside them, bytes, and when they ran."""
     t = work.timeline
-    copies = work.rows[spans.named(t, lambda n: n.startswith("Memcpy HtoD (Pageable"))[work.rows]]
+    copies = work.rows[spans.named(t, spans.starting_with("Memcpy HtoD (Pageable"))[work.rows]]
     kernels = work.rows[work.kernel]
     copying = union(t.start_ns[copies], t.end_ns[copies])
     exposed = subtract(copying, union(t.start_ns[kernels], t.end_ns[kernels]))

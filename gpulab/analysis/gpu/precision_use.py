@@ -9,7 +9,6 @@ import numpy as np
 from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.analysis.gpu.kernel_classes import names_tell
 from gpulab.timeline.kernel_names import reading
-from gpulab.timeline.spans import Mask
 
 _FORMATS = ("", "fp32", "tf32", "narrow", "unknown")
 
@@ -47,23 +46,14 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
         tf32=work.share(format_of_row == 2),
         narrow=work.share(format_of_row == 3),
         half_able=work.share(work.of("pointwise", "normalization", "copy", "layout") & ~work.of_optimizer),
-        costliest=_costliest(work, format_of_row == 1),
-        costliest_tf32=_costliest(work, format_of_row == 2),
+        costliest=short_name(work.costliest(format_of_row == 1)),
+        costliest_tf32=short_name(work.costliest(format_of_row == 2)),
         unknown=work.share(format_of_row == 4),
     )
 
 
 def _format(name: str) -> str:
     return "unknown" if reading(name).tensor_cores is None else reading(name).numbers
-
-
-def _costliest(work: DeviceWork, chosen: Mask) -> str:
-    """The kernel that takes most time of these; empty where there is none."""
-    if not chosen.any():
-        return ""
-    rows = work.rows[chosen]
-    time = np.bincount(work.timeline.name_id[rows], weights=work.timeline.duration_ns[rows])
-    return short_name(work.timeline.names[int(time.argmax())])
 
 
 def short_name(kernel: str) -> str:

@@ -54,7 +54,6 @@ class WaitParts:
 
     @property
     def total_us(self) -> float:
-        """All of it."""
         return self.read_us + self.transform_us + self.collate_us + self.hand_over_us + self.pin_us
 
 

@@ -14,7 +14,7 @@ from gpulab.analysis.gpu.device_work import DeviceWork, median_per_step_us
 from gpulab.analysis.host.operator_costs import SHORT_NS, own_ns
 from gpulab.analysis.host.optimizer_bytes import FUSED_ADAM_BYTES, UpdateBytes, bytes_of_update
 from gpulab.analysis.host.updates import step_times, zero_times
-from gpulab.intervals import EMPTY, Intervals, covers, intersect, measure, union
+from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree
@@ -80,7 +80,7 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
     if not len(stepping) and not len(zeroing):
         return None
     operators = np.flatnonzero(
-        spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, lambda n: n.startswith("aten::"))
+        spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, spans.starting_with("aten::"))
     )
     inside = operators[covers(windows, timeline.start_ns[operators])]
     count = len(windows)
@@ -110,8 +110,6 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
 
 def _counted(timeline: Timeline, operators: Int64, times: Intervals) -> Counter[str]:
     """How often each operator began within these times."""
-    if not len(times):
-        return Counter()
     held = operators[covers(times, timeline.start_ns[operators])]
     count = np.bincount(timeline.name_id[held], minlength=len(timeline.names))
     return Counter({timeline.names[i]: int(count[i]) for i in np.flatnonzero(count).tolist()})
@@ -158,13 +156,8 @@ def _name(timeline: Timeline, marks: spans.Mask) -> str:
 
 
 def _idle_us(work: DeviceWork | None, times: Intervals) -> float:
-    return 0.0 if work is None else work.per_step_us(intersect(work.idle, times) if len(times) else EMPTY)
+    return 0.0 if work is None else work.per_step_us(intersect(work.idle, times))
 
 
 def _launched_us(work: DeviceWork | None, times: Intervals) -> float:
-    if work is None or not len(times):
-        return 0.0
-    known = work.call >= 0
-    mine = np.zeros(len(work.rows), dtype=bool)
-    mine[known] = covers(times, work.timeline.start_ns[work.call[known]])
-    return work.us(mine)
+    return 0.0 if work is None else work.us(work.launched_in(times))

@@ -26,7 +26,7 @@ def zero_times(timeline: Timeline) -> Intervals:
 
 def _marked(timeline: Timeline, prefix: str) -> Intervals:
     marks = spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP) & spans.on_training_threads(timeline)
-    return spans.covered(timeline, marks & spans.named(timeline, lambda n: n.startswith(prefix)))
+    return spans.covered(timeline, marks & spans.named(timeline, spans.starting_with(prefix)))
 
 
 def _after_closure(timeline: Timeline, stepping: Intervals) -> Intervals:

@@ -19,8 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from gpulab.analysis.breakdown import PARTS, Breakdown
-from gpulab.analysis.breakdown_pieces import Pieces, placed
+from gpulab.analysis.breakdown import PARTS, Breakdown, Pieces, placed
 from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.timeline import spans
