@@ -19,13 +19,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.host.after_update import after_update
-from gpulab.analysis.host.updates import step_times, update_times, zero_times
 from gpulab.capture.pauses import update_line
 from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.run import Category, Place, Run
 from gpulab.store.folders import Store
+from gpulab.timeline.spans import step_times, update_times, zero_times
 
 STEP, ZERO = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"
 MARK = Category.USER_ANNOTATION

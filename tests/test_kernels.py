@@ -276,7 +276,7 @@ def test_kernels_without_tensor_cores(name: str) -> None:
 
 
 def test_every_pattern_says_where_it_comes_from() -> None:
-    assert all(p.source and p.pattern == p.pattern.lower() for p in (*TENSOR_CORE, *NOT_TENSOR_CORE))
+    assert all(source and pattern == pattern.lower() for pattern, source in (*TENSOR_CORE, *NOT_TENSOR_CORE))
 
 
 @pytest.mark.parametrize("call", ["hipLaunchKernel", "another maker's launch"])

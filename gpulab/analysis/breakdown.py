@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, clip, closed, covers, measure, paint, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Run, Timeline
 from gpulab.timeline import spans
@@ -236,7 +235,7 @@ def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     """On the CPU device: compute is the operators of the training thread and of autograd outside the DataLoader."""
     yield "data_wait", spans.loading_times(timeline)
     yield "compute", spans.covered(timeline, spans.training_operators(timeline))
-    yield "optimizer", update_times(timeline)
+    yield "optimizer", spans.update_times(timeline)
     yield "other", _other(timeline)
 
 
@@ -268,7 +267,7 @@ def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, 
     yield "blocking_copy", calls(spans.COPYING)
     yield "allocator", calls(spans.ALLOCATING)
     yield "queued", union(timeline.end_ns[launch], timeline.start_ns[started])
-    yield "optimizer", update_times(timeline)
+    yield "optimizer", spans.update_times(timeline)
     host = spans.covered(timeline, trainer & spans.in_category(timeline, *spans.HOST_CATEGORIES))
     yield "launch", closed(host, PYTHON_GAP_NS)
     yield "other", _other(timeline)

@@ -28,14 +28,6 @@ class NamedKernels:
 
 
 @dataclass(frozen=True, slots=True)
-class NamePattern:
-    """A part of a kernel's name (a regular expression, lower case), and where the reading comes from."""
-
-    pattern: str
-    source: str
-
-
-@dataclass(frozen=True, slots=True)
 class Reading:
     """What a name says. `kind` None: no class.
 
@@ -88,34 +80,33 @@ _PYPROF = "NVIDIA PyProf, prof/tc.py; torch-tb-profiler, tensor_core.py"
 _CUTLASS = "CUTLASS, operator names of its generator (tools/library)"
 _CUBLAS = "cuBLAS and cuDNN kernel names of real traces (H100, B200)"
 
+# A part of a kernel's name (a regular expression, lower case), and where the reading comes from.
 TENSOR_CORE = (
-    NamePattern("hmma", _PYPROF),
-    NamePattern("h884|s884", _PYPROF),
-    NamePattern("h1688|s1688", _PYPROF),
-    NamePattern("16816|i8816", _PYPROF),
-    NamePattern("161616", _CUTLASS),  # the shape of WMMA instructions
-    NamePattern("tensorop_|wmma", _CUTLASS),
-    NamePattern("gmma", _CUTLASS),  # and wgmma: Hopper's warp group instructions
-    NamePattern("tcgen05|utcmma", "Blackwell's matrix instruction, in PTX and in machine code"),
-    NamePattern("cutlass3|sm1[0-9][0-9]_mma", _CUTLASS),  # CUTLASS 3, whose collectives are all MMA
-    NamePattern(r"cute::sm[0-9]+_[0-9]+x[0-9]+x[0-9]+", "CUTLASS 3, cute/arch: a matrix instruction"),
-    NamePattern("xmma", _PYPROF),
-    NamePattern("sm(8[0-9]|90|1[0-2][0-9])[^ ]*gemm", _CUBLAS),
-    NamePattern("nvjet", _CUBLAS),  # cuBLAS for Hopper and Blackwell
-    NamePattern("bmm_[^ ]*sm1[0-9][0-9]", "TensorRT-LLM batched products for Blackwell, trace b200_moe"),
-    NamePattern(
-        "flash(?!infer)", "FlashAttention, csrc/flash_attn; cuDNN's attention, …native_sdpa_sm90_flash_fprop_…"
-    ),
-    NamePattern("flashinfer::[^ ]*prefill", "FlashInfer: its other kernels are not all matrix products"),
-    NamePattern("fmha", "CUTLASS and TensorRT-LLM fused attention"),
-    NamePattern("marlin", "Marlin, products of 16 bits by 4"),
+    ("hmma", _PYPROF),
+    ("h884|s884", _PYPROF),
+    ("h1688|s1688", _PYPROF),
+    ("16816|i8816", _PYPROF),
+    ("161616", _CUTLASS),  # the shape of WMMA instructions
+    ("tensorop_|wmma", _CUTLASS),
+    ("gmma", _CUTLASS),  # and wgmma: Hopper's warp group instructions
+    ("tcgen05|utcmma", "Blackwell's matrix instruction, in PTX and in machine code"),
+    ("cutlass3|sm1[0-9][0-9]_mma", _CUTLASS),  # CUTLASS 3, whose collectives are all MMA
+    (r"cute::sm[0-9]+_[0-9]+x[0-9]+x[0-9]+", "CUTLASS 3, cute/arch: a matrix instruction"),
+    ("xmma", _PYPROF),
+    ("sm(8[0-9]|90|1[0-2][0-9])[^ ]*gemm", _CUBLAS),
+    ("nvjet", _CUBLAS),  # cuBLAS for Hopper and Blackwell
+    ("bmm_[^ ]*sm1[0-9][0-9]", "TensorRT-LLM batched products for Blackwell, trace b200_moe"),
+    ("flash(?!infer)", "FlashAttention, csrc/flash_attn; cuDNN's attention, …native_sdpa_sm90_flash_fprop_…"),
+    ("flashinfer::[^ ]*prefill", "FlashInfer: its other kernels are not all matrix products"),
+    ("fmha", "CUTLASS and TensorRT-LLM fused attention"),
+    ("marlin", "Marlin, products of 16 bits by 4"),
 )
 
 NOT_TENSOR_CORE = (
-    NamePattern("simt|ffma|sgemm|dgemm", _CUTLASS + ": plain floating-point units"),
-    NamePattern("paged_kv|copy_", "vLLM: moves the attention's cache"),
-    NamePattern("fmha_cutlass[fb]_f32_[^ ]*sm(50|60|70|75)", "xFormers: fp32 before Ampere has no matrix instruction"),
-    NamePattern("fmha_cutlass[fb]_[^ ]*sm(50|60)", "xFormers: before Volta there are no tensor cores"),
+    ("simt|ffma|sgemm|dgemm", _CUTLASS + ": plain floating-point units"),
+    ("paged_kv|copy_", "vLLM: moves the attention's cache"),
+    ("fmha_cutlass[fb]_f32_[^ ]*sm(50|60|70|75)", "xFormers: fp32 before Ampere has no matrix instruction"),
+    ("fmha_cutlass[fb]_[^ ]*sm(50|60)", "xFormers: before Volta there are no tensor cores"),
 )
 
 _WIDE = re.compile(r"f64|double|dgemm|d884|complex<double")
@@ -172,5 +163,5 @@ def _numbers(lowered: str, units: bool) -> str:
 _PATTERNS = tuple((rule, re.compile(rule.pattern)) for rule in KERNELS)
 _OF_COMMUNICATION = "|".join(rule.pattern for rule in KERNELS if rule.kind == "communication")
 _COMMUNICATION = re.compile(_OF_COMMUNICATION, re.IGNORECASE)
-_YES = re.compile("|".join(p.pattern for p in TENSOR_CORE))
-_NO = re.compile("|".join(p.pattern for p in NOT_TENSOR_CORE))
+_YES = re.compile("|".join(pattern for pattern, _ in TENSOR_CORE))
+_NO = re.compile("|".join(pattern for pattern, _ in NOT_TENSOR_CORE))

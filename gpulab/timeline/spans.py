@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.intervals import Intervals, union
+from gpulab.intervals import Intervals, joined, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 from gpulab.timeline.kernel_names import is_communication as is_communication
 
@@ -155,3 +155,36 @@ def covered(timeline: Timeline, mask: Mask) -> Intervals:
     """The time that the chosen rows cover."""
     start = timeline.start_ns[mask]
     return union(start, start + timeline.duration_ns[mask])
+
+
+def update_times(timeline: Timeline) -> Intervals:
+    """Updating the parameters and zeroing their gradients, [n, 2] in ns."""
+    return joined(step_times(timeline), zero_times(timeline))
+
+
+def step_times(timeline: Timeline) -> Intervals:
+    """Inside `Optimizer.step`, from the end of the last backward pass in it on: without the passes of a closure."""
+    return _after_closure(timeline, _marked(timeline, "Optimizer.step#"))
+
+
+def zero_times(timeline: Timeline) -> Intervals:
+    """Inside `Optimizer.zero_grad`."""
+    return _marked(timeline, "Optimizer.zero_grad#")
+
+
+def _marked(timeline: Timeline, prefix: str) -> Intervals:
+    marks = in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP) & on_training_threads(timeline)
+    return covered(timeline, marks & named(timeline, starting_with(prefix)))
+
+
+def _after_closure(timeline: Timeline, stepping: Intervals) -> Intervals:
+    """Without the forward and backward passes that run inside: Lightning and LBFGS hand them in as a closure."""
+    nodes = autograd_nodes(timeline) & (timeline.duration_ns > 0)
+    start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
+    if not len(stepping) or not len(start):
+        return stepping
+    order = np.argsort(start, kind="stable")
+    latest = np.maximum.accumulate(end[order])
+    last = np.searchsorted(start[order], stepping[:, 1], side="left") - 1
+    begun = np.where(last >= 0, np.minimum(latest[np.maximum(last, 0)], stepping[:, 1]), stepping[:, 0])
+    return np.stack((np.maximum(stepping[:, 0], begun), stepping[:, 1]), axis=1)

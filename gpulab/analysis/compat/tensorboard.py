@@ -49,29 +49,13 @@ class TensorBoardView:
     with kernels only. `whole_window`: there was no step mark, all operators count as one step.
     """
 
+    gpu_utilization: float | None  # of the first GPU, 0–1, as the next
+    est_sm_efficiency: float | None
+    est_achieved_occupancy_pct: float | None  # of the first GPU, 0–100
     step_us: dict[str, float]
     steps_ns: tuple[tuple[int, int], ...]
     devices: dict[int, DeviceUse]
     whole_window: bool
-
-    @property
-    def gpu_utilization(self) -> float | None:
-        """Of the first GPU, 0–1."""
-        first = self._first()
-        return first.gpu_utilization if first else None
-
-    @property
-    def est_sm_efficiency(self) -> float | None:
-        first = self._first()
-        return first.est_sm_efficiency if first else None
-
-    @property
-    def est_achieved_occupancy_pct(self) -> float | None:
-        first = self._first()
-        return first.est_achieved_occupancy_pct if first else None
-
-    def _first(self) -> DeviceUse | None:
-        return self.devices[min(self.devices)] if self.devices else None
 
 
 def tensorboard(timeline: Timeline) -> TensorBoardView | None:
@@ -81,10 +65,15 @@ def tensorboard(timeline: Timeline) -> TensorBoardView | None:
     if len(host) == 0:
         return None
     steps = _with_device_side(timeline, host)
+    devices = _devices(timeline, int(steps[0, 0]), int(steps[-1, 1]))
+    first = devices[min(devices)] if devices else None
     return TensorBoardView(
+        gpu_utilization=first.gpu_utilization if first else None,
+        est_sm_efficiency=first.est_sm_efficiency if first else None,
+        est_achieved_occupancy_pct=first.est_achieved_occupancy_pct if first else None,
         step_us=_step_us(timeline, steps),
         steps_ns=tuple((int(start), int(end)) for start, end in steps),
-        devices=_devices(timeline, int(steps[0, 0]), int(steps[-1, 1])),
+        devices=devices,
         whole_window=len(marked) == 0,
     )
 

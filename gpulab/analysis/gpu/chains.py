@@ -8,7 +8,6 @@ import numpy as np
 
 from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.analysis.gpu.kernel_classes import CLASSES, POINTWISE_OPERATORS
-from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Int64, Timeline
 from gpulab.timeline import spans
@@ -181,7 +180,7 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
     rows = tree.rows[_working(timeline, tree)]
     rows = rows[covers(windows, timeline.start_ns[rows])]
     chained = spans.named(timeline, lambda n: POINTWISE_OPERATORS.match(n) is not None)[rows]
-    chained &= ~covers(update_times(timeline), timeline.start_ns[rows])
+    chained &= ~covers(spans.update_times(timeline), timeline.start_ns[rows])
     chained &= timeline.duration_ns[rows] >= WORTH_FUSING_NS
     ends = _around_softmax(timeline, tree, windows)
     if ends is not None:

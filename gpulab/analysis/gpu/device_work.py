@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.kernel_classes import CLASSES, class_of
-from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, covers, paint, subtract, union
 from gpulab.run import Category, Int64, Timeline, UInt8
 from gpulab.timeline import spans
@@ -39,7 +38,7 @@ class DeviceWork:
     @property
     def of_optimizer(self) -> spans.Mask:
         """Which rows were started inside an optimizer's step or zero_grad."""
-        return self.launched_in(update_times(self.timeline))
+        return self.launched_in(spans.update_times(self.timeline))
 
     def launched_in(self, times: Intervals) -> spans.Mask:
         """Which rows were started within these times of the host."""

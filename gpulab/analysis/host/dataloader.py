@@ -94,111 +94,111 @@ class LoadingFacts:
 
 def loading(run: Run) -> LoadingFacts | None:
     """The facts of a run whose batches were timed where they were made; None for any other."""
-    made = run.batches
-    if made is None or not len(made):
+    batches = run.batches
+    if batches is None or not len(batches):
         return None
-    rows = _counted(run, made)
-    wall, items = (made.end_ns - made.start_ns)[rows], made.item_count[rows]
-    core = made.core_wait_ns[rows]
+    rows = _counted(run, batches)
+    wall, items = (batches.end_ns - batches.start_ns)[rows], batches.item_count[rows]
+    core = batches.core_wait_ns[rows]
     return LoadingFacts(
         batches=int(rows.sum()),
         items_per_batch=float(np.median(items)) if len(items) else None,
         batch_us=_median_us(wall),
-        read_us=_median_us(made.read_ns[rows]),
-        transform_us=_median_us(made.transform_ns[rows]),
-        collate_us=_median_us(made.collate_ns[rows]),
-        hand_over_us=_hand_over_us(made, rows),
-        pin_us=_pin_us(made, rows),
+        read_us=_median_us(batches.read_ns[rows]),
+        transform_us=_median_us(batches.transform_ns[rows]),
+        collate_us=_median_us(batches.collate_ns[rows]),
+        hand_over_us=_hand_over_us(batches, rows),
+        pin_us=_pin_us(batches, rows),
         copy_us=_copy_us(run),
-        read_waited_fraction=_waited(made, rows, made.read_ns, made.read_cpu_ns),
-        transform_waited_fraction=_waited(made, rows, made.transform_ns, made.transform_cpu_ns),
-        workers=tuple(_worker(made, rows, w) for w in np.unique(made.worker[rows]).tolist()),
+        read_waited_fraction=_waited(batches, rows, batches.read_ns, batches.read_cpu_ns),
+        transform_waited_fraction=_waited(batches, rows, batches.transform_ns, batches.transform_cpu_ns),
+        workers=tuple(_worker(batches, rows, w) for w in np.unique(batches.worker[rows]).tolist()),
         core_wait_fraction=_share(core[core >= 0], wall[core >= 0]),
-        wait=_wait(made, rows),
+        wait=_wait(batches, rows),
     )
 
 
 def loading_times(run: Run) -> Intervals:
     """When the training loop waited for a batch, [n, 2] in ns; empty where batches were not timed."""
-    made = run.batches
-    if made is None:
+    batches = run.batches
+    if batches is None:
         return EMPTY
-    rows = (made.asked_ns >= 0) & (made.answered_ns > made.asked_ns)
-    return union(made.asked_ns[rows], made.answered_ns[rows])
+    rows = (batches.asked_ns >= 0) & (batches.answered_ns > batches.asked_ns)
+    return union(batches.asked_ns[rows], batches.answered_ns[rows])
 
 
 def _median_us(values: Int64) -> float:
     return float(np.median(values)) / 1e3
 
 
-def _counted(run: Run, made: Batches) -> Rows:
+def _counted(run: Run, batches: Batches) -> Rows:
     """Batches that the loop had in the steps that count, else in any step; without such all but the first ones."""
     steps = run.steps
-    arrived = np.where(made.answered_ns >= 0, made.answered_ns, made.end_ns)
+    arrived = np.where(batches.answered_ns >= 0, batches.answered_ns, batches.end_ns)
     counted = select(run).rows
     for chosen in (counted, np.arange(len(steps))):
         inside = covers(union(steps.start_ns[chosen], steps.end_ns[chosen] + 1), arrived)
         if inside.sum() >= FEWEST:
             return inside
     first = 1 if run.loader is None else max(1, loaded_ahead(run.loader))
-    rank = np.arange(len(made))
-    return rank >= first if len(made) >= first + FEWEST else rank >= 0
+    rank = np.arange(len(batches))
+    return rank >= first if len(batches) >= first + FEWEST else rank >= 0
 
 
 def _share(part: Int64, whole: Int64) -> float | None:
     return min(1.0, float(part.sum() / whole.sum())) if whole.sum() > 0 else None
 
 
-def _hand_over_us(made: Batches, rows: Rows) -> float | None:
+def _hand_over_us(batches: Batches, rows: Rows) -> float | None:
     """Of those that the loop was waiting for; None without."""
-    waiting = rows & (made.worker >= 0) & (made.asked_ns >= 0) & (made.asked_ns < made.end_ns)
-    took = (made.answered_ns - made.end_ns - np.maximum(made.pin_ns, 0))[waiting]
+    waiting = rows & (batches.worker >= 0) & (batches.asked_ns >= 0) & (batches.asked_ns < batches.end_ns)
+    took = (batches.answered_ns - batches.end_ns - np.maximum(batches.pin_ns, 0))[waiting]
     return _median_us(np.maximum(took, 0)) if waiting.any() else None
 
 
-def _pin_us(made: Batches, rows: Rows) -> float | None:
+def _pin_us(batches: Batches, rows: Rows) -> float | None:
     """None where it is not known; 0 where no batch is pinned."""
-    pinned = rows & (made.pin_ns > 0)
+    pinned = rows & (batches.pin_ns > 0)
     if pinned.any():
-        return _median_us(made.pin_ns[pinned])
-    return None if (made.pin_ns[rows] < 0).any() else 0.0
+        return _median_us(batches.pin_ns[pinned])
+    return None if (batches.pin_ns[rows] < 0).any() else 0.0
 
 
-def _waited(made: Batches, rows: Rows, wall: Int64, cpu: Int64) -> float | None:
+def _waited(batches: Batches, rows: Rows, wall: Int64, cpu: Int64) -> float | None:
     """Neither on a core nor ready for one. A batch waits for a core in proportion to the CPU time that its parts take.
 
     That is where the scheduler takes one away.
     """
-    wall_ns, whole_ns = int(wall[rows].sum()), int((made.end_ns - made.start_ns)[rows].sum())
+    wall_ns, whole_ns = int(wall[rows].sum()), int((batches.end_ns - batches.start_ns)[rows].sum())
     if wall_ns <= LEAST_PART * whole_ns:
         return None
-    of_batch = np.maximum(made.read_cpu_ns + made.transform_cpu_ns + made.collate_cpu_ns, 1)
-    core = np.maximum(made.core_wait_ns, 0) * (cpu / of_batch)
+    of_batch = np.maximum(batches.read_cpu_ns + batches.transform_cpu_ns + batches.collate_cpu_ns, 1)
+    core = np.maximum(batches.core_wait_ns, 0) * (cpu / of_batch)
     waited = np.clip(wall - cpu - core, 0, None)
     return float(min(1.0, waited[rows].sum() / wall_ns))
 
 
-def _worker(made: Batches, rows: Rows, worker: int) -> WorkerRow:
-    mine = rows & (made.worker == worker)
-    wall = (made.end_ns - made.start_ns)[mine]
+def _worker(batches: Batches, rows: Rows, worker: int) -> WorkerRow:
+    mine = rows & (batches.worker == worker)
+    wall = (batches.end_ns - batches.start_ns)[mine]
     seconds = float(wall.sum()) / 1e9
     return WorkerRow(
         worker=worker,
         batches=int(mine.sum()),
         batch_us=_median_us(wall),
-        items_per_s=float(made.item_count[mine].sum()) / seconds if seconds > 0 else None,
-        idle_fraction=_idle(made.start_ns[mine], made.end_ns[mine]) if worker >= 0 else None,
-        read_us=_median_us(made.read_ns[mine]),
-        transform_us=_median_us(made.transform_ns[mine]),
-        collate_us=_median_us(made.collate_ns[mine]),
+        items_per_s=float(batches.item_count[mine].sum()) / seconds if seconds > 0 else None,
+        idle_fraction=_idle(batches.start_ns[mine], batches.end_ns[mine]) if worker >= 0 else None,
+        read_us=_median_us(batches.read_ns[mine]),
+        transform_us=_median_us(batches.transform_ns[mine]),
+        collate_us=_median_us(batches.collate_ns[mine]),
         waited_fraction=_waited(
-            made,
+            batches,
             mine,
-            made.read_ns + made.transform_ns + made.collate_ns,
-            made.read_cpu_ns + made.transform_cpu_ns + made.collate_cpu_ns,
+            batches.read_ns + batches.transform_ns + batches.collate_ns,
+            batches.read_cpu_ns + batches.transform_cpu_ns + batches.collate_cpu_ns,
         ),
-        hand_over_us=_hand_over_us(made, mine),
-        pin_us=_pin_us(made, mine),
+        hand_over_us=_hand_over_us(batches, mine),
+        pin_us=_pin_us(batches, mine),
     )
 
 
@@ -211,15 +211,15 @@ def _idle(start: Int64, end: Int64) -> float | None:
     return 1 - working / span if span > 0 else None
 
 
-def _wait(made: Batches, rows: Rows) -> WaitParts | None:
-    rows = rows & (made.asked_ns >= 0) & (made.answered_ns >= 0)
+def _wait(batches: Batches, rows: Rows) -> WaitParts | None:
+    rows = rows & (batches.asked_ns >= 0) & (batches.answered_ns >= 0)
     if not rows.any():
         return None
-    asked, end, answered = made.asked_ns[rows], made.end_ns[rows], made.answered_ns[rows]
+    asked, end, answered = batches.asked_ns[rows], batches.end_ns[rows], batches.answered_ns[rows]
     total = np.maximum(answered - asked, 0)
     while_made = np.clip(np.minimum(end, answered) - asked, 0, None)
-    pin = np.clip(made.pin_ns[rows], 0, total - while_made)
-    parts = np.stack([made.read_ns[rows], made.transform_ns[rows], made.collate_ns[rows]]).astype(np.float64)
+    pin = np.clip(batches.pin_ns[rows], 0, total - while_made)
+    parts = np.stack([batches.read_ns[rows], batches.transform_ns[rows], batches.collate_ns[rows]]).astype(np.float64)
     of_batch = parts / np.maximum(parts.sum(axis=0), 1)
     sums: Float64 = np.array([*(of_batch * while_made).sum(axis=1), (total - while_made - pin).sum(), pin.sum()])
     typical_us = _median_us(total)

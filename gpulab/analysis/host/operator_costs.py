@@ -49,7 +49,7 @@ def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | No
     wall = measure(windows)
     if not inside.any() or not wall:
         return None
-    own = own_ns(timeline, tree)
+    own = tree.self_ns(timeline)
     long = inside & (own >= SHORT_NS)
     moved = inside & _rearranges(timeline, tree)
     moved_rows, steps = tree.rows[moved], len(windows)
@@ -82,15 +82,6 @@ def _elsewhere_ns(timeline: Timeline, windows: Intervals) -> int:
             union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, known), edges), LONGEST_GAP_NS)
         )
     )
-
-
-def own_ns(timeline: Timeline, tree: CallTree) -> Int64:
-    """Each operator's time without the operators that it calls."""
-    duration = timeline.duration_ns[tree.rows]
-    called = tree.parent >= 0
-    within = np.bincount(tree.parent[called], weights=duration[called], minlength=len(duration))
-    own: Int64 = (duration - within.astype(np.int64)).astype(np.int64)
-    return own
 
 
 def _rearranges(timeline: Timeline, tree: CallTree) -> spans.Mask:

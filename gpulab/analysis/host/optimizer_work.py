@@ -11,9 +11,8 @@ import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.device_work import DeviceWork, median_per_step_us
-from gpulab.analysis.host.operator_costs import SHORT_NS, own_ns
+from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.analysis.host.optimizer_bytes import FUSED_ADAM_BYTES, UpdateBytes, bytes_of_update
-from gpulab.analysis.host.updates import step_times, zero_times
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
@@ -76,7 +75,7 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
     """The optimizer's work in the accounted steps; None where no step shows an optimizer's mark."""
     windows = account.host_windows
     marks = spans.on_training_threads(timeline) & spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP)
-    stepping, zeroing = step_times(timeline), zero_times(timeline)
+    stepping, zeroing = spans.step_times(timeline), spans.zero_times(timeline)
     if not len(stepping) and not len(zeroing):
         return None
     operators = np.flatnonzero(
@@ -120,7 +119,7 @@ def _computing(timeline: Timeline, operators: Int64, stepping: Intervals) -> tup
     if not len(stepping):
         return 0.0, 0.0
     tree = CallTree.of(timeline, operators[covers(stepping, timeline.start_ns[operators])])
-    own = own_ns(timeline, tree)
+    own = tree.self_ns(timeline)
     long = own >= SHORT_NS
     calling = max(0.0, 1 - float(own[long].sum()) / (measure(stepping) or 1))
     if not long.any():

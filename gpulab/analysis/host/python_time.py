@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown, layers
-from gpulab.analysis.host.operator_costs import SHORT_NS, own_ns
+from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.analysis.host.source_lines import LineShare, lines_of
-from gpulab.analysis.host.updates import update_times
 from gpulab.intervals import Intervals, closed, covers, intersect, joined, measure, paint, subtract, union, union_of
 from gpulab.run import Int64, Place, Run, StackSamples
 from gpulab.timeline import spans
@@ -61,9 +60,9 @@ def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
     loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
     named = union_of((p.start_ns, p.end_ns) for p in run.pauses)
     tree = CallTree.of(timeline, np.flatnonzero(spans.training_operators(timeline)))
-    long = tree.rows[own_ns(timeline, tree) >= SHORT_NS]
+    long = tree.rows[tree.self_ns(timeline) >= SHORT_NS]
     computing = union(timeline.start_ns[long], timeline.end_ns[long])
-    other = joined(backward, update_times(timeline), loading, named, computing)
+    other = joined(backward, spans.update_times(timeline), loading, named, computing)
     bare = subtract(union(known[:, 0], known[:, 1]), other)
     found = _mostly_at(run, known, bare)
     if found is None or found.look_count < LEAST_LOOKS or run.stack is None:
