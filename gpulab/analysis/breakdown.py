@@ -110,7 +110,6 @@ class Breakdown:
 
     @property
     def wall_ns(self) -> int:
-        """The steps' own time on the accounted device, added up."""
         return sum(s.end_ns - s.start_ns for s in self.steps)
 
     @property
@@ -131,13 +130,13 @@ class Breakdown:
 
     def by(self, turns: int) -> Breakdown:
         """The same of a run whose steps differ by turns: its medians are over rounds of so many steps."""
-        found = replace(self, turns=turns)
+        account = replace(self, turns=turns)
         if turns == 1 or not self.steps:
-            return found
-        rounds = found._rounds()
+            return account
+        rounds = account._rounds()
         means = {p: [sum(s.parts_ns[p] for s in steps) / len(steps) for steps in rounds] for p in PARTS}
         median_us = {p: float(np.median(ns)) / 1e3 for p, ns in means.items()}
-        return replace(found, median_us=median_us, median_step=self._median_of_waiting())
+        return replace(account, median_us=median_us, median_step=self._median_of_waiting())
 
     def _median_of_waiting(self) -> int:
         """Number of the step of median length among those that wait at least half as long as the longest."""
@@ -173,11 +172,11 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
             return ()
         return (_account(run, timeline, None, layers(timeline, None, pauses_ns=_pauses(run, timeline))),)
     pauses_ns = _pauses(run, timeline)
-    found = [
+    accounts = [
         _account(run, timeline, index, layers(timeline, index, idle_causes=idle_causes, pauses_ns=pauses_ns))
         for index in spans.devices(timeline)
     ]
-    return tuple(sorted(found, key=lambda b: -(b.busy_fraction or 0)))
+    return tuple(sorted(accounts, key=lambda b: -(b.busy_fraction or 0)))
 
 
 def layers(
@@ -189,13 +188,13 @@ def layers(
 ) -> dict[str, Intervals]:
     """The time each part lays claim to, first come first served; None is the CPU. What nobody claims is unknown."""
     if device_index is None:
-        found = dict(_host_layers(timeline))
+        claims = dict(_host_layers(timeline))
     else:
-        found = dict(_device_layers(timeline, spans.on_device(timeline, device_index), idle_causes))
-    if pauses_ns and "other" in found:
-        told = np.concatenate((found["other"], np.array(pauses_ns, dtype=np.int64).reshape(-1, 2)))
-        found["other"] = union(told[:, 0], told[:, 1])
-    return found
+        claims = dict(_device_layers(timeline, spans.on_device(timeline, device_index), idle_causes))
+    if pauses_ns and "other" in claims:
+        named = np.concatenate((claims["other"], np.array(pauses_ns, dtype=np.int64).reshape(-1, 2)))
+        claims["other"] = union(named[:, 0], named[:, 1])
+    return claims
 
 
 def _pauses(run: Run, timeline: Timeline) -> tuple[tuple[int, int], ...]:
@@ -285,8 +284,8 @@ def _launched_outside(timeline: Timeline, work: spans.Rows, started: spans.Rows)
 def _other(timeline: Timeline) -> Intervals:
     """What the user or a library has named by an annotation, apart from steps, loader and optimizer."""
     named = spans.in_category(timeline, Category.USER_ANNOTATION, Category.OVERHEAD)
-    known = spans.named(timeline, lambda n: spans.is_step(n) or spans.is_loader(n) or spans.is_optimizer(n))
-    return spans.covered(timeline, named & ~known & spans.on_training_threads(timeline))
+    ours = spans.named(timeline, lambda n: spans.is_step(n) or spans.is_loader(n) or spans.is_optimizer(n))
+    return spans.covered(timeline, named & ~ours & spans.on_training_threads(timeline))
 
 
 def _busy(timeline: Timeline, device: spans.Mask, windows: Intervals, *, kernels_only: bool) -> float:

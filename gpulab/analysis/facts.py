@@ -110,7 +110,6 @@ class Facts:
 
 
 def facts(run: Run) -> Facts:
-    """Compute every figure of a run's report."""
     steps, selection = run.steps, select(run)
     rows = selection.rows
     traced = run.traced_rows

@@ -153,8 +153,8 @@ def _clock_shift(seen: _Seen) -> Check:
         order = np.argsort(t.start_ns[of_launch], kind="stable")
         latest = np.maximum.accumulate(t.end_ns[of_device][order])
         before = np.searchsorted(t.start_ns[of_launch][order], t.start_ns[waits], side="left") - 1
-        known = before >= 0
-        shifted = int((latest[before[known]] > t.end_ns[waits[known]] + CLOCK_TOLERANCE_NS).sum())
+        begun = before >= 0
+        shifted = int((latest[before[begun]] > t.end_ns[waits[begun]] + CLOCK_TOLERANCE_NS).sum())
     meaning = (
         f"after {shifted:,} calls that wait for the GPU, work that they waited for goes on: the GPU's times are "
         "shifted to the right in this trace, so what the CPU did while the GPU idled cannot be told"

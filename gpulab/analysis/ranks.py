@@ -102,12 +102,12 @@ def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
     rows = np.flatnonzero(_communicating(timeline, account))
     start, end = account.span_ns
     rows = rows[(timeline.start_ns[rows] >= start) & (timeline.start_ns[rows] < end)]
-    found: Collectives = {}
+    by_name: Collectives = {}
     for name_id in np.unique(timeline.name_id[rows]).tolist():
         of_name = rows[timeline.name_id[rows] == name_id]
         name = timeline.names[name_id].partition("(")[0]
-        found[name] = np.concatenate((found.get(name, np.empty(0, np.int64)), timeline.duration_ns[of_name]))
-    return found
+        by_name[name] = np.concatenate((by_name.get(name, np.empty(0, np.int64)), timeline.duration_ns[of_name]))
+    return by_name
 
 
 def _kernels(timeline: Timeline, account: Breakdown) -> spans.Mask:
@@ -123,7 +123,7 @@ def _mismatch(kernels: Mapping[int, Collectives]) -> str | None:
     """Why the ranks' collectives cannot be put side by side; None where they can."""
     if len(kernels) < 2:
         return "one rank alone cannot show who waits for whom"
-    counts = {rank: {name: len(d) for name, d in found.items()} for rank, found in kernels.items()}
+    counts = {rank: {name: len(d) for name, d in by_name.items()} for rank, by_name in kernels.items()}
     first_rank, first = next(iter(counts.items()))
     if not first:
         return f"rank {first_rank} has no communication kernel in its steps"
@@ -138,7 +138,7 @@ def _mismatch(kernels: Mapping[int, Collectives]) -> str | None:
 
 def _shortest(kernels: Mapping[int, Collectives]) -> Collectives:
     names = next(iter(kernels.values()))
-    return {name: np.min([found[name] for found in kernels.values()], axis=0) for name in names}
+    return {name: np.min([by_name[name] for by_name in kernels.values()], axis=0) for name in names}
 
 
 def _rank(

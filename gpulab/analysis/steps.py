@@ -25,8 +25,6 @@ BUNCHED = 0.05  # ours, of a step: so far apart are the waits of a typical step 
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """Steps left out of the throughput figure."""
-
     count: int
     reason: str
 

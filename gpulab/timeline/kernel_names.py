@@ -122,7 +122,6 @@ _FP32 = re.compile(r"float|f32|fp32|[sc]gemm|scudnn|ffma|simt|cijk_a\w\w\w_b\w\w
 
 @functools.lru_cache(maxsize=1 << 16)
 def reading(name: str) -> Reading:
-    """What a kernel's name says."""
     lowered = name.lower()
     rule = next((rule for rule, pattern in _PATTERNS if pattern.search(lowered)), None)
     if rule is not None and not rule.typed:

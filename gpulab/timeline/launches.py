@@ -19,8 +19,8 @@ def launch_of(timeline: Timeline, rows: Int64, categories: tuple[Category, ...] 
     launched, call = spans.matched(timeline, rows, calls)
     call_of_row = np.full(len(timeline), -1, dtype=np.int64)
     call_of_row[launched] = call
-    found: Int64 = call_of_row[rows]
-    return found
+    calls_of_rows: Int64 = call_of_row[rows]
+    return calls_of_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class CallTree:
     def innermost(self, timeline: Timeline, points: Int64) -> Int64:
         """For each of the points (rows of the host) the row of the innermost span of the tree that was open at its
         start, on its own thread; -1 where none was."""
-        found = np.full(len(points), -1, dtype=np.int64)
+        innermost = np.full(len(points), -1, dtype=np.int64)
         if len(self.rows) == 0 or len(points) == 0:
-            return found
+            return innermost
         for first, last in _blocks(timeline.lane_id[self.rows]):
             mine = np.flatnonzero(timeline.lane_id[points] == timeline.lane_id[self.rows[first]])
             block = self.rows[first:last]
@@ -65,8 +65,8 @@ class CallTree:
                 climbing = climbing[closed]
                 position[climbing] = self.parent[position[climbing]]
                 climbing = climbing[position[climbing] >= 0]
-            found[mine] = np.where(position >= 0, self.rows[position], -1)
-        return found
+            innermost[mine] = np.where(position >= 0, self.rows[position], -1)
+        return innermost
 
     def self_ns(self, timeline: Timeline) -> Int64:
         """Each row's own duration without the rows directly in it, in the order of `rows`."""
@@ -85,7 +85,7 @@ def open_at_start(start: Int64, end: Int64) -> Int64:
     later one: time stamps rounded by the profiler let children outlive their parents. The search climbs a tree of
     maxima, so that no row is asked on its own: O(n log n), without a Python loop over rows.
     """
-    found = np.full(len(start), -1, dtype=np.int64)
+    latest = np.full(len(start), -1, dtype=np.int64)
     levels = _maxima(end)
     row, node = np.arange(len(start)), np.arange(len(start))
     met: list[tuple[Int64, Int64]] = []
@@ -101,8 +101,8 @@ def open_at_start(start: Int64, end: Int64) -> Int64:
             below = levels[height - 1]
             later = np.minimum(2 * node + 1, len(below) - 1)
             node = np.where(below[later] > start[row], later, 2 * node)
-    found[row] = node
-    return found
+    latest[row] = node
+    return latest
 
 
 def _maxima(values: Int64) -> list[Int64]:

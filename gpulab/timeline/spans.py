@@ -35,7 +35,6 @@ HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
 
 @functools.cache  # the same test for the same prefixes, so that `named` asks each name once
 def starting_with(*prefixes: str) -> Callable[[str], bool]:
-    """Whether a name begins with one of these."""
     return lambda name: name.startswith(prefixes)
 
 
@@ -106,7 +105,6 @@ def device_items(timeline: Timeline, index: int | None = None) -> Mask:
 
 
 def devices(timeline: Timeline) -> list[int]:
-    """The numbers of the GPUs that did anything."""
     lanes = np.unique(timeline.lane_id[device_items(timeline)]).tolist()
     return sorted({timeline.lanes[i].process for i in lanes})
 
@@ -142,7 +140,6 @@ def training_operators(timeline: Timeline) -> Mask:
 
 
 def autograd_nodes(timeline: Timeline) -> Mask:
-    """Nodes of autograd's graph on the training threads."""
     return named(timeline, is_autograd_node) & on_training_threads(timeline)
 
 
@@ -152,7 +149,6 @@ def loading_times(timeline: Timeline) -> Intervals:
 
 
 def covered(timeline: Timeline, mask: Mask) -> Intervals:
-    """The time that the chosen rows cover."""
     start = timeline.start_ns[mask]
     return union(start, start + timeline.duration_ns[mask])
 
@@ -168,7 +164,6 @@ def step_times(timeline: Timeline) -> Intervals:
 
 
 def zero_times(timeline: Timeline) -> Intervals:
-    """Inside `Optimizer.zero_grad`."""
     return _marked(timeline, "Optimizer.zero_grad#")
 
 

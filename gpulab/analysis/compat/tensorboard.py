@@ -217,11 +217,11 @@ def _extra(timeline: Timeline, name: str, rows: Int64) -> Float64:
 
 def _sm_efficiency(blocks_per_sm: Float64, begins: Int64, ends: Int64, start: int, end: int) -> float | None:
     """Blocks per SM of the kernels running together are added up, at most 1 is counted, the mean is over all time."""
-    known = blocks_per_sm > 0
-    if not (known & (ends > start) & (begins < end)).any():
+    recorded = blocks_per_sm > 0
+    if not (recorded & (ends > start) & (begins < end)).any():
         return None
-    edges = np.concatenate((begins[known], ends[known]))
-    change = np.concatenate((blocks_per_sm[known], -blocks_per_sm[known]))
+    edges = np.concatenate((begins[recorded], ends[recorded]))
+    change = np.concatenate((blocks_per_sm[recorded], -blocks_per_sm[recorded]))
     order = np.argsort(edges, kind="stable")
     running = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)
     length = np.diff(np.clip(edges[order], start, end))
@@ -230,6 +230,6 @@ def _sm_efficiency(blocks_per_sm: Float64, begins: Int64, ends: Int64, start: in
 
 def _weighted_mean(values: Float64, weight: Int64) -> float | None:
     """None where no value is known, or none has weight."""
-    known = (values >= 0) & (weight > 0)
-    total = int(weight[known].sum())
-    return float((values[known] * weight[known]).sum() / total) if total else None
+    recorded = (values >= 0) & (weight > 0)
+    total = int(weight[recorded].sum())
+    return float((values[recorded] * weight[recorded]).sum() / total) if total else None

@@ -54,12 +54,12 @@ def alignment(work: DeviceWork) -> Alignment | None:
         return None
     by_name = np.where(on_units, aligned[name], -1)
     fits = _fits_by_shape(work)
-    told = on_units & ((by_name >= 0) | (fits >= 0))
+    judged = on_units & ((by_name >= 0) | (fits >= 0))
     odd = on_units & np.where(by_name >= 0, by_name == 0, fits == 0)
     by_shape = odd & (fits == 0)
     return Alignment(
         on_units=work.share(on_units),
-        told=work.share(told),
+        told=work.share(judged),
         odd=work.share(odd),
         how=_TOLD_BY_SHAPE if by_shape.any() else _TOLD_BY_NAME,
         costliest=_costliest(work, odd),
@@ -74,15 +74,15 @@ def _fits_by_shape(work: DeviceWork) -> np.ndarray:
     """
     fits = np.full(len(work.rows), -1, dtype=np.int64)
     columns = [work.timeline.extra.get(column) for column in SHAPE_COLUMNS[1:]]
-    known = work.operator >= 0
-    if any(c is None for c in columns) or not known.any():
+    launched = work.operator >= 0
+    if any(c is None for c in columns) or not launched.any():
         return fits
-    sizes = np.stack([c[work.operator[known]] for c in columns if c is not None])
+    sizes = np.stack([c[work.operator[launched]] for c in columns if c is not None])
     recorded = np.isfinite(sizes).all(axis=0)
     whole = np.where(np.isfinite(sizes), sizes, 0).astype(np.int64)
     unit = np.where(whole >= VOCABULARY, UNIT_OF_VOCABULARY, UNIT)
     good = (whole % unit == 0).all(axis=0)
-    fits[np.flatnonzero(known)[recorded]] = good[recorded]
+    fits[np.flatnonzero(launched)[recorded]] = good[recorded]
     return fits
 
 

@@ -65,12 +65,12 @@ def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
     calls = np.flatnonzero(named & spans.runtime_calls(t) & spans.on_training_threads(t))
     calls = calls[covers(work.host_windows, t.start_ns[calls])]
     direction, written = _direction(work, calls), _written(work, calls)
-    found = []
+    by_direction = []
     for i, name in enumerate(DIRECTIONS):
         chosen = direction == i
         if chosen.any():
-            found.append(_summed(work, name, calls[chosen], written[chosen]))
-    return tuple(sorted(found, key=lambda b: -b.waited_us))
+            by_direction.append(_summed(work, name, calls[chosen], written[chosen]))
+    return tuple(sorted(by_direction, key=lambda b: -b.waited_us))
 
 
 def _direction(work: DeviceWork, calls: Int64) -> Int64:
@@ -109,11 +109,11 @@ def _written(work: DeviceWork, calls: Int64) -> Int64:
     innermost = tree.innermost(t, calls)
     at = np.where(innermost >= 0, position[innermost], -1)
     name = np.where(at >= 0, t.name_id[tree.rows[at]], -1).astype(np.int64)
-    known = np.zeros(len(t.names), dtype=bool)
-    known[[i for i, n in enumerate(t.names) if n in _WRITTEN]] = True
+    is_written = np.zeros(len(t.names), dtype=bool)
+    is_written[[i for i, n in enumerate(t.names) if n in _WRITTEN]] = True
     while (at >= 0).any():
         of_row = np.where(at >= 0, t.name_id[tree.rows[at]], 0)
-        name = np.where((at >= 0) & known[of_row], of_row, name)
+        name = np.where((at >= 0) & is_written[of_row], of_row, name)
         at = np.where(at >= 0, tree.parent[at], -1)
     return name
 
@@ -138,10 +138,10 @@ def _summed(work: DeviceWork, direction: Direction, calls: Int64, written: Int64
 def _dry(work: DeviceWork, calls: Int64) -> Intervals:
     """Idle time from the begin of each call to the first work started after its end, without waits for data."""
     t = work.timeline
-    known = work.call >= 0
-    order = np.argsort(t.start_ns[work.call[known]], kind="stable")
-    asked = t.start_ns[work.call[known]][order]
-    begun = t.start_ns[work.rows[known]][order]
+    launched = work.call >= 0
+    order = np.argsort(t.start_ns[work.call[launched]], kind="stable")
+    asked = t.start_ns[work.call[launched]][order]
+    begun = t.start_ns[work.rows[launched]][order]
     after = np.searchsorted(asked, t.end_ns[calls], side="left")
     last = int(work.windows[-1, 1]) if len(work.windows) else 0
     until = np.append(begun, last)[np.minimum(after, len(begun))]

@@ -198,8 +198,8 @@ def _working(timeline: Timeline, tree: CallTree) -> spans.Mask:
         at = at[~calls[at]]
         calls[at] = True
         at = tree.parent[at]
-    found: spans.Mask = moving & ~calls
-    return found
+    working: spans.Mask = moving & ~calls
+    return working
 
 
 def _moves_nothing(timeline: Timeline, rows: Int64) -> spans.Mask:
@@ -251,14 +251,14 @@ def _around_softmax(timeline: Timeline, tree: CallTree, windows: Intervals) -> S
 
 def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int64) -> spans.Mask:
     """Which rows were launched on these threads within these times."""
-    t, found = work.timeline, np.zeros(len(work.rows), dtype=bool)
-    known = np.flatnonzero(work.call >= 0)
-    call = work.call[known]
+    t, between = work.timeline, np.zeros(len(work.rows), dtype=bool)
+    launched = np.flatnonzero(work.call >= 0)
+    call = work.call[launched]
     for thread in np.unique(lane).tolist():
         mine = lane == thread
         order = np.argsort(begin[mine], kind="stable")
         start, stop = begin[mine][order], end[mine][order]
         asked = t.start_ns[call]
         i = np.searchsorted(start, asked, side="right") - 1
-        found[known] |= (i >= 0) & (asked < stop[np.maximum(i, 0)]) & (t.lane_id[call] == thread)
-    return found
+        between[launched] |= (i >= 0) & (asked < stop[np.maximum(i, 0)]) & (t.lane_id[call] == thread)
+    return between

@@ -53,7 +53,6 @@ class DeviceWork:
         return np.asarray(self.timeline.category[self.rows] == Category.KERNEL)
 
     def of(self, *kinds: str) -> spans.Mask:
-        """Which rows are kernels of these classes."""
         return np.isin(self.kind, [CLASSES.index(k) for k in kinds]) & self.kernel
 
     def us(self, chosen: spans.Mask) -> float:
@@ -87,8 +86,8 @@ class DeviceWork:
     def names_of(self, rows: Int64) -> npt.NDArray[np.object_]:
         """The names of rows of the timeline; "" for -1."""
         names = np.array([*self.timeline.names, ""], dtype=object)
-        found: npt.NDArray[np.object_] = names[np.where(rows >= 0, self.timeline.name_id[rows], -1)]
-        return found
+        of_rows: npt.NDArray[np.object_] = names[np.where(rows >= 0, self.timeline.name_id[rows], -1)]
+        return of_rows
 
 
 def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceWork | None:
@@ -132,5 +131,5 @@ def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
         CLASSES.index(class_of(names[pair // (len(timeline.names) + 1)], names[pair % (len(timeline.names) + 1) - 1]))
         for pair in distinct.tolist()
     ]
-    found: UInt8 = np.array(kinds, dtype=np.uint8)[group] if len(rows) else np.empty(0, np.uint8)
-    return found
+    of_rows: UInt8 = np.array(kinds, dtype=np.uint8)[group] if len(rows) else np.empty(0, np.uint8)
+    return of_rows

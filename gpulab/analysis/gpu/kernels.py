@@ -117,8 +117,8 @@ def copies(timeline: Timeline, windows: Intervals) -> tuple[CopyRow, ...]:
     kinds: dict[tuple[str, str | None], int] = {}
     kind_of_name = [kinds.setdefault(_copy_kind(timeline.names[i]), len(kinds)) for i in names.tolist()]
     kind = np.array(kind_of_name, dtype=np.int64)[group]
-    found = [_copy_row(timeline, key, rows[kind == number]) for key, number in kinds.items()]
-    return tuple(sorted(found, key=lambda row: -row.time_us))
+    table = [_copy_row(timeline, key, rows[kind == number]) for key, number in kinds.items()]
+    return tuple(sorted(table, key=lambda row: -row.time_us))
 
 
 def _launched(timeline: Timeline, rows: Int64, windows: Intervals) -> Int64:
@@ -167,24 +167,24 @@ def _median_us(values_ns: Int64) -> float | None:
 
 def _copy_kind(name: str) -> tuple[str, str | None]:
     """Kind and host memory from "Memcpy HtoD (Pageable -> Device)"."""
-    found = _COPY.match(name)
-    if found is None:
+    match = _COPY.match(name)
+    if match is None:
         return "unknown", None
-    ends = [_HOST_MEMORY.get(end or "") for end in found.groups()[1:]]
-    return found[1], ends[0] or ends[1]
+    ends = [_HOST_MEMORY.get(end or "") for end in match.groups()[1:]]
+    return match[1], ends[0] or ends[1]
 
 
 def _copy_row(timeline: Timeline, kind: tuple[str, str | None], rows: Int64) -> CopyRow:
     column = timeline.extra.get("bytes")
     size = np.full(len(rows), np.nan) if column is None else column[rows]
     duration = timeline.duration_ns[rows]
-    known = size >= 0
-    moved, taken_ns = float(size[known].sum()), int(duration[known].sum())
+    recorded = size >= 0
+    moved, taken_ns = float(size[recorded].sum()), int(duration[recorded].sum())
     return CopyRow(
         kind=kind[0],
         host_memory=kind[1],
         count=len(rows),
         time_us=int(duration.sum()) / 1e3,
-        bytes=int(moved) if known.any() else None,
+        bytes=int(moved) if recorded.any() else None,
         gb_per_s=moved / taken_ns if taken_ns else None,
     )

@@ -36,9 +36,9 @@ def small_kernels_fraction(work: DeviceWork) -> float | None:
         return None
     rows = work.rows[kernel]
     duration = work.timeline.duration_ns[rows]
-    known = blocks[rows] >= 0
-    total = int(duration[known].sum())
-    return float(duration[known & (blocks[rows] < 1)].sum() / total) if total else None
+    recorded = blocks[rows] >= 0
+    total = int(duration[recorded].sum())
+    return float(duration[recorded & (blocks[rows] < 1)].sum() / total) if total else None
 
 
 def exposed_upload_us(work: DeviceWork) -> tuple[float, float, Intervals]:

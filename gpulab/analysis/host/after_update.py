@@ -57,8 +57,8 @@ def _tails(windows: Intervals, optimizer: OptimizerWork) -> Intervals:
     ends = optimizer.step_times[:, 1]
     last = np.searchsorted(ends, windows[:, 1], side="right") - 1
     begin = ends[np.maximum(last, 0)]
-    found = (last >= 0) & (begin > windows[:, 0])
-    return union(begin[found], windows[found, 1])
+    ending = (last >= 0) & (begin > windows[:, 0])
+    return union(begin[ending], windows[ending, 1])
 
 
 def _below(stack: StackSamples, windows: Intervals) -> Intervals:

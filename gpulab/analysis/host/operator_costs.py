@@ -75,11 +75,11 @@ def _share(timeline: Timeline, rows: Int64, wall_ns: int) -> float:
 def _elsewhere_ns(timeline: Timeline, windows: Intervals) -> int:
     """Time in gaps too long to be the way from one operator to the next."""
     host = spans.in_category(timeline, *spans.HOST_CATEGORIES) & spans.on_training_threads(timeline)
-    known = host | spans.named(timeline, spans.is_loader)
+    working = host | spans.named(timeline, spans.is_loader)
     edges = union(windows.ravel(), windows.ravel() + 1)
     return measure(
         subtract(
-            union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, known), edges), LONGEST_GAP_NS)
+            union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, working), edges), LONGEST_GAP_NS)
         )
     )
 
@@ -89,12 +89,12 @@ def _rearranges(timeline: Timeline, tree: CallTree) -> spans.Mask:
     copies = spans.named(timeline, lambda n: n == "aten::copy_")[tree.rows]
     asking = spans.named(timeline, lambda n: n in _REARRANGING)[tree.rows]
     converting = spans.named(timeline, lambda n: n in _CONVERTING)[tree.rows]
-    found = np.zeros(len(tree.rows), dtype=bool)
+    asked = np.zeros(len(tree.rows), dtype=bool)
     at, live = tree.parent.copy(), np.ones(len(tree.rows), dtype=bool)
     for _ in range(4):  # copy_ < clone < contiguous < reshape
         live &= at >= 0
         above = np.where(live, at, 0)
         live &= ~converting[above]
-        found |= live & asking[above]
+        asked |= live & asking[above]
         at = tree.parent[above]
-    return copies & found
+    return copies & asked

@@ -55,12 +55,10 @@ class UpdateBytes:
 
     @property
     def fused_fraction(self) -> float:
-        """Of the bytes, what a fused update still moves."""
         return self.fused_bytes / self.unfused_bytes
 
 
 def bytes_of(*passes: Pass) -> int:
-    """Bytes per parameter that these passes read and write."""
     return NUMBER_BYTES * sum(read + written for read, written in passes)
 
 

@@ -150,8 +150,8 @@ def _further_adds(name: str, names: Counter[str]) -> int:
 
 
 def _name(timeline: Timeline, marks: spans.Mask) -> str:
-    found = (_ANNOTATION.match(timeline.names[i]) for i in np.unique(timeline.name_id[marks]).tolist())
-    return next((m[1] for m in found if m is not None), "")
+    matches = (_ANNOTATION.match(timeline.names[i]) for i in np.unique(timeline.name_id[marks]).tolist())
+    return next((m[1] for m in matches if m is not None), "")
 
 
 def _idle_us(work: DeviceWork | None, times: Intervals) -> float:

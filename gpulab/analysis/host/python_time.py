@@ -40,11 +40,11 @@ class OwnCode:
 def own_code(run: Run, account: Breakdown) -> OwnCode | None:
     """Where PyTorch runs nothing. None without looks at the stack, and where no function of the user's surely takes
     most of such time."""
-    known = _windows(run, account)
-    if known is None or run.timeline is None:
+    windows = _windows(run, account)
+    if windows is None or run.timeline is None:
         return None
     claims = layers(run.timeline, account.device_index, pauses_ns=account.pauses_ns)
-    return _mostly_at(run, known, subtract(union(known[:, 0], known[:, 1]), joined(*claims.values())))
+    return _mostly_at(run, windows, subtract(union(windows[:, 0], windows[:, 1]), joined(*claims.values())))
 
 
 def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
@@ -53,8 +53,8 @@ def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
     Without looks at the stack None; likewise where the backward pass takes half of it or more: then what is called so
     is the model.
     """
-    known, timeline = _windows(run, account), run.timeline
-    if known is None or timeline is None:
+    windows, timeline = _windows(run, account), run.timeline
+    if windows is None or timeline is None:
         return None
     backward = closed(spans.covered(timeline, spans.autograd_nodes(timeline)), BETWEEN_NODES_NS)
     loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
@@ -63,17 +63,17 @@ def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
     long = tree.rows[tree.self_ns(timeline) >= SHORT_NS]
     computing = union(timeline.start_ns[long], timeline.end_ns[long])
     other = joined(backward, spans.update_times(timeline), loading, named, computing)
-    bare = subtract(union(known[:, 0], known[:, 1]), other)
-    found = _mostly_at(run, known, bare)
-    if found is None or found.look_count < LEAST_LOOKS or run.stack is None:
+    bare = subtract(union(windows[:, 0], windows[:, 1]), other)
+    own = _mostly_at(run, windows, bare)
+    if own is None or own.look_count < LEAST_LOOKS or run.stack is None:
         return None
     inside = covers(bare, run.stack.t_ns)  # another look says nothing about it: Python's lock is free in long operators
-    mine = np.isin(run.stack.place, [run.places.index(place) for place in found.places])
+    mine = np.isin(run.stack.place, [run.places.index(place) for place in own.places])
     elsewhere = inside & ~mine
     times = subtract(bare, union(run.stack.since_ns[elsewhere], run.stack.t_ns[elsewhere]))
-    if 2 * measure(intersect(backward, known)) > measure(times):
+    if 2 * measure(intersect(backward, windows)) > measure(times):
         return None
-    return replace(found, times=times, share=_share(known, times))
+    return replace(own, times=times, share=_share(windows, times))
 
 
 def _windows(run: Run, account: Breakdown) -> Intervals | None:
@@ -91,13 +91,13 @@ def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
     stack = run.stack
     assert stack is not None
     passing = {run.places[p] for p in np.unique(stack.place[stack.calls_users == 1]).tolist() if p >= 0}
-    found = [line for line in lines_of(run, bare) if line.place not in passing]
-    if not found:
+    lines = [line for line in lines_of(run, bare) if line.place not in passing]
+    if not lines:
         return None
-    mine = [line for line in found if _function(line) == _function(found[0])]
+    mine = [line for line in lines if _function(line) == _function(lines[0])]
     share = sum(line.share for line in mine)
     places = {line.place for line in mine}
-    anywhere = sum(line.share for line in lines_of(run, windows) if _function(line) == _function(found[0]))
+    anywhere = sum(line.share for line in lines_of(run, windows) if _function(line) == _function(lines[0]))
     if share < LEAST_SHARE or share * measure(bare) < MOSTLY * anywhere * measure(windows):
         return None
     rows = np.isin(stack.place, [i for i, place in enumerate(run.places) if place in places])
@@ -106,7 +106,7 @@ def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
     times = intersect(union(since_ns[rows], stack.t_ns[rows]), bare)
     if looks < LEAST_LOOKS and measure(times) < LEAST_NS:
         return None
-    return OwnCode(found[0].place, tuple(places), times, _share(windows, times), looks)
+    return OwnCode(lines[0].place, tuple(places), times, _share(windows, times), looks)
 
 
 def _within_its_step(stack: StackSamples, windows: Intervals) -> Int64:

@@ -40,12 +40,12 @@ class LineShare:
 
 def line_of(run: Run, times: Intervals) -> Place | None:
     """The line that takes at least half of these times, as far as they are spoken for; None where none surely does."""
-    found = lines_of(run, times)
-    if not found or found[0].share < LEAST_SHARE:
+    lines = lines_of(run, times)
+    if not lines or lines[0].share < LEAST_SHARE:
         return None
-    if run.stack is not None and 0 < found[0].looks < LEAST_LOOKS and not _looked(run.stack, times).telling:
+    if run.stack is not None and 0 < lines[0].looks < LEAST_LOOKS and not _looked(run.stack, times).telling:
         return None
-    return found[0].place
+    return lines[0].place
 
 
 def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
@@ -55,12 +55,12 @@ def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
     looked = _looked(run.stack, times)
     places = run.stack.place[looked.rows]
     total = int(looked.weight_ns.sum())
-    found = [
+    lines = [
         LineShare(run.places[p], float(looked.weight_ns[places == p].sum() / max(1, total)), int((places == p).sum()))
         for p in np.unique(places).tolist()
         if p >= 0
     ]
-    return tuple(sorted(found, key=lambda line: -line.share))
+    return tuple(sorted(lines, key=lambda line: -line.share))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +109,13 @@ def _from_functions(timeline: Timeline, times: Intervals) -> tuple[LineShare, ..
     rows = rows[(timeline.start_ns[rows] < last) & (timeline.end_ns[rows] > first)]
     owner, start, end = _innermost(timeline, rows)
     total = measure(times)
-    found = []
+    lines = []
     for name in np.unique(owner).tolist():
         mine = owner == name
         share = measure(intersect(clip(union(start[mine], end[mine]), first, last), times)) / max(1, total)
         if share > 0:
-            found.append(LineShare(_place(timeline.names[name]), share, 0))
-    return tuple(sorted(found, key=lambda line: -line.share))
+            lines.append(LineShare(_place(timeline.names[name]), share, 0))
+    return tuple(sorted(lines, key=lambda line: -line.share))
 
 
 def _innermost(timeline: Timeline, rows: npt.NDArray[np.intp]) -> tuple[Int64, Int64, Int64]:
@@ -149,6 +149,6 @@ def _is_users(name: str) -> bool:
 
 
 def _place(name: str) -> Place:
-    found = _NAME.fullmatch(name)
-    assert found is not None
-    return Place(found["file"], int(found["line"]), found["function"])
+    match = _NAME.fullmatch(name)
+    assert match is not None
+    return Place(match["file"], int(match["line"]), match["function"])
