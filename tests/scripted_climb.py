@@ -26,8 +26,8 @@ Settings = Mapping[str, str]
 DATASET = Loader("Digits", 1797, 32, 0, None, False, False, 57, False)
 SCENE = Observation(
     Device("cpu", "CPU"),
-    loaders=(ObservedLoader(DATASET, "DataLoader", False, False, "fork", False, False),),
-    optimizers=(ObservedOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False),),
+    loaders=(ObservedLoader(DATASET, False, False, "fork"),),
+    optimizers=(ObservedOptimizer("AdamW", True, None, ("cpu",), ("float32",), False),),
     modules=(ObservedModule("Net", 1000, ("float32",), True, "contiguous", False, True, None),),
 )
 

@@ -24,10 +24,8 @@ from gpulab.knobs.values import written
 from gpulab.knobs.variables import Variables
 from gpulab.run import Device, Loader
 
-LOADER = ObservedLoader(
-    Loader("Digits", 100, 8, 0, None, False, False, 13, False), "DataLoader", False, False, "fork", False, False
-)
-OPTIMIZER = ObservedOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False)
+LOADER = ObservedLoader(Loader("Digits", 100, 8, 0, None, False, False, 13, False), False, False, "fork")
+OPTIMIZER = ObservedOptimizer("AdamW", True, None, ("cpu",), ("float32",), False)
 MODULE = ObservedModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
 SCENE = Observation(Device("cpu", "CPU"), (LOADER,), (OPTIMIZER,), (MODULE,))
 NOTHING = Observation(Device("cpu", "CPU"))

@@ -31,7 +31,7 @@ KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 
 
 def seen(kind: str = "AdamW", **changes: Any) -> Observation:
-    optimizer = ObservedOptimizer(kind, True, None, None, ("cpu",), ("float32",), False)
+    optimizer = ObservedOptimizer(kind, True, None, ("cpu",), ("float32",), False)
     return Observation(CPU, optimizers=(dataclasses.replace(optimizer, **changes),))
 
 

@@ -37,8 +37,8 @@ PATIENCE_S = 120.0
 LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)
 SCENE = Observation(
     device=Device("cpu", "CPU (test)"),
-    loaders=(ObservedLoader(LOADER, "DataLoader", False, False, "fork", True, False),),
-    optimizers=(ObservedOptimizer("Adam", True, None, None, ("cpu",), ("float32",), False),),
+    loaders=(ObservedLoader(LOADER, False, False, "fork"),),
+    optimizers=(ObservedOptimizer("Adam", True, None, ("cpu",), ("float32",), False),),
     modules=(ObservedModule("Sequential", 100, ("float32",), True, "contiguous", False, True, None),),
 )
 

@@ -26,7 +26,7 @@ from gpulab.run import Category  # noqa: E402
 X = torch.ones(2, 4)
 Pair = namedtuple("Pair", "a b")
 MODULE = ObservedModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
-ADAMW = ObservedOptimizer("AdamW", True, None, None, ("cpu",), ("float32",), False)
+ADAMW = ObservedOptimizer("AdamW", True, None, ("cpu",), ("float32",), False)
 SCENE = Observation(CPU, optimizers=(ADAMW,), modules=(MODULE,))
 
 

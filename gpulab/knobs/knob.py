@@ -125,6 +125,7 @@ class Knob(ABC):
     options: tuple[Value, ...]
     least: int = 1  # of a number
     spellings: Mapping[str, str] = MappingProxyType({})  # other ways to write an option
+    climb_values: tuple[Value, ...] = ()  # that a climb tries, the likeliest first; a switch is switched on
     lesson: str = ""  # the notebook that teaches it, without folder and ending; empty: none
     aliases: tuple[str, ...] = ()  # what else it is called, for the hint at the nearest name
     changes_training: str = ""  # why another value is another training and not only another speed; empty: it is not
@@ -185,8 +186,8 @@ class Knob(ABC):
         return environment
 
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """What a climb tries next where the cell has `value`, the likeliest first: a switch is switched on."""
-        return (True,) if self.options == (False, True) else ()
+        """What a climb tries next where the cell has `value`, the likeliest first."""
+        return self.climb_values or ((True,) if self.options == (False, True) else ())
 
     @abstractmethod
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:

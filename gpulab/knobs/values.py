@@ -26,7 +26,6 @@ def choice(name: str, text: str, options: Sequence[str], spellings: Mapping[str,
 
 
 def switch(name: str, text: str) -> bool:
-    """On or off. Raises UsageError."""
     return choice(name, text, ("on", "off"), _SWITCH) == "on"
 
 

@@ -92,10 +92,10 @@ def _batch_size(loader: DataLoader[Any], changes: Changes, size: int) -> None:
         changes["batch_size"] = size
 
 
-def _dataset(loader: DataLoader[Any], changes: Changes, made: Callable[[DataLoader[Any], int], object]) -> None:
+def _dataset(loader: DataLoader[Any], changes: Changes, build: Callable[[DataLoader[Any], int], object]) -> None:
     _not_iterable(loader)
     try:
-        changes["dataset"] = made(loader, changes.get("num_workers", loader.num_workers))
+        changes["dataset"] = build(loader, changes.get("num_workers", loader.num_workers))
     except Left as why:
         raise _left(loader, str(why)) from None
 

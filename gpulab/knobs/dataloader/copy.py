@@ -161,13 +161,13 @@ class _Session:
     def _copy_of(self, loader: DataLoader[Any]) -> _Copy | None:
         """Its one copy; None where nothing of it is to be changed."""
         key = id(loader)
-        known = self._copies.get(key)
-        if known is not None and known[0]() is loader:
-            return known[1]
+        kept = self._copies.get(key)
+        if kept is not None and kept[0]() is loader:
+            return kept[1]
 
-        def drop(gone: weakref.ref[DataLoader[Any]]) -> None:
-            found = self._copies.get(key)
-            if found is not None and found[0] is gone:
+        def drop(ended: weakref.ref[DataLoader[Any]]) -> None:
+            entry = self._copies.get(key)
+            if entry is not None and entry[0] is ended:
                 del self._copies[key]
 
         changes = self._changes(loader)
@@ -238,7 +238,6 @@ class _Copy:
 
 
 def _persists(loader: DataLoader[Any]) -> bool:
-    """Whether its second epoch continues the iterator of the first."""
     return loader.persistent_workers and loader.num_workers > 0
 
 

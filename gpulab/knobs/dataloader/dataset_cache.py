@@ -19,9 +19,8 @@ from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, percent, size, while_s
 from gpulab.knobs.dataloader.changes import OWN_AFFAIR, Left
 from gpulab.knobs.dataloader.copy import overriding
-from gpulab.knobs.dataloader.evidence import why_untouched
 from gpulab.knobs.dataloader.in_memory_dataset import served_for
-from gpulab.knobs.dataloader.options import NO_LOADER
+from gpulab.knobs.dataloader.options import NO_LOADER, why_untouched
 from gpulab.knobs.dataloader.randomness import kept, random_state
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation

@@ -45,7 +45,6 @@ class Accumulate(Knob):
         return 1 if observation.optimizers else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Where no gradient can be put aside before a step."""
         if value == 1:
             return None
         if not observation.optimizers:
@@ -71,7 +70,6 @@ class Accumulate(Knob):
             accumulation.give_back()
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the steps that were passed over."""
         passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
         if passed:
             words = [f"the optimizer really stepped {stepped} of {passed + stepped} times"]
@@ -139,11 +137,11 @@ class Accumulation:
         import torch
 
         share = 1 / self._batches
-        known = [p for p in parameters if p in aside.mean and not _sparse(p)]
+        begun = [p for p in parameters if p in aside.mean and not _sparse(p)]
         with torch.no_grad():
-            if known:
-                torch._foreach_add_([aside.mean[p] for p in known], [_gradient(p) for p in known], alpha=share)
-            done = set(known)
+            if begun:
+                torch._foreach_add_([aside.mean[p] for p in begun], [_gradient(p) for p in begun], alpha=share)
+            done = set(begun)
             for p in parameters:
                 if p not in done:
                     part = _gradient(p) * share

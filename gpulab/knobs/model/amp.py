@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, StepTimes, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.model.autocast import autocast, no_autocast
 from gpulab.knobs.model.loss_scaling import LossScaling, loss_scaling
 from gpulab.knobs.observe import trace_counts
@@ -33,6 +33,7 @@ class Amp(Knob):
     kind: Kind = "module call"
     changes_training = "arithmetic of lower precision: compare the loss"
     options: tuple[Value, ...] = ("off", "fp16", "bf16")
+    climb_values: tuple[Value, ...] = ("bf16", "fp16")  # bf16 needs no loss scaling
     aliases = ("precision", "autocast", "bf16", "fp16")
     spellings: Mapping[str, str] = {
         "bfloat16": "bf16",
@@ -137,10 +138,6 @@ class Amp(Knob):
     def without(self, observation: Observation) -> Observation:
         """Regions that the cell itself has under autocast are not told from the knob's."""
         return replace(observation, modules=tuple(replace(m, autocast_dtype=None) for m in observation.modules))
-
-    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """bf16 needs no loss scaling."""
-        return ("bf16", "fp16")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == "off":

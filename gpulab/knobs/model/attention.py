@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
@@ -23,6 +23,8 @@ class Attention(Knob):
     help = "Back end of scaled_dot_product_attention: flash and efficient keep the attention matrix out of memory"
     kind: Kind = "backend setting"
     options: tuple[Value, ...] = ("auto", "math", "efficient", "flash")
+    # torch's own choice, then those that keep the attention matrix out of memory
+    climb_values: tuple[Value, ...] = ("auto", "flash", "efficient")
     aliases = ("sdpa", "flash")
     spellings: Mapping[str, str] = {"mem_efficient": "efficient"}
     helps_against: Mapping[str, int] = {"unfused_attention": 1}
@@ -32,7 +34,6 @@ class Attention(Knob):
         return "auto" if _has_attention(observation) else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Without attention, or where the device has no such back end."""
         if not _has_attention(observation) and not observation.operators:
             return "only a trace shows whether the cell uses scaled_dot_product_attention: leave out --no-trace"
         if not _has_attention(observation):
@@ -77,10 +78,6 @@ class Attention(Knob):
     def without(self, observation: Observation) -> Observation:
         """What the cell as written uses is not seen beside the back end that was chosen for it."""
         return replace(observation, attention=None)
-
-    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """torch's own choice, then those that keep the attention matrix out of memory."""
-        return ("auto", "flash", "efficient")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == "auto":

@@ -8,13 +8,13 @@ import re
 import shutil
 import sys
 import sysconfig
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.describe import is_compiled
 from gpulab.knobs.observe.observation import Observation
@@ -62,6 +62,7 @@ class Compile(Knob):
     help = "Fuses operations and launches fewer kernels; the first steps compile. reduce-overhead adds CUDA graphs"
     kind: Kind = "module call"
     options: tuple[Value, ...] = ("off", "default", "reduce-overhead")
+    climb_values: tuple[Value, ...] = ("default",)  # a rule names reduce-overhead where launches are the cause
     spellings: Mapping[str, str] = {"on": "default", "true": "default"}
     refusal_rests_on = ("device", "modules")
     helps_against: Mapping[str, int] = {"launch_bound": 1, "memory_bound_ops": 1}
@@ -119,7 +120,6 @@ class Compile(Knob):
         self._names.take_out()
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the compiled regions in the trace."""
         if value == "off":
             return Verification("no effect", "nothing is compiled in the cell as written")
         compiled = effects.counts.get("modules compiled", 0) - len(effects.refused)
@@ -138,10 +138,6 @@ class Compile(Knob):
     def without(self, observation: Observation) -> Observation:
         """No module of the cell is compiled as written, or the knob would have refused."""
         return replace(observation, modules=tuple(replace(m, compiled=False) for m in observation.modules))
-
-    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
-        """The mode that suits all code; a rule names reduce-overhead where launches are the cause."""
-        return ("default",)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         mode = "" if value == "default" else f'mode="{value}"'

@@ -29,7 +29,6 @@ class ComputeThreads(Knob):
         return observation.compute_threads
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Where a GPU computes, or PyTorch was not used."""
         if observation.device.kind == "cuda":
             return "the GPU computes here: these are threads of operators on the CPU"
         if observation.compute_threads is None:

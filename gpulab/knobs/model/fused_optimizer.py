@@ -35,7 +35,6 @@ class FusedOptimizer(Knob):
     helps_against: Mapping[str, int] = {"launch_bound": 2, "unfused_optimizer": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
-        """On where every optimizer that has a fused form uses it."""
         able = [o for o in observation.optimizers if o.supports_fused]
         return all(o.fused is True for o in able) if able else None
 

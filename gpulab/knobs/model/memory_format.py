@@ -96,12 +96,12 @@ class Layout:
         self._optimizers: dict[int, Optimizer] = {}
 
     def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        known = self._convolves.get(id(module))
-        if known is None:
-            known = self._convolves[id(module)] = (module, _convolves(module))
-            if known[1]:
+        entry = self._convolves.get(id(module))
+        if entry is None:
+            entry = self._convolves[id(module)] = (module, _convolves(module))
+            if entry[1]:
                 self._lay_out_weights(module)
-        if not known[1]:
+        if not entry[1]:
             return call(args, kwargs)
         from torch.utils import _pytree as pytree
 
@@ -155,11 +155,11 @@ class Layout:
         import torch
 
         with torch.no_grad():
-            for weight, found in self._weights.values():
-                if (weight.device, weight.dtype, weight.shape) != (found.device, found.dtype, found.shape):
+            for weight, before in self._weights.values():
+                if (weight.device, weight.dtype, weight.shape) != (before.device, before.dtype, before.shape):
                     continue  # moved by the user's code
-                found.copy_(weight.data)
-                weight.data = found
+                before.copy_(weight.data)
+                weight.data = before
                 if weight.grad is not None:
                     weight.grad = laid_out_like(weight.grad, weight)
             for optimizer in self._optimizers.values():

@@ -32,7 +32,6 @@ class Tf32(Knob):
     helps_against: Mapping[str, int] = {"no_tf32": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
-        """torch's setting; None where the device has none."""
         return observation.tf32
 
     def refuses(self, observation: Observation, value: Value) -> str | None:

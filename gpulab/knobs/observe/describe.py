@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def loader_record(loader: DataLoader[Any]) -> Loader:
-    """How a DataLoader was built."""
     from torch.utils.data import IterableDataset, default_collate
 
     iterable = isinstance(loader.dataset, IterableDataset)
@@ -44,17 +43,14 @@ def as_written(dataset: object) -> object:
 
 def observed_loader(loader: DataLoader[Any]) -> ObservedLoader:
     """A DataLoader, with what limits its options."""
-    from torch.utils.data import BatchSampler, default_collate, default_convert
+    from torch.utils.data import BatchSampler
 
     sampler = loader.batch_sampler
     return ObservedLoader(
         record=loader_record(loader),
-        loader_class=type(loader).__name__,
         custom_batch_sampler=sampler is not None and type(sampler) is not BatchSampler,
         dataset_from_main=not main_can_be_imported() and bool(defined_in_main(loader)),
         start_method=start_method(loader),
-        drop_last=bool(loader.drop_last or getattr(sampler, "drop_last", False)),
-        custom_collate=loader.collate_fn not in (default_collate, default_convert),
     )
 
 
@@ -66,7 +62,6 @@ def observed_optimizer(optimizer: Optimizer) -> ObservedOptimizer:
         class_name=type(optimizer).__name__,
         supports_fused="fused" in groups[0],
         fused=groups[0].get("fused"),
-        foreach=groups[0].get("foreach"),
         parameter_devices=_distinct(str(p.device) for p in parameters),
         parameter_dtypes=_distinct(dtype_name(p.dtype) for p in parameters),
         takes_closure=_needs_closure(type(optimizer).step),

@@ -15,22 +15,18 @@ class ObservedLoader:
     """One DataLoader that was iterated. `record` is how it was built."""
 
     record: Loader
-    loader_class: str
     custom_batch_sampler: bool  # not torch's own BatchSampler
     dataset_from_main: bool  # its class (or its collate_fn …) was defined in the notebook
     start_method: str  # of worker processes: "fork", "spawn", "forkserver"
-    drop_last: bool
-    custom_collate: bool
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedOptimizer:
-    """One optimizer that stepped. `fused` and `foreach` as in its first param group; None: torch chooses."""
+    """One optimizer that stepped. `fused` as in its first param group; None: torch chooses."""
 
     class_name: str
     supports_fused: bool
     fused: bool | None
-    foreach: bool | None
     parameter_devices: tuple[str, ...]
     parameter_dtypes: tuple[str, ...]
     takes_closure: bool  # LBFGS
@@ -60,14 +56,12 @@ class Observation:
     modules: tuple[ObservedModule, ...] = ()
     operators: frozenset[str] = frozenset()  # names in the trace: operators and kernels
     tf32: bool | None = None  # None: the device has none
-    attention: str | None = (
-        None  # back end that the trace shows: "math", "efficient", "flash", "cudnn"; None: no attention
-    )
+    # back end that the trace shows: "math", "efficient", "flash", "cudnn"; None: no attention
+    attention: str | None = None
     grad_scaler: bool = False  # the cell scales its own gradients
     compute_threads: int | None = None  # of an operator on the CPU, at the end of the run
     step_inputs: StepInputs | None = None  # None: not seen, or not the same in all steps that were watched
 
     @property
     def loader(self) -> ObservedLoader | None:
-        """The loader that feeds the steps."""
         return self.loaders[0] if self.loaders else None

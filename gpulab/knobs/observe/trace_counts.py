@@ -17,12 +17,11 @@ def counts(run: Run) -> dict[str, int] | None:
     if timeline is None:
         return None
     ids = timeline.name_id[np.isin(timeline.category, [int(c) for c in _RAN])]
-    found = np.bincount(ids, minlength=len(timeline.names)).tolist()
-    return {name: n for name, n in zip(timeline.names, found, strict=True) if n}
+    times = np.bincount(ids, minlength=len(timeline.names)).tolist()
+    return {name: n for name, n in zip(timeline.names, times, strict=True) if n}
 
 
 def kernels(run: Run) -> tuple[str, ...]:
-    """Names of the kernels in the trace."""
     timeline = run.timeline
     if timeline is None:
         return ()
@@ -32,5 +31,5 @@ def kernels(run: Run) -> tuple[str, ...]:
 
 def first_match(pattern: re.Pattern[str], names: tuple[str, ...]) -> str | None:
     """The first name that the pattern is found in, cut where it gets long."""
-    found = next((name for name in names if pattern.search(name)), None)
-    return found if found is None or len(found) <= 60 else f"{found[:59]}…"
+    first = next((name for name in names if pattern.search(name)), None)
+    return first if first is None or len(first) <= 60 else f"{first[:59]}…"
