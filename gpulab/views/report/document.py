@@ -15,7 +15,6 @@ import numpy as np
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.compat.hta import HtaView
 from gpulab.analysis.facts import Facts, TraceFacts
-from gpulab.analysis.gpu.trace_facts import TraceFacts
 from gpulab.analysis.integrity import Integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
