@@ -17,7 +17,6 @@ from gpulab.errors import DeviceLost
 from gpulab.knobs.dataloader import randomness
 from gpulab.snapshot.state import State
 from gpulab.tuning.seeds import seeded
-from gpulab.tuning.threaded_code import torch_settings
 from gpulab.tuning.trial import release
 
 
@@ -78,12 +77,7 @@ def test_weights_are_not_looked_at_while_a_graph_is_captured(fake_cuda: FakeCuda
     assert fake_cuda.captured == [] and watch.changed()
 
 
-def nothing() -> AbstractContextManager[None]:
-    torch_settings()()
-    return randomness.kept()
-
-
-@pytest.mark.parametrize("inside", [randomness.kept, lambda: seeded(3), nothing], ids=["kept", "seeded", "settings"])
+@pytest.mark.parametrize("inside", [randomness.kept, lambda: seeded(3)], ids=["kept", "seeded"])
 def test_cuda_is_not_started(fake_cuda: FakeCuda, inside: Callable[[], AbstractContextManager[None]]) -> None:
     state = State.of(trained(), None)
     with inside():
@@ -104,13 +98,12 @@ def test_the_users_error_passes_where_random_numbers_cannot_be_put_back(
     assert torch.equal(torch.get_rng_state(), cpu)
 
 
-def test_a_lost_gpu_hinders_neither_a_thread_nor_what_is_released(fake_cuda: FakeCuda) -> None:
+def test_a_lost_gpu_hinders_nothing_that_is_released(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
     fake_cuda.error = ILLEGAL_ACCESS
-    torch_settings()()
     release(RuntimeError("of an arm"))
     StepEvents().mark(1)
-    asked = {"current_device", "current_stream", "empty_cache", "is_current_stream_capturing"}
+    asked = {"current_stream", "empty_cache", "is_current_stream_capturing"}
     assert set(fake_cuda.calls) == asked, "each of them raised"
 
 

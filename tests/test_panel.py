@@ -1,8 +1,9 @@
-"""The panel and the lab: what each knob shows, what each button starts, and that a run on its own thread is as ours."""
+"""The panel and its session: what each knob shows, what each button starts, and where the cell's prints go."""
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,14 +24,15 @@ from gpulab.knobs.observe.observation import (
     ObservedOptimizer,
 )
 from gpulab.panel.controls import KnobRow, lesson_path
+from gpulab.panel.kept_output import KeptPrints, prints_kept
+from gpulab.panel.main_thread import MainThread, interruptible
 from gpulab.panel.opening import lab
 from gpulab.panel.panel import Panel, head, progress_words, share_done
-from gpulab.panel.session import BUSY, NOTHING_TURNED, PanelSession
+from gpulab.panel.session import INTERRUPTED, NOTHING_TURNED, PanelSession
 from gpulab.run import Device, Loader
 from gpulab.tuning.function_code import FunctionCode
 from gpulab.tuning.plan import Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment
-from gpulab.tuning.threaded_code import Apart, MainThread, Thread, Written, torch_settings, written_apart
 from gpulab.tuning.trial import Trial
 
 PATIENCE_S = 120.0
@@ -49,14 +51,8 @@ class Pressed:
     def __init__(self) -> None:
         self.asked: list[tuple[str, dict[str, Value]]] = []
 
-    def look(self) -> None:
-        self.asked.append(("look", {}))
-
-    def run(self, settings: Mapping[str, Value]) -> None:
-        self.asked.append(("run", dict(settings)))
-
-    def compare(self, settings: Mapping[str, Value]) -> None:
-        self.asked.append(("compare", dict(settings)))
+    def begin(self, kind: str, settings: Mapping[str, Value]) -> None:
+        self.asked.append((kind, dict(settings)))
 
     def stop(self) -> None:
         self.asked.append(("stop", {}))
@@ -193,7 +189,7 @@ def test_a_lesson_is_linked_only_where_its_notebook_is(tmp_path: Any) -> None:
 
 def test_a_click_that_arrives_on_another_thread_is_acted_upon_on_the_main_one(pressed: Pressed) -> None:
     where: dict[str, threading.Thread] = {}
-    pressed.run = lambda settings: where.update(run=threading.current_thread())  # type: ignore[method-assign]
+    pressed.begin = lambda kind, settings: where.update(begin=threading.current_thread())  # type: ignore[method-assign]
     pressed.stop = lambda: where.update(stop=threading.current_thread())  # type: ignore[method-assign]
 
     async def session() -> None:
@@ -213,7 +209,7 @@ def test_a_click_that_arrives_on_another_thread_is_acted_upon_on_the_main_one(pr
         panel.close()
 
     asyncio.run(session())
-    assert where["run"] is threading.main_thread()
+    assert where["begin"] is threading.main_thread()
     assert where["stop"] is where["clicks"] is not threading.main_thread(), "the main thread may be busy"
 
 
@@ -221,26 +217,22 @@ def test_a_click_that_arrives_on_another_thread_is_acted_upon_on_the_main_one(pr
 
 
 class Scripted:
-    """An engine that runs until it is stopped or let go."""
+    """An engine that does, while it runs, what `Made.during` says."""
 
-    def __init__(self, code: Code, plan: Plan, tell: Listener) -> None:
+    def __init__(self, code: Code, plan: Plan, tell: Listener, during: Callable[[Scripted], None]) -> None:
         self.code, self.plan, self.tell = code, plan, tell
         self.trials: list[Trial] = []
         self.error: BaseException | None = None
-        self.thread: threading.Thread | None = None
-        self.began, self.ended = threading.Event(), threading.Event()
         self.stops = 0
+        self._during = during
 
     def run(self) -> Experiment:
-        self.thread = threading.current_thread()
         self.tell(Progress("as written", 0, 1, None))
-        self.began.set()
-        assert self.ended.wait(PATIENCE_S)
+        self._during(self)
         return Experiment((), (), 0.0)
 
     def stop(self) -> None:
         self.stops += 1
-        self.ended.set()
 
 
 class Made:
@@ -248,9 +240,10 @@ class Made:
 
     def __init__(self) -> None:
         self.engines: list[Scripted] = []
+        self.during: Callable[[Scripted], None] = lambda engine: None
 
     def __call__(self, code: Code, plan: Plan, tell: Listener) -> Scripted:
-        self.engines.append(Scripted(code, plan, tell))
+        self.engines.append(Scripted(code, plan, tell, self.during))
         return self.engines[-1]
 
 
@@ -262,76 +255,132 @@ def made() -> Made:
 @pytest.fixture
 def scripted(made: Made) -> Iterator[PanelSession]:
     before = set(ipywidgets.widgets.widget._instances)
-    opened = PanelSession(FunctionCode(lambda: None), thread=True, engine=made, save=False)
+    opened = PanelSession(FunctionCode(lambda: None), engine=made, save=False)
     yield opened
     opened.close()
-    assert not [t for t in threading.enumerate() if t.name.startswith("gpulab")], "no thread stays"
     assert set(ipywidgets.widgets.widget._instances) == before, "no widget stays"
 
 
-def test_a_run_goes_on_beside_the_main_thread_and_a_second_click_only_says_so(
-    scripted: PanelSession, made: Made
-) -> None:
-    panel = scripted.panel
-    panel.buttons["look"].click()
-    assert made.engines[0].began.wait(PATIENCE_S) and scripted.running
-    assert made.engines[0].thread is not threading.main_thread()
-    panel.buttons["run"].click()
-    assert len(made.engines) == 1 and BUSY in panel._message.value
-    with pytest.raises(UsageError, match="goes on already"):
-        scripted.run()
-    panel.buttons["stop"].click()
-    assert scripted.wait() is None
-    assert made.engines[0].stops == 1 and not scripted.running
-    panel.buttons["look"].click()
+def test_a_run_is_on_the_main_thread_and_the_panel_moves_meanwhile(scripted: PanelSession, made: Made) -> None:
+    seen: list[object] = []
+
+    def during(engine: Scripted) -> None:
+        panel = scripted.panel
+        seen.extend((threading.current_thread(), scripted.running, panel.buttons["stop"].disabled))
+        engine.tell(Progress("block 3 of 4: workers=2", 2, 4, 1.0, in_blocks=True))
+        seen.extend((panel._now.value, panel._bar.value))
+        assert all(panel.buttons[name].disabled for name in ("look", "run", "compare"))
+
+    made.during = during
+    scripted.panel.buttons["look"].click()
+    assert seen[:3] == [threading.main_thread(), True, False]
+    assert "block 3 of 4" in str(seen[3]) and seen[4] == share_done(Progress("", 2, 4, None, in_blocks=True))
+    assert not scripted.running and scripted.panel.buttons["stop"].disabled
+    scripted.panel.buttons["look"].click()
     assert len(made.engines) == 2, "it can begin again"
 
 
-def test_a_closed_panel_stops_its_run(scripted: PanelSession, made: Made) -> None:
+def test_a_second_run_inside_the_first_is_refused(scripted: PanelSession, made: Made) -> None:
+    def during(engine: Scripted) -> None:
+        scripted.panel.buttons["run"].click()
+        with pytest.raises(UsageError, match="goes on already"):
+            scripted.run()
+
+    made.during = during
     scripted.panel.buttons["look"].click()
-    assert made.engines[0].began.wait(PATIENCE_S)
-    scripted.panel.buttons["close"].click()
+    assert len(made.engines) == 1
+
+
+def test_clicks_that_waited_for_the_end_of_a_run_start_nothing(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpulab.panel.session.SETTLING_S", 0.0)
+
+    async def session() -> None:
+        opened = PanelSession(FunctionCode(lambda: None), engine=made, save=False)
+        buttons, loop = opened.panel.buttons, asyncio.get_running_loop()
+        made.during = lambda engine: None if len(made.engines) > 1 else loop.call_soon(buttons["run"].click) and None
+        buttons["look"].click()
+        await asyncio.sleep(0)
+        assert len(made.engines) == 1 and buttons["run"].disabled
+        while opened._settling:
+            await asyncio.sleep(0)
+        assert not buttons["run"].disabled
+        buttons["run"].click()
+        assert len(made.engines) == 2, "a click of later is heard"
+        opened.close()
+
+    asyncio.run(session())
+
+
+def test_stop_reaches_the_engine(scripted: PanelSession, made: Made) -> None:
+    made.during = lambda engine: scripted.panel.buttons["stop"].click()
+    scripted.panel.buttons["look"].click()
+    assert made.engines[0].stops == 1 and scripted.result is None
+
+
+def test_a_panel_closed_meanwhile_stops_its_run(scripted: PanelSession, made: Made) -> None:
+    made.during = lambda engine: scripted.panel.buttons["close"].click()
+    scripted.panel.buttons["look"].click()
     assert made.engines[0].stops == 1 and not scripted.running
 
 
-def test_an_interrupt_while_waiting_ends_the_run(
-    scripted: PanelSession, made: Made, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scripted.look()
-    join = Thread.join
-    raised: list[None] = []
+def test_an_interrupt_ends_the_run_and_is_raised_where_code_began_it(scripted: PanelSession, made: Made) -> None:
+    def during(engine: Scripted) -> None:
+        raise KeyboardInterrupt
 
-    def interrupted(self: Thread, timeout_s: float | None = None) -> None:
-        if not raised:
-            raised.append(None)
-            raise KeyboardInterrupt
-        join(self, timeout_s)
-
-    monkeypatch.setattr(Thread, "join", interrupted)
+    made.during = during
+    scripted.panel.buttons["look"].click()
+    assert not scripted.running and INTERRUPTED in scripted.panel._message.value
     with pytest.raises(KeyboardInterrupt):
-        scripted.wait()
-    assert made.engines[0].stops == 1 and not scripted.running
+        scripted.look()
+    assert not scripted.running
 
 
-def test_what_the_cell_raises_is_raised_by_wait_and_said_in_the_panel(scripted: PanelSession, made: Made) -> None:
+def test_an_interrupt_is_heard_where_the_kernel_ignores_it() -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt), interruptible():
+            signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_what_the_cell_raises_is_raised_where_code_began_it_and_said_in_the_panel(
+    scripted: PanelSession, made: Made
+) -> None:
+    def during(engine: Scripted) -> None:
+        engine.error = ZeroDivisionError("division by zero")
+
+    made.during = during
     scripted.panel.buttons["look"].click()
-    made.engines[0].error = ZeroDivisionError("division by zero")
-    made.engines[0].ended.set()
-    with pytest.raises(ZeroDivisionError):
-        scripted.wait()
     assert "ZeroDivisionError: division by zero" in scripted.panel._message.value
+    with pytest.raises(ZeroDivisionError):
+        scripted.look()
+
+
+def test_what_a_click_prints_is_kept(scripted: PanelSession, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    kept: list[str] = []
+
+    def during(engine: Scripted) -> None:
+        print("of the cell")
+        assert scripted._job is not None
+        kept.append(scripted._job.prints.text)
+
+    made.during = during
+    scripted.panel.buttons["look"].click()
+    assert kept == ["of the cell\n"] and capsys.readouterr().out == ""
+    scripted.look()
+    assert kept[1] == "" and capsys.readouterr().out == "of the cell\n", "in a terminal, code prints as it does"
 
 
 def test_plans_are_made_of_the_settings(scripted: PanelSession, made: Made) -> None:
     scripted.panel.steps.value = 7
     scripted.compare(workers=2, amp="bf16")
-    scripted.stop()
     plan = made.engines[0].plan
     assert plan.interleaved and plan.block_steps == 7
     assert [dict(arm.settings) for arm in plan.arms] == [{"workers": 2, "amp": "bf16"}]
-    scripted.wait()
     scripted.run(workers=2)
-    scripted.stop()
     assert not made.engines[1].plan.interleaved and made.engines[1].plan.block_steps == 7
 
 
@@ -358,44 +407,25 @@ def test_in_a_terminal_it_is_text(scripted: PanelSession, capsys: pytest.Capture
     assert "workers" in scripted.panel.text()
 
 
-# -- code on a thread of its own ---------------------------------------------------------------------------------------
-
-
-def on_thread(task: Callable[[], None]) -> None:
-    thread = Thread(task, "gpulab-test")
-    thread.begin()
-    thread.join(PATIENCE_S)
-    assert not thread.alive
+# -- what the code prints ----------------------------------------------------------------------------------------------
 
 
 def test_what_the_code_prints_is_collected_and_others_print_on(capsys: pytest.CaptureFixture[str]) -> None:
-    before = sys.stdout, sys.stderr
-    inside, go_on = threading.Event(), threading.Event()
-
-    def code() -> None:
+    before, written = (sys.stdout, sys.stderr), KeptPrints()
+    with prints_kept(written):
         print("of the cell")
         print("trouble", file=sys.stderr)
-        inside.set()
-        assert go_on.wait(PATIENCE_S)
-
-    apart = Apart(FunctionCode(code))
-    thread = Thread(lambda: apart.run(quiet=False) and None, "gpulab-test")
-    thread.begin()
-    assert inside.wait(PATIENCE_S)
-    print("of another thread")
-    go_on.set()
-    thread.join(PATIENCE_S)
-    assert apart.written.text == "of the cell\ntrouble\n"
+        other = threading.Thread(target=print, args=("of another thread",))
+        other.start()
+        other.join(PATIENCE_S)
+    assert written.text == "of the cell\ntrouble\n"
     assert capsys.readouterr().out == "of another thread\n"
     assert (sys.stdout, sys.stderr) == before
-    inside.clear()
-    apart.run(quiet=True)
-    assert apart.written.text == "of the cell\ntrouble\n" and capsys.readouterr() == ("", "")
 
 
 def test_only_the_end_of_much_output_is_kept() -> None:
-    written = Written()
-    with written_apart(written):
+    written = KeptPrints()
+    with prints_kept(written):
         print("begin")
         print("x" * 30_000)
         print("end")
@@ -405,10 +435,10 @@ def test_only_the_end_of_much_output_is_kept() -> None:
 
 
 def test_another_ones_redirection_of_stdout_survives_ours() -> None:
-    written, before = Written(), sys.stdout
-    with written_apart(written):
+    written, before = KeptPrints(), sys.stdout
+    with prints_kept(written):
         ours = sys.stdout
-        sys.stdout = theirs = type(ours)(before, Written())  # put over ours by somebody else, meanwhile
+        sys.stdout = theirs = type(ours)(before, KeptPrints())  # put over ours by somebody else, meanwhile
     assert sys.stdout is theirs
     sys.stdout = ours  # and put back by them
     print("to nobody")
@@ -416,28 +446,7 @@ def test_another_ones_redirection_of_stdout_survives_ours() -> None:
     sys.stdout = before
 
 
-def test_torch_is_set_there_as_here() -> None:
-    import torch
-
-    seen: list[object] = []
-
-    def look() -> None:
-        seen.extend((torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_device().type))
-
-    torch.set_grad_enabled(False)
-    torch.set_default_device("meta")
-    threads = torch.get_num_threads()
-    try:
-        on_thread(look)
-    finally:
-        torch.set_grad_enabled(True)
-        torch.set_default_device("cpu")
-    assert seen == [False, threads, "meta"]
-    torch_settings()()
-    assert torch.is_grad_enabled()
-
-
-def test_a_real_run_on_its_own_thread_leaves_the_training_where_it_was() -> None:
+def test_a_real_run_leaves_the_training_where_it_was() -> None:
     import torch
     from torch.utils.data import DataLoader, TensorDataset
 
@@ -445,10 +454,8 @@ def test_a_real_run_on_its_own_thread_leaves_the_training_where_it_was() -> None
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.zeros(64, dtype=torch.long)), batch_size=4)
-    where: list[threading.Thread] = []
 
     def train() -> None:
-        where.append(threading.current_thread())
         print("trained")
         for x, y in loader:
             optimizer.zero_grad()
@@ -456,14 +463,13 @@ def test_a_real_run_on_its_own_thread_leaves_the_training_where_it_was() -> None
             optimizer.step()
 
     before, random = model.weight.clone(), torch.get_rng_state()
-    opened = PanelSession(FunctionCode(train), thread=True, save=False)
+    opened = PanelSession(FunctionCode(train), save=False)
     try:
-        assert opened.look().wait() is None
-        report = opened.run(batch_size=8).wait()
+        assert opened.look().result is None
+        report = opened.run(batch_size=8).result
     finally:
         opened.close()
     assert torch.equal(model.weight, before) and torch.equal(torch.get_rng_state(), random)
-    assert threading.main_thread() not in where
     assert (
         opened.observation is not None
         and opened.observation.loader is not None

@@ -32,12 +32,10 @@ OnMain = Callable[[Callable[[], None]], None]
 
 
 def at_once(task: Callable[[], None]) -> None:
-    """Where there is only one thread."""
     task()
 
 
 def shown(value: Value | None) -> str:
-    """A value as the panel writes it."""
     if isinstance(value, bool):
         return "on" if value else "off"
     return "–" if value is None else str(value)
@@ -71,7 +69,6 @@ class KnobRow:
 
     @property
     def setting(self) -> Value | None:
-        """What is chosen; None: as written."""
         return self._choice
 
     def show(self, observation: Observation | None, others: Mapping[str, Value]) -> None:
@@ -86,7 +83,6 @@ class KnobRow:
         self._judge(with_settings(observation, others) if observation is not None else None)
 
     def reset(self) -> None:
-        """As written again."""
         if self._choice is not None:
             self._choice = None
             self._make_control()
@@ -124,7 +120,6 @@ class KnobRow:
         self._words.value = _words(self.knob, self.refusal or (why if not able else ""), self.cautions)
 
     def close(self) -> None:
-        """Leave no widget behind."""
         for widget in (self.control, *self.cells):
             close(widget)
 
@@ -231,6 +226,3 @@ def _cell() -> Any:
     from ipywidgets import Layout
 
     return Layout(width="auto", margin="0", overflow="hidden")
-
-
-__all__ = ["ONE_LINE", "KnobRow", "OnMain", "at_once", "lesson_path", "make_control", "shown", "turnable"]

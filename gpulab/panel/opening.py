@@ -7,11 +7,11 @@ from collections.abc import Callable
 from typing import Any
 
 from gpulab.api.experiment import code_of
+from gpulab.panel.main_thread import MainThread
 from gpulab.panel.output import PanelOutput
 from gpulab.panel.panel import open_button
 from gpulab.panel.session import PanelSession
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
-from gpulab.tuning.threaded_code import MainThread
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.widgets import close
 
@@ -21,17 +21,16 @@ OFFER = "Turn a knob on this cell, and prove what it brings: %gpulab panel"
 def lab(
     code: Callable[[], object] | str | Code | None = None,
     *,
-    thread: bool | None = None,
     steps: int | None = None,
     budget_s: float = DEFAULT_BUDGET_S,
     save: bool = True,
 ) -> PanelSession:
     """The lab of a cell: its text, a function without arguments, or None for the cell that was profiled last.
 
-    Raises UsageError where no cell was profiled yet. See `PanelSession` for `thread`; `steps` counted steps make a
-    block of a comparison, within `budget_s` seconds, or are those of a single run.
+    Raises UsageError where no cell was profiled yet. `steps` counted steps make a block of a comparison, within
+    `budget_s` seconds, or are those of a single run.
     """
-    return PanelSession(code_of(code), thread=thread, steps=steps, budget_s=budget_s, save=save)
+    return PanelSession(code_of(code), steps=steps, budget_s=budget_s, save=save)
 
 
 _opened: list[PanelSession] = []
@@ -89,6 +88,3 @@ def _withdraw() -> None:
         output, button = _offered.pop()
         output.close(OFFER)
         close(button)
-
-
-__all__ = ["lab", "offer_panel", "open_panel"]

@@ -32,7 +32,6 @@ class PanelOutput:
         self._tables = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def show_result(self, bundle: dict[str, object], fragment: str) -> None:
-        """The picture, and the tables under it."""
         if self._panel is not None:
             self._picture.update(bundle, raw=True)
             self._tables.update({"text/html": fragment, "text/plain": ""}, raw=True)
@@ -51,6 +50,3 @@ class PanelOutput:
 
 def _quoted(text: str) -> str:
     return f'<pre style="font-size:12px;white-space:pre-wrap">{escape(text)}</pre>'
-
-
-__all__ = ["PanelOutput"]

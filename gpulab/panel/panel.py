@@ -17,10 +17,15 @@ from gpulab.tuning.plan import Progress
 from gpulab.views.running.widgets import close
 
 Level = Literal["quiet", "good", "bad"]
+Kind = Literal["look", "run", "compare"]
 
 COLUMNS = "minmax(110px,150px) 122px minmax(84px,128px) minmax(140px,1fr)"
 TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
 STEPS = "steps per run"
+STOP_HINT = (
+    "End at the next step, with what there is. Where this button cannot reach a busy kernel (outside JupyterLab and "
+    "Notebook), the notebook's own interrupt ends the run"
+)
 OPENING = (
     "Nothing has run yet. “Look at the cell” runs a few steps as written, puts its state back, and tells what it has."
 )
@@ -37,26 +42,15 @@ _FRAME = "1px solid rgba(128,128,128,0.35)"
 class Actions(Protocol):
     """What the buttons do. None of them raises."""
 
-    def look(self) -> None:
-        """Run the cell shortly as written, to see what it has."""
-
-    def run(self, settings: Mapping[str, Value]) -> None:
-        """One run with these settings."""
-
-    def compare(self, settings: Mapping[str, Value]) -> None:
-        """As written against these settings, interleaved."""
-
-    def stop(self) -> None:
-        """End what runs at its next step."""
-
-    def close(self) -> None:
-        """The user is done with the panel."""
+    def begin(self, kind: Kind, settings: Mapping[str, Value]) -> None: ...
+    def stop(self) -> None: ...
+    def close(self) -> None: ...
 
 
 class Panel:
     """The widgets. `root` is displayed; `settings` is what the user has chosen.
 
-    `stop_key` names the run on the control channel, for a cell that runs on the main thread; empty: clicks are heard.
+    `stop_key` names the run on the kernel's control channel; empty: there is no kernel, and a click is heard.
     `on_main` runs a task on the main thread: clicks may arrive on another one. Stop acts where it arrives.
     """
 
@@ -93,12 +87,10 @@ class Panel:
 
     @property
     def settings(self) -> dict[str, Value]:
-        """The knobs that were turned, in the panel's order."""
         return {row.knob.name: row.setting for row in self.rows if row.setting is not None}
 
     @property
     def block_steps(self) -> int | None:
-        """Counted steps of a run or block; None: gpulab chooses."""
         return int(self.steps.value) or None
 
     def show_observation(self, observation: Observation) -> None:
@@ -107,7 +99,7 @@ class Panel:
         self._judge()
 
     def begin(self, what: str) -> None:
-        """Something runs from now on."""
+        self.allow_start(False)
         self._allow_stop(True)
         self._bar.value = 0.0
         self._bar.layout.display = ""
@@ -115,19 +107,17 @@ class Panel:
         self.say("")
 
     def tell(self, progress: Progress) -> None:
-        """Where it stands."""
         self._bar.value = share_done(progress)
         self._now.value = _line(progress_words(progress))
 
     def end(self, message: str, level: Level = "good") -> None:
-        """Nothing runs any more."""
+        """Nothing runs any more; `allow_start` makes it ready for the next run."""
         self._allow_stop(False)
         self._bar.layout.display = "none"
         self._now.value = ""
         self.say(message, level)
 
     def say(self, message: str, level: Level = "quiet") -> None:
-        """One sentence under the buttons."""
         self._message.value = (
             f'<div style="{_COLOURS[level]};line-height:1.35;white-space:pre-wrap">{escape(message)}</div>'
         )
@@ -137,7 +127,6 @@ class Panel:
         return "\n".join([f"gpulab panel · {first_line(self._cell)}", *map(_text_row, self.rows)])
 
     def close(self) -> None:
-        """Leave no widget behind."""
         if self._closed:
             return
         self._closed = True
@@ -157,18 +146,19 @@ class Panel:
 
     def _make_buttons(self) -> dict[str, Any]:
         actions, main = self._actions, self._on_main
+        looked = "A few steps as written; its state is put back"
         compared = "As written against these settings, in short blocks in random order"
         return {
-            "look": _button("Look at the cell", "A few steps as written; its state is put back", actions.look, main),
-            "run": _button("Run", "One run with these settings, and its report", self._start(actions.run), main),
-            "compare": _button("Compare A/B", compared, self._start(actions.compare), main),
+            "look": _button("Look at the cell", looked, lambda: actions.begin("look", {}), main),
+            "run": _button("Run", "One run with these settings, and its report", lambda: self._start("run"), main),
+            "compare": _button("Compare A/B", compared, lambda: self._start("compare"), main),
             "stop": self._make_stop(),
             "reset": _button("Reset", "All knobs as found", self.reset, main),
             "close": _button("Close", "Stop and put the panel away", actions.close, main),
         }
 
     def _make_stop(self) -> Any:
-        hint = "End at the next step, with what there is"
+        hint = STOP_HINT
         if not self._stop_key:
             return _button("Stop", hint, self._actions.stop, at_once)
         from gpulab.views.running.stop_button import control_stop_button
@@ -185,10 +175,14 @@ class Panel:
         return box
 
     def reset(self) -> None:
-        """All knobs as found."""
         for row in self.rows:
             row.reset()
         self._judge()
+
+    def allow_start(self, can: bool = True) -> None:
+        """Whether the buttons that start a run can be pressed."""
+        for name in ("look", "run", "compare"):
+            self.buttons[name].disabled = not can
 
     def _allow_stop(self, can: bool) -> None:
         stop = self.buttons["stop"]
@@ -202,15 +196,12 @@ class Panel:
             self.buttons["look"].button_style = "primary" if self._observation is None else ""
             self.buttons["compare"].button_style = "primary" if settings else ""
 
-    def _start(self, action: Callable[[Mapping[str, Value]], None]) -> Callable[[], None]:
-        def start() -> None:
-            refused = [f"{r.knob.name}={r.setting}: {r.refusal}" for r in self.rows if r.refusal]
-            if refused:
-                self.say("; ".join(refused), "bad")
-            else:
-                action(self.settings)
-
-        return start
+    def _start(self, kind: Kind) -> None:
+        refused = [f"{r.knob.name}={r.setting}: {r.refusal}" for r in self.rows if r.refusal]
+        if refused:
+            self.say("; ".join(refused), "bad")
+        else:
+            self._actions.begin(kind, self.settings)
 
 
 _STEPS_HINT = (
@@ -220,7 +211,6 @@ _STEPS_HINT = (
 
 
 def open_button(action: Callable[[], None], on_main: OnMain = at_once) -> Any:
-    """Under a report."""
     return _button("Turn a knob on this cell", "Opens the panel of this cell's knobs here", action, on_main)
 
 
@@ -231,7 +221,6 @@ def first_line(cell: str) -> str:
 
 
 def head(cell: str) -> str:
-    """Which cell the panel works on."""
     count = len(cell.strip().splitlines())
     more = f" … ({count} lines)" if count > 1 else ""
     quiet = "color:var(--jp-ui-font-color2,inherit)"
@@ -253,7 +242,6 @@ def share_done(progress: Progress) -> float:
 
 
 def progress_words(progress: Progress) -> str:
-    """What runs, and how long it still takes."""
     left = progress.seconds_left
     return progress.what if left is None else f"{progress.what} · about {max(1, round(left))} s left"
 
@@ -285,6 +273,3 @@ def _row(widgets: Sequence[Any]) -> Any:
 def _below(widget: Any) -> list[Any]:
     """It and all that it holds, the innermost first."""
     return [w for child in getattr(widget, "children", ()) for w in _below(child)] + [widget]
-
-
-__all__ = ["Actions", "Level", "Panel", "first_line", "head", "open_button", "progress_words", "share_done"]

@@ -6,24 +6,27 @@ import sys
 import traceback
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from html import escape
-from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, cast
+from typing import TYPE_CHECKING, Self
 
-from gpulab.api.experiment import experiments, remember
+from gpulab.api.experiment import experiments, remember_trials
 from gpulab.api.profile import report
 from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value
+from gpulab.knobs.knob import Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain
+from gpulab.panel.kept_output import KeptPrints, prints_kept
+from gpulab.panel.main_thread import MainThread, interruptible
 from gpulab.panel.output import PanelOutput
-from gpulab.panel.panel import PLAIN, Level, Panel
+from gpulab.panel.panel import PLAIN, Kind, Level, Panel
 from gpulab.tuning import cell_code
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment, Side
-from gpulab.tuning.threaded_code import Apart, MainThread, Thread, Written
-from gpulab.tuning.trial import Trial
+from gpulab.tuning.runner import Runner
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.report import Report
@@ -34,30 +37,14 @@ from gpulab.views.running.widgets import close
 if TYPE_CHECKING:
     from ipywidgets import Widget
 
-    from gpulab.tuning.runner import Runner
-
-Kind = Literal["look", "run", "compare"]
 Result = Report | Compared
 
 BUSY = "A run goes on already: wait for its end, or press Stop."
 NOTHING_TURNED = "Turn a knob first: there is nothing to compare with the cell as written."
-SETTLING_S = 0.5  # after a run on the main thread: clicks made meanwhile arrive now, and start nothing
-JOIN_STEP_S = 0.05
+SETTLING_S = 0.5  # after a run: clicks made meanwhile arrive now, and start nothing
+INTERRUPTED = "Interrupted. What the cell trains is put back."
 
 _WHAT: dict[Kind, str] = {"look": "looking at the cell: as written", "run": "run", "compare": "comparing"}
-
-
-class Engine(Protocol):
-    """What runs a plan: gpulab.tuning.runner.Runner."""
-
-    trials: list[Trial]
-    error: BaseException | None
-
-    def run(self) -> Experiment: ...
-    def stop(self) -> None: ...
-
-
-MakeEngine = Callable[[Code, Plan, Listener], Engine]
 
 
 @dataclass(slots=True)
@@ -65,46 +52,40 @@ class _Job:
     """One thing that the lab does. `fault`: of ours, or bad input; what the user's code raised is `engine.error`."""
 
     kind: Kind
-    engine: Engine
-    written: Written
+    engine: Runner
     from_panel: bool
+    prints: KeptPrints = field(default_factory=KeptPrints)
     experiment: Experiment | None = None
     fault: BaseException | None = None
     result: Result | None = None
 
     @property
     def error(self) -> BaseException | None:
-        """What ended it early."""
         return self.fault or self.engine.error
 
 
 class PanelSession:
     """Runs one cell again and again with knobs turned; the user's state is put back each time.
 
-    `thread=True` runs the cell's code in a thread of its own: the main thread is free, all widgets answer at once, and
-    `wait` gives the result. `thread=False` runs it on the main thread, as %%gpuprofile does. None: a thread in a
-    notebook, else none.
+    It runs on the main thread, as %%gpuprofile does: the bar moves and Stop is heard meanwhile, all else waits.
     """
 
     def __init__(
         self,
         code: Code,
         *,
-        thread: bool | None = None,
         steps: int | None = None,
         budget_s: float = DEFAULT_BUDGET_S,
         save: bool = True,
-        engine: MakeEngine | None = None,
+        engine: Callable[[Code, Plan, Listener], Runner] = Runner,
     ) -> None:
         self.code = code
         self.steps = steps  # counted steps of a run or block; None: gpulab chooses
         self.budget_s = budget_s
         self.observation: Observation | None = None
-        self._thread_wanted = in_notebook() if thread is None else thread
         self._save = save
-        self._engine = engine or _engine
+        self._engine = engine
         self._main = MainThread()
-        self._thread: Thread | None = None
         self._job: _Job | None = None  # the one that runs
         self._last: _Job | None = None
         self._panel: Panel | None = None
@@ -117,15 +98,14 @@ class PanelSession:
 
     @property
     def running(self) -> bool:
-        """Whether a run goes on."""
         return self._job is not None
 
     @property
     def panel(self) -> Panel:
         """The widgets. Needs ipywidgets, which come with gpulab."""
         if self._panel is None:
-            key = "" if self._thread_wanted or not in_notebook() else self._run_key
-            self._panel = Panel(tuple(KNOBS.values()), self.code.text, _Buttons(self), key, self._main.call)
+            key = self._run_key if in_notebook() else ""
+            self._panel = Panel(tuple(KNOBS.values()), self.code.text, self, key, self._main.call)
             if self.steps is not None:
                 self._panel.steps.value = self.steps
             if self.observation is not None:
@@ -149,30 +129,20 @@ class PanelSession:
         job = self._job
         if job is not None:
             job.engine.stop()
+            self._main.call(self._say_that_it_stops)
 
-    def wait(self) -> Result | None:
-        """The result of the last run, once it has ended. What the cell raised as written is raised here.
+    def _say_that_it_stops(self) -> None:
+        if self.running and self._panel is not None:
+            self._panel.say("Stopping at the end of this step …")
 
-        An interrupt ends the run and is raised. On the main thread only: the panel's buttons wait meanwhile, too.
-        """
-        try:
-            self._join()
-        except BaseException:
-            self.stop()
-            self._join()
-            raise
-        last = self._last
-        if last is None:
-            return None
-        if last.error is not None:
-            raise last.error
-        return last.result
+    @property
+    def result(self) -> Result | None:
+        """What the last run gave; None where it gave nothing to compare or to report."""
+        return self._last.result if self._last is not None else None
 
     def close(self) -> None:
-        """End what runs, put the panel away, leave no thread and no widget."""
+        """End what runs, put the panel away, leave no widget."""
         self.stop()
-        if self._thread is not None and not self._thread.here:
-            self._join()
         if self._panel is not None:
             if self._output is not None:
                 self._output.close(self._panel.text())
@@ -205,25 +175,27 @@ class PanelSession:
 
     # -- one job -------------------------------------------------------------------------------------------------
 
+    def begin(self, kind: Kind, settings: Mapping[str, Value]) -> None:
+        """A button was pressed: what speaks against it is said in the panel."""
+        if self._settling:
+            return
+        try:
+            self._begin(kind, settings, from_panel=True)
+        except GpulabError as e:
+            self.panel.say(str(e), "quiet" if str(e) == BUSY else "bad")
+
     def _begin(self, kind: Kind, settings: Mapping[str, object], *, from_panel: bool = False) -> Self:
-        if self._job is not None or self._settling or recorder.active is not None:
+        if self._job is not None or recorder.active is not None:
             raise UsageError(BUSY)
         if kind == "compare" and not settings:
             raise UsageError(NOTHING_TURNED)
         plan = self._plan(kind, {name: parsed_value(name, value) for name, value in settings.items()})
-        apart = self._thread_wanted or from_panel
-        written = Written()
-        code: Code = Apart(self.code, written) if apart else self.code
         if in_notebook() and self._output is None and not from_panel:
             self.show()
-        job = self._job = _Job(kind, self._engine(code, plan, self._tell), written, from_panel)
+        job = self._job = _Job(kind, self._engine(self.code, plan, self._tell), from_panel)
         self._last = None
         if self._panel is not None:
             self._panel.begin(_WHAT[kind])
-        if self._thread_wanted:
-            self._thread = Thread(lambda: self._work(job), "gpulab-lab")
-            self._thread.begin()
-            return self
         self._work(job)
         if job.error is not None and not from_panel:
             raise job.error
@@ -240,51 +212,46 @@ class PanelSession:
         )
 
     def _work(self, job: _Job) -> None:
-        """On the job's thread. Never raises."""
-        undo = accept_stop(_kernel(), self._run_key, job.engine.stop)
+        """Never raises."""
+        undo = accept_stop(getattr(cell_code.shell(), "kernel", None), self._run_key, job.engine.stop)
+        keeping = prints_kept(job.prints) if in_notebook() or job.from_panel else nullcontext()
         try:
-            job.experiment = job.engine.run()
+            with interruptible(), keeping:
+                job.experiment = job.engine.run()
         except BaseException as e:
             job.fault = e
         finally:
             undo()
-            self._main.call(lambda: self._end(job))
+            self._end(job)
 
     def _tell(self, progress: Progress) -> None:
-        panel = self._panel
-        if panel is not None:
-            self._main.call(lambda: panel.tell(progress))
+        if self._panel is not None:
+            self._panel.tell(progress)
 
-    def _join(self) -> None:
-        thread = self._thread
-        while thread is not None and thread.alive:
-            thread.join(JOIN_STEP_S)
-            self._main.catch_up()
-        self._main.catch_up()
-
-    # -- its end, on the main thread -----------------------------------------------------------------------------
+    # -- its end -------------------------------------------------------------------------------------------------
 
     def _end(self, job: _Job) -> None:
         """Remember and show what came of it. A view that fails loses nothing."""
-        if not self._thread_wanted and job.from_panel:
-            self._settling = True
-            self._main.later(SETTLING_S, self._settled)
         try:
             message, level = self._understand(job)
         except Exception as e:
             message, level = f"gpulab failed to show this ({type(e).__name__}: {e})", "bad"
         finally:
-            self._thread, self._job, self._last = None, None, job
+            self._job, self._last = None, job
         if self._panel is not None:
             self._panel.end(message, level)
+            self._settling = True
+            self._main.later(SETTLING_S, self._settled)
 
     def _settled(self) -> None:
         self._settling = False
+        if self._panel is not None:
+            self._panel.allow_start()
 
     def _understand(self, job: _Job) -> tuple[str, Level]:
         """Keep it and show it; the sentence for the panel."""
         if job.kind != "look":
-            remember(cast("Runner", job.engine))
+            remember_trials(job.engine.trials)
         if job.engine.trials:
             self._see(job.engine.trials[0].observation)
         if job.error is not None:
@@ -314,6 +281,8 @@ class PanelSession:
     def _failed(self, job: _Job, error: BaseException) -> tuple[str, Level]:
         if isinstance(error, GpulabError):
             return str(error), "bad"
+        if isinstance(error, KeyboardInterrupt):
+            return INTERRUPTED, "bad"
         hide_gpulabs_frames(error)
         if self._output is not None:
             self._output.show_text("".join(traceback.format_exception(error)))
@@ -321,53 +290,9 @@ class PanelSession:
 
     def _show(self, result: Result, job: _Job) -> None:
         if self._output is not None:
-            self._output.show_result(result.bundle(), result.fragment() + _written(job.written))
+            self._output.show_result(result.bundle(), result.fragment() + _printed(job.prints))
         elif not job.from_panel:
             sys.stdout.write(result.text() + "\n")
-
-
-class _Buttons:
-    """The panel's actions: what they raise is said in the panel."""
-
-    def __init__(self, lab: PanelSession) -> None:
-        self._lab = lab
-
-    def look(self) -> None:
-        """A short run as written."""
-        self._begin("look", {})
-
-    def run(self, settings: Mapping[str, Any]) -> None:
-        """One run."""
-        self._begin("run", settings)
-
-    def compare(self, settings: Mapping[str, Any]) -> None:
-        """A/B."""
-        self._begin("compare", settings)
-
-    def stop(self) -> None:
-        """At the next step. On whatever thread it is heard."""
-        self._lab.stop()
-        self._lab._main.call(self._say_so)
-
-    def _say_so(self) -> None:
-        if self._lab.running:
-            self._lab.panel.say("Stopping at the end of this step …")
-
-    def close(self) -> None:
-        """Put the panel away."""
-        self._lab.close()
-
-    def _begin(self, kind: Kind, settings: Mapping[str, Any]) -> None:
-        try:
-            self._lab._begin(kind, settings, from_panel=True)
-        except GpulabError as e:
-            self._lab.panel.say(str(e), "quiet" if str(e) == BUSY else "bad")
-
-
-def _engine(code: Code, plan: Plan, tell: Listener) -> Engine:
-    from gpulab.tuning.runner import Runner
-
-    return Runner(code, plan, tell)
 
 
 def _run_words(made: Report, side: Side) -> str:
@@ -375,20 +300,13 @@ def _run_words(made: Report, side: Side) -> str:
     return "\n".join([made.headline.sentence, *checks])
 
 
-def _written(written: Written) -> str:
+def _printed(prints: KeptPrints) -> str:
     """What the cell printed as written, folded."""
-    if not written.text.strip():
+    if not prints.text.strip():
         return ""
-    text = escape(("…" if written.cut else "") + written.text.rstrip())
+    text = escape(("…" if prints.cut else "") + prints.text.rstrip())
     style = "font-size:12px;white-space:pre-wrap;margin:4px 0"
     return (
         '<details style="margin:8px 0;font-size:13px"><summary>What the cell printed</summary>'
         f'<pre style="{style}">{text}</pre></details>'
     )
-
-
-def _kernel() -> object | None:
-    return getattr(cell_code.shell(), "kernel", None)
-
-
-__all__ = ["PanelSession"]

@@ -56,7 +56,14 @@ for epoch in range(100):
 """
 PANEL = "%gpulab panel"
 TF32_REFUSED = "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
-FREE = "print('the main thread is free', 6 * 7)"
+BLOCK = re.compile(r"block (\d+) of \d+: ")
+WITHOUT_CONTROL = """
+() => {
+  let kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  while (!Object.hasOwn(kernel, "sendControlMessage")) kernel = Object.getPrototypeOf(kernel);
+  delete kernel.sendControlMessage;
+}
+"""
 LEFT_BEHIND = f"""
 sys.path.append({str(ROOT / "tests")!r})
 import threading, ipywidgets
@@ -93,7 +100,7 @@ def test_workers_from_0_to_2_and_the_side_by_side(
     open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str, shots: Path
 ) -> None:
     (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
-    notebook = open_notebook([SETUP, TRAINING, PANEL, FREE, LEFT_BEHIND], kernel=kernel)
+    notebook = open_notebook([SETUP, TRAINING, PANEL, LEFT_BEHIND], kernel=kernel)
     notebook.run_cell(0)
     notebook.run_cell(1)
     output = notebook.run_cell(2)
@@ -115,9 +122,11 @@ def test_workers_from_0_to_2_and_the_side_by_side(
     press(panel, "Compare A/B")
     expect(panel).to_contain_text(re.compile(r"block \d+ of \d+: .*about \d+ s left"), timeout=EXPERIMENT_MS)
     notebook.screenshot(shots / f"panel-{kernel}-2-comparing.png", of=panel)
-    expect(notebook.run_cell(3)).to_contain_text("the main thread is free 42")  # while the experiment goes on
-    press(panel, "Run")
-    expect(panel).to_contain_text("A run goes on already")
+    first = BLOCK.search(panel.inner_text())
+    assert first is not None
+    later = rf"block (?!{first[1]} )\d+ of \d+: "  # the kernel is busy, and the panel moves on
+    expect(panel).to_contain_text(re.compile(later), timeout=EXPERIMENT_MS)
+    expect(panel.get_by_role("button", name="Run", exact=True)).to_be_disabled()
 
     wait_for_end(panel)
     expect(panel).to_contain_text(re.compile(r"workers=2.* faster.*95 % interval"))
@@ -134,39 +143,63 @@ def test_workers_from_0_to_2_and_the_side_by_side(
     press(panel, "Close")
     expect(panel).to_have_count(0)
     expect(output).to_contain_text("95 % interval")  # the result stays
-    left = notebook.run_cell(4)
+    left = notebook.run_cell(3)
     for line in ("threads: []", "handlers: []", "widgets: 0", "patched: False", "stdout: OutStream OutStream"):
         expect(left).to_contain_text(line)
 
 
+def compare_workers(panel: Locator) -> None:
+    """Workers from 0 to 2, until the blocks run."""
+    workers = number_field(panel, "Workers")
+    workers.fill("2")
+    workers.press("Tab")
+    expect(panel).to_contain_text("● Workers")
+    press(panel, "Compare A/B")
+    expect(panel).to_contain_text(BLOCK, timeout=EXPERIMENT_MS)
+
+
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_stop_is_heard_where_the_cell_keeps_the_main_thread_busy(
-    open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str
+@pytest.mark.parametrize("control_channel", [True, False])
+def test_stop_ends_a_run_that_keeps_the_main_thread_busy(
+    open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str, control_channel: bool
 ) -> None:
     (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
-    lab_of_main = "import gpulab; the_lab = gpulab.lab(thread=False); the_lab.show()"
-    notebook = open_notebook([SETUP, TRAINING, lab_of_main, LEFT_BEHIND], kernel=kernel)
+    notebook = open_notebook([SETUP, TRAINING, PANEL, LEFT_BEHIND], kernel=kernel)
     notebook.run_cell(0)
     notebook.run_cell(1)
     panel = panel_of(notebook.run_cell(2))
     press(panel, "Look at the cell")
     expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
-    notebook.page.wait_for_timeout(1000)
-    field = number_field(panel, "Workers")
-    field.fill("2")
-    field.press("Tab")
-    expect(panel).to_contain_text("● Workers")
-    press(panel, "Compare A/B")
-    expect(panel).to_contain_text(re.compile(r"block \d+ of \d+: "), timeout=EXPERIMENT_MS)
+    if not control_channel:
+        notebook.page.evaluate(WITHOUT_CONTROL)
+    compare_workers(panel)
     press(panel, "Stop")
     wait_for_end(panel)
-    expect(panel).to_contain_text("workers=2")
+    expect(panel).to_contain_text("workers=2" if control_channel else re.compile("Interrupted|workers=2"))
     expect(panel).not_to_contain_text("KeyboardInterrupt")
-    notebook.page.wait_for_timeout(1000)
+    press(panel, "Look at the cell")  # it can begin again
+    expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
     press(panel, "Close")
     left = notebook.run_cell(3)
     for line in ("threads: []", "handlers: []", "widgets: 0", "patched: False", "stdout: OutStream OutStream"):
         expect(left).to_contain_text(line)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_the_notebooks_own_interrupt_ends_a_run(
+    open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str
+) -> None:
+    (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
+    notebook = open_notebook([SETUP, TRAINING, PANEL, LEFT_BEHIND], kernel=kernel)
+    notebook.run_cell(0)
+    notebook.run_cell(1)
+    panel = panel_of(notebook.run_cell(2))
+    press(panel, "Look at the cell")
+    expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
+    compare_workers(panel)
+    notebook.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:interrupt-kernel'); }")
+    wait_for_end(panel)
+    expect(panel).to_contain_text("Interrupted")
 
 
 def test_the_button_under_a_report_opens_the_panel_there(
