@@ -92,7 +92,7 @@ def _interleaved(kind: str, pairs: int) -> dict[str, Any]:
 
 
 def _sequential(kind: str, pairs: int) -> dict[str, Any]:
-    from gpulab.tuning.compare.stored_runs import compare_runs
+    from gpulab.tuning.compare.sequential import compare_runs
 
     names = _notebook(kind)
     before, after = (_plain_run(names, BLOCK_STEPS * pairs) for _ in range(2))

@@ -27,7 +27,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.run import Memory
 from gpulab.tuning.climb.acceptance import broken_loss, judged
 from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.policy import Ground, Tried, candidates, ways_back
+from gpulab.tuning.climb.policy import ClimbState, Tried, candidates, ways_back
 from gpulab.tuning.climb.record import Bounds
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.function_code import TextCode
@@ -39,54 +39,54 @@ from gpulab.views.climb.sections import headline, kept_edit
 # -- what is tried next ------------------------------------------------------------------------------------------------
 
 
-def ground(kept: Mapping[str, Plain] | None = None, tried: tuple[Tried, ...] = (), **more: Any) -> Ground:
-    return Ground(facts_with(38.0, PARTS_A), SCENE, kept or {}, tried, **{"cores": 4.0, **more})
+def state(kept: Mapping[str, Plain] | None = None, tried: tuple[Tried, ...] = (), **more: Any) -> ClimbState:
+    return ClimbState(facts_with(38.0, PARTS_A), SCENE, kept or {}, tried, **{"cores": 4.0, **more})
 
 
-def able(findings: list[Finding], on: Ground, foretell: Any = nothing_foretold) -> list[dict[str, Plain]]:
-    return [dict(c.settings) for c in candidates(Diagnosis(tuple(findings)), on, foretell)[0]]
+def able(findings: list[Finding], on: ClimbState, predict: Any = nothing_foretold) -> list[dict[str, Plain]]:
+    return [dict(c.settings) for c in candidates(Diagnosis(tuple(findings)), on, predict)[0]]
 
 
-def passed(findings: list[Finding], on: Ground) -> dict[str, str]:
+def passed(findings: list[Finding], on: ClimbState) -> dict[str, str]:
     return {p.label: p.why for p in candidates(Diagnosis(tuple(findings)), on, nothing_foretold)[1]}
 
 
 def test_the_cure_that_gives_back_most_comes_first() -> None:
     found = [finding("data_starved", 500.0, workers="2"), finding("unfused_optimizer", 900.0, fused_optimizer="on")]
-    assert able(found, ground()) == [{"fused_optimizer": True}, {"workers": 2}]
+    assert able(found, state()) == [{"fused_optimizer": True}, {"workers": 2}]
 
 
 def test_a_prediction_outranks_the_upper_bound() -> None:
     found = [finding("data_starved", 500.0, workers="2"), finding("unfused_optimizer", 900.0, fused_optimizer="on")]
 
-    def foretell(settings: Mapping[str, str]) -> Prediction:
+    def predict(settings: Mapping[str, str]) -> Prediction:
         return Prediction(dict(settings), 0.5, (0.4, 0.6), "") if "workers" in settings else nothing_foretold(settings)
 
-    assert able(found, ground(), foretell)[0] == {"workers": 2}
+    assert able(found, state(), predict)[0] == {"workers": 2}
 
 
 def test_what_is_predicted_to_bring_nothing_is_passed_over() -> None:
     found = [finding("unfused_optimizer", 900.0, fused_optimizer="on")]
 
-    def foretell(settings: Mapping[str, str]) -> Prediction:
+    def predict(settings: Mapping[str, str]) -> Prediction:
         return Prediction(dict(settings), 1.0, (0.99, 1.01), "")
 
-    assert able(found, ground(), foretell) == []
-    assert "bring nothing" in candidates(Diagnosis(tuple(found)), ground(), foretell)[1][0].why
+    assert able(found, state(), predict) == []
+    assert "bring nothing" in candidates(Diagnosis(tuple(found)), state(), predict)[1][0].why
 
 
 def test_a_healthy_cell_has_nothing_to_try() -> None:
-    assert able(list(HEALTHY.findings), ground()) == []
+    assert able(list(HEALTHY.findings), state()) == []
 
 
 def test_what_is_set_already_is_not_tried() -> None:
     found = [finding("data_starved", 500.0, workers="2")]
-    assert {"workers": 2} not in able(found, ground({"workers": 2}))
+    assert {"workers": 2} not in able(found, state({"workers": 2}))
 
 
 def test_a_knob_that_was_left_out_is_named() -> None:
     found = [finding("data_starved", 500.0, workers="2")]
-    on = ground(without=frozenset({"workers"}))
+    on = state(without=frozenset({"workers"}))
     assert all("workers" not in settings for settings in able(found, on))
     assert "--without" in passed(found, on)["workers=2"]
 
@@ -94,14 +94,14 @@ def test_a_knob_that_was_left_out_is_named() -> None:
 @pytest.mark.parametrize(("knob", "value"), [("batch_size", "64"), ("accumulate", "2")])
 def test_what_changes_the_algorithm_is_tried_only_where_allowed(knob: str, value: str) -> None:
     found = [finding("small_batch", 500.0, **{knob: value})]
-    assert able(found, ground()) == []
-    assert f"--allow {knob}" in passed(found, ground())[f"{knob}={value}"]
-    assert able(found, ground(allow=frozenset({knob}))) == [{knob: int(value)}]
+    assert able(found, state()) == []
+    assert f"--allow {knob}" in passed(found, state())[f"{knob}={value}"]
+    assert able(found, state(allow=frozenset({knob}))) == [{knob: int(value)}]
 
 
 def test_a_knob_that_refuses_says_why() -> None:
     found = [finding("data_starved", 500.0, prefetch="4")]
-    on = ground(without=frozenset({"workers", "cache"}))
+    on = state(without=frozenset({"workers", "cache"}))
     assert able(found, on) == []
     assert "workers" in passed(found, on)["prefetch=4"]
     assert {"prefetch": 4} in able(found, replace(on, kept={"workers": 2}))
@@ -109,7 +109,7 @@ def test_a_knob_that_refuses_says_why() -> None:
 
 def test_a_value_that_cannot_be_is_passed_over() -> None:
     found = [finding("data_starved", 500.0, workers="many")]
-    assert "whole number" in passed(found, ground())["workers=many"]
+    assert "whole number" in passed(found, state())["workers=many"]
 
 
 def test_without_a_named_cure_the_formula_tells_the_workers() -> None:
@@ -117,7 +117,7 @@ def test_without_a_named_cure_the_formula_tells_the_workers() -> None:
     found, tried = [finding("data_starved")], list[Tried]()
     seen, kept = [], dict[str, Plain]()
     for _ in range(5):
-        named = [s["workers"] for s in able(found, ground(kept, tuple(tried))) if "workers" in s]
+        named = [s["workers"] for s in able(found, state(kept, tuple(tried))) if "workers" in s]
         if not named:
             break
         seen.append(named[0])
@@ -130,43 +130,43 @@ def test_without_a_named_cure_the_formula_tells_the_workers() -> None:
 def test_the_way_up_ends_where_a_number_was_not_kept() -> None:
     found = [finding("data_starved")]
     lost = (Tried({"workers": 2}, {}, "no gain"),)
-    values = [s["workers"] for s in able(found, ground(tried=lost)) if "workers" in s]
+    values = [s["workers"] for s in able(found, state(tried=lost)) if "workers" in s]
     assert all(isinstance(v, int) and v < 2 for v in values)
 
 
 def test_other_knobs_against_the_cause_come_when_the_named_ones_are_spent() -> None:
     found = [finding("data_starved", 500.0, workers="2")]
-    assert able(found, ground()) == [{"workers": 2}]
+    assert able(found, state()) == [{"workers": 2}]
     spent = (Tried({"workers": 2}, {}, "slower"),)
-    assert {"cache": True} in able(found, ground(tried=spent))
+    assert {"cache": True} in able(found, state(tried=spent))
 
 
 def test_what_brought_nothing_is_tried_again_once_something_else_was_kept() -> None:
     found = [finding("unfused_optimizer", 900.0, fused_optimizer="on")]
     lost = (Tried({"fused_optimizer": True}, {}, "no gain"),)
-    assert able(found, ground(tried=lost)) == []
-    assert able(found, ground({"workers": 2}, lost)) == [{"fused_optimizer": True}]
-    assert able(found, ground({"workers": 2}, (replace(lost[0], outcome="loss broken"),))) == []
+    assert able(found, state(tried=lost)) == []
+    assert able(found, state({"workers": 2}, lost)) == [{"fused_optimizer": True}]
+    assert able(found, state({"workers": 2}, (replace(lost[0], outcome="loss broken"),))) == []
 
 
 def test_a_cause_hidden_behind_another_waits() -> None:
     behind = replace(finding("small_batch", 900.0, batch_size="64"), only_after=("data_starved",))
     found = [finding("data_starved", 500.0, workers="2"), behind]
-    assert able(found, ground(allow=frozenset({"batch_size"}))) == [{"workers": 2}]
+    assert able(found, state(allow=frozenset({"batch_size"}))) == [{"workers": 2}]
 
 
 def test_what_had_to_wait_is_tried_once_nothing_is_left_against_the_first() -> None:
     behind = replace(finding("unfused_optimizer", 90.0, fused_optimizer="on"), only_after=("data_starved",))
     found = [finding("data_starved", 500.0, workers="2"), behind]
     spent = ("workers", "prefetch", "cache")
-    assert able(found, ground(without=frozenset(spent))) == [{"fused_optimizer": True}]
+    assert able(found, state(without=frozenset(spent))) == [{"fused_optimizer": True}]
 
 
 def test_the_way_back_is_tried_only_for_an_option_that_a_later_one_may_replace() -> None:
-    on = ground({"workers": 2, "prefetch": 4, "fused_optimizer": True})
+    on = state({"workers": 2, "prefetch": 4, "fused_optimizer": True})
     back = ways_back(HEALTHY, on, nothing_foretold)
     assert [c.back for c in back] == [("workers", "prefetch")]
-    cached = ground({"workers": 2, "cache": True})
+    cached = state({"workers": 2, "cache": True})
     (one,) = ways_back(HEALTHY, cached, nothing_foretold)
     assert one.on_top_of(cached.kept).settings == {"cache": True} and one.settings == {"workers": DATASET.num_workers}
     tried = replace(cached, tried=(Tried(one.settings, dict(cached.kept), "slower"),))

@@ -17,15 +17,13 @@ from gpulab.formatting import factor, factor_within
 from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
 from gpulab.tuning.compare import statistics
 from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratios
-from gpulab.tuning.compare.cause import because
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.differences import differences
-from gpulab.tuning.compare.headline import comparison_headline, experiment_headline, smallest_effect
+from gpulab.tuning.compare.headline import because, comparison_headline, experiment_headline, smallest_effect
 from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.compare.parts import LABELS, _grew, most_changed, part_changes, typical_steps
-from gpulab.tuning.compare.sequential import block_steps, compare_sequential
+from gpulab.tuning.compare.sequential import block_steps, compare_runs, compare_sequential
 from gpulab.tuning.compare.statistics import noise_floor, paired, unpaired, verdict
-from gpulab.tuning.compare.stored_runs import compare_runs
 from gpulab.tuning.record import Block, Comparison, Experiment, PartChange, Side
 from gpulab.views import wording
 from gpulab.views.comparison.table import side_by_side, unprofiled_us

@@ -269,7 +269,7 @@ def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.Mo
     exec(SETUP, namespace)
     cell = TextCode.parsed(CELL, namespace)
     monkeypatch.setattr(Loop, "_note_step", broken)
-    ended = short_trial(Setting(cell, {}, "as written"), Size(1, 2), (0, 0, 0), Stopper(), on_gpu=False)
+    ended = short_trial(Setting(cell, {}, "as written"), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(ended, GpulabError) and "no note" in str(ended)
 
 

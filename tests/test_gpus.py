@@ -16,8 +16,7 @@ from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
 from gpulab.knobs.dataloader import randomness
 from gpulab.snapshot.state import State
-from gpulab.tuning.seeds import seeded
-from gpulab.tuning.trial import release
+from gpulab.tuning.trial import release, seeded
 
 
 def trained() -> dict[str, Any]:

@@ -8,20 +8,18 @@ from typing import Any
 
 from gpulab.analysis.facts import Facts
 from gpulab.api.arguments import Parser, split
-from gpulab.api.diagnose import thresholds_of
+from gpulab.api.diagnose import learned_here, thresholds_of
 from gpulab.api.experiment import cell_code, code_of, experiments, remember_trials
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
 from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number
-from gpulab.prediction.evidence import Known
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
-from gpulab.tuning.predictions import errors_here
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.climb.progress import Climbing
 from gpulab.views.comparison.comparison import Compared
@@ -65,7 +63,7 @@ def climb(
     save: bool = True,
     show: bool = True,
 ) -> Climbed:
-    """Turn every knob that helps a cell, one by one, each proven by blocks in turn; give the ladder and the edit.
+    """Turn every knob that helps a cell, one by one, each proven by blocks in turn; give the record and the edit.
 
     `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
     the cell that was profiled last. At most `rungs` settings are tried, within about `budget_s` seconds. `steps`
@@ -90,9 +88,9 @@ def climb(
 def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     """Climb within the bounds, remember and show what came of it. What ended it early is raised after that."""
     check(bounds)
-    climber = Climber(code, bounds, _diagnosed, _foretold, memory_full=thresholds_of().memory_full)
+    climber = Climber(code, bounds, _diagnosed, _predicted, memory_full=thresholds_of().memory_full)
     with Climbing(climber.stop, show=show) as climbing:
-        climber.tell, climber.told = climbing.tell, climbing.show_ladder
+        climber.tell, climber.on_attempt = climbing.tell, climbing.show_ladder
         found = climber.run()
     climbed = Climbed(found)
     climbs.append(climbed)
@@ -154,11 +152,11 @@ def check(bounds: Bounds) -> None:
 
 
 def _diagnosed(known: Facts) -> Diagnosis:
-    return diagnose(known, thresholds_of(), Known(errors_here(known.run)))
+    return diagnose(known, thresholds_of(), learned_here(known))
 
 
-def _foretold(known: Facts, settings: Mapping[str, str]) -> Prediction:
-    return predict(known, settings, Known(errors_here(known.run)))
+def _predicted(known: Facts, settings: Mapping[str, str]) -> Prediction:
+    return predict(known, settings, learned_here(known))
 
 
 def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:
@@ -172,6 +170,3 @@ def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:
 
 def _split(texts: Sequence[str]) -> list[str]:
     return [word for text in texts for word in (part.strip() for part in text.split(",")) if word]
-
-
-__all__ = ["HELP", "climb", "climbs", "conduct", "magic", "parsed"]

@@ -14,8 +14,8 @@ from gpulab.errors import UsageError
 from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.run import Ranks
 from gpulab.store.configuration import configured
-from gpulab.store.prediction_log import Scoreboard
 from gpulab.thresholds import DEFAULT, Thresholds
+from gpulab.tuning.predictions import errors_here
 
 
 def thresholds_of(given: Mapping[str, float] | None = None) -> Thresholds:
@@ -34,9 +34,9 @@ def thresholds_or_default() -> tuple[Thresholds, tuple[str, ...]]:
         return DEFAULT, (f"Your thresholds were not used, the usual ones were: {e}",)
 
 
-def learned_here(known: Facts) -> Known:
+def learned_here(figures: Facts) -> Known:
     """How far earlier predictions were off on the run's device."""
-    return Known(Scoreboard().read().errors(known.run.device.name))
+    return Known(errors_here(figures.run))
 
 
 def diagnosis_for_report(known: Facts, learned: Known = NOTHING) -> Diagnosis:
@@ -60,11 +60,7 @@ class Job:
 
 
 def diagnose_job(ranks: Ranks, thresholds: Thresholds) -> Job:
-    """All of it."""
     of_ranks = {rank: facts(run) for rank, run in ranks.runs.items()}
     found = compare_ranks(of_ranks, ranks.problems, skew_notice=thresholds.skew_notice)
     each = {rank: diagnose(known, thresholds, predict_cures=False) for rank, known in of_ranks.items()}
     return Job(of_ranks, found, each, diagnose_ranks(found, each, thresholds))
-
-
-__all__ = ["Job", "diagnose_job", "diagnosis_for_report", "learned_here", "thresholds_of", "thresholds_or_default"]

@@ -118,7 +118,7 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
         result = runner.run()
     compared = Compared(result)
     experiments.append(compared)
-    remember(runner)
+    remember_trials(runner.trials)
     if show and (runner.error is None or result.comparisons):  # with nothing to compare the error says it all
         try:
             progressing.show(compared)
@@ -127,11 +127,6 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
     if runner.error is not None:
         raise runner.error
     return compared
-
-
-def remember(runner: Runner) -> None:
-    """Its full runs are among `gpulab.runs`."""
-    remember_trials(runner.trials)
 
 
 def remember_trials(trials: Sequence[Trial]) -> None:

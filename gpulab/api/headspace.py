@@ -84,6 +84,3 @@ def parsed(words: Sequence[str]) -> tuple[float, int | None, int | None]:
     given = parser.read(words)
     steps, pairs = (read_whole_number(f"--{name}", getattr(given, name), 1, None) for name in ("steps", "pairs"))
     return read_seconds("--budget", given.budget, DEFAULT_BUDGET_S), steps, pairs
-
-
-__all__ = ["HELP", "headspace", "magic", "parsed"]

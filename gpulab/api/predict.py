@@ -6,18 +6,18 @@ from collections.abc import Mapping
 
 from gpulab.analysis.facts import facts
 from gpulab.api.arguments import Parser, split
+from gpulab.api.diagnose import learned_here
 from gpulab.api.profile import runs
 from gpulab.api.scoreboard import ScoreboardView
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, parse_settings
 from gpulab.knobs.values import written
-from gpulab.prediction.predict import Known
 from gpulab.prediction.predict import predict as predict_settings
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Scoreboard
-from gpulab.tuning.predictions import errors_here
+from gpulab.views.prediction_log import ScoreboardView
 from gpulab.views.predictions import Predicted
 
 NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."
@@ -35,7 +35,8 @@ def predict(run: Run | None = None, settings: Mapping[str, object] | None = None
     """
     if run is None:
         run = _latest()
-    evidence, figures = Known(errors_here(run)), facts(run)
+    figures = facts(run)
+    evidence = learned_here(figures)
     if settings is not None:
         texts = {name: _text(name, value) for name, value in settings.items()}
         return Predicted(run.name, (predict_settings(figures, texts, evidence),))
@@ -75,6 +76,3 @@ def _display(shown: object) -> None:
     from IPython.display import display
 
     display(shown)  # type: ignore[no-untyped-call]
-
-
-__all__ = ["magic_predict", "magic_scoreboard", "predict", "scoreboard"]

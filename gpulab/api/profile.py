@@ -26,7 +26,7 @@ from gpulab.run import Change, Outcome, Ranks, Run, Settings
 from gpulab.store.folders import DOCUMENT, Store, read, trace_path
 from gpulab.store.runs import Figures, Runs
 from gpulab.trace.ranks import load
-from gpulab.tuning.compare.stored_runs import compare_runs
+from gpulab.tuning.compare.sequential import compare_runs
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.diagnosis import Diagnosed
@@ -163,7 +163,6 @@ class profile:
 
     @property
     def report(self) -> Report:
-        """The report of the record."""
         if self._report is None:
             self._report = report(self.run, self._unsaved)
         return self._report

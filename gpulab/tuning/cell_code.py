@@ -44,7 +44,6 @@ class Cell:
         return eval(_code(shell, self.last, self.name), shell.user_global_ns, names) if self.last is not None else None
 
     def of_tree(self, tree: ast.Module) -> Cell:
-        """The same cell with another tree."""
         return _split(self.name, tree, self.silent, self.interactivity)
 
 
@@ -61,23 +60,19 @@ class CellCode:
 
     @property
     def namespace(self) -> dict[str, Any]:
-        """The names it reads and assigns."""
         names: dict[str, Any] = self.shell.user_ns if self.local_ns is None else self.local_ns
         return names
 
     @property
     def names(self) -> frozenset[str]:
-        """Those it reads or assigns itself."""
         return names_in(self.cell.tree)
 
     @property
     def roots(self) -> tuple[object, ...]:
-        """Nothing besides its names."""
         return ()
 
     @property
     def variables(self) -> Variables:
-        """Its literals, and what it reads."""
         return Variables.of(self.cell.tree, self.namespace)
 
     def run(self, *, quiet: bool) -> object:
@@ -96,7 +91,6 @@ class CellCode:
         return replace(self, cell=self.cell.of_tree(replace_literals(self.cell.tree, own))) if own else self
 
     def through(self, names: MutableMapping[str, Any]) -> CellCode:
-        """The same cell, whose own lines use its namespace through this."""
         return replace(self, seen_through=names)
 
 

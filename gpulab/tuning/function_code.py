@@ -36,7 +36,6 @@ class FunctionCode:
 
     @property
     def namespace(self) -> dict[str, Any]:
-        """The globals of the function."""
         found = getattr(inspect.unwrap(self.function), "__globals__", None)
         return found if found is not None else {}
 
@@ -47,17 +46,14 @@ class FunctionCode:
 
     @property
     def roots(self) -> tuple[object, ...]:
-        """From where its state is reached."""
         return (self.function,)
 
     def run(self, *, quiet: bool) -> object:
-        """Call it."""
         with hushed() if quiet else contextlib.nullcontext():
             return self.function()
 
     @property
     def variables(self) -> Variables:
-        """The globals that it reads."""
         function = inspect.unwrap(self.function)
         if isinstance(function, FunctionType):
             return Variables.of_function(function)
@@ -92,21 +88,17 @@ class TextCode:
 
     @property
     def names(self) -> frozenset[str]:
-        """All that it reads or assigns."""
         return names_in(self.tree)
 
     @property
     def roots(self) -> tuple[object, ...]:
-        """Nothing besides."""
         return ()
 
     @property
     def variables(self) -> Variables:
-        """Its literals, and what it reads."""
         return Variables.of(self.tree, self.namespace)
 
     def run(self, *, quiet: bool) -> object:
-        """Run it."""
         with hushed() if quiet else contextlib.nullcontext():
             exec(compile(self.tree, CELL_WITHOUT_IPYTHON, "exec"), self.namespace, self.seen_through)
         return None
@@ -117,12 +109,10 @@ class TextCode:
         return replace(self, tree=replace_literals(self.tree, own)) if own else self
 
     def through(self, names: MutableMapping[str, Any]) -> TextCode:
-        """The same text, whose own lines use its namespace through this."""
         return replace(self, seen_through=names)
 
 
 def hushed() -> AbstractContextManager[object]:
-    """Standard output and error go nowhere."""
     stack = ExitStack()
     stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
     stack.enter_context(contextlib.redirect_stderr(io.StringIO()))

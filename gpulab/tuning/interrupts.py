@@ -34,7 +34,6 @@ class _Now:
     last_s: float | None = None
 
     def raises(self) -> bool:
-        """Whether an interrupt that comes now is raised."""
         now_s, last_s = time.monotonic(), self.last_s
         self.last_s = now_s
         return self.in_code or (last_s is not None and now_s - last_s > PATIENCE_S)
@@ -88,6 +87,3 @@ def users_code() -> Iterator[None]:
     finally:
         if ours:
             _now.in_code = False
-
-
-__all__ = ["Heard", "interrupts_heard", "users_code"]

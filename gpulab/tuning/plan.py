@@ -58,12 +58,10 @@ class Arm:
 
     @property
     def label(self) -> str:
-        """As in `--ab`: "workers=2, amp=bf16"."""
         return ", ".join(f"{k}={v}" for k, v in self.shown.items()) or "as written"
 
     @property
     def shown(self) -> dict[str, str]:
-        """Each setting as a user writes it."""
         return {k: written(v) if k in KNOBS else str(v) for k, v in self.settings.items()}
 
 

@@ -1,4 +1,4 @@
-"""What each arm of an experiment should bring, told before it runs, and kept with what was measured after."""
+"""What each arm of an experiment should bring, predicted before it runs and kept with what was measured after."""
 
 from __future__ import annotations
 
@@ -25,11 +25,9 @@ ROUNDS = 2  # runs of each size
 LEAST_STEPS = 3  # of a run that tells a size's step
 _BATCH_NAME = re.compile(r"(?:^|_)(?:batch(?:_?size)?|bs)$", re.IGNORECASE)
 
-RunSize = Callable[[Decided, int], Block | None]
-
 
 @dataclass(slots=True)
-class Foretelling:
+class ArmPredictions:
     """Predictions of one experiment. `errors`: as `Known.errors`, of this machine's device."""
 
     facts: Facts
@@ -41,14 +39,13 @@ class Foretelling:
         wanted = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
         strange = [d.name for d in wanted.values() if d.knob is None and not names_batch(d)]
         if strange:
-            why = f"what another {strange[0]} changes is known to the code alone"
-            return refused(settings, why)
+            return refused(settings, f"what another {strange[0]} changes is known to the code alone")
         asked = {BATCH if names_batch(d) else d.name: d.shown for d in wanted.values()}
-        found = {BATCH if names_batch(d) else d.name: str(d.found) for d in wanted.values() if d.found is not None}
-        made = predict(self.facts, asked, Known(self.errors, self.sizes, found))
-        return replace(made, settings=dict(settings))
+        before = {BATCH if names_batch(d) else d.name: str(d.found) for d in wanted.values() if d.found is not None}
+        prediction = predict(self.facts, asked, Known(self.errors, self.sizes, before))
+        return replace(prediction, settings=dict(settings))
 
-    def measure_sizes(self, arms: Iterable[DecidedArm], run_size: RunSize) -> None:
+    def measure_sizes(self, arms: Iterable[DecidedArm], run_size: Callable[[Decided, int], Block | None]) -> None:
         """Short runs at two other batch sizes and the present one, where an arm has another one."""
         wanted = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.as_found]
         targets = [d.value for d in wanted if isinstance(d.value, int) and d.value > 0]
@@ -67,11 +64,10 @@ class Foretelling:
             if block.step_count < LEAST_STEPS:
                 continue
             times.setdefault(size, []).append(block.time_ns / 1e3 / block.step_count)
-            reached = gpu_peak_bytes(self.facts.run.device) or None
-            self.sizes[size] = float(np.mean(times[size])), reached
-        known = self.facts.run.memory.peak_allocated_bytes
-        if before in self.sizes and known:
-            self.sizes[before] = self.sizes[before][0], known
+            self.sizes[size] = float(np.mean(times[size])), gpu_peak_bytes(self.facts.run.device) or None
+        peak_bytes = self.facts.run.memory.peak_allocated_bytes
+        if before in self.sizes and peak_bytes:
+            self.sizes[before] = self.sizes[before][0], peak_bytes
 
 
 def names_batch(decided: Decided) -> bool:
@@ -80,12 +76,11 @@ def names_batch(decided: Decided) -> bool:
 
 
 def sizes_to_run(before: int, targets: Sequence[int]) -> list[int]:
-    """The present size and two others, none of them one that is to be foretold, where there is room between."""
+    """The present size and two others, none of them one that is to be predicted, where there is room between."""
     furthest = max(targets, key=lambda size: abs(np.log(size / before)))
     between = round(float(np.sqrt(before * furthest)))
     other = max(1, before // 2) if furthest > before else round(float(np.sqrt(before * between)))
-    found = [size for size in dict.fromkeys((other, before, between)) if size not in targets]
-    return sorted(found)
+    return sorted({other, before, between} - set(targets))
 
 
 def errors_here(run: Run) -> Mapping[str, tuple[float, ...]]:
@@ -93,9 +88,9 @@ def errors_here(run: Run) -> Mapping[str, tuple[float, ...]]:
     return Scoreboard().read().errors(run.device.name)
 
 
-def keep(found: Experiment) -> str:
-    """Put what was foretold and measured on the scoreboard. Returns why it could not be kept; empty: it was."""
-    records = [r for r in (_record(c) for c in found.comparisons) if r is not None]
+def keep(experiment: Experiment) -> str:
+    """Put what was predicted and measured on the scoreboard. Returns why it could not be kept; empty: it was."""
+    records = [r for r in (_record(c) for c in experiment.comparisons) if r is not None]
     try:
         Scoreboard().append(records)
     except (StoreError, ValueError) as e:
@@ -103,31 +98,32 @@ def keep(found: Experiment) -> str:
     return ""
 
 
-def _record(found: Comparison) -> Record | None:
+def _record(comparison: Comparison) -> Record | None:
     """Only of a comparison by blocks in turn that gave a ratio, of settings that took effect."""
-    made, facts = found.b.prediction, found.a.facts
-    if made is None or made.ratio is None or made.interval is None or facts is None:
+    prediction, facts = comparison.b.prediction, comparison.a.facts
+    if prediction is None or prediction.ratio is None or prediction.interval is None or facts is None:
         return None
-    if found.evidence != "interleaved" or found.ratio is None or found.interval is None:
+    if comparison.evidence != "interleaved" or comparison.ratio is None or comparison.interval is None:
         return None
-    if found.verdict == "not comparable" or found.b.failure or any(c.state == "no effect" for c in found.b.checks):
+    if (
+        comparison.verdict == "not comparable"
+        or comparison.b.failure
+        or any(c.state == "no effect" for c in comparison.b.checks)
+    ):
         return None
-    changed = {n: v for n, v in found.b.settings.items() if found.a.settings.get(n) != v}
+    changed = {n: v for n, v in comparison.b.settings.items() if comparison.a.settings.get(n) != v}
     names = {BATCH if _BATCH_NAME.search(n) else n: v for n, v in changed.items()}
-    if BATCH in names and found.unit != "sample":
+    if BATCH in names and comparison.unit != "sample":
         return None
     return Record(
         when=prediction_log.now(),
         knob=knobs_named(names),
         value=", ".join(f"{n}={v}" for n, v in changed.items()),
-        predicted=made.ratio,
-        predicted_interval=made.interval,
-        measured=found.ratio,
-        measured_interval=found.interval,
+        predicted=prediction.ratio,
+        predicted_interval=prediction.interval,
+        measured=comparison.ratio,
+        measured_interval=comparison.interval,
         device=facts.run.device.name,
         cell=prediction_log.digest(facts.run.code),
-        only_sign=made.only_sign,
+        only_sign=prediction.only_sign,
     )
-
-
-__all__ = ["Foretelling", "errors_here", "keep", "names_batch", "sizes_to_run"]

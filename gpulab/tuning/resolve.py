@@ -33,12 +33,10 @@ class Decided:
 
     @property
     def shown(self) -> str:
-        """The value as a user writes it."""
         return str(self.value) if self.knob is None else written(self.value)
 
     @property
     def as_found(self) -> bool:
-        """The code has this value already."""
         return type(self.found) is type(self.value) and self.found == self.value
 
 
@@ -52,7 +50,6 @@ class DecidedArm:
 
     @property
     def refused(self) -> str:
-        """Why it cannot be run."""
         return "; ".join(f"{d.name}={d.shown}: {d.refused}" for d in self.names if d.refused)
 
     @property
@@ -249,15 +246,3 @@ def _code_edit(decided: Decided, observation: Observation) -> CodeEdit:
         return variables.code_edit(decided.name, decided.value)
     assert isinstance(decided.value, (bool, int, float, str))
     return decided.knob.code_edit(observation, decided.value)
-
-
-__all__ = [
-    "Decided",
-    "DecidedArm",
-    "changes",
-    "changes_unseen",
-    "check_names",
-    "decide_arm",
-    "decide_beforehand",
-    "variables_set",
-]

@@ -10,7 +10,7 @@ from typing import Any
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
-from gpulab.capture import exclusive as turn
+from gpulab.capture import exclusive
 from gpulab.capture.steps.schedule import TRACED
 from gpulab.devices import gpus_in_use
 from gpulab.devices.machine import detect_device
@@ -31,11 +31,10 @@ from gpulab.tuning import schedule, single_run
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.tuning.predictions import Foretelling, errors_here, keep
+from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
-from gpulab.tuning.seeds import seeded
-from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, short_trial
+from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, seeded, short_trial
 
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
 OVER_BUDGET = 1.2  # times the budget: the last turn began within it
@@ -45,8 +44,6 @@ UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads i
 
 @dataclass(slots=True)
 class _Arm:
-    """One arm in the course of the experiment."""
-
     setting: Setting
     arm: Arm
     decided: DecidedArm = field(default_factory=DecidedArm)
@@ -105,15 +102,14 @@ class Runner:
 
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
-        with turn.taken(), interrupts_heard(self.stop) as heard:
+        with exclusive.taken(), interrupts_heard(self.stop) as heard:
             self._check()
             detect_device(self._plan.device)
-            found = self._run()
+            experiment = self._run()
         self.error = self.error or heard.error
-        return found
+        return experiment
 
     def _check(self) -> None:
-        """Raises UsageError for a plan that cannot work."""
         check_names(self._plan.arms, self._code)
 
     def _run(self) -> Experiment:
@@ -213,7 +209,7 @@ class Runner:
             return
         for arm in self._plan.arms:
             arms.append(self._made_ready(arm, written.observation))
-        self._foretell(first.trial.run)
+        self._predict(first.trial.run)
         for number, ready in enumerate(arms[1:], start=1):
             if self._stopper.asked or self.error is not None or ready.failure or ready.trial is not None:
                 continue
@@ -222,33 +218,30 @@ class Runner:
                 self._try(ready, quiet=True)
         self._with_other_seeds(first)
 
-    def _foretell(self, run: Run) -> None:
+    def _predict(self, run: Run) -> None:
         """What each arm should bring to the run that they are compared with, before any of them runs."""
         able = [arm for arm in self._arms[1:] if not arm.failure]
         if not able or self._stopper.asked:
             return
-        telling = Foretelling(facts(run), errors_here(run))
+        predictions = ArmPredictions(facts(run), errors_here(run))
         if self._plan.interleaved:
-            telling.measure_sizes([arm.decided for arm in able], self._run_size)
+            predictions.measure_sizes([arm.decided for arm in able], self._run_size)
         for arm in able:
-            arm.prediction = telling.of(arm.decided, arm.arm.shown, self._plan.base.shown)
+            arm.prediction = predictions.of(arm.decided, arm.arm.shown, self._plan.base.shown)
 
     def _run_size(self, batch: Decided, size: int) -> Block | None:
         """A short run of A with another batch size; None where it cannot be told what it takes."""
         if self._stopper.asked or self.error is not None:
             return None
         a = self._arms[0]
-        self._say(f"a short run with {batch.name}={size}, to foretell others", 0)
+        self._say(f"a short run with {batch.name}={size}, to predict others", 0)
         settings = {**self._plan.base.settings, batch.name: size}
         ready = self._made_ready(Arm(settings), self._written.observation) if self._written is not None else a
         if ready.failure or a.trial is None:
             return None
         if not self._restore():
             return None
-        length = schedule.block_size([a.trial.run])
-        with variables_set(ready.setting.code, ready.setting.variables):
-            on_gpu = a.trial.run.device.kind == "cuda"
-            result = short_trial(ready.setting, length, (-1, 0, 0), self._stopper, on_gpu=on_gpu)
+        result = self._short_trial(ready, schedule.block_size([a.trial.run]), a.trial.run.device.kind == "cuda")
         if isinstance(result, Block):
             return result
         if not isinstance(result, Exception):
@@ -256,6 +249,10 @@ class Runner:
         else:
             self._let_go(result)
         return None
+
+    def _short_trial(self, arm: _Arm, size: schedule.Size, on_gpu: bool) -> Block | BaseException:
+        with variables_set(arm.setting.code, arm.setting.variables):
+            return short_trial(arm.setting, size, self._stopper, on_gpu=on_gpu)
 
     def _first(self) -> _Arm:
         """What all others are compared with."""
@@ -347,7 +344,6 @@ class Runner:
             self._let_go(error)
 
     def _changes(self, arm: _Arm, run: Run, effects: Mapping[str, KnobEffects]) -> tuple[Change, ...]:
-        """Whether its settings took effect in that run."""
         written = self._written
         return changes(arm.decided, written.observation, effects, run) if written is not None else ()
 
@@ -370,7 +366,7 @@ class Runner:
         traced_s = began - self._began
         while turn < wanted and not self._stopper.asked and self.error is None:
             order = [able[i] for i in schedule.turn_order(len(able), self._random)]
-            self._turn(order, size, (turn, wanted), began, on_gpu)
+            self._turn(order, size, turn, wanted, began, on_gpu)
             able = [i for i in able if not arms[i].failure]
             if len(able) < 2:
                 break
@@ -380,9 +376,8 @@ class Runner:
                 wanted = schedule.pairs_within(self._plan.budget_s, spent / turn, self._plan.pairs)
         self._time_spent = (_spent_words(self._plan, traced_s, time.monotonic() - began),)
 
-    def _turn(self, order: list[int], size: schedule.Size, place: tuple[int, int], began: float, on_gpu: bool) -> None:
-        """Every arm once, A twice, in this order. `place`: which turn, of how many."""
-        turn, turns = place
+    def _turn(self, order: list[int], size: schedule.Size, turn: int, turns: int, began: float, on_gpu: bool) -> None:
+        """Every arm once, A twice, in this order."""
         blocks = self._blocks
         for i in order:
             arm = self._arms[i]
@@ -394,11 +389,10 @@ class Runner:
             self.tell(Progress(what, number - 1, total, left, in_blocks=True))
             if not self._restore():
                 break
-            with variables_set(arm.setting.code, arm.setting.variables):
-                result = short_trial(arm.setting, size, (i, turn, number - 1), self._stopper, on_gpu=on_gpu)
+            result = self._short_trial(arm, size, on_gpu)
             if isinstance(result, Block):
                 if result.step_count and not self._stopper.asked:
-                    blocks.append(result)
+                    blocks.append(replace(result, arm=i, turn=turn, order=number - 1))
             elif not isinstance(result, Exception) or i == 0:
                 self.error = result
                 break
@@ -416,7 +410,7 @@ class Runner:
         sides = [self._side(arm, [b for b in blocks if b.arm == i], observation) for i, arm in enumerate(arms)]
         comparisons: list[Comparison] = []
         for arm, side in zip(arms[1:], sides[1:], strict=True):
-            found = compare_blocks(
+            comparison = compare_blocks(
                 sides[0],
                 side,
                 restored=self._restored + (f" Not put back: {_quoted(self._used_up)}." if self._used_up else ""),
@@ -427,7 +421,11 @@ class Runner:
             loads = any(knob.kind == "DataLoader option" for knob in arm.setting.knobs)
             first = (_used_up_words(self._used_up, loads=loads),) if self._used_up else ()
             comparisons.append(
-                replace(found, differences=(*first, *found.differences), ended_early=self._ended_early(arm, found))
+                replace(
+                    comparison,
+                    differences=(*first, *comparison.differences),
+                    ended_early=self._ended_early(arm, comparison),
+                )
             )
         notes = (*self._notes, *self._time_spent)
         whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._ended, self._plan.name, notes)
@@ -436,18 +434,17 @@ class Runner:
 
     @property
     def _ended(self) -> bool:
-        """Whether somebody stopped it, or an error did."""
         return self._stopper.asked or self.error is not None
 
-    def _ended_early(self, arm: _Arm, found: Comparison) -> str:
+    def _ended_early(self, arm: _Arm, comparison: Comparison) -> str:
         """What there was of this arm when it was stopped."""
         if not self._ended or arm.failure:
             return ""
         how = f"Ended by {type(self.error).__name__}" if isinstance(self.error, Exception) else "Stopped"
         if arm.trial is None:
             return f"{how} before {arm.arm.label} had run"
-        if found.evidence == "interleaved":
-            return f"{how} after {plural(found.pairs, 'pair')} of blocks"
+        if comparison.evidence == "interleaved":
+            return f"{how} after {plural(comparison.pairs, 'pair')} of blocks"
         return f"{how} before a pair of blocks had run: only the full run of each is there"
 
     def _side(self, arm: _Arm, blocks: list[Block], observation: Observation | None) -> Side:
@@ -455,7 +452,7 @@ class Runner:
         trial = arm.trial
         steps, samples = sum(b.step_count for b in blocks), [b.sample_count for b in blocks]
         time_us = sum(b.time_ns for b in blocks) / 1e3
-        known = [s for s in samples if s is not None]
+        counted = [s for s in samples if s is not None]
         checks = trial.run.changes if trial is not None else ()
         edit = arm.decided.edit(self._code, observation, checks) if observation is not None else None
         return Side(
@@ -464,7 +461,7 @@ class Runner:
             facts=facts(trial.run) if trial is not None else None,
             blocks=tuple(blocks),
             us_per_step=time_us / steps if steps else None,
-            us_per_sample=time_us / sum(known) if blocks and len(known) == len(samples) and sum(known) else None,
+            us_per_sample=time_us / sum(counted) if blocks and len(counted) == len(samples) and sum(counted) else None,
             checks=checks,
             losses=trial.losses if trial is not None else (),
             seed_losses=tuple(arm.seed_losses),
@@ -485,19 +482,18 @@ def _quoted(names: Iterable[str]) -> str:
 
 def _used_up_words(names: list[str], *, loads: bool) -> str:
     goes, it = ("go", "them") if len(names) > 1 else ("goes", "it")
-    said = (
+    words = (
         f"The cell uses up {_quoted(names)}, which {goes} on where the last run ended: no two runs see the same data."
     )
     if not loads:
-        return said
+        return words
     return (
-        f"{said} A DataLoader inside {it} takes new options only when it begins anew, in a run of whichever setting: "
+        f"{words} A DataLoader inside {it} takes new options only when it begins anew, in a run of whichever setting: "
         "the runs may not differ as they should."
     )
 
 
 def _failed(error: BaseException, trial: Trial | None) -> str:
-    """Why an arm gave nothing, in words."""
     if not out_of_memory(error):
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     memory = trial.run.memory if trial is not None else None
@@ -519,7 +515,7 @@ def check(code: Code, plan: Plan) -> None:
     check_plan(plan)
     check_names(plan.arms, code)
     detect_device(plan.device)
-    with turn.taken():
+    with exclusive.taken():
         pass
 
 

@@ -29,7 +29,6 @@ class Size:
 
     @property
     def total(self) -> int:
-        """All."""
         return self.warmup + self.counted
 
 

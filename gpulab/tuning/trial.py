@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import random
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter_ns
@@ -18,6 +19,7 @@ from gpulab.capture.recorder import Capture, stop_behind
 from gpulab.capture.short_run import ShortRun
 from gpulab.capture.steps.losses import Losses
 from gpulab.errors import GpulabError, StoreError
+from gpulab.knobs.dataloader import randomness
 from gpulab.knobs.knob import Knob, KnobEffects, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, observe
@@ -44,6 +46,7 @@ class Setting:
     knobs: Mapping[Knob, Value]
     label: str
     variables: Mapping[str, Plain] = field(default_factory=dict)
+    within: Callable[[], AbstractContextManager[object]] = nullcontext  # around each short run
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,6 @@ class Stopper:
     _current: Capture | ShortRun | None = None
 
     def stop(self) -> None:
-        """From any thread."""
         self.asked = True
         current = self._current
         if isinstance(current, Capture):
@@ -76,7 +78,6 @@ class Stopper:
             current.stop()
 
     def now(self, current: Capture | ShortRun | None) -> None:
-        """This runs now."""
         self._current = current
         if self.asked and current is not None:
             self.stop()
@@ -125,7 +126,6 @@ class _Limit:
                 return
 
     def cancel(self) -> None:
-        """It has ended."""
         self._over.set()
         self._thread.join()
 
@@ -178,10 +178,8 @@ def full_trial(
     return Trial(run, seen.observation(run), effects, losses.per_step(run.steps, origin_ns), error, unsaved, path)
 
 
-def short_trial(
-    setting: Setting, size: Size, place: tuple[int, int, int], stopper: Stopper, *, on_gpu: bool
-) -> Block | BaseException:
-    """Run the code as one block. `place`: its arm, turn and order. Gives back what was raised, if it was."""
+def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
+    """Run the code as one block, whose place in an experiment is not set yet. Gives back what was raised, if it was."""
     losses, raised = Losses(), _Raised()
     block = ShortRun(size.total, setting.code.text, on_gpu=on_gpu)
     try:
@@ -190,7 +188,7 @@ def short_trial(
             with ExitStack() as stack:
                 _apply(setting, stack)
                 stack.enter_context(losses.heard())
-                with users_code(), raised:
+                with users_code(), raised, setting.within():
                     setting.code.run(quiet=True)
     except BaseException as e:
         return raised.first(e)
@@ -200,17 +198,26 @@ def short_trial(
         return GpulabError(f"gpulab failed while measuring a block: {block.fault}")
     rows = counted_rows(block.steps, size)
     samples = block.steps.sample_count[rows]
-    arm, turn, order = place
     return Block(
-        arm=arm,
-        turn=turn,
-        order=order,
+        arm=0,
+        turn=0,
+        order=0,
         step_count=len(rows),
         dropped=len(block.steps) - len(rows),
         sample_count=int(samples.sum()) if len(rows) and (samples >= 0).all() else None,
         time_ns=int(block.steps.time_ns[rows].sum()),
         losses=losses.per_step(block.steps, block.origin_ns),
     )
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """All global random numbers begin at `seed` inside, and are put back: of torch, its GPUs, NumPy and Python."""
+    with randomness.kept():
+        random.seed(seed)
+        sys.modules["numpy"].random.seed(seed)
+        sys.modules["torch"].manual_seed(seed)
+        yield
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -276,6 +283,3 @@ def _save(run: Run, write_trace: Callable[[Path], None] | None, store: Store | N
         return store.save(run, write_trace), ""
     except StoreError as e:
         return None, str(e)
-
-
-__all__ = ["Setting", "Stopper", "Trial", "full_trial", "out_of_memory", "release", "short_trial"]

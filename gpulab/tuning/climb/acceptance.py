@@ -128,6 +128,3 @@ def _of_loss(loss: LossComparison) -> str:
     if loss.verdict == "same":
         return "and the loss is the same"
     return f"and the loss moves no further than with another seed ({loss.seeds + 1} seeds)"
-
-
-__all__ = ["Judged", "broken_loss", "judged", "spoiled", "unsure"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from functools import partial
 
 from gpulab.analysis.facts import Facts
 from gpulab.capture import exclusive
@@ -17,12 +17,12 @@ from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
-from gpulab.tuning.climb.policy import Candidate, Ground, Tried, candidates, ways_back
-from gpulab.tuning.climb.record import Bounds, Climb, Ending, Passed, Rung
+from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, ways_back
+from gpulab.tuning.climb.record import Attempt, Bounds, Climb, Ending, Passed
 from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.compare.statistics import TOO_FEW
 from gpulab.tuning.interrupts import interrupts_heard
-from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.plan import Arm, Code, Listener, Plan
 from gpulab.tuning.record import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.trial import Trial
@@ -31,61 +31,43 @@ BLOCKS_S = 30.0  # for the blocks of one try
 LONGER = 2  # times as long for the second look, where the first blocks lie too far apart
 LEAST_S = 5.0  # of the budget: with less left no further try is begun
 
-Diagnose = Callable[[Facts], Diagnosis]
-Foretell = Callable[[Facts, Mapping[str, str]], Prediction]
-OnRung = Callable[[Climb], None]
-
-
-class Engine(Protocol):
-    """What runs a plan: gpulab.tuning.runner.Runner."""
-
-    trials: list[Trial]
-    error: BaseException | None
-
-    @property
-    def same_start(self) -> bool: ...
-    def run(self) -> Experiment: ...
-    def stop(self) -> None: ...
-
-
-Made = Sequence[tuple[Arm, Trial]]
-MakeEngine = Callable[[Code, Plan, Listener, Made], Engine]
+MakeRunner = Callable[[Code, Plan, Listener, Sequence[tuple[Arm, Trial]]], Runner]
 
 
 class Climber:
-    """Climbs. `run` gives the ladder; `stop`, from any thread, ends it at the next step boundary with what there is.
+    """Climbs. `run` gives the record; `stop`, from any thread, ends it at the next step boundary with what there is.
 
-    The user's state is put back before each run and at the end, as by `Runner`. `told` is called with the ladder so
-    far after each try. `error`: what ended it early, an interrupt or an exception of the cell as written.
+    The user's state is put back before each run and at the end, as by `Runner`. `on_attempt` is called with the record
+    so far after each attempt. `error`: what ended it early, an interrupt or an exception of the cell as written.
     """
 
     def __init__(
         self,
         code: Code,
         bounds: Bounds,
-        diagnose: Diagnose,
-        foretell: Foretell,
+        diagnose: Callable[[Facts], Diagnosis],
+        predict: Callable[[Facts, Mapping[str, str]], Prediction],
         *,
         memory_full: float = DEFAULT.memory_full,
         tell: Listener = lambda progress: None,
-        told: OnRung = lambda ladder: None,
-        engine: MakeEngine = Runner,
+        on_attempt: Callable[[Climb], None] = lambda record: None,
+        engine: MakeRunner = Runner,
     ) -> None:
         self.tell = tell
-        self.told = told
+        self.on_attempt = on_attempt
         self.error: BaseException | None = None
         self.trials: list[Trial] = []  # all full runs, in order
         self._code, self._bounds, self._engine = code, bounds, engine
-        self._diagnose, self._foretell = diagnose, foretell
+        self._diagnose, self._predict = diagnose, predict
         self._memory_full = memory_full
         self._asked = False
-        self._current: Engine | None = None
+        self._current: Runner | None = None
         self._began = 0.0
         self._kept: dict[str, Plain] = {}
         self._tried: list[Tried] = []
-        self._rungs: list[Rung] = []
+        self._attempts: list[Attempt] = []
         self._passed: list[Passed] = []
-        self._made: dict[str, Trial] = {}  # the full runs of the cell as written and of the kept settings, by label
+        self._trials: dict[str, Trial] = {}  # the full runs of the cell as written and of kept settings, by label
         self._side: Side | None = None  # as written
         self._top: Facts | None = None  # of the cell with all that is kept
         self._seeds: tuple[tuple[float, ...], ...] | None = None
@@ -94,8 +76,7 @@ class Climber:
     def stop(self) -> None:
         """End at the next step boundary, with what there is."""
         self._asked = True
-        current = self._current
-        if current is not None:
+        if (current := self._current) is not None:
             current.stop()
 
     def run(self) -> Climb:
@@ -111,105 +92,102 @@ class Climber:
                 self.error = e
             self.error = self.error or heard.error
             ended = "error" if self.error is not None else "stopped" if self._asked else ended
-        return self._ladder(ended, whole)
+        return self._record(ended, whole)
 
     # -- the course ----------------------------------------------------------------------------------------------
 
     def _measure(self) -> Ending | None:
         """The cell as written; why there is nothing to climb, if so."""
-        found = self._conduct(Plan(arms=()))
+        experiment = self._conduct(Plan(arms=()))
         if self.error is not None:
             return "error"
-        self._side = found.sides[0]
+        self._side = experiment.sides[0]
         if self._asked or self._side.facts is None:
             return "stopped"
-        self._made[Arm().label] = self.trials[0]
-        self.told(self._ladder("stopped", None))
+        self._trials[Arm().label] = self.trials[0]
+        self.on_attempt(self._record("stopped"))
         return None
 
     def _climb(self) -> Ending:
         while True:
             assert self._side is not None and self._side.facts is not None
-            known = self._top if self._top is not None else self._side.facts
-            self._diagnosis = self._diagnose(known)
+            facts = self._top if self._top is not None else self._side.facts
+            diagnosis = self._diagnosis = self._diagnose(facts)
             if self._asked:
                 return "stopped"
-            able = self._candidates(known)
+            able = self._candidates(facts, diagnosis)
             if not able:
                 return "nothing left"
-            if self._bounds.rungs is not None and len(self._rungs) >= self._bounds.rungs:
+            if self._bounds.rungs is not None and len(self._attempts) >= self._bounds.rungs:
                 return "rungs"
             if self._left_s() < LEAST_S:
                 return "budget"
             self._try(able[0])
-            self.told(self._ladder("stopped", None))
+            self.on_attempt(self._record("stopped"))
             if self.error is not None:
                 return "error"
-            if self._rungs[-1].outcome == "stopped":
+            if self._attempts[-1].outcome == "stopped":
                 return "stopped"
 
-    def _candidates(self, known: Facts) -> list[Candidate]:
-        assert self._diagnosis is not None
-        ground = Ground(
-            known,
-            self._made[Arm().label].observation,
+    def _candidates(self, facts: Facts, diagnosis: Diagnosis) -> list[Candidate]:
+        state = ClimbState(
+            facts,
+            self._trials[Arm().label].observation,
             dict(self._kept),
             tuple(self._tried),
-            known.run.environment.usable_cores or usable_cores(),
+            facts.run.environment.usable_cores or usable_cores(),
             self._bounds.without,
             self._bounds.allow,
         )
-
-        def foretell(settings: Mapping[str, str]) -> Prediction:
-            return self._foretell(known, settings)
-
-        able, passed = candidates(self._diagnosis, ground, foretell)
+        predict = partial(self._predict, facts)
+        able, passed = candidates(diagnosis, state, predict)
         labels = {p.label for p in passed}
         self._passed = [p for p in self._passed if p.label not in labels] + passed
-        return able or ways_back(self._diagnosis, ground, foretell)
+        return able or ways_back(diagnosis, state, predict)
 
     def _try(self, candidate: Candidate) -> None:
-        """One rung: all kept settings against them with the new ones on top."""
+        """One attempt: all kept settings against them with the new ones on top."""
         began = time.monotonic()
         new, arm = candidate.settings, candidate.on_top_of(self._kept)
         shown = Arm(new).shown
-        rung = Rung(len(self._rungs) + 1, shown, candidate.finding, candidate.prediction, "stopped", "stopped")
+        number = len(self._attempts) + 1
+        attempt = Attempt(number, shown, candidate.finding, candidate.prediction, "stopped", "stopped")
         try:
-            rung = self._compared(rung, arm, new)
+            attempt = self._compared(attempt, arm, new)
         except UsageError as e:  # certain before anything ran
-            rung = replace(rung, outcome="failed", words=str(e).rstrip("."))
-        rung = replace(rung, back=candidate.back, seconds=time.monotonic() - began)
-        self._rungs.append(rung)
-        self._tried.append(Tried(new, dict(self._kept), rung.outcome))
-        if rung.kept and rung.comparison is not None:
-            self._kept, self._top = dict(arm.settings), rung.comparison.b.facts
+            attempt = replace(attempt, outcome="failed", words=str(e).rstrip("."))
+        attempt = replace(attempt, back=candidate.back, seconds=time.monotonic() - began)
+        self._attempts.append(attempt)
+        self._tried.append(Tried(new, dict(self._kept), attempt.outcome))
+        if attempt.kept and attempt.comparison is not None:
+            self._kept, self._top = dict(arm.settings), attempt.comparison.b.facts
 
-    def _compared(self, rung: Rung, arm: Arm, new: Mapping[str, Plain]) -> Rung:
-        """The rung with its comparison and what became of it. Raises UsageError for what certainly cannot be set.
+    def _compared(self, attempt: Attempt, arm: Arm, new: Mapping[str, Plain]) -> Attempt:
+        """The attempt with its comparison and what became of it. Raises UsageError for what certainly cannot be set.
 
         One run in full comes first: what it spoils (an error, a broken loss, no effect) needs no blocks.
         """
         base = Arm(dict(self._kept))
-        found = self._conduct(Plan(arms=(arm,), base=base, interleaved=False))
-        result = found.comparisons[0] if found.comparisons else None
+        experiment = self._conduct(Plan(arms=(arm,), base=base, interleaved=False))
+        result = experiment.comparisons[0] if experiment.comparisons else None
         if result is None or self._over():
-            return replace(rung, comparison=result)
+            return replace(attempt, comparison=result)
         self._keep_trial(arm)
         verdict = spoiled(result, tuple(new))
         loss = result.loss
         if verdict is None:
             result = self._in_turn(arm, base)
-            rung = replace(rung, comparison=result)
+            attempt = replace(attempt, comparison=result)
             if result is None or self._over():
-                return rung
+                return attempt
             loss = self._judged_loss(result, new)
             if self._over():  # while the seeds ran
-                return rung
+                return attempt
             verdict = judged(result, loss, tuple(new), self._bounds.allow, self._memory_full)
-        made = result.b.prediction
-        if made is not None and not made.refused:
-            rung = replace(rung, prediction=made)
-        return replace(rung, comparison=result, outcome=verdict.outcome, words=verdict.words, loss=loss)
+        prediction = result.b.prediction
+        if prediction is not None and not prediction.refused:
+            attempt = replace(attempt, prediction=prediction)
+        return replace(attempt, comparison=result, outcome=verdict.outcome, words=verdict.words, loss=loss)
 
     def _in_turn(self, arm: Arm, base: Arm) -> Comparison | None:
         """In blocks; where they lie too far apart to tell a gain that there may be, anew in more of them.
@@ -218,30 +196,29 @@ class Climber:
         """
         result: Comparison | None = None
         for blocks_s in (BLOCKS_S, LONGER * BLOCKS_S):
-            left_s = self._left_s() - self._whole_s()
+            left_s = self._left_s() - BLOCKS_S  # the comparison as a whole takes these
             if result is not None and left_s < blocks_s:
                 return result
-            found = self._conduct(Plan(arms=(arm,), base=base, budget_s=max(1.0, min(blocks_s, left_s))))
-            if not found.comparisons:
+            experiment = self._conduct(Plan(arms=(arm,), base=base, budget_s=max(1.0, min(blocks_s, left_s))))
+            if not experiment.comparisons:
                 return result
-            result = found.comparisons[0]
+            result = experiment.comparisons[0]
             hopeless = result.pairs >= TOO_FEW and (result.ratio or 1.0) > 1 - LEAST_EFFECT
             if hopeless or not unsure(result) or self._over():
                 return result
         return result
 
     def _over(self) -> bool:
-        """Somebody stopped it, or an error did."""
         return self._asked or self.error is not None
 
     def _as_a_whole(self) -> Comparison | None:
         """The cell as written against all that was kept, in blocks of its own: those that chose it flatter it."""
-        if not any(rung.kept for rung in self._rungs) or self._asked:
+        if not any(attempt.kept for attempt in self._attempts) or self._asked:
             return None
-        found = self._conduct(Plan(arms=(Arm(dict(self._kept)),), budget_s=BLOCKS_S))
-        if not found.comparisons or found.stopped:
+        experiment = self._conduct(Plan(arms=(Arm(dict(self._kept)),), budget_s=BLOCKS_S))
+        if not experiment.comparisons or experiment.stopped:
             return None
-        whole = found.comparisons[0]
+        whole = experiment.comparisons[0]
         return replace(whole, loss=self._judged_loss(whole, self._kept))
 
     # -- its pieces ----------------------------------------------------------------------------------------------
@@ -254,70 +231,50 @@ class Climber:
             plan, block_steps=steps, pairs=bounds.pairs, name=bounds.name, device=bounds.device, save=bounds.save
         )
         arms = (Arm(), plan.base, *plan.arms)
-        done = {arm.label: (arm, self._made[arm.label]) for arm in arms if arm.label in self._made}
-        engine = self._engine(self._code, plan, self._said, tuple(done.values()))
+        done = {arm.label: (arm, self._trials[arm.label]) for arm in arms if arm.label in self._trials}
+        engine = self._engine(self._code, plan, self.tell, tuple(done.values()))
         self._current = engine
         if self._asked:
             engine.stop()
         try:
-            found = engine.run()
+            experiment = engine.run()
         finally:
             self._current = None
         self._same_start = engine.same_start
         self.trials += engine.trials
         self.error = self.error or engine.error
-        self._asked = self._asked or found.stopped
-        return found
+        self._asked = self._asked or experiment.stopped
+        return experiment
 
-    def _judged_loss(self, found: Comparison, new: Mapping[str, Plain]) -> LossComparison | None:
+    def _judged_loss(self, comparison: Comparison, new: Mapping[str, Plain]) -> LossComparison | None:
         """The same as without the new settings, or within the band of the seeds around the cell as written."""
-        loss = found.loss
+        loss = comparison.loss
         if loss is None or loss.verdict in ("same", "not measurable") or any(map(changes_steps, new)):
             return loss
         if not self._same_start:
             words = "The cell's state could not be put back, so that losses cannot be compared"
             return replace(loss, verdict="not measurable", words=words)
-        seeds = self._seed_losses() if found.verdict == "faster" else ()
+        seeds = self._seed_losses() if comparison.verdict == "faster" else ()
         if not seeds or self._side is None:
             return loss
-        written = replace(self._side, seed_losses=seeds)
-        return compare_losses(written, found.b)
+        return compare_losses(replace(self._side, seed_losses=seeds), comparison.b)
 
     def _seed_losses(self) -> tuple[tuple[float, ...], ...]:
         """Of the cell as written under other seeds, run once, when first needed."""
         if self._seeds is None:
-            found = self._conduct(Plan(arms=(), seeds=self._bounds.seeds)) if self._bounds.seeds else None
-            self._seeds = found.sides[0].seed_losses if found is not None else ()
+            wanted = self._bounds.seeds
+            self._seeds = self._conduct(Plan(arms=(), seeds=wanted)).sides[0].seed_losses if wanted else ()
         return self._seeds
 
     def _keep_trial(self, arm: Arm) -> None:
         """The full run that was just made of an arm, so that it is not made again."""
         last = self.trials[-1] if self.trials else None
         if last is not None and dict(last.run.settings.knobs) == arm.shown and last.error is None:
-            self._made[arm.label] = last
+            self._trials[arm.label] = last
 
     def _left_s(self) -> float:
         return self._bounds.budget_s - (time.monotonic() - self._began)
 
-    def _whole_s(self) -> float:
-        """To be left for the comparison as a whole."""
-        return BLOCKS_S
-
-    def _said(self, progress: Progress) -> None:
-        self.tell(progress)
-
-    def _ladder(self, ended: Ending, whole: Comparison | None) -> Climb:
-        seconds = time.monotonic() - self._began
-        return Climb(
-            self._side,
-            tuple(self._rungs),
-            ended,
-            seconds,
-            whole,
-            self._diagnosis,
-            tuple(self._passed),
-            self._bounds,
-        )
-
-
-__all__ = ["Climber", "Diagnose", "Engine", "Foretell", "MakeEngine"]
+    def _record(self, ended: Ending, whole: Comparison | None = None) -> Climb:
+        seconds, attempts = time.monotonic() - self._began, tuple(self._attempts)
+        return Climb(self._side, attempts, ended, seconds, whole, self._diagnosis, tuple(self._passed), self._bounds)

@@ -23,7 +23,7 @@ from gpulab.tuning.record import LEAST_EFFECT
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
 _AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be otherwise once another cause is cured
 
-Foretell = Callable[[Mapping[str, str]], Prediction]
+Predict = Callable[[Mapping[str, str]], Prediction]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
+class ClimbState:
     """Where the climb stands. `observation`: of the cell as written; `facts`: of the cell with all that is kept."""
 
     facts: Facts
@@ -66,8 +66,6 @@ class Candidate:
 
 @dataclass(slots=True)
 class _Sorted:
-    """Both lists while they are made."""
-
     able: list[Candidate] = field(default_factory=list)
     passed: list[Passed] = field(default_factory=list)
 
@@ -76,12 +74,12 @@ class _Sorted:
             self.passed.append(Passed(label, why.rstrip(".")))
 
 
-def candidates(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> tuple[list[Candidate], list[Passed]]:
+def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Passed]]:
     """What to try, the most promising first, and what will not be tried and why.
 
     First what the findings themselves name, by the time that it would give back; where nothing of that is left, other
     knobs against the same causes; then findings that had to wait for another, against which nothing is left.
-    `foretell` predicts a setting on top of the facts of the ground.
+    `predict` predicts a setting on top of the facts of the state.
     """
     found = _Sorted()
     keys = {finding.key for finding in diagnosis.findings}
@@ -89,36 +87,36 @@ def candidates(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> tupl
     for findings in (first, [f for f in diagnosis.findings if f not in first]):
         for finding in findings:
             if finding.settings:
-                _consider(_parsed(finding, found), finding, ground, foretell, found, named=True)
+                _consider(_parsed(finding, found), finding, state, predict, found, named=True)
         for finding in () if found.able else findings:
             for knob in knobs_against(finding.key):
-                value = next(_next_values(knob, ground), None)
+                value = next(_next_values(knob, state), None)
                 if value is not None:
-                    _consider({knob.name: value}, finding, ground, foretell, found, named=False)
+                    _consider({knob.name: value}, finding, state, predict, found, named=False)
         if found.able:
             break
     found.able.sort(key=lambda candidate: -candidate.gain_us)
     return found.able, found.passed
 
 
-def ways_back(diagnosis: Diagnosis, ground: Ground, foretell: Foretell) -> list[Candidate]:
+def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list[Candidate]:
     """Options of the DataLoader that another, kept later, may have made needless: without them, what is it like?
 
     A cache, for one, makes workers a burden: each batch then only travels between processes.
     """
-    loading = [name for name in ground.kept if name in KNOBS and KNOBS[name].kind == "DataLoader option"]
+    loading = [name for name in state.kept if name in KNOBS and KNOBS[name].kind == "DataLoader option"]
     found = []
     for name in loading[:-1]:
-        before = KNOBS[name].value_in(ground.observation)
+        before = KNOBS[name].value_in(state.observation)
         if changes_steps(name) or before is None:
             continue
-        back = (name, *(n for n in ground.kept if n in KNOBS and name in KNOBS[n].needs))
-        settings: dict[str, Plain] = {n: KNOBS[n].value_in(ground.observation) for n in back}
-        if any(t.settings == settings and dict(t.base) == dict(ground.kept) for t in ground.tried):
+        back = (name, *(n for n in state.kept if n in KNOBS and name in KNOBS[n].needs))
+        settings: dict[str, Plain] = {n: KNOBS[n].value_in(state.observation) for n in back}
+        if any(t.settings == settings and dict(t.base) == dict(state.kept) for t in state.tried):
             continue
-        prediction = foretell(Arm({name: before}).shown)
+        prediction = predict(Arm({name: before}).shown)
         finding = diagnosis.first
-        found.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, ground), back))
+        found.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, state), back))
     return found
 
 
@@ -136,35 +134,35 @@ def _parsed(finding: Finding, found: _Sorted) -> dict[str, Plain]:
 def _consider(
     settings: Mapping[str, Plain],
     finding: Finding,
-    ground: Ground,
-    foretell: Foretell,
+    state: ClimbState,
+    predict: Predict,
     found: _Sorted,
     *,
     named: bool,
 ) -> None:
     """Put it among those to try, or among those passed over; silently drop what is set already or was tried."""
-    new = {name: value for name, value in settings.items() if not _is_set(name, value, ground)}
-    if not new or not _worth_another_try(new, ground, named=named) or any(c.settings == new for c in found.able):
+    new = {name: value for name, value in settings.items() if not _is_set(name, value, state)}
+    if not new or not _worth_another_try(new, state, named=named) or any(c.settings == new for c in found.able):
         return
     label = Arm(new).label
-    left_out = [name for name in new if name in ground.without]
+    left_out = [name for name in new if name in state.without]
     if left_out:
         return found.pass_over(label, "left out as asked (--without)")
-    why = _another_training(new, ground.allow) or _refusal(new, ground)
+    why = _another_training(new, state.allow) or _refusal(new, state)
     if why:
         return found.pass_over(label, why)
-    prediction = foretell(Arm(new).shown)
+    prediction = predict(Arm(new).shown)
     if prediction.refused:
         prediction = finding.prediction if named and finding.prediction is not None else prediction
     if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
         low, high = prediction.interval
         return found.pass_over(label, f"predicted to bring nothing ({factor(low)} to {factor(high)} times the time)")
-    found.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, ground)))
+    found.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, state)))
 
 
-def _gain_us(finding: Finding, prediction: Prediction, ground: Ground) -> float:
+def _gain_us(finding: Finding, prediction: Prediction, state: ClimbState) -> float:
     if prediction.ratio is not None and not prediction.only_sign:
-        return (1 - prediction.ratio) * _step_us(ground.facts)
+        return (1 - prediction.ratio) * _step_us(state.facts)
     return finding.recoverable_us_per_step or 0.0
 
 
@@ -176,22 +174,22 @@ def _step_us(facts: Facts) -> float:
 # -- what cannot, or need not, be tried --------------------------------------------------------------------------------
 
 
-def _now(name: str, ground: Ground) -> Plain | None:
+def _now(name: str, state: ClimbState) -> Plain | None:
     """The value that the kept settings or the cell as written have."""
-    if name in ground.kept:
-        return ground.kept[name]
-    return KNOBS[name].value_in(ground.observation) if name in KNOBS else None
+    if name in state.kept:
+        return state.kept[name]
+    return KNOBS[name].value_in(state.observation) if name in KNOBS else None
 
 
-def _is_set(name: str, value: Plain, ground: Ground) -> bool:
-    now = _now(name, ground)
+def _is_set(name: str, value: Plain, state: ClimbState) -> bool:
+    now = _now(name, state)
     return type(now) is type(value) and now == value
 
 
-def _worth_another_try(new: Mapping[str, Plain], ground: Ground, *, named: bool) -> bool:
+def _worth_another_try(new: Mapping[str, Plain], state: ClimbState, *, named: bool) -> bool:
     """It was not tried yet; or it brought nothing, and other settings were kept since and a finding names it again."""
-    for tried in ground.tried:
-        if tried.settings == new and not (named and tried.outcome in _AGAIN and dict(tried.base) != dict(ground.kept)):
+    for tried in state.tried:
+        if tried.settings == new and not (named and tried.outcome in _AGAIN and dict(tried.base) != dict(state.kept)):
             return False
     return True
 
@@ -204,11 +202,11 @@ def _another_training(new: Mapping[str, Plain], allow: frozenset[str]) -> str:
     return ANOTHER_TRAINING.format(why=why, names=",".join(names))
 
 
-def _refusal(new: Mapping[str, Plain], ground: Ground) -> str:
+def _refusal(new: Mapping[str, Plain], state: ClimbState) -> str:
     together = {
-        n: v for n, v in {**ground.kept, **new}.items() if n in KNOBS and isinstance(v, bool | int | float | str)
+        n: v for n, v in {**state.kept, **new}.items() if n in KNOBS and isinstance(v, bool | int | float | str)
     }
-    imagined = with_settings(ground.observation, together)
+    imagined = with_settings(state.observation, together)
     reasons = [KNOBS[name].refuses(imagined, value) for name, value in together.items() if name in new]
     return "; ".join(reason for reason in reasons if reason)
 
@@ -216,12 +214,12 @@ def _refusal(new: Mapping[str, Plain], ground: Ground) -> str:
 # -- the next value of a knob ------------------------------------------------------------------------------------------
 
 
-def _next_values(knob: Knob, ground: Ground) -> Iterator[Value]:
+def _next_values(knob: Knob, state: ClimbState) -> Iterator[Value]:
     """Values not tried yet, in order; of numbers none beyond one that was not kept: the way up ends there."""
-    now = _now(knob.name, ground)
-    tried = [t for t in ground.tried if knob.name in t.settings]
+    now = _now(knob.name, state)
+    tried = [t for t in state.tried if knob.name in t.settings]
     lost = [t.settings[knob.name] for t in tried if t.outcome != "kept"]
-    for value in knob.next_values(now if isinstance(now, bool | int | float | str) else None, _times(ground)):
+    for value in knob.next_values(now if isinstance(now, bool | int | float | str) else None, _times(state)):
         if value == now or any(t.settings[knob.name] == value for t in tried):
             continue
         if _is_number(value) and any(_is_number(old) and value > old for old in lost):
@@ -233,9 +231,6 @@ def _is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _times(ground: Ground) -> StepTimes:
-    wait = ground.facts.data_wait_us
-    return StepTimes(ground.cores, _step_us(ground.facts), wait.median if wait is not None else None)
-
-
-__all__ = ["Candidate", "Foretell", "Ground", "Tried", "candidates", "ways_back"]
+def _times(state: ClimbState) -> StepTimes:
+    wait = state.facts.data_wait_us
+    return StepTimes(state.cores, _step_us(state.facts), wait.median if wait is not None else None)

@@ -54,8 +54,8 @@ class Passed:
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One try: what was set on top of all that was kept before, why, and what came of it.
+class Attempt:
+    """One attempt: what was set on top of all that was kept before, why, and what came of it.
 
     `back` are knobs that were kept and are tried as written again; `settings` then has their values as written.
     `comparison` is the interleaved one of all kept settings (A) with the new ones on top (B); None where it was stopped
@@ -76,7 +76,6 @@ class Rung:
 
     @property
     def kept(self) -> bool:
-        """Whether it is part of the final setting."""
         return self.outcome == "kept"
 
     @property
@@ -87,14 +86,14 @@ class Rung:
 
 @dataclass(frozen=True, slots=True)
 class Climb:
-    """The whole ladder.
+    """The whole climb.
 
     `written` is the cell as written, None where that did not run. `whole` compares it with all kept settings, in turn;
-    None where nothing was kept or the climb was ended before. `left` is the diagnosis at the top of the ladder.
+    None where nothing was kept or the climb was ended before. `left` is the diagnosis at the end.
     """
 
     written: Side | None
-    rungs: tuple[Rung, ...]
+    rungs: tuple[Attempt, ...]
     ended: Ending
     seconds: float
     whole: Comparison | None = None
@@ -116,9 +115,6 @@ class Climb:
 
     @property
     def top(self) -> Side | None:
-        """The cell with all that was kept: the last kept rung's, else as written."""
+        """The cell with all that was kept: the last kept attempt's, else as written."""
         tops = [rung.comparison.b for rung in self.rungs if rung.kept and rung.comparison is not None]
         return tops[-1] if tops else self.written
-
-
-__all__ = ["Bounds", "Climb", "Ending", "Outcome", "Passed", "Rung"]

@@ -9,10 +9,9 @@ import numpy as np
 
 from gpulab.run import Float64
 from gpulab.tuning.compare.loss import repeats
-from gpulab.tuning.compare.samples import counted
 from gpulab.tuning.compare.sequential import compare_sequential
 from gpulab.tuning.compare.statistics import noise_floor, paired
-from gpulab.tuning.compare.verdicts import Findings, Unit, chosen_unit, us, usable, with_times
+from gpulab.tuning.compare.verdicts import Findings, Unit, chosen_unit, counted, us, usable, with_times
 from gpulab.tuning.record import Block, Comparison, Side
 
 
@@ -54,7 +53,6 @@ def pair_ratios(a: Side, b: Side, unit: Unit) -> Float64:
 
 
 def same_ratios(a: Side, unit: Unit) -> Float64:
-    """A against itself."""
     return _ratios(_same_pairs(usable(a)), unit)
 
 

@@ -98,7 +98,6 @@ def _broken(a: Float64, b: Float64) -> str:
 
 
 def _apart(a: Float64, b: Float64) -> Float64:
-    """Relative difference of each step."""
     with np.errstate(invalid="ignore", divide="ignore"):
         scale = np.maximum(np.abs(a), np.abs(b))
         difference: Float64 = np.where(a == b, 0.0, np.abs(a - b) / scale)

@@ -100,7 +100,6 @@ def both_us(change: PartChange, *, per_sample: bool) -> tuple[float, float]:
 
 
 def change_us(change: PartChange, *, per_sample: bool) -> float:
-    """B's time less A's."""
     a_us, b_us = both_us(change, per_sample=per_sample)
     return b_us - a_us
 

@@ -39,7 +39,6 @@ class Opened:
         self._thread = get_ident()
 
     def note(self, file: Any, mode: Any) -> None:
-        """Something is opened."""
         if get_ident() != self._thread or len(self.paths) >= MOST:
             return
         if isinstance(file, str | bytes | os.PathLike) and not (set(str(mode)) & set("wax+")):
@@ -165,6 +164,3 @@ def _is_data(path: str) -> bool:
         return os.path.isfile(path) and os.path.getsize(path) > 0
     except OSError:
         return False
-
-
-__all__ = ["IN_MEMORY", "NO_ADVICE", "NO_FILE", "Opened", "drop", "resident_fraction", "watched", "why_not"]

@@ -24,7 +24,6 @@ from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.trial import Setting, short_trial
-from gpulab.tuning.wrapped_code import Wrapped
 
 IDEAL = Arm({"batches": "kept on the device"})
 COLD = Arm({"files": "read from the disk"})
@@ -55,25 +54,11 @@ class Headspace:
 
     @property
     def preparation_share(self) -> float | None:
-        """Of a step as written."""
         return _share(self.preparation_us, self.step_us)
 
     @property
     def fetch_share(self) -> float | None:
-        """Of a step whose files are read from the disk."""
         return _share(self.fetch_us, self.cold_us)
-
-
-@dataclass(frozen=True, slots=True)
-class Within(Wrapped):
-    """The same code, each of whose runs is inside a context of its own."""
-
-    made: Callable[[], AbstractContextManager[object]]
-
-    def run(self, *, quiet: bool) -> object:
-        """Run it; its exceptions pass."""
-        with self.made():
-            return self.code.run(quiet=quiet)
 
 
 class Differential(Runner):
@@ -124,7 +109,7 @@ class Differential(Runner):
         """No run with its trace: the blocks alone tell."""
         made = super()._made_ready(Arm(), observation)
         ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
-        made.arm, made.setting = arm, Setting(Within(self._code, ways[arm.label]), {}, arm.label)
+        made.arm, made.setting = arm, Setting(self._code, {}, arm.label, within=ways[arm.label])
         made.trial = self._written
         return made
 
@@ -162,7 +147,7 @@ class Differential(Runner):
         places = dict.fromkeys((_torch_name(run.device), "cpu"))
         for place in places:
             self._kept_on = place
-            error = self._probe(arm.setting.code, size, "batches kept")
+            error = self._probe(self._ideally, size, "batches kept")
             if error is None:
                 arm.failure = ""
                 if place != next(iter(places)):
@@ -188,18 +173,20 @@ class Differential(Runner):
             with overriding("num_workers", 0, KnobEffects()), cold_files.watched() as opened:
                 yield
 
-        error = self._probe(Within(self._code, looking), size, "looking for files")
+        error = self._probe(looking, size, "looking for files")
         if error is not None:
             self._let_go(error)
         self._files = opened.data
         arm.failure = cold_files.why_not(self._files)
 
-    def _probe(self, code: Code, size: schedule.Size, what: str) -> Exception | None:
+    def _probe(
+        self, within: Callable[[], AbstractContextManager[object]], size: schedule.Size, what: str
+    ) -> Exception | None:
         """One short run that does not count; what it raised."""
         self.tell(Progress(what, 0, 1, None))
         if not self._restore():
             return None
-        result = short_trial(Setting(code, {}, what), size, (0, 0, 0), self._stopper, on_gpu=False)
+        result = short_trial(Setting(self._code, {}, what, within=within), size, self._stopper, on_gpu=False)
         if isinstance(result, Block):
             return None
         if isinstance(result, Exception):
@@ -268,6 +255,3 @@ def _reason(found: Comparison | None, experiment: Experiment) -> str:
     if found is not None and found.b.failure:
         return found.b.failure
     return "stopped before it was measured" if experiment.stopped else "no pair of blocks was measured"
-
-
-__all__ = ["Differential", "Headspace"]

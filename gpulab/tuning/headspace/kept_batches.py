@@ -105,7 +105,6 @@ def _usual_size(iterator: Any, batch: Any) -> int | None:
 
 
 def _moved(batch: Any, device: str) -> Any:
-    """A copy on the device."""
     import torch
 
     def move(leaf: Any) -> Any:
@@ -142,6 +141,3 @@ def _mapped(thing: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
     if isinstance(thing, list | tuple):
         return type(thing)(_mapped(part, change, depth + 1) for part in thing)
     return change(thing)
-
-
-__all__ = ["KEPT", "kept_batches"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, factor, factor_within, percent, size
-from gpulab.tuning.climb.record import Climb, Rung
+from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.record import Side
 from gpulab.views.comparison.table import memory_peak_bytes
 from gpulab.views.layout import Column, Row, Section, numbers
@@ -42,7 +42,7 @@ def ladder(found: Climb, *, bars: bool = True) -> Section:
     return Section("The ladder", columns, tuple(rows), _notes(found, step), wide=True)
 
 
-def result(rung: Rung) -> str:
+def result(rung: Attempt) -> str:
     """Whether it was kept, why, and how sure the two gains are."""
     comparison, prediction = rung.comparison, rung.prediction
     ranges = []
@@ -76,11 +76,11 @@ def _notes(found: Climb, step: int | None) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _label(rung: Rung) -> str:
+def _label(rung: Attempt) -> str:
     return plain(rung.label) if rung.back else f"+ {plain(rung.label)}"
 
 
-def _gain(rung: Rung) -> str:
+def _gain(rung: Attempt) -> str:
     found = rung.comparison
     if found is None or not found.ratio or found.evidence != "interleaved":
         return NONE

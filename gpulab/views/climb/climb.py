@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.tuning.climb.record import Climb, Rung
+from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.views import text
 from gpulab.views.climb import document, sections
 from gpulab.views.layout import Section
@@ -24,7 +24,7 @@ class Climbed(NotebookView):
         return self.found.kept
 
     @property
-    def rungs(self) -> tuple[Rung, ...]:
+    def rungs(self) -> tuple[Attempt, ...]:
         """Every try, in order."""
         return self.found.rungs
 

@@ -6,7 +6,7 @@ import dataclasses
 
 from gpulab.diagnosis.finding import Finding
 from gpulab.prediction.prediction import Prediction
-from gpulab.tuning.climb.record import Climb, Rung
+from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.record import Side
 from gpulab.views.climb.attempts import busy_fraction
 from gpulab.views.climb.sections import headline, kept_edit
@@ -36,7 +36,7 @@ def document(climb: Climb) -> dict[str, object]:
     return {key: finite(value) for key, value in whole.items()}
 
 
-def _rung(rung: Rung) -> dict[str, object]:
+def _rung(rung: Attempt) -> dict[str, object]:
     comparison = rung.comparison
     return {
         "number": rung.number,

@@ -9,7 +9,7 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.diagnosis.rules import kind_of
 from gpulab.formatting import duration, factor, factor_within, plural
 from gpulab.tuning.climb.acceptance import KEEPING
-from gpulab.tuning.climb.record import Climb, Rung
+from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.views.climb.attempts import NONE, ladder
 from gpulab.views.comparison.sections import checks, device_of, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Section, numbers, present
@@ -167,7 +167,7 @@ def _tries(found: Climb) -> str:
     return f"{count} {'try' if count == 1 else 'tries'}"
 
 
-def _faster(rung: Rung) -> str:
+def _faster(rung: Attempt) -> str:
     found = rung.comparison
     return f"{factor(1 / found.ratio)}×" if found is not None and found.ratio else "an unknown factor"
 
