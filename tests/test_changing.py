@@ -15,9 +15,8 @@ from gpulab.run import Change, Device, Run
 from gpulab.tuning import single_run
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm, Plan
-from gpulab.tuning.precheck import refusals
 from gpulab.tuning.record import Experiment
-from gpulab.tuning.resolve import check_names, decide_arm
+from gpulab.tuning.resolve import check_names, decide_arm, refusals
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.single_run import Changing
 
@@ -171,7 +170,7 @@ def changing_scene(code: TextCode) -> Any:
 def test_what_certainly_cannot_be_is_said_at_once(
     names: dict[str, Any], settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulab.tuning.precheck.detect_device", lambda requested: Device("cpu", "CPU"))
+    monkeypatch.setattr("gpulab.tuning.resolve.detect_device", lambda requested: Device("cpu", "CPU"))
     code = TextCode.parsed(LOOP, names)
     assert words in Changing(Arm(settings), code).decided.refused
     with pytest.raises(UsageError, match=words):

@@ -202,11 +202,11 @@ def test_kept_batches_of_a_stream_go_on() -> None:
 def test_containers_are_made_anew_and_keep_their_kind() -> None:
     from collections import OrderedDict, namedtuple
 
-    from gpulab.tuning.headspace.kept_batches import _again, _moved
+    from gpulab.tuning.headspace.kept_batches import _copied
 
     Pair = namedtuple("Pair", "x y")
     batch = {"a": torch.ones(2), "b": [Pair(torch.zeros(1), "text"), (1, None)], "c": OrderedDict(d=torch.ones(1))}
-    copied = _again(_moved(batch, "cpu"))
+    copied = _copied(_copied(batch, "cpu"))
     copied["a"].add_(1)
     copied["b"][0].x.add_(1)
     copied["c"]["d"].add_(1)

@@ -14,7 +14,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
-from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number
+from gpulab.options import check_seconds, check_whole_number, read_seconds, whole_number_type
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.climb import Climber
@@ -91,13 +91,13 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     climber = Climber(code, bounds, _diagnosed, _predicted, memory_full=thresholds_of().memory_full)
     with Climbing(climber.stop, show=show) as climbing:
         climber.tell, climber.on_attempt = climbing.tell, climbing.show_ladder
-        found = climber.run()
-    climbed = Climbed(found)
+        record = climber.run()
+    climbed = Climbed(record)
     climbs.append(climbed)
-    if found.whole is not None:
-        experiments.append(Compared(found.whole))
+    if record.whole is not None:
+        experiments.append(Compared(record.whole))
     remember_trials(climber.trials)
-    if climber.error is not None and not found.rungs:  # the error says it all
+    if climber.error is not None and not record.rungs:  # the error says it all
         climbing.clear()
     else:
         try:
@@ -122,18 +122,20 @@ def magic(line: str) -> None:
 def parsed(words: Sequence[str], prog: str = "%gpulab climb") -> Bounds:
     """The bounds that a line asks for. Raises UsageError naming the option."""
     parser = Parser(prog, "[--budget SECONDS] [--rungs N] [--seeds N] [--without KNOB,…] [--allow KNOB,…]")
-    for option in ("budget", "rungs", "seeds", "steps", "pairs"):
-        parser.add_argument(f"--{option}")
+    parser.add_argument("--budget")
+    for option, least in _LEAST.items():
+        parser.add_argument(f"--{option}", type=whole_number_type(f"--{option}", least))
+    parser.set_defaults(seeds=DEFAULT_SEEDS)
     parser.add_argument("--without", action="append", default=[])
     parser.add_argument("--allow", action="append", default=[])
     parser.add_argument("--no-save", action="store_true")
     given = parser.read(words)
     return Bounds(
         budget_s=read_seconds("--budget", given.budget, DEFAULT_BUDGET_S),
-        rungs=read_whole_number("--rungs", given.rungs, _LEAST["rungs"], None),
-        seeds=read_whole_number("--seeds", given.seeds, _LEAST["seeds"], DEFAULT_SEEDS),
-        steps=read_whole_number("--steps", given.steps, _LEAST["steps"], None),
-        pairs=read_whole_number("--pairs", given.pairs, _LEAST["pairs"], None),
+        rungs=given.rungs,
+        seeds=given.seeds,
+        steps=given.steps,
+        pairs=given.pairs,
         without=_knobs("without", _split(given.without)),
         allow=_knobs("allow", _split(given.allow)),
         save=not given.no_save,
@@ -151,12 +153,12 @@ def check(bounds: Bounds) -> None:
     thresholds_of()  # the user's own may be wrong
 
 
-def _diagnosed(known: Facts) -> Diagnosis:
-    return diagnose(known, thresholds_of(), learned_here(known))
+def _diagnosed(figures: Facts) -> Diagnosis:
+    return diagnose(figures, thresholds_of(), learned_here(figures))
 
 
-def _predicted(known: Facts, settings: Mapping[str, str]) -> Prediction:
-    return predict(known, settings, learned_here(known))
+def _predicted(figures: Facts, settings: Mapping[str, str]) -> Prediction:
+    return predict(figures, settings, learned_here(figures))
 
 
 def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:

@@ -39,11 +39,11 @@ def learned_here(figures: Facts) -> Known:
     return Known(errors_here(figures.run))
 
 
-def diagnosis_for_report(known: Facts, learned: Known = NOTHING) -> Diagnosis:
+def diagnosis_for_report(figures: Facts, learned: Known = NOTHING) -> Diagnosis:
     """What was found about a run. Never raises for the user's own files."""
     thresholds, notes = thresholds_or_default()
-    found = diagnose(known, thresholds, learned)
-    return replace(found, notes=(*notes, *found.notes))
+    diagnosis = diagnose(figures, thresholds, learned)
+    return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +61,6 @@ class Job:
 
 def diagnose_job(ranks: Ranks, thresholds: Thresholds) -> Job:
     of_ranks = {rank: facts(run) for rank, run in ranks.runs.items()}
-    found = compare_ranks(of_ranks, ranks.problems, skew_notice=thresholds.skew_notice)
-    each = {rank: diagnose(known, thresholds, predict_cures=False) for rank, known in of_ranks.items()}
-    return Job(of_ranks, found, each, diagnose_ranks(found, each, thresholds))
+    ranked = compare_ranks(of_ranks, ranks.problems, skew_notice=thresholds.skew_notice)
+    each = {rank: diagnose(figures, thresholds, predict_cures=False) for rank, figures in of_ranks.items()}
+    return Job(of_ranks, ranked, each, diagnose_ranks(ranked, each, thresholds))

@@ -67,7 +67,8 @@ def cell_code(text: str, namespace: dict[str, Any] | None) -> Code:
 def code_of(given: Callable[[], object] | str | Code | None) -> Code:
     """The code that a user means; None: the cell profiled last. Raises UsageError where there is none."""
     if given is None:
-        return _code_of(_last_profiled())
+        run = _last_profiled()
+        return _text_code(run.code, "statement" if run.source == "statement" else "cell")
     if isinstance(given, str):
         return _text_code(given, "cell")
     if callable(given):
@@ -83,10 +84,6 @@ def _last_profiled() -> Run:
     if not cells_only:
         raise UsageError(NO_CELL)
     return cells_only[-1]
-
-
-def _code_of(run: Run) -> Code:
-    return _text_code(run.code, "statement" if run.source == "statement" else "cell")
 
 
 def _text_code(text: str, source: Literal["cell", "statement"]) -> Code:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import cell_code, code_of
-from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number
+from gpulab.options import check_seconds, check_whole_number, read_seconds, whole_number_type
 from gpulab.tuning.headspace.headspace import Differential
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
 from gpulab.views.headspace import HeadspaceReport
@@ -54,9 +54,9 @@ def headspace(
     test = Differential(own, budget_s=budget_s, steps=steps, pairs=pairs)
     with Stoppable(test.stop, HINT, show=show) as progress:
         test.tell = progress.tell
-        found = test.headspace()
-    report = HeadspaceReport(found)
-    if test.error is None or found.ceiling is not None:
+        result = test.headspace()
+    report = HeadspaceReport(result)
+    if test.error is None or result.ceiling is not None:
         try:
             progress.put(report)
         except Exception as e:
@@ -79,8 +79,8 @@ def magic(line: str) -> None:
 def parsed(words: Sequence[str]) -> tuple[float, int | None, int | None]:
     """Budget in s, steps and pairs as a line asks for them. Raises UsageError naming the option."""
     parser = Parser("%gpulab headspace", "[--budget SECONDS] [--steps N] [--pairs N]")
-    for option in ("budget", "steps", "pairs"):
-        parser.add_argument(f"--{option}")
+    parser.add_argument("--budget")
+    for option in ("--steps", "--pairs"):
+        parser.add_argument(option, type=whole_number_type(option, 1))
     given = parser.read(words)
-    steps, pairs = (read_whole_number(f"--{name}", getattr(given, name), 1, None) for name in ("steps", "pairs"))
-    return read_seconds("--budget", given.budget, DEFAULT_BUDGET_S), steps, pairs
+    return read_seconds("--budget", given.budget, DEFAULT_BUDGET_S), given.steps, given.pairs

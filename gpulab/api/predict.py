@@ -17,7 +17,6 @@ from gpulab.prediction.predict import predict as predict_settings
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Scoreboard
-from gpulab.views.prediction_log import ScoreboardView
 from gpulab.views.predictions import Predicted
 
 NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."

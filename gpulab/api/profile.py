@@ -55,8 +55,8 @@ def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
         thresholds, notes = thresholds_or_default()
         job = diagnose_job(run, thresholds)
         return RankedReport(run, job.facts, job.comparison, job.each, replace(job.diagnosis, notes=notes))
-    known = facts(run)
-    return Report(known, diagnosis_for_report(known, learned_here(known)), unsaved)
+    figures = facts(run)
+    return Report(figures, diagnosis_for_report(figures, learned_here(figures)), unsaved)
 
 
 def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | None = None) -> Diagnosed:
@@ -67,12 +67,12 @@ def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | No
     are none or contradict each other, StoreError or TraceError for a run that cannot be read.
     """
     chosen = thresholds_of(thresholds)
-    found = open_run(run) if isinstance(run, str | Path) else run
-    if isinstance(found, Ranks):
-        job = diagnose_job(found, chosen)
-        return Diagnosed(job.diagnosis, job_opening(found, job.facts))
-    known = facts(found)
-    return Diagnosed(diagnose_facts(known, chosen, learned_here(known)), opening(known))
+    opened = open_run(run) if isinstance(run, str | Path) else run
+    if isinstance(opened, Ranks):
+        job = diagnose_job(opened, chosen)
+        return Diagnosed(job.diagnosis, job_opening(opened, job.facts))
+    figures = facts(opened)
+    return Diagnosed(diagnose_facts(figures, chosen, learned_here(figures)), opening(figures))
 
 
 def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None) -> Compared:
@@ -82,15 +82,15 @@ def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None
     the other are weaker evidence than blocks in turn, and the result says so. `price_per_hour` of the machine adds what
     a million samples cost. Raises UsageError for fewer than two, StoreError or TraceError for one that cannot be read.
     """
-    found = [open_run(run) if isinstance(run, str | Path) else run for run in runs]
-    ranked = [job for job in found if isinstance(job, Ranks)]
+    opened = [open_run(run) if isinstance(run, str | Path) else run for run in runs]
+    ranked = [job for job in opened if isinstance(job, Ranks)]
     if not ranked:
-        return Compared(compare_runs([run for run in found if isinstance(run, Run)]), price_per_hour)
+        return Compared(compare_runs([run for run in opened if isinstance(run, Run)]), price_per_hour)
     common = set.intersection(*(set(job.runs) for job in ranked))
     if not common:
         raise UsageError("The jobs have no rank in common: name the trace of one rank of each.")
     rank = min(common)
-    chosen = [job.runs[rank] if isinstance(job, Ranks) else job for job in found]
+    chosen = [job.runs[rank] if isinstance(job, Ranks) else job for job in opened]
     note = f"Of each job rank {rank} is compared: the others may differ."
     return Compared(compare_runs(chosen, notes=[note]), price_per_hour)
 

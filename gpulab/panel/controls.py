@@ -112,7 +112,7 @@ class KnobRow:
         else:
             able, why = turnable(self.knob, observation, self.found)
             self.refusal = None if self._choice is None else _refusal(self.knob, observation, self._choice)
-            self.cautions = _cautions(self.knob, observation, self._choice)
+            self.cautions = () if self._choice is None else self.knob.cautions(observation, self._choice)
             able = able or self._choice is not None  # a choice that has become impossible can be taken back
         self.control.disabled = not able
         self._title.value = _title(self.knob.title, self._choice is not None, able)
@@ -151,7 +151,8 @@ def _filling() -> Any:
 
 def turnable(knob: Knob, observation: Observation, found: Value | None) -> tuple[bool, str]:
     """Whether there is another value that it can have here, else the reason why not."""
-    values = [*knob.options, *(_nearby(found) if type(found) is int else ())]
+    nearby = (1, found + 1) if type(found) is int else ()  # a dataset of 6 items takes batches of 1 to 6
+    values = [*knob.options, *nearby]
     others = [value for value in values if value != found]
     reasons = [_refusal(knob, observation, option) for option in others]
     if not reasons or None in reasons:
@@ -159,20 +160,11 @@ def turnable(knob: Knob, observation: Observation, found: Value | None) -> tuple
     return False, str(reasons[0])
 
 
-def _nearby(found: int) -> tuple[int, int]:
-    """A number field takes more than the values proposed: of a dataset of 6 items a batch of 1 to 6."""
-    return 1, found + 1
-
-
 def _refusal(knob: Knob, observation: Observation, value: Value) -> str | None:
     try:
         return knob.refuses(observation, knob.parse(str(value)))
     except UsageError as e:
         return str(e)
-
-
-def _cautions(knob: Knob, observation: Observation, value: Value | None) -> tuple[str, ...]:
-    return () if value is None else knob.cautions(observation, value)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------
@@ -205,10 +197,10 @@ def _words(knob: Knob, refusal: str, cautions: tuple[str, ...]) -> str:
 
 
 def _lesson_link(lesson: str) -> str:
-    found = lesson_path(lesson)
-    if found is None:
+    path = lesson_path(lesson)
+    if path is None:
         return ""
-    return f' <a href="{escape(found)}" target="_blank" style="text-decoration:underline">lesson</a>'
+    return f' <a href="{escape(path)}" target="_blank" style="text-decoration:underline">lesson</a>'
 
 
 def lesson_path(lesson: str, folder: Path | None = None) -> str | None:

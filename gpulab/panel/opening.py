@@ -53,9 +53,9 @@ def offer_panel() -> None:
 
     def opened() -> None:
         _offered.clear()
-        made = PanelSession(code)
-        made.keep(button)
-        _open(made, output)
+        session = PanelSession(code)
+        session.keep(button)
+        _open(session, output)
 
     _withdraw()
     button = open_button(opened, MainThread().call)
@@ -64,12 +64,12 @@ def offer_panel() -> None:
     _until_the_next_cell()
 
 
-def _open(made: PanelSession, output: PanelOutput | None) -> PanelSession:
+def _open(session: PanelSession, output: PanelOutput | None) -> PanelSession:
     while _opened:
         _opened.pop().close()
-    _opened.append(made)
-    made.show(output)
-    return made
+    _opened.append(session)
+    session.show(output)
+    return session
 
 
 def _until_the_next_cell() -> None:

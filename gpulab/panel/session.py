@@ -269,9 +269,9 @@ class PanelSession:
         if side.facts is None or side.failure:
             stopped = job.experiment.stopped and not side.failure
             return f"{side.label}: {'stopped before it had run' if stopped else side.failure}", "bad"
-        made = job.result = report(side.facts.run)
-        self._show(made, job)
-        return _run_words(made, side), "good"
+        result = job.result = report(side.facts.run)
+        self._show(result, job)
+        return _run_words(result, side), "good"
 
     def _see(self, observation: Observation) -> None:
         self.observation = observation
@@ -295,9 +295,9 @@ class PanelSession:
             sys.stdout.write(result.text() + "\n")
 
 
-def _run_words(made: Report, side: Side) -> str:
+def _run_words(result: Report, side: Side) -> str:
     checks = [f"{c.name}={c.value} {c.state}: {c.evidence}" for c in side.checks]
-    return "\n".join([made.headline.sentence, *checks])
+    return "\n".join([result.headline.sentence, *checks])
 
 
 def _printed(prints: KeptPrints) -> str:

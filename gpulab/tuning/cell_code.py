@@ -43,9 +43,6 @@ class Cell:
             exec(_code(shell, part, self.name), shell.user_global_ns, names)
         return eval(_code(shell, self.last, self.name), shell.user_global_ns, names) if self.last is not None else None
 
-    def of_tree(self, tree: ast.Module) -> Cell:
-        return _split(self.name, tree, self.silent, self.interactivity)
-
 
 @dataclass(frozen=True, slots=True)
 class CellCode:
@@ -88,7 +85,10 @@ class CellCode:
     def replacing(self, variables: Mapping[str, Plain]) -> CellCode:
         """The same cell with these of its literals replaced; others are set in its namespace."""
         own = {name: value for name, value in variables.items() if name in self.variables.literals}
-        return replace(self, cell=self.cell.of_tree(replace_literals(self.cell.tree, own))) if own else self
+        if not own:
+            return self
+        cell, tree = self.cell, replace_literals(self.cell.tree, own)
+        return replace(self, cell=_split(cell.name, tree, cell.silent, cell.interactivity))
 
     def through(self, names: MutableMapping[str, Any]) -> CellCode:
         return replace(self, seen_through=names)

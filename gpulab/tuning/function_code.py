@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import inspect
 import io
-from collections.abc import Callable, Mapping, MutableMapping
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Literal
@@ -36,8 +35,8 @@ class FunctionCode:
 
     @property
     def namespace(self) -> dict[str, Any]:
-        found = getattr(inspect.unwrap(self.function), "__globals__", None)
-        return found if found is not None else {}
+        names: dict[str, Any] = getattr(inspect.unwrap(self.function), "__globals__", {})
+        return names
 
     @property
     def names(self) -> frozenset[str]:
@@ -49,7 +48,7 @@ class FunctionCode:
         return (self.function,)
 
     def run(self, *, quiet: bool) -> object:
-        with hushed() if quiet else contextlib.nullcontext():
+        with hushed() if quiet else nullcontext():
             return self.function()
 
     @property
@@ -99,7 +98,7 @@ class TextCode:
         return Variables.of(self.tree, self.namespace)
 
     def run(self, *, quiet: bool) -> object:
-        with hushed() if quiet else contextlib.nullcontext():
+        with hushed() if quiet else nullcontext():
             exec(compile(self.tree, CELL_WITHOUT_IPYTHON, "exec"), self.namespace, self.seen_through)
         return None
 
@@ -112,8 +111,7 @@ class TextCode:
         return replace(self, seen_through=names)
 
 
-def hushed() -> AbstractContextManager[object]:
-    stack = ExitStack()
-    stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-    stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
-    return stack
+@contextmanager
+def hushed() -> Iterator[None]:
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        yield

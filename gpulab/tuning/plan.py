@@ -14,31 +14,24 @@ DEFAULT_BUDGET_S = 60.0
 
 
 class Code(Protocol):
-    """The code of the user that is run again and again, unmodified."""
+    """The code of the user that is run again and again, unmodified.
+
+    `names` are those of `namespace` that it uses itself; None: it may use all. `roots` are objects besides, from which
+    its state is reached; `variables` those that can be set.
+    """
 
     @property
-    def text(self) -> str:
-        """Its source."""
-
+    def text(self) -> str: ...
     @property
-    def source(self) -> Literal["cell", "statement", "block", "script"]:
-        """What it is."""
-
+    def source(self) -> Literal["cell", "statement", "block", "script"]: ...
     @property
-    def namespace(self) -> dict[str, Any]:
-        """The live names it reads and assigns."""
-
+    def namespace(self) -> dict[str, Any]: ...
     @property
-    def names(self) -> frozenset[str] | None:
-        """Those that it uses itself; None: it may use all."""
-
+    def names(self) -> frozenset[str] | None: ...
     @property
-    def roots(self) -> tuple[object, ...]:
-        """Objects besides from which its state is reached."""
-
+    def roots(self) -> tuple[object, ...]: ...
     @property
-    def variables(self) -> Variables:
-        """Those that can be set."""
+    def variables(self) -> Variables: ...
 
     def run(self, *, quiet: bool) -> object:
         """Run it once, as the user would; its exceptions pass. `quiet`: nothing it prints or displays is shown."""

@@ -42,11 +42,11 @@ def remember(code: Code, observation: Observation) -> None:
 
 def known(code: Code) -> Observation | None:
     """What this code was seen to use; None where it did not run as written yet, or reads other objects now."""
-    found = _observations.get(code.text)
+    remembered = _observations.get(code.text)
     names = code.namespace
-    if found is None or not all(name in names and same(names[name]) for name, same in found.same.items()):
+    if remembered is None or not all(name in names and same(names[name]) for name, same in remembered.same.items()):
         return None
-    return found.observation
+    return remembered.observation
 
 
 def _sameness(value: object) -> Callable[[object], bool]:

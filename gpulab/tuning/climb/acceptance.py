@@ -25,21 +25,21 @@ class Judged:
     words: str
 
 
-def spoiled(found: Comparison, names: Collection[str]) -> Judged | None:
+def spoiled(comparison: Comparison, names: Collection[str]) -> Judged | None:
     """What one full run of a try is enough to tell; None: it takes blocks. `names` are the knobs that it set."""
-    if found.b.failure:
-        return Judged("failed", found.b.failure)
-    broken = broken_loss(found.a.losses, found.b.losses)
+    if comparison.b.failure:
+        return Judged("failed", comparison.b.failure)
+    broken = broken_loss(comparison.a.losses, comparison.b.losses)
     if broken:
         return Judged("loss broken", broken)
-    idle = [c for c in found.b.checks if c.name in names and c.state == "no effect"]
+    idle = [c for c in comparison.b.checks if c.name in names and c.state == "no effect"]
     if idle and len(idle) == len(names):
         return Judged("no effect", f"it had no effect: {idle[0].evidence}")
     return None
 
 
 def judged(
-    found: Comparison,
+    comparison: Comparison,
     loss: LossComparison | None,
     names: Collection[str],
     allow: Collection[str],
@@ -49,12 +49,12 @@ def judged(
 
     From `memory_full` on, a fraction of the device's memory, a faster setting is not kept.
     """
-    early = spoiled(found, names)
+    early = spoiled(comparison, names)
     if early is not None:
         return early
-    if found.verdict != "faster":
-        return _not_faster(found)
-    full = _memory_full(found.b, memory_full)
+    if comparison.verdict != "faster":
+        return _not_faster(comparison)
+    full = _memory_full(comparison.b, memory_full)
     if full:
         return Judged("memory", full)
     if loss is None or loss.verdict == "not measurable":
@@ -64,11 +64,11 @@ def judged(
     return Judged("kept", f"faster, {_of_loss(loss)}")
 
 
-def unsure(found: Comparison) -> bool:
+def unsure(comparison: Comparison) -> bool:
     """No difference was found, but the measurements lie too far apart to exclude one worth having."""
-    if found.verdict != "no measurable difference":
+    if comparison.verdict != "no measurable difference":
         return False
-    return found.interval is None or found.pairs < TOO_FEW or found.interval[0] < 1 - WIDE
+    return comparison.interval is None or comparison.pairs < TOO_FEW or comparison.interval[0] < 1 - WIDE
 
 
 def broken_loss(a: Sequence[float], b: Sequence[float]) -> str:
@@ -83,14 +83,15 @@ def broken_loss(a: Sequence[float], b: Sequence[float]) -> str:
     return ""
 
 
-def _not_faster(found: Comparison) -> Judged:
-    if found.verdict == "slower":
+def _not_faster(comparison: Comparison) -> Judged:
+    if comparison.verdict == "slower":
         return Judged("slower", "it is slower")
-    if found.verdict == "not comparable" or found.ratio is None:
-        return Judged("not comparable", (found.notes[0] if found.notes else "the two cannot be compared").rstrip("."))
-    if found.interval is None or found.pairs < TOO_FEW:
-        return Judged("unsure", f"too few pairs of blocks ({found.pairs}) to tell")
-    if unsure(found):
+    if comparison.verdict == "not comparable" or comparison.ratio is None:
+        why = comparison.notes[0] if comparison.notes else "the two cannot be compared"
+        return Judged("not comparable", why.rstrip("."))
+    if comparison.interval is None or comparison.pairs < TOO_FEW:
+        return Judged("unsure", f"too few pairs of blocks ({comparison.pairs}) to tell")
+    if unsure(comparison):
         return Judged("unsure", "no gain for certain, the measurements lie too far apart to tell")
     return Judged("no gain", "no measurable difference")
 

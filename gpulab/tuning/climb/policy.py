@@ -81,22 +81,22 @@ def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tup
     knobs against the same causes; then findings that had to wait for another, against which nothing is left.
     `predict` predicts a setting on top of the facts of the state.
     """
-    found = _Sorted()
+    chosen = _Sorted()
     keys = {finding.key for finding in diagnosis.findings}
     first = [f for f in diagnosis.findings if not keys & set(f.only_after)]
     for findings in (first, [f for f in diagnosis.findings if f not in first]):
         for finding in findings:
             if finding.settings:
-                _consider(_parsed(finding, found), finding, state, predict, found, named=True)
-        for finding in () if found.able else findings:
+                _consider(_parsed(finding, chosen), finding, state, predict, chosen, named=True)
+        for finding in () if chosen.able else findings:
             for knob in knobs_against(finding.key):
                 value = next(_next_values(knob, state), None)
                 if value is not None:
-                    _consider({knob.name: value}, finding, state, predict, found, named=False)
-        if found.able:
+                    _consider({knob.name: value}, finding, state, predict, chosen, named=False)
+        if chosen.able:
             break
-    found.able.sort(key=lambda candidate: -candidate.gain_us)
-    return found.able, found.passed
+    chosen.able.sort(key=lambda candidate: -candidate.gain_us)
+    return chosen.able, chosen.passed
 
 
 def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list[Candidate]:
@@ -105,7 +105,7 @@ def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list
     A cache, for one, makes workers a burden: each batch then only travels between processes.
     """
     loading = [name for name in state.kept if name in KNOBS and KNOBS[name].kind == "DataLoader option"]
-    found = []
+    ways = []
     for name in loading[:-1]:
         before = KNOBS[name].value_in(state.observation)
         if changes_steps(name) or before is None:
@@ -116,17 +116,17 @@ def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list
             continue
         prediction = predict(Arm({name: before}).shown)
         finding = diagnosis.first
-        found.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, state), back))
-    return found
+        ways.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, state), back))
+    return ways
 
 
-def _parsed(finding: Finding, found: _Sorted) -> dict[str, Plain]:
+def _parsed(finding: Finding, chosen: _Sorted) -> dict[str, Plain]:
     settings: dict[str, Plain] = {}
     for name, text in finding.settings:
         try:
             settings[name] = KNOBS[name].parse(text) if name in KNOBS else plain_value(text)
         except UsageError as e:
-            found.pass_over(f"{name}={text}", str(e))
+            chosen.pass_over(f"{name}={text}", str(e))
             return {}
     return settings
 
@@ -136,28 +136,28 @@ def _consider(
     finding: Finding,
     state: ClimbState,
     predict: Predict,
-    found: _Sorted,
+    chosen: _Sorted,
     *,
     named: bool,
 ) -> None:
     """Put it among those to try, or among those passed over; silently drop what is set already or was tried."""
     new = {name: value for name, value in settings.items() if not _is_set(name, value, state)}
-    if not new or not _worth_another_try(new, state, named=named) or any(c.settings == new for c in found.able):
+    if not new or not _worth_another_try(new, state, named=named) or any(c.settings == new for c in chosen.able):
         return
     label = Arm(new).label
     left_out = [name for name in new if name in state.without]
     if left_out:
-        return found.pass_over(label, "left out as asked (--without)")
+        return chosen.pass_over(label, "left out as asked (--without)")
     why = _another_training(new, state.allow) or _refusal(new, state)
     if why:
-        return found.pass_over(label, why)
+        return chosen.pass_over(label, why)
     prediction = predict(Arm(new).shown)
     if prediction.refused:
         prediction = finding.prediction if named and finding.prediction is not None else prediction
     if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
         low, high = prediction.interval
-        return found.pass_over(label, f"predicted to bring nothing ({factor(low)} to {factor(high)} times the time)")
-    found.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, state)))
+        return chosen.pass_over(label, f"predicted to bring nothing ({factor(low)} to {factor(high)} times the time)")
+    chosen.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, state)))
 
 
 def _gain_us(finding: Finding, prediction: Prediction, state: ClimbState) -> float:

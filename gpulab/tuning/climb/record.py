@@ -104,14 +104,14 @@ class Climb:
     @property
     def kept(self) -> dict[str, str]:
         """All settings that were kept, in the order of the climb; a later value of a knob in place of an earlier."""
-        found: dict[str, str] = {}
+        settings: dict[str, str] = {}
         for rung in self.rungs:
             if rung.kept:
                 for name, value in rung.settings.items():
-                    found.pop(name, None)
+                    settings.pop(name, None)
                     if name not in rung.back:
-                        found[name] = value
-        return found
+                        settings[name] = value
+        return settings
 
     @property
     def top(self) -> Side | None:

@@ -43,8 +43,8 @@ def compare_blocks(
     ratios = pair_ratios(a, b, unit)
     estimate = paired(ratios)
     floor = noise_floor(paired(same_ratios(a, unit)))
-    said = Findings(a, b, unit, unfair, same_start, changes_training)
-    return said.comparison(estimate, floor, "interleaved", len(ratios), restored, [*notes, *_repeatability(a, b)])
+    findings = Findings(a, b, unit, unfair, same_start, changes_training)
+    return findings.comparison(estimate, floor, "interleaved", len(ratios), restored, [*notes, *_repeatability(a, b)])
 
 
 def pair_ratios(a: Side, b: Side, unit: Unit) -> Float64:
@@ -72,11 +72,11 @@ def _same_pairs(a: Sequence[Block]) -> list[tuple[Block, Block]]:
     turns: dict[int, list[Block]] = {}
     for block in sorted(a, key=lambda block: block.order):
         turns.setdefault(block.turn, []).append(block)
-    found = [(blocks[0], blocks[1]) for blocks in turns.values() if len(blocks) > 1]
-    if not found:
+    pairs = [(blocks[0], blocks[1]) for blocks in turns.values() if len(blocks) > 1]
+    if not pairs:
         firsts = [blocks[0] for blocks in turns.values()]
-        found = list(pairwise(firsts))
-    return [pair if i % 2 else (pair[1], pair[0]) for i, pair in enumerate(found)]
+        pairs = list(pairwise(firsts))
+    return [pair if i % 2 else (pair[1], pair[0]) for i, pair in enumerate(pairs)]
 
 
 def _ratios(pairs: Sequence[tuple[Block, Block]], unit: Unit) -> Float64:
@@ -85,12 +85,12 @@ def _ratios(pairs: Sequence[tuple[Block, Block]], unit: Unit) -> Float64:
 
 def _repeatability(a: Side, b: Side) -> list[str]:
     """Whether a side does the same again at identical settings: what a comparison rests on."""
-    told = []
+    notes = []
     for side in (a, b):
         runs = [block.losses for block in side.blocks if block.losses]
         if any(not repeats(runs[0], again) for again in runs[1:]):
-            told.append(f"{side.label}: the loss is not the same twice at identical settings.")
+            notes.append(f"{side.label}: the loss is not the same twice at identical settings.")
         counts = {block.step_count for block in side.blocks}
         if len(counts) > 1:
-            told.append(f"{side.label}: blocks had {min(counts)} to {max(counts)} steps at identical settings.")
-    return told
+            notes.append(f"{side.label}: blocks had {min(counts)} to {max(counts)} steps at identical settings.")
+    return notes

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpulab.formatting import number, plural
 from gpulab.knobs.dataloader.options import WORKERS
-from gpulab.run import THROTTLE_NAMES, Environment, Loader, Run
+from gpulab.run import THROTTLE_NAMES, Loader, Run
 from gpulab.tuning.record import Side
 
 CLOCK_DIFFERS = 0.05
@@ -31,21 +31,21 @@ def differences(a: Side, b: Side, *, sequential: bool) -> tuple[str, ...]:
     Of arms of one experiment (not `sequential`) the code differs on purpose or not at all, and is not compared; nor are
     the options of the DataLoader where a side has settings.
     """
-    told = list(_without_effect(a, b))
+    sentences = list(_without_effect(a, b))
     if a.facts is not None and b.facts is not None:
         run_a, run_b = a.facts.run, b.facts.run
-        told += _of_device(run_a, run_b)
-        told += _of_machine(run_a, run_b)
-        told += _of_dataset(run_a.loader, run_b.loader)
+        sentences += _of_device(run_a, run_b)
+        sentences += _of_machine(run_a, run_b)
+        sentences += _of_dataset(run_a.loader, run_b.loader)
         if sequential:
-            told += _of_code(run_a.code, run_b.code)
+            sentences += _of_code(run_a.code, run_b.code)
         if sequential and not a.settings and not b.settings:
-            told += _of_loader(run_a.loader, run_b.loader)
-        told += [*_of_workers(a), *_of_workers(b)]
-        told += [*_of_outcome(a), *_of_outcome(b)]
-        told += _of_neighbours(a, b)
-        told += _of_clocks(a, b)
-    return tuple(told)
+            sentences += _of_loader(run_a.loader, run_b.loader)
+        sentences += [*_of_workers(a), *_of_workers(b)]
+        sentences += [*_of_outcome(a), *_of_outcome(b)]
+        sentences += _of_neighbours(a, b)
+        sentences += _of_clocks(a, b)
+    return tuple(sentences)
 
 
 def _without_effect(a: Side, b: Side) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _of_device(a: Run, b: Run) -> Iterator[str]:
 
 def _of_machine(a: Run, b: Run) -> Iterator[str]:
     for field, name in _MACHINE:
-        in_a, in_b = _environment(a.environment, field), _environment(b.environment, field)
+        in_a, in_b = getattr(a.environment, field), getattr(b.environment, field)
         if _differ(in_a, in_b):
             yield f"Other {name}: {in_a} and {in_b}."
     packages_a, packages_b = a.environment.packages, b.environment.packages
@@ -77,11 +77,6 @@ def _of_machine(a: Run, b: Run) -> Iterator[str]:
         yield f"Other {package}: {packages_a[package]} and {packages_b[package]}."
     if len(changed) > MOST_PACKAGES:
         yield f"Other versions of {len(changed) - MOST_PACKAGES} more packages."
-
-
-def _environment(environment: Environment, field: str) -> object:
-    value: object = getattr(environment, field)
-    return value
 
 
 def _of_dataset(a: Loader | None, b: Loader | None) -> Iterator[str]:
@@ -175,5 +170,5 @@ def _reading(side: Side, name: str, summary: Callable[[np.ndarray], np.floating]
 
 def _differ(a: object, b: object) -> bool:
     """Both are known, and not the same."""
-    known = a is not None and b is not None and a not in _UNKNOWN and b not in _UNKNOWN
-    return known and a != b
+    both = a is not None and b is not None and a not in _UNKNOWN and b not in _UNKNOWN
+    return both and a != b

@@ -17,155 +17,159 @@ WIDE = 0.1  # "no difference" is read as "less than a tenth": where more is poss
 _LEVELS = {"faster": "good", "slower": "bad"}
 
 
-def comparison_headline(found: Comparison) -> Headline:
+def comparison_headline(comparison: Comparison) -> Headline:
     """What B does to the time of A, and which part of the step explains it."""
-    key = found.verdict.replace(" ", "_")
-    return Headline(key, _sentence(found), _evidence(found), _LEVELS.get(found.verdict, "unknown"))
+    key = comparison.verdict.replace(" ", "_")
+    return Headline(key, _sentence(comparison), _evidence(comparison), _LEVELS.get(comparison.verdict, "unknown"))
 
 
-def experiment_headline(found: Experiment) -> Headline:
+def experiment_headline(experiment: Experiment) -> Headline:
     """The fastest of several settings, or that none is faster."""
-    if len(found.comparisons) == 1:
-        return comparison_headline(found.comparisons[0])
-    if not found.comparisons:
-        return Headline("not_comparable", "No setting was compared.", _stopped(found) or "Nothing ran.", "unknown")
-    faster = [c for c in found.comparisons if c.verdict == "faster"]
+    if len(experiment.comparisons) == 1:
+        return comparison_headline(experiment.comparisons[0])
+    if not experiment.comparisons:
+        return Headline("not_comparable", "No setting was compared.", _stopped(experiment) or "Nothing ran.", "unknown")
+    faster = [c for c in experiment.comparisons if c.verdict == "faster"]
     if not faster:
-        return _none_faster(found)
+        return _none_faster(experiment)
     best = min(faster, key=lambda c: c.ratio or 1.0)
     named = _name(best.b)
-    count = len(found.comparisons) + 1
+    count = len(experiment.comparisons) + 1
     sentence = f"{named} is the fastest of {count} settings: {_times(best)} than {_name(best.a)}{because(best)}."
-    rivals = [_name(c.b) for c in found.comparisons if c is not best and _overlaps(c, best)]
+    rivals = [_name(c.b) for c in experiment.comparisons if c is not best and _overlaps(c, best)]
     evidence = f"Not to be told from it (their intervals overlap): {', '.join(rivals)}." if rivals else _evidence(best)
-    return Headline("faster", sentence, " ".join(filter(None, (evidence, _failed(found), _stopped(found)))), "good")
+    more = filter(None, (evidence, _failed(experiment), _stopped(experiment)))
+    return Headline("faster", sentence, " ".join(more), "good")
 
 
-def smallest_effect(found: Comparison) -> float | None:
+def smallest_effect(comparison: Comparison) -> float | None:
     """The smallest relative change of the time that this comparison excludes where it finds none; None: none at all.
 
     As far as the interval reaches from 1, on its further side: it is not symmetric.
     """
-    if found.interval is None:
+    if comparison.interval is None:
         return None
-    low, high = found.interval
-    return max(LEAST_EFFECT, found.noise_floor or 0.0, abs(1 - low), abs(high - 1))
+    low, high = comparison.interval
+    return max(LEAST_EFFECT, comparison.noise_floor or 0.0, abs(1 - low), abs(high - 1))
 
 
-def _sentence(found: Comparison) -> str:
-    named = _name(found.b)
-    if found.verdict == "not comparable":
-        return f"{_capital(named)} cannot be compared with {_name(found.a)}: {_why_not(found)}."
-    than = "" if _is_as_written(found.a) else f" than {_name(found.a)}"
-    if found.verdict in _LEVELS:
-        return f"{_capital(named)} is {_times(found)}{than}{because(found)}."
-    so_far = f"{_ratio_words(found)}{_floor_words(found)}"
-    if _few(found):
-        return f"Too few blocks ran to tell whether {named} changes the time per {found.unit}: {so_far}."
-    compared = "" if _is_as_written(found.a) else f" compared with {_name(found.a)}"
-    if (smallest_effect(found) or 0.0) > WIDE:
-        return f"Whether {named} changes the time per {found.unit}{compared} cannot be told: {so_far}."
+def _sentence(comparison: Comparison) -> str:
+    named = _name(comparison.b)
+    if comparison.verdict == "not comparable":
+        return f"{_capital(named)} cannot be compared with {_name(comparison.a)}: {_why_not(comparison)}."
+    than = "" if _is_as_written(comparison.a) else f" than {_name(comparison.a)}"
+    if comparison.verdict in _LEVELS:
+        return f"{_capital(named)} is {_times(comparison)}{than}{because(comparison)}."
+    so_far = f"{_ratio_words(comparison)}{_floor_words(comparison)}"
+    if _few(comparison):
+        return f"Too few blocks ran to tell whether {named} changes the time per {comparison.unit}: {so_far}."
+    compared = "" if _is_as_written(comparison.a) else f" compared with {_name(comparison.a)}"
+    if (smallest_effect(comparison) or 0.0) > WIDE:
+        return f"Whether {named} changes the time per {comparison.unit}{compared} cannot be told: {so_far}."
     return f"{_capital(named)} makes no measurable difference{compared}: {so_far}."
 
 
-def _times(found: Comparison) -> str:
+def _times(comparison: Comparison) -> str:
     """ "2.9× faster per sample (95 % interval 2.7–3.1×)": how many times as fast, or as slow."""
-    assert found.ratio is not None and found.interval is not None, "a verdict has both"
-    low, high = found.interval
-    ratio, interval = (
-        (found.ratio, found.interval) if found.verdict == "slower" else (1 / found.ratio, (1 / high, 1 / low))
-    )
+    assert comparison.ratio is not None and comparison.interval is not None, "a verdict has both"
+    ratio, interval = comparison.ratio, comparison.interval
+    if comparison.verdict == "faster":
+        ratio, interval = 1 / ratio, (1 / interval[1], 1 / interval[0])
     middle, around = factor_within(ratio, interval)
-    return f"{middle}× {found.verdict} per {found.unit} (95 % interval {around}×)"
+    return f"{middle}× {comparison.verdict} per {comparison.unit} (95 % interval {around}×)"
 
 
-def _ratio_words(found: Comparison) -> str:
-    assert found.ratio is not None, "without a ratio nothing is comparable"
-    if found.interval is None:
-        return f"{factor(found.ratio)}× the time per {found.unit}"
-    middle, around = factor_within(found.ratio, found.interval)
-    return f"{middle}× the time per {found.unit} (95 % interval {around})"
+def _ratio_words(comparison: Comparison) -> str:
+    assert comparison.ratio is not None, "without a ratio nothing is comparable"
+    if comparison.interval is None:
+        return f"{factor(comparison.ratio)}× the time per {comparison.unit}"
+    middle, around = factor_within(comparison.ratio, comparison.interval)
+    return f"{middle}× the time per {comparison.unit} (95 % interval {around})"
 
 
-def _floor_words(found: Comparison) -> str:
-    return "" if found.noise_floor is None else f", noise floor {percent(found.noise_floor)}"
+def _floor_words(comparison: Comparison) -> str:
+    return "" if comparison.noise_floor is None else f", noise floor {percent(comparison.noise_floor)}"
 
 
-def _evidence(found: Comparison) -> str:
-    said = [f"{found.ended_early}." if found.ended_early and found.ratio is not None else "", _measured(found)]
-    said.append(_foretold(found))
-    if found.verdict == "no measurable difference":
-        smallest = smallest_effect(found)
+def _evidence(comparison: Comparison) -> str:
+    early = comparison.ended_early if comparison.ratio is not None else ""
+    sentences = [f"{early}." if early else "", _measured(comparison), _predicted(comparison)]
+    if comparison.verdict == "no measurable difference":
+        smallest = smallest_effect(comparison)
         if smallest is not None:
-            said.append(f"A change of less than {percent(smallest)} cannot be told from noise here.")
-    elif found.verdict == "not comparable" and found.ratio is not None:
-        said.append(f"Of a step alone: {_ratio_words(found)}.")
-    elif found.noise_floor is not None and found.verdict in _LEVELS:
-        said.append(f"Noise floor {percent(found.noise_floor)}.")
-    if found.loss is not None and found.loss.verdict in ("different", "outside the band"):
-        said.append(f"{found.loss.words}.")
-    return " ".join(filter(None, said))
+            sentences.append(f"A change of less than {percent(smallest)} cannot be told from noise here.")
+    elif comparison.verdict == "not comparable" and comparison.ratio is not None:
+        sentences.append(f"Of a step alone: {_ratio_words(comparison)}.")
+    elif comparison.noise_floor is not None and comparison.verdict in _LEVELS:
+        sentences.append(f"Noise floor {percent(comparison.noise_floor)}.")
+    if comparison.loss is not None and comparison.loss.verdict in ("different", "outside the band"):
+        sentences.append(f"{comparison.loss.words}.")
+    return " ".join(filter(None, sentences))
 
 
-def _foretold(found: Comparison) -> str:
-    made = found.b.prediction
-    if made is None or made.ratio is None or made.interval is None or made.only_sign or found.ratio is None:
+def _predicted(comparison: Comparison) -> str:
+    prediction = comparison.b.prediction
+    if prediction is None or prediction.only_sign or comparison.ratio is None:
         return ""
-    middle, around = factor_within(1 / made.ratio, (1 / made.interval[1], 1 / made.interval[0]))
+    if prediction.ratio is None or prediction.interval is None:
+        return ""
+    middle, around = factor_within(1 / prediction.ratio, (1 / prediction.interval[1], 1 / prediction.interval[0]))
     return f"Predicted before it ran: {middle}× as fast ({around}×)."
 
 
-def _measured(found: Comparison) -> str:
-    if found.verdict == "not comparable" and found.ratio is None:
+def _measured(comparison: Comparison) -> str:
+    if comparison.verdict == "not comparable" and comparison.ratio is None:
         return "Nothing was compared."
-    if found.evidence == "interleaved":
-        return f"Median of {plural(found.pairs, 'pair')} of blocks that ran in turn, in random order."
+    if comparison.evidence == "interleaved":
+        return f"Median of {plural(comparison.pairs, 'pair')} of blocks that ran in turn, in random order."
     return "The runs were made one after the other: weaker evidence than blocks in turn."
 
 
-def _why_not(found: Comparison) -> str:
-    for side in (found.b, found.a):
+def _why_not(comparison: Comparison) -> str:
+    for side in (comparison.b, comparison.a):
         if side.failure:
-            return side.failure if side is found.b else f"{_name(side)}: {side.failure}"
-    if found.ended_early and found.ratio is None:
-        return _continued(found.ended_early)
-    stepless = [_name(side) for side in (found.a, found.b) if side.facts is not None and not len(side.facts.run.steps)]
+            return side.failure if side is comparison.b else f"{_name(side)}: {side.failure}"
+    if comparison.ended_early and comparison.ratio is None:
+        return _continued(comparison.ended_early)
+    stepless = [
+        _name(side) for side in (comparison.a, comparison.b) if side.facts is not None and not len(side.facts.run.steps)
+    ]
     if stepless:
         return f"no training step was found in {' and '.join(stepless)}"
-    if found.notes:
-        return _continued(found.notes[0])
+    if comparison.notes:
+        return _continued(comparison.notes[0])
     return "no step of both could be measured"
 
 
-def _none_faster(found: Experiment) -> Headline:
-    told = [c for c in found.comparisons if c.ratio is not None and c.verdict != "not comparable"]
-    subject = f"None of {len(found.comparisons)} settings is measurably faster than {_name(found.sides[0])}"
-    quickest = min(told, key=lambda c: c.ratio or 1.0, default=None)
+def _none_faster(experiment: Experiment) -> Headline:
+    measured = [c for c in experiment.comparisons if c.ratio is not None and c.verdict != "not comparable"]
+    subject = f"None of {len(experiment.comparisons)} settings is measurably faster than {_name(experiment.sides[0])}"
+    quickest = min(measured, key=lambda c: c.ratio or 1.0, default=None)
     if quickest is None:
-        why = dict.fromkeys(c.notes[0] for c in found.comparisons if c.ratio is not None and c.notes)
-        said = [*why, _failed(found), _stopped(found)]
+        why = dict.fromkeys(c.notes[0] for c in experiment.comparisons if c.ratio is not None and c.notes)
+        sentences = [*why, _failed(experiment), _stopped(experiment)]
         return Headline(
-            "not_comparable", f"{subject}: none could be compared.", " ".join(filter(None, said)), "unknown"
+            "not_comparable", f"{subject}: none could be compared.", " ".join(filter(None, sentences)), "unknown"
         )
-    said = [
+    sentences = [
         f"The quickest is {_name(quickest.b)}: {_ratio_words(quickest)}{_floor_words(quickest)}.",
-        _failed(found),
-        _stopped(found),
+        _failed(experiment),
+        _stopped(experiment),
     ]
-    return Headline("no_measurable_difference", f"{subject}.", " ".join(filter(None, said)), "unknown")
+    return Headline("no_measurable_difference", f"{subject}.", " ".join(filter(None, sentences)), "unknown")
 
 
-def _failed(found: Experiment) -> str:
+def _failed(experiment: Experiment) -> str:
     alike: dict[str, list[str]] = {}
-    for side in found.sides:
+    for side in experiment.sides:
         if side.failure:
             alike.setdefault(side.failure, []).append(_name(side))
     failed = [f"{', '.join(names)}: {why}" for why, names in alike.items()]
     return f"{'; '.join(failed)}." if failed else ""
 
 
-def _stopped(found: Experiment) -> str:
-    return "Stopped before all blocks had run." if found.stopped else ""
+def _stopped(experiment: Experiment) -> str:
+    return "Stopped before all blocks had run." if experiment.stopped else ""
 
 
 def _overlaps(a: Comparison, b: Comparison) -> bool:
@@ -174,9 +178,13 @@ def _overlaps(a: Comparison, b: Comparison) -> bool:
     return a.interval[0] <= b.interval[1] and b.interval[0] <= a.interval[1]
 
 
-def _few(found: Comparison) -> bool:
-    count = found.pairs if found.evidence == "interleaved" else min(len(found.a.blocks), len(found.b.blocks))
-    return found.interval is None or count < TOO_FEW
+def _few(comparison: Comparison) -> bool:
+    count = (
+        comparison.pairs
+        if comparison.evidence == "interleaved"
+        else min(len(comparison.a.blocks), len(comparison.b.blocks))
+    )
+    return comparison.interval is None or count < TOO_FEW
 
 
 def _is_as_written(side: Side) -> bool:
@@ -200,58 +208,60 @@ LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is n
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 
 
-def because(found: Comparison) -> str:
+def because(comparison: Comparison) -> str:
     """What changed most, as the end of a sentence; that no part shows it, where none covers a third of the difference.
 
     Empty where the parts cannot be compared in the unit of the verdict.
     """
-    per_sample = found.unit == "sample"
-    if not found.parts or (per_sample and found.parts[0].a_us_per_sample is None):
+    per_sample = comparison.unit == "sample"
+    if not comparison.parts or (per_sample and comparison.parts[0].a_us_per_sample is None):
         return ""
-    part = most_changed(found.parts, found.verdict, per_sample=per_sample)
+    part = most_changed(comparison.parts, comparison.verdict, per_sample=per_sample)
     of_part = abs(change_us(part, per_sample=per_sample)) if part is not None else 0.0
-    starts, of_starts = _epoch_starts(found)
-    if max(of_part, of_starts) <= LEAST_COVERED * abs(_difference_us(found)):
-        return _unnamed(found, per_sample)
+    starts, of_starts = _epoch_starts(comparison)
+    if max(of_part, of_starts) <= LEAST_COVERED * abs(_difference_us(comparison)):
+        return _unnamed(comparison, per_sample)
     if part is None or of_starts > of_part:
         return f": {starts}"
-    return f": {part.label} {_change(*both_us(part, per_sample=per_sample))} of each {found.unit}"
+    return f": {part.label} {_change(*both_us(part, per_sample=per_sample))} of each {comparison.unit}"
 
 
-def _unnamed(found: Comparison, per_sample: bool) -> str:
+def _unnamed(comparison: Comparison, per_sample: bool) -> str:
     """Where no part that has a name covers the difference."""
-    unknown = next((part for part in found.parts if part.name == "unknown"), None)
-    if unknown is None or unknown.grew is not (found.verdict == "slower"):
+    unknown = next((part for part in comparison.parts if part.name == "unknown"), None)
+    if unknown is None or unknown.grew is not (comparison.verdict == "slower"):
         return ": the parts of the profiled steps do not show where"
-    if abs(change_us(unknown, per_sample=per_sample)) <= LEAST_COVERED * abs(_difference_us(found)):
+    if abs(change_us(unknown, per_sample=per_sample)) <= LEAST_COVERED * abs(_difference_us(comparison)):
         return ": the parts of the profiled steps do not show where"
     change = _change(*both_us(unknown, per_sample=per_sample))
-    return f": what the trace does not name (unknown) {change} of each {found.unit}"
+    return f": what the trace does not name (unknown) {change} of each {comparison.unit}"
 
 
-def _difference_us(found: Comparison) -> float:
+def _difference_us(comparison: Comparison) -> float:
     """Of B and A, in the unit of the comparison."""
-    of_a = found.a.us_per_sample if found.unit == "sample" else found.a.us_per_step
-    return (of_a or 0.0) * ((found.ratio or 1.0) - 1)
+    of_a = comparison.a.us_per_sample if comparison.unit == "sample" else comparison.a.us_per_step
+    return (of_a or 0.0) * ((comparison.ratio or 1.0) - 1)
 
 
-def _epoch_starts(found: Comparison) -> tuple[str, float]:
+def _epoch_starts(comparison: Comparison) -> tuple[str, float]:
     """How the first steps of epochs changed, in words; and by how much that moves the mean step or sample, in µs.
 
     Nothing where they changed the other way than the verdict has it. No accounting has these steps: they are odd ones.
     """
-    if found.a.facts is None or found.b.facts is None:
+    if comparison.a.facts is None or comparison.b.facts is None:
         return "", 0.0
-    (first_a, more_a), (first_b, more_b) = (_first_steps(side, found.unit) for side in (found.a.facts, found.b.facts))
+    (first_a, more_a), (first_b, more_b) = (
+        _first_steps(side, comparison.unit) for side in (comparison.a.facts, comparison.b.facts)
+    )
     change = more_b - more_a
-    if not first_a or not first_b or (change > 0) != (found.verdict == "slower"):
+    if not first_a or not first_b or (change > 0) != (comparison.verdict == "slower"):
         return "", 0.0
     return f"the first step of each epoch {_change(first_a, first_b)}", abs(change)
 
 
-def _first_steps(known: Facts, unit: str) -> tuple[float, float]:
+def _first_steps(figures: Facts, unit: str) -> tuple[float, float]:
     """The mean first step of an epoch, and how much longer the mean step (or sample) is by these, in µs; 0 if none."""
-    steps = known.run.steps
+    steps = figures.run.steps
     counts = ((steps.flags & _ODD) == 0) & (steps.phase != Phase.TRACED)
     first = counts & ((steps.flags & StepFlag.EPOCH_START) != 0)
     others = counts & ~first

@@ -63,15 +63,15 @@ def comparable_accounts(a: Facts, b: Facts) -> bool:
     return (a.breakdown.busy_fraction is None) == (b.breakdown.busy_fraction is None)
 
 
-def mean_parts_us(known: Facts, *, per_sample: bool) -> dict[str, float] | None:
+def mean_parts_us(figures: Facts, *, per_sample: bool) -> dict[str, float] | None:
     """Each part's mean over the typical profiled steps; None without an accounting of steps or of their samples."""
-    if known.breakdown is None or known.breakdown.whole_window:
+    if figures.breakdown is None or figures.breakdown.whole_window:
         return None
-    account = _Account(known.run, known.breakdown)
+    account = _Account(figures.run, figures.breakdown)
     if not per_sample:
         return {part: float(account.us(part).mean()) for part in PARTS}
-    found = {part: account.per_sample(part) for part in PARTS}
-    return None if account.samples is None else {part: us or 0.0 for part, us in found.items()}
+    means = {part: account.per_sample(part) for part in PARTS}
+    return None if account.samples is None else {part: us or 0.0 for part, us in means.items()}
 
 
 def typical_steps(run: Run, account: Breakdown) -> Sequence[StepParts]:
@@ -111,8 +111,8 @@ class _Account:
         self.steps = typical_steps(run, account)
         numbers = [s.number for s in self.steps]
         samples = run.steps.sample_count[np.isin(run.steps.number, numbers)]
-        known = len(samples) == len(numbers) and (samples > 0).all()
-        self.samples: Float64 | None = samples.astype(np.float64) if known else None
+        counted = len(samples) == len(numbers) and (samples > 0).all()
+        self.samples: Float64 | None = samples.astype(np.float64) if counted else None
 
     def us(self, part: str) -> Float64:
         return np.array([s.parts_ns[part] for s in self.steps], np.float64) / 1e3
@@ -132,7 +132,7 @@ class _Account:
 
 
 def _change(part: str, a: _Account, b: _Account, per_sample: bool) -> PartChange:
-    known = a.samples is not None and b.samples is not None
+    counted = a.samples is not None and b.samples is not None
     return PartChange(
         name=part,
         label=LABELS[part],
@@ -143,8 +143,8 @@ def _change(part: str, a: _Account, b: _Account, per_sample: bool) -> PartChange
             b.in_unit(b.us(part), per_sample),
             float(a.in_unit(a.wall_us(), per_sample).mean()),
         ),
-        a_us_per_sample=a.per_sample(part) if known else None,
-        b_us_per_sample=b.per_sample(part) if known else None,
+        a_us_per_sample=a.per_sample(part) if counted else None,
+        b_us_per_sample=b.per_sample(part) if counted else None,
     )
 
 

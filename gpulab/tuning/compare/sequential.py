@@ -39,8 +39,8 @@ def compare_sequential(
     unit, unfair = chosen_unit(a, b)
     in_a, in_b = _times(a, unit), _times(b, unit)
     drifts = [d for d in (_drift(in_a), _drift(in_b)) if d is not None]
-    said = Findings(a, b, unit, unfair, same_start, changes_training)
-    return said.comparison(
+    findings = Findings(a, b, unit, unfair, same_start, changes_training)
+    return findings.comparison(
         unpaired(in_a, in_b),
         max(drifts, default=None),
         "sequential",
@@ -52,8 +52,8 @@ def compare_sequential(
 
 def judged_by(a: Facts | None, b: Facts | None) -> str:
     """By which steps: a profiled step is slower than an unprofiled one, so the two are never mixed."""
-    both = [known for known in (a, b) if known is not None]
-    return UNPROFILED if all(len(known.selection.rows) for known in both) else PROFILED
+    both = [side for side in (a, b) if side is not None]
+    return UNPROFILED if all(len(side.selection.rows) for side in both) else PROFILED
 
 
 def _with_blocks(side: Side, arm: int, how: str) -> Side:
@@ -63,13 +63,13 @@ def _with_blocks(side: Side, arm: int, how: str) -> Side:
     return with_times(replace(side, blocks=blocks))
 
 
-def _rows(known: Facts, how: str) -> Int64:
+def _rows(figures: Facts, how: str) -> Int64:
     if how == UNPROFILED:
-        return known.selection.rows
-    numbers: Sequence[int] = known.run.traced_numbers
-    if known.breakdown is not None and not known.breakdown.whole_window:
-        numbers = [step.number for step in typical_steps(known.run, known.breakdown)]
-    rows: Int64 = np.flatnonzero(np.isin(known.run.steps.number, numbers))
+        return figures.selection.rows
+    numbers: Sequence[int] = figures.run.traced_numbers
+    if figures.breakdown is not None and not figures.breakdown.whole_window:
+        numbers = [step.number for step in typical_steps(figures.run, figures.breakdown)]
+    rows: Int64 = np.flatnonzero(np.isin(figures.run.steps.number, numbers))
     return rows
 
 
@@ -110,17 +110,17 @@ def _drift(times: Float64) -> float | None:
 
 
 def _notes(a: Side, b: Side, how: str) -> list[str]:
-    told = [
+    notes = [
         f"{side.label}: no training step was found that could be compared."
         for side in (a, b)
         if side.facts is not None and not usable(side)
     ]
-    if how == PROFILED and not told:
-        told.append(
+    if how == PROFILED and not notes:
+        notes.append(
             "Compared by their profiled steps, which are slower than unprofiled ones; the first and the last are left "
             "out where enough others remain."
         )
-    return told
+    return notes
 
 
 def compare_runs(runs: Sequence[Run], *, notes: Sequence[str] = ()) -> Comparison | Experiment:

@@ -45,11 +45,11 @@ class Findings:
         if self.a.failure or self.b.failure:
             estimate = None
         judged: Verdict = "not comparable" if self.unfair else verdict(estimate, floor)
-        told = []
+        more = []
         if judged == "no measurable difference" and estimate is not None and estimate.count < TOO_FEW:
-            told.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
+            more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
         if not _accounted(self.a, self.b):
-            told.append("Where the step's time went cannot be compared: one side has no accounting of profiled steps.")
+            more.append("Where the step's time went cannot be compared: one side has no accounting of profiled steps.")
         return Comparison(
             a=self.a,
             b=self.b,
@@ -71,7 +71,7 @@ class Findings:
                 other_steps=self._other_steps(),
             ),
             differences=differences(self.a, self.b, sequential=evidence == "sequential"),
-            notes=(*filter(None, [self.unfair]), *notes, *told),
+            notes=(*filter(None, [self.unfair]), *notes, *more),
             restored=restored,
         )
 
@@ -86,11 +86,11 @@ def with_times(side: Side) -> Side:
     blocks = usable(side)
     if not blocks:
         return side
-    known = all(block.sample_count for block in blocks)
+    counted = all(block.sample_count for block in blocks)
     return replace(
         side,
         us_per_step=_median([us(block, "step") for block in blocks]),
-        us_per_sample=_median([us(block, "sample") for block in blocks]) if known else None,
+        us_per_sample=_median([us(block, "sample") for block in blocks]) if counted else None,
     )
 
 
@@ -180,7 +180,7 @@ def _rows(inputs: StepInputs | None) -> int | None:
     if inputs is None:
         return None
     counts = [{shape[0] if len(shape) > 1 else None for shape in shapes} for shapes in inputs]
-    rows = [next(iter(found)) for found in counts if len(found) == 1]
+    rows = [next(iter(lengths)) for lengths in counts if len(lengths) == 1]
     return sum(r for r in rows if r) if len(rows) == len(inputs) and all(rows) else None
 
 
@@ -190,16 +190,12 @@ def _tails(inputs: StepInputs | None) -> set[tuple[tuple[int, ...], ...]]:
 
 
 def _with_rows(side: Side, rows: int) -> Side:
-    known = side.facts
+    figures = side.facts
     return replace(
         side,
-        blocks=tuple(_block_with_rows(block, rows) for block in side.blocks),
-        facts=None if known is None else replace(known, run=_run_with_rows(known.run, rows)),
+        blocks=tuple(replace(block, sample_count=rows * block.step_count) for block in side.blocks),
+        facts=None if figures is None else replace(figures, run=_run_with_rows(figures.run, rows)),
     )
-
-
-def _block_with_rows(block: Block, rows: int) -> Block:
-    return replace(block, sample_count=rows * block.step_count)
 
 
 def _run_with_rows(run: Run, rows: int) -> Run:

@@ -113,38 +113,38 @@ def resident_fraction(path: str) -> float | None:
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY) as mapped:
             pages = -(-len(mapped) // mmap.PAGESIZE)
-            told = (ctypes.c_ubyte * pages)()
+            in_memory = (ctypes.c_ubyte * pages)()
             first = ctypes.c_char.from_buffer(mapped)
-            failed = mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), told)
+            failed = mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(len(mapped)), in_memory)
             del first  # the map could not be closed
-            return None if failed else sum(page & 1 for page in told) / pages
+            return None if failed else sum(page & 1 for page in in_memory) / pages
     except (OSError, ValueError, BufferError):
         return None
 
 
 def _mincore() -> Callable[..., int] | None:
     with suppress(Exception):
-        found: Callable[..., int] = ctypes.CDLL(None).mincore
-        return found
+        function: Callable[..., int] = ctypes.CDLL(None).mincore
+        return function
     return None
 
 
 def _held() -> list[str]:
     """Files that this process has open or mapped; on Linux."""
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     with suppress(ImportError, OSError):
         import fcntl
 
         for name in os.listdir("/proc/self/fd"):
             with suppress(OSError):
                 if fcntl.fcntl(int(name), fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
-                    found[os.readlink(f"/proc/self/fd/{name}")] = None
+                    paths[os.readlink(f"/proc/self/fd/{name}")] = None
     with suppress(OSError):
         for line in Path("/proc/self/maps").read_text().splitlines():
             fields = line.split(None, 5)
             if len(fields) == 6 and "x" not in fields[1]:
-                found[fields[5]] = None
-    return list(found)
+                paths[fields[5]] = None
+    return list(paths)
 
 
 def _code_folders() -> tuple[str, ...]:

@@ -92,13 +92,13 @@ class Differential(Runner):
 
     def headspace(self) -> Headspace:
         """Run all of it. Raises UsageError: another thread measures, or the cell takes no data from a DataLoader."""
-        found = self.run()
-        side = found.sides[0]
+        experiment = self.run()
+        side = experiment.sides[0]
         if side.facts is None:
             raise self.error or UsageError("The cell did not run.")
         if self.error is None and not self._stopper.asked and not self._fed:
             raise UsageError(NO_LOADER)
-        return _headspace(side.facts.run, found)
+        return _headspace(side.facts.run, experiment)
 
     def _check(self) -> None:
         """Its arms are no knobs."""
@@ -107,11 +107,11 @@ class Differential(Runner):
 
     def _made_ready(self, arm: Arm, observation: Observation) -> Any:
         """No run with its trace: the blocks alone tell."""
-        made = super()._made_ready(Arm(), observation)
+        ready = super()._made_ready(Arm(), observation)
         ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
-        made.arm, made.setting = arm, Setting(self._code, {}, arm.label, within=ways[arm.label])
-        made.trial = self._written
-        return made
+        ready.arm, ready.setting = arm, Setting(self._code, {}, arm.label, within=ways[arm.label])
+        ready.trial = self._written
+        return ready
 
     def _ideally(self) -> AbstractContextManager[None]:
         return kept_batches(self._kept_on)
@@ -199,18 +199,16 @@ def _torch_name(device: Device) -> str:
     return "cpu" if device.kind == "cpu" else f"cuda:{device.index or 0}"
 
 
-def _headspace(run: Run, found: Experiment) -> Headspace:
-    by_label = {c.b.label: c for c in found.comparisons}
+def _headspace(run: Run, experiment: Experiment) -> Headspace:
+    by_label = {c.b.label: c for c in experiment.comparisons}
     ideal, cold = by_label.get(IDEAL.label), by_label.get(COLD.label)
-    side = found.sides[0]
-    step_us = side.us_per_step
+    step_us = experiment.sides[0].us_per_step
     ideal_us, cold_us = _times(step_us, ideal), _times(step_us, cold)
-    reasons = {name: _reason(c, found) for name, c in (("ideal", ideal), ("cold", cold)) if _ratio(c) is None}
     ceiling, interval = _ceiling(ideal)
-    known = (("ideal", ideal, "faster"), ("cold", cold, "slower"))
+    arms = (("ideal", ideal, "faster"), ("cold", cold, "slower"))
     return Headspace(
         run=run,
-        experiment=found,
+        experiment=experiment,
         step_us=step_us,
         ideal_us=ideal_us,
         cold_us=cold_us,
@@ -218,19 +216,21 @@ def _headspace(run: Run, found: Experiment) -> Headspace:
         interval=interval,
         preparation_us=_added(step_us, ideal_us),
         fetch_us=_added(cold_us, step_us),
-        certain=frozenset(name for name, c, verdict in known if c is not None and c.verdict == verdict),
-        reasons=reasons,
-        notes=found.notes,
+        certain=frozenset(name for name, c, verdict in arms if c is not None and c.verdict == verdict),
+        reasons={name: _reason(c, experiment) for name, c, _ in arms if _ratio(c) is None},
+        notes=experiment.notes,
     )
 
 
-def _ratio(found: Comparison | None) -> float | None:
+def _ratio(comparison: Comparison | None) -> float | None:
     """Of blocks in turn only."""
-    return found.ratio if found is not None and found.evidence == "interleaved" and found.pairs else None
+    if comparison is None or comparison.evidence != "interleaved" or not comparison.pairs:
+        return None
+    return comparison.ratio
 
 
-def _times(step_us: float | None, found: Comparison | None) -> float | None:
-    ratio = _ratio(found)
+def _times(step_us: float | None, comparison: Comparison | None) -> float | None:
+    ratio = _ratio(comparison)
     return None if step_us is None or ratio is None else step_us * ratio
 
 
@@ -238,8 +238,7 @@ def _ceiling(ideal: Comparison | None) -> tuple[float | None, tuple[float, float
     ratio = _ratio(ideal)
     if ideal is None or ratio is None:
         return None, None
-    inside = ideal.interval
-    interval = None if inside is None else (max(1.0, 1 / inside[1]), max(1.0, 1 / inside[0]))
+    interval = ideal.interval and (max(1.0, 1 / ideal.interval[1]), max(1.0, 1 / ideal.interval[0]))
     return max(1.0, 1 / ratio), interval
 
 
@@ -251,7 +250,7 @@ def _share(part: float | None, whole: float | None) -> float | None:
     return None if part is None or not whole else part / whole
 
 
-def _reason(found: Comparison | None, experiment: Experiment) -> str:
-    if found is not None and found.b.failure:
-        return found.b.failure
+def _reason(comparison: Comparison | None, experiment: Experiment) -> str:
+    if comparison is not None and comparison.b.failure:
+        return comparison.b.failure
     return "stopped before it was measured" if experiment.stopped else "no pair of blocks was measured"

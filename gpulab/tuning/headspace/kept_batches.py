@@ -56,41 +56,41 @@ class _Kept:
             if get_ident() != self._thread:
                 return original(iterator)
             try:
-                known = self._batches.setdefault(iterator._index_sampler, {})
+                kept = self._batches.setdefault(iterator._index_sampler, {})
             except TypeError:  # a list of batches
                 return original(iterator)
-            return self._next(iterator, known, original)
+            return self._next(iterator, kept, original)
 
         return _next_data
 
-    def _next(self, iterator: Any, known: dict[int | None, list[Any]], original: Callable[[Any], Any]) -> Any:
-        if not known:
-            return self._load(iterator, known, original)
+    def _next(self, iterator: Any, kept: dict[int | None, list[Any]], original: Callable[[Any], Any]) -> Any:
+        if not kept:
+            return self._load(iterator, kept, original)
         given = self._given.get(iterator, 0)
         self._given[iterator] = given + 1
-        first = next(iter(known.values()))
+        first = next(iter(kept.values()))
         if given < 0:  # those that were loaded for it at its beginning
-            return _again(first[given])
+            return _copied(first[given])
         index = iterator._next_index()  # raises StopIteration at the end of the epoch
         size = _size(index)
-        if size not in known and size is not None and hasattr(iterator, "_dataset_fetcher"):
-            known[size] = [_moved(iterator._dataset_fetcher.fetch(index), self._device)]  # the last of an epoch
-        batches = known.get(size, first)
-        return _again(batches[given % len(batches)])
+        if size not in kept and size is not None and hasattr(iterator, "_dataset_fetcher"):
+            kept[size] = [_copied(iterator._dataset_fetcher.fetch(index), self._device)]  # the last of an epoch
+        batches = kept.get(size, first)
+        return _copied(batches[given % len(batches)])
 
-    def _load(self, iterator: Any, known: dict[int | None, list[Any]], original: Callable[[Any], Any]) -> Any:
+    def _load(self, iterator: Any, kept: dict[int | None, list[Any]], original: Callable[[Any], Any]) -> Any:
         """The first batches of a loader, at its first request."""
         loaded: list[Any] = []
         for _ in range(KEPT):
             try:
-                loaded.append(_moved(original(iterator), self._device))
+                loaded.append(_copied(original(iterator), self._device))
             except StopIteration:
                 if not loaded:
                     raise
                 break
-        known[_usual_size(iterator, loaded[0])] = loaded
+        kept[_usual_size(iterator, loaded[0])] = loaded
         self._given[iterator] = 1 - len(loaded)
-        return _again(loaded[0])
+        return _copied(loaded[0])
 
 
 def _size(index: Any) -> int | None:
@@ -104,27 +104,18 @@ def _usual_size(iterator: Any, batch: Any) -> int | None:
     return size if isinstance(size, int) else samples_in(batch)
 
 
-def _moved(batch: Any, device: str) -> Any:
+def _copied(batch: Any, device: str | None = None) -> Any:
+    """A copy on the device, or where it is; of what is neither a tensor nor made of tensors a shallow one."""
     import torch
 
-    def move(leaf: Any) -> Any:
+    def copied(leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
-            return leaf.to(device, copy=True)
-        return copy.copy(leaf).to(device) if callable(getattr(leaf, "to", None)) else leaf
+            return leaf.clone() if device is None else leaf.to(device, copy=True)
+        if not callable(getattr(leaf, "to", None)):
+            return leaf
+        return copy.copy(leaf) if device is None else copy.copy(leaf).to(device)
 
-    return _mapped(batch, move)
-
-
-def _again(batch: Any) -> Any:
-    """A copy where it is; what is neither a tensor nor made of tensors is copied with what it holds not copied."""
-    import torch
-
-    def clone(leaf: Any) -> Any:
-        if isinstance(leaf, torch.Tensor):
-            return leaf.clone()
-        return copy.copy(leaf) if callable(getattr(leaf, "to", None)) else leaf
-
-    return _mapped(batch, clone)
+    return _mapped(batch, copied)
 
 
 def _mapped(thing: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
@@ -132,10 +123,10 @@ def _mapped(thing: Any, change: Callable[[Any], Any], depth: int = 0) -> Any:
     if depth >= _DEPTH or isinstance(thing, str | bytes):
         return thing
     if isinstance(thing, Mapping) and not callable(getattr(thing, "to", None)):
-        made = copy.copy(thing)
-        if hasattr(made, "update"):
-            made.update({key: _mapped(value, change, depth + 1) for key, value in thing.items()})
-        return made
+        mapping = copy.copy(thing)
+        if hasattr(mapping, "update"):
+            mapping.update({key: _mapped(value, change, depth + 1) for key, value in thing.items()})
+        return mapping
     if isinstance(thing, tuple) and hasattr(thing, "_fields"):
         return type(thing)(*(_mapped(part, change, depth + 1) for part in thing))
     if isinstance(thing, list | tuple):
