@@ -16,7 +16,7 @@ from gpulab.tuning import single_run
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment
-from gpulab.tuning.resolve import check_names, decide_arm, refusals
+from gpulab.tuning.resolve import check_names, refusals, resolve_arm
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.single_run import Changing
 
@@ -277,7 +277,7 @@ def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any
 def test_only_what_changed_is_an_edit_and_another_training(names: dict[str, Any]) -> None:
     found = compared(names, "lr = 0.1\nscale = 1.0\nrate = [scale]\n" + LOOP, lr=0.5, scale=2.0, accumulate=1)
     assert "scale" in found.sides[1].edit and "lr = 0.5" not in found.sides[1].edit
-    decided = decide_arm(Arm({"lr": 0.5, "batch_size": 4}), changing_scene(TextCode.parsed(LOOP, names)), NO_READER)
+    decided = resolve_arm(Arm({"lr": 0.5, "batch_size": 4}), changing_scene(TextCode.parsed(LOOP, names)), NO_READER)
     assert decided.changes_training(()) == "the cell computes with another `lr`"
     idle = Change("lr", "0.5", "0.1", "variable of the cell", "no effect", "")
     assert decided.changes_training((idle,)) == ""

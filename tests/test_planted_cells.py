@@ -18,7 +18,7 @@ from gpulab.run import Settings
 from gpulab.snapshot.state import State
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm
-from gpulab.tuning.resolve import changes, decide_arm
+from gpulab.tuning.resolve import changes, resolve_arm
 from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial
 
 SHORT = Settings(steps=8, warmup=1, live=False, save=False, device="cpu")  # more steps than a cell's epoch has
@@ -56,7 +56,7 @@ def test_the_knob_takes_effect_in_its_cell_and_everything_is_put_back(
     state.restore()
     assert photo(names) == before
 
-    decided = decide_arm(Arm({planted.knob: planted.value}), written.observation, code)
+    decided = resolve_arm(Arm({planted.knob: planted.value}), written.observation, code)
     if planted.knob == "compile" and decided.refused:
         pytest.skip(decided.refused)
     assert not decided.refused

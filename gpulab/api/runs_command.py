@@ -97,20 +97,19 @@ def _delete(runs: Runs, words: Sequence[str], prog: str) -> str:
     if not options.keys and not len(chosen):
         return f"No run fits: {_short(chosen.asked)}. There is nothing to delete."
     if options.yes:
-        return _told("Deleted", chosen.delete(*options.keys), "")
-    return _told("Would delete", chosen.deletions(*options.keys), " Nothing is deleted yet: add --yes.")
+        return _deletion_words("Deleted", chosen.delete(*options.keys), "")
+    return _deletion_words("Would delete", chosen.deletions(*options.keys), " Nothing is deleted yet: add --yes.")
 
 
-def _told(what: str, deletions: Sequence[Deletion], more: str) -> str:
+def _deletion_words(what: str, deletions: Sequence[Deletion], more: str) -> str:
     total = size(sum(d.size_bytes for d in deletions))
-    lines = [f"  {plain(d.id)}  {_short(d.name) if d.name != d.id else '–'}  {_on_disk(d)}" for d in deletions[:_NAMED]]
+    lines = []
+    for d in deletions[:_NAMED]:
+        on_disk = size(d.size_bytes) if d.path is not None else "not saved"
+        lines.append(f"  {plain(d.id)}  {_short(d.name) if d.name != d.id else '–'}  {on_disk}")
     if len(deletions) > _NAMED:
         lines.append(f"  … and {len(deletions) - _NAMED:,} more")
     return "\n".join([f"{what} {plural(len(deletions), 'run')}, {total}.{more}", *lines])
-
-
-def _on_disk(deletion: Deletion) -> str:
-    return size(deletion.size_bytes) if deletion.path is not None else "not saved"
 
 
 def _export(runs: Runs, words: Sequence[str], prog: str) -> str:

@@ -18,7 +18,7 @@ from gpulab.run import Run
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import Record, Scoreboard
 from gpulab.tuning.record import Block, Comparison, Experiment
-from gpulab.tuning.resolve import Decided, DecidedArm
+from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting
 
 BATCH = BATCH_SIZE.name
 ROUNDS = 2  # runs of each size
@@ -34,7 +34,7 @@ class ArmPredictions:
     errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     sizes: dict[int, tuple[float, int | None]] = field(default_factory=dict)
 
-    def of(self, arm: DecidedArm, settings: Mapping[str, str], base: Mapping[str, str]) -> Prediction:
+    def of(self, arm: ResolvedArm, settings: Mapping[str, str], base: Mapping[str, str]) -> Prediction:
         """What these settings bring to the run of the base. A variable that names a batch size is taken for one."""
         wanted = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
         strange = [d.name for d in wanted.values() if d.knob is None and not names_batch(d)]
@@ -45,7 +45,9 @@ class ArmPredictions:
         prediction = predict(self.facts, asked, Known(self.errors, self.sizes, before))
         return replace(prediction, settings=dict(settings))
 
-    def measure_sizes(self, arms: Iterable[DecidedArm], run_size: Callable[[Decided, int], Block | None]) -> None:
+    def measure_sizes(
+        self, arms: Iterable[ResolvedArm], run_size: Callable[[ResolvedSetting, int], Block | None]
+    ) -> None:
         """Short runs at two other batch sizes and the present one, where an arm has another one."""
         wanted = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.as_found]
         targets = [d.value for d in wanted if isinstance(d.value, int) and d.value > 0]
@@ -70,7 +72,7 @@ class ArmPredictions:
             self.sizes[before] = self.sizes[before][0], peak_bytes
 
 
-def names_batch(decided: Decided) -> bool:
+def names_batch(decided: ResolvedSetting) -> bool:
     """Whether it is the batch size, as a knob or as a variable of the cell."""
     return decided.name == BATCH or (decided.knob is None and _BATCH_NAME.search(decided.name) is not None)
 

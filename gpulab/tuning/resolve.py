@@ -117,7 +117,7 @@ def _is_kind(value: object, kind: type) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Decided:
+class ResolvedSetting:
     """One name of an arm. `found`: the value as the cell has it, None where it cannot be seen."""
 
     name: str
@@ -138,10 +138,10 @@ class Decided:
 
 
 @dataclass(frozen=True, slots=True)
-class DecidedArm:
+class ResolvedArm:
     """All names of an arm."""
 
-    names: tuple[Decided, ...] = ()
+    names: tuple[ResolvedSetting, ...] = ()
     knobs: dict[Knob, Value] = field(default_factory=dict)
     variables: dict[str, Plain] = field(default_factory=dict)
 
@@ -172,7 +172,7 @@ class DecidedArm:
         lasting = [] if self.refused else [_code_edit(d, observation) for d in self._changed(checks)]
         return edit(code.text, lasting) if lasting else None
 
-    def _changed(self, checks: Iterable[Change]) -> list[Decided]:
+    def _changed(self, checks: Iterable[Change]) -> list[ResolvedSetting]:
         idle = {c.name for c in checks if c.state == "no effect"}
         return [d for d in self.names if d.name not in idle and not d.as_found]
 
@@ -197,7 +197,7 @@ def _said(arm: Arm, reasons: Mapping[str, str]) -> str:
     return "; ".join(f"{name}={arm.shown[name]}: {why}" for name, why in reasons.items())
 
 
-def decide_beforehand(arm: Arm, observation: Observation | None, code: Code) -> DecidedArm:
+def resolve_beforehand(arm: Arm, observation: Observation | None, code: Code) -> ResolvedArm:
     """For a run of code that has not just run as written; `observation`: what it used when it last did, as far
     as known.
 
@@ -214,17 +214,17 @@ def decide_beforehand(arm: Arm, observation: Observation | None, code: Code) -> 
         else:
             found = knob.value_in(observation) if observation is not None else there.value_of(knob)
             value = catalogue.value_of_knob(knob, given)
-            names.append(Decided(name, value, knob.kind, knob, found, reasons.get(name, "")))
+            names.append(ResolvedSetting(name, value, knob.kind, knob, found, reasons.get(name, "")))
     return _of(names)
 
 
-def decide_arm(arm: Arm, observation: Observation, code: Code) -> DecidedArm:
+def resolve_arm(arm: Arm, observation: Observation, code: Code) -> ResolvedArm:
     """By the catalogue's rule. What cannot be set says why, and is not set.
 
     `observation`: of the run as written just before. Raises UsageError for a name that is neither a knob nor a
     variable of the code.
     """
-    names: list[Decided] = []
+    names: list[ResolvedSetting] = []
     together = {name: value for name, value in arm.settings.items() if name in catalogue.KNOBS}
     imagined = with_settings(observation, {n: v for n, v in together.items() if isinstance(v, (bool, int, float, str))})
     for name, given in arm.settings.items():
@@ -232,9 +232,9 @@ def decide_arm(arm: Arm, observation: Observation, code: Code) -> DecidedArm:
     return _of(names)
 
 
-def _of(names: list[Decided]) -> DecidedArm:
+def _of(names: list[ResolvedSetting]) -> ResolvedArm:
     able = [d for d in names if not d.refused]
-    return DecidedArm(
+    return ResolvedArm(
         tuple(names),
         {d.knob: d.value for d in able if d.knob is not None and isinstance(d.value, (bool, int, float, str))},
         {d.name: d.value for d in able if d.knob is None},
@@ -242,25 +242,29 @@ def _of(names: list[Decided]) -> DecidedArm:
 
 
 def changes(
-    decided: DecidedArm, observation: Observation, effects: Mapping[str, KnobEffects], run: Run
+    arm: ResolvedArm, observation: Observation, effects: Mapping[str, KnobEffects], run: Run
 ) -> tuple[Change, ...]:
     """Whether each change took effect in a run in which it was made. `observation`: of the code as written."""
-    return tuple(_change(d, observation, effects, run) for d in decided.names)
+    return tuple(_change(d, observation, effects, run) for d in arm.names)
 
 
 def changes_unseen(
-    decided: DecidedArm, written: Observation | None, changed: Observation, effects: Mapping[str, KnobEffects], run: Run
+    arm: ResolvedArm,
+    written: Observation | None,
+    changed: Observation,
+    effects: Mapping[str, KnobEffects],
+    run: Run,
 ) -> tuple[Change, ...]:
     """The same where the code did not just run as written: `changed` is the observation of `run`, changes and all.
 
     It also tells what speaks against a setting that was tried.
     """
     bare = changed
-    for knob in decided.knobs:
+    for knob in arm.knobs:
         bare = knob.without(bare)
-    imagined = with_settings(bare, {knob.name: value for knob, value in decided.knobs.items()})
-    verified = changes(decided, written or bare, effects, run)
-    return tuple(_judged(c, d, bare, imagined) for c, d in zip(verified, decided.names, strict=True))
+    imagined = with_settings(bare, {knob.name: value for knob, value in arm.knobs.items()})
+    verified = changes(arm, written or bare, effects, run)
+    return tuple(_judged(c, d, bare, imagined) for c, d in zip(verified, arm.names, strict=True))
 
 
 @contextmanager
@@ -271,7 +275,7 @@ def variables_set(code: Code, values: Mapping[str, Plain]) -> Iterator[None]:
         yield
 
 
-def _change(decided: Decided, observation: Observation, by_name: Mapping[str, KnobEffects], run: Run) -> Change:
+def _change(decided: ResolvedSetting, observation: Observation, by_name: Mapping[str, KnobEffects], run: Run) -> Change:
     name, kind, knob = decided.name, decided.kind, decided.knob
     show = str if knob is None else written
     found, value = "" if decided.found is None else show(decided.found), show(decided.value)
@@ -291,7 +295,7 @@ def _change(decided: Decided, observation: Observation, by_name: Mapping[str, Kn
     return Change(name, value, found, kind, result.state, evidence)
 
 
-def _judged(change: Change, decided: Decided, bare: Observation, imagined: Observation) -> Change:
+def _judged(change: Change, decided: ResolvedSetting, bare: Observation, imagined: Observation) -> Change:
     knob = decided.knob
     if knob is None or decided.refused:
         return change
@@ -321,7 +325,7 @@ def _knob_of(name: str, observation: Observation | None, own: Variables) -> Knob
     return None if name in own.literals else catalogue.KNOBS.get(name)
 
 
-def _decide(name: str, given: Plain, observation: Observation, imagined: Observation, code: Code) -> Decided:
+def _decide(name: str, given: Plain, observation: Observation, imagined: Observation, code: Code) -> ResolvedSetting:
     decision = catalogue.decide(name, observation, code.variables.has)
     knob = decision.knob
     try:
@@ -329,16 +333,18 @@ def _decide(name: str, given: Plain, observation: Observation, imagined: Observa
             return _variable(name, given, code.variables)
         value = catalogue.value_of_knob(knob, given)
     except UsageError as e:
-        return Decided(name, given, decision.kind, knob, refused=str(e))
-    return Decided(name, value, decision.kind, knob, knob.value_in(observation), knob.refuses(imagined, value) or "")
+        return ResolvedSetting(name, given, decision.kind, knob, refused=str(e))
+    return ResolvedSetting(
+        name, value, decision.kind, knob, knob.value_in(observation), knob.refuses(imagined, value) or ""
+    )
 
 
-def _variable(name: str, given: Plain, own: Variables) -> Decided:
+def _variable(name: str, given: Plain, own: Variables) -> ResolvedSetting:
     value, found = own.value(name, given), own.present(name)
-    return Decided(name, value, "variable of the cell", found=found, used=name in own.used)
+    return ResolvedSetting(name, value, "variable of the cell", found=found, used=name in own.used)
 
 
-def _code_edit(decided: Decided, observation: Observation) -> CodeEdit:
+def _code_edit(decided: ResolvedSetting, observation: Observation) -> CodeEdit:
     if decided.knob is None:
         return variables.code_edit(decided.name, decided.value)
     assert isinstance(decided.value, (bool, int, float, str))

@@ -33,7 +33,7 @@ from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
-from gpulab.tuning.resolve import Decided, DecidedArm, changes, check_names, decide_arm, variables_set
+from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting, changes, check_names, resolve_arm, variables_set
 from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, seeded, short_trial
 
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
@@ -46,7 +46,7 @@ UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads i
 class _Arm:
     setting: Setting
     arm: Arm
-    decided: DecidedArm = field(default_factory=DecidedArm)
+    decided: ResolvedArm = field(default_factory=ResolvedArm)
     trial: Trial | None = None
     failure: str = ""
     prediction: Prediction | None = None
@@ -229,7 +229,7 @@ class Runner:
         for arm in able:
             arm.prediction = predictions.of(arm.decided, arm.arm.shown, self._plan.base.shown)
 
-    def _run_size(self, batch: Decided, size: int) -> Block | None:
+    def _run_size(self, batch: ResolvedSetting, size: int) -> Block | None:
         """A short run of A with another batch size; None where it cannot be told what it takes."""
         if self._stopper.asked or self.error is not None:
             return None
@@ -288,7 +288,7 @@ class Runner:
             first.seed_losses.append(trial.losses)
 
     def _made_ready(self, arm: Arm, observation: Observation) -> _Arm:
-        decided = decide_arm(arm, observation, self._code)
+        decided = resolve_arm(arm, observation, self._code)
         code = self._code.replacing(decided.variables)
         setting = Setting(code, decided.knobs, arm.label, decided.variables)
         return _Arm(setting, arm, decided, self._before(arm), decided.failure)

@@ -14,7 +14,7 @@ from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import is_plain
 from gpulab.run import Change, Run
 from gpulab.tuning.plan import Arm, Code
-from gpulab.tuning.resolve import DecidedArm, changes_unseen, decide_beforehand, variables_set
+from gpulab.tuning.resolve import ResolvedArm, changes_unseen, resolve_beforehand, variables_set
 
 OBSERVATIONS_KEPT = 50
 
@@ -65,7 +65,7 @@ class Changing:
 
     def __init__(self, arm: Arm, code: Code) -> None:
         self._written = known(code)
-        self.decided: DecidedArm = decide_beforehand(arm, self._written, code)
+        self.decided: ResolvedArm = resolve_beforehand(arm, self._written, code)
         self.code = code.replacing(self.decided.variables)
         literals = code.variables.literals
         self._literals = {n: literals[n] for n in self.decided.variables if n in literals}

@@ -41,11 +41,8 @@ LABELS: Mapping[str, str] = MappingProxyType(
 def part_changes(a: Facts | None, b: Facts | None, *, per_sample: bool) -> tuple[PartChange, ...]:
     """Every part that took time on either side; empty where a side has no accounting of steps.
 
-    Means over the profiled steps, so that the parts sum to the step; the first and the last of all, the first of an
-    epoch, those with a compile or a profiler's edge, and those fed from batches that were loaded while the profiler
-    started are left out where enough others remain. A part grew or shrank
-    where its mean did, by at least 2 % of A's step, and the middle 80 % of its steps on both sides lie apart likewise.
-    `per_sample`: judged per sample.
+    Each is a mean over the typical profiled steps, so that the parts sum to the step. A part grew or shrank where its
+    mean changed by at least 2 % of A's step and the middle 80 % of its steps on both sides do not overlap.
     """
     if a is None or b is None or not comparable_accounts(a, b):
         return ()
@@ -75,7 +72,11 @@ def mean_parts_us(figures: Facts, *, per_sample: bool) -> dict[str, float] | Non
 
 
 def typical_steps(run: Run, account: Breakdown) -> Sequence[StepParts]:
-    """The profiled steps without odd ones, where at least three others remain."""
+    """The profiled steps without odd ones, where at least three others remain.
+
+    Odd are the first and the last, the first of an epoch, those with a compile or a profiler's edge, and those whose
+    batches were loaded while the profiler started.
+    """
     steps: Sequence[StepParts] = account.steps
     ahead = loaded_ahead(run.loader) if run.loader is not None else 0
     unfed = steps[ahead:]
