@@ -115,6 +115,8 @@ def test_a_sweep_names_each_value(names: dict[str, Any]) -> None:
     per_step = [side.facts.samples_per_s / side.facts.steps_per_s for side in found.found.sides]
     assert per_step == pytest.approx([4, 2, 8])
     assert all(c.unit == "sample" for c in found.comparisons)
+    of_sides = [side.us_per_sample for side in found.found.sides[1:]]
+    assert of_sides == [c.b.us_per_sample for c in found.comparisons], "medians over blocks in both places"
 
 
 def test_a_value_that_cannot_be_is_not_run(names: dict[str, Any]) -> None:

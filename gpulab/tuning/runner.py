@@ -29,6 +29,7 @@ from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.tuning import schedule, single_run
 from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.compare.verdicts import with_times
 from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
@@ -450,18 +451,13 @@ class Runner:
     def _side(self, arm: _Arm, blocks: list[Block], observation: Observation | None) -> Side:
         """`observation` is that of the code as written."""
         trial = arm.trial
-        steps, samples = sum(b.step_count for b in blocks), [b.sample_count for b in blocks]
-        time_us = sum(b.time_ns for b in blocks) / 1e3
-        counted = [s for s in samples if s is not None]
         checks = trial.run.changes if trial is not None else ()
         edit = arm.decided.edit(self._code, observation, checks) if observation is not None else None
-        return Side(
+        side = Side(
             label=arm.arm.label,
             settings=arm.arm.shown,
             facts=facts(trial.run) if trial is not None else None,
             blocks=tuple(blocks),
-            us_per_step=time_us / steps if steps else None,
-            us_per_sample=time_us / sum(counted) if blocks and len(counted) == len(samples) and sum(counted) else None,
             checks=checks,
             losses=trial.losses if trial is not None else (),
             seed_losses=tuple(arm.seed_losses),
@@ -471,6 +467,7 @@ class Runner:
             step_inputs=trial.observation.step_inputs if trial is not None else None,
             prediction=arm.prediction,
         )
+        return with_times(side)
 
     def _say(self, what: str, done: int) -> None:
         self.tell(Progress(what, done, 1 + len(self._plan.arms), None))
