@@ -12,7 +12,7 @@ import pytest
 
 from gpulab.devices import fake_nvml as fakes
 from gpulab.devices import nvml
-from gpulab.devices.meters import QueryMeter
+from gpulab.devices.meters import Meter
 
 SIMPLE = {
     "gpu_utilization_pct",
@@ -41,12 +41,12 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def meter_of(script: fakes.FakeScript, uuid: str | None = UUID) -> tuple[QueryMeter, ModuleType]:
+def meter_of(script: fakes.FakeScript, uuid: str | None = UUID) -> tuple[Meter, ModuleType]:
     module = fakes.fake_nvml(script)
     return nvml.nvml_meter(uuid, os.getpid(), module), module
 
 
-def readings(meter: QueryMeter, clock: list[float], count: int = 1) -> list[dict[str, float | None]]:
+def readings(meter: Meter, clock: list[float], count: int = 1) -> list[dict[str, float | None]]:
     rows = []
     for _ in range(count):
         clock[0] += 0.1

@@ -109,6 +109,3 @@ def _text(path: Path) -> str | None:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
         return None
-
-
-__all__ = ["ROOT", "core_quotas", "free_host_bytes", "memory_limit_bytes"]

@@ -11,6 +11,3 @@ from gpulab.user_code import PACKAGE_FOLDER
 def import_path() -> list[str]:
     """A `sys.path` for another process, which may run in another folder: the empty entry becomes this folder."""
     return [*(path or os.getcwd() for path in sys.path), str(PACKAGE_FOLDER.resolve().parent)]
-
-
-__all__ = ["import_path"]

@@ -76,8 +76,8 @@ def verdict(done: subprocess.CompletedProcess[str] | None) -> Trial:
         return Trial(0, "a kernel ran and did not come back")
     if done.returncode < 0:
         return Trial(0, f"the trial was ended by signal {-done.returncode}")
-    said = done.stderr.strip().splitlines()
-    return Trial(0, said[-1].strip() if said else f"the trial ended with exit code {done.returncode}")
+    lines = done.stderr.strip().splitlines()
+    return Trial(0, lines[-1].strip() if lines else f"the trial ended with exit code {done.returncode}")
 
 
 def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
@@ -140,7 +140,7 @@ def kernels_among(events: Iterable[Any]) -> int:
 def _last_object(text: str) -> dict[str, object]:
     lines = text.strip().splitlines()
     try:
-        found = json.loads(lines[-1]) if lines else {}
+        value = json.loads(lines[-1]) if lines else {}
     except ValueError:
         return {}
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -72,16 +72,16 @@ def _wholes(nv: ModuleType) -> list[object]:
 
 def _by_uuid(nv: ModuleType, words: Sequence[str]) -> list[object] | None:
     """As CUDA reads a list of UUIDs: beginnings are enough, what follows an unknown one is not seen."""
-    known = {nv.nvmlDeviceGetUUID(h): h for whole in _wholes(nv) for h in (whole, *mig_parts(nv, whole))}
-    found: list[str] = []
+    handles = {nv.nvmlDeviceGetUUID(h): h for whole in _wholes(nv) for h in (whole, *mig_parts(nv, whole))}
+    uuids: list[str] = []
     for word in words:
-        fitting = [uuid for uuid in known if uuid.lower().startswith(word.strip().lower())]
+        fitting = [uuid for uuid in handles if uuid.lower().startswith(word.strip().lower())]
         if len(fitting) != 1:
             break
-        found += fitting
-    if any(uuid.startswith("GPU-") and _is_split(nv, known[uuid]) for uuid in found):
+        uuids += fitting
+    if any(uuid.startswith("GPU-") and _is_split(nv, handles[uuid]) for uuid in uuids):
         return None
-    return [known[uuid] for uuid in found] if len(set(found)) == len(found) else []
+    return [handles[uuid] for uuid in uuids] if len(set(uuids)) == len(uuids) else []
 
 
 def _by_number(nv: ModuleType, asked: str | None, *, by_bus: bool) -> list[object] | None:
@@ -98,13 +98,13 @@ def _by_number(nv: ModuleType, asked: str | None, *, by_bus: bool) -> list[objec
 
 def _numbers(text: str, count: int) -> list[int]:
     """What follows an entry that is no GPU's number is not seen; a number given twice makes the list void."""
-    found: list[int] = []
+    numbers: list[int] = []
     for word in text.split(","):
         number = re.match(r"\s*\+?(\d+)", word)
         if number is None or int(number[1]) >= count:
             break
-        found.append(int(number[1]))
-    return found if len(set(found)) == len(found) else []
+        numbers.append(int(number[1]))
+    return numbers if len(set(numbers)) == len(numbers) else []
 
 
 def _is_split(nv: ModuleType, handle: object) -> bool:

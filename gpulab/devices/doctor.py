@@ -16,7 +16,7 @@ from typing import Literal
 from gpulab.devices import cuda_probe, machine, nvml
 from gpulab.devices.cgroups import memory_limit_bytes
 from gpulab.devices.cuda_probe import Trial
-from gpulab.formatting import number, size
+from gpulab.formatting import number, plural, size
 
 State = Literal["ok", "limited", "refused", "absent"]
 
@@ -91,7 +91,7 @@ def _gpu_checks(module: ModuleType | None) -> Iterator[Check]:
     try:
         with nvml.session(module) as nv:
             count = nv.nvmlDeviceGetCount()
-            yield Check("NVIDIA driver", "ok", f"{nv.nvmlSystemGetDriverVersion()}, {_counted(count, 'GPU')}")
+            yield Check("NVIDIA driver", "ok", f"{nv.nvmlSystemGetDriverVersion()}, {plural(count, 'GPU')}")
             for index in range(count):
                 yield from _one_gpu(nv, index)
     except Exception as e:
@@ -143,7 +143,8 @@ def _neighbours(nv: ModuleType, handle: object, name: str) -> Check:
         return Check(what, "ok", "none: the GPU is yours alone")
     listed = ", ".join(str(pid) for pid in sorted(others)[:5])
     step = "Every figure of the GPU includes them. End them, or choose another GPU, before you compare runs."
-    return Check(what, "limited", f"{_counted(len(others), 'other process', 'es')} (pid {listed})", step)
+    counted = "1 other process" if len(others) == 1 else f"{len(others)} other processes"
+    return Check(what, "limited", f"{counted} (pid {listed})", step)
 
 
 def _kernels_in_trace(try_tracing: Callable[[], Trial]) -> Check:
@@ -238,7 +239,3 @@ def _store(folder: Path | None) -> Check:
         return Check("run store", "ok", f"runs are kept in {folder}")
     step = "Start from a folder you may write to, or set GPULAB_DIR."
     return Check("run store", "limited", f"{existing} is not writable: reports are shown, but runs are not kept", step)
-
-
-def _counted(count: int, noun: str, plural: str = "s") -> str:
-    return f"{count} {noun}{'' if count == 1 else plural}"

@@ -71,6 +71,3 @@ def _stays(torch: ModuleType, index: int) -> bool:
     except RuntimeError:
         return True
     return False
-
-
-__all__ = ["free_bytes", "in_graph_capture", "in_use", "lost", "synchronize"]

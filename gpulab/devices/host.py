@@ -16,7 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulab.devices.meters import Answer, Query, QueryMeter, Unavailable
+from gpulab.devices.meters import Answer, Meter, Query, Unavailable
 from gpulab.feed import SeriesInfo
 from gpulab.formatting import plural
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 DISCOVERY_SHARE = 0.01  # of the time may go into looking for new children
 
 
-def host_meter(pid: int, usable_cores: float, excluded: int | None = None) -> QueryMeter:
+def host_meter(pid: int, usable_cores: float, excluded: int | None = None) -> Meter:
     """A meter for the tree of process `pid`, without process `excluded` (this one, where None is given)."""
     cores = plural(usable_cores, "usable core")
     series = (
@@ -37,10 +37,10 @@ def host_meter(pid: int, usable_cores: float, excluded: int | None = None) -> Qu
     try:
         tree = _Tree(pid, usable_cores, os.getpid() if excluded is None else excluded)
     except ImportError:
-        return QueryMeter([], [Unavailable("CPU and memory", "the package psutil is not installed")])
+        return Meter([], [Unavailable("CPU and memory", "the package psutil is not installed")])
     except Exception as e:  # psutil.NoSuchProcess, AccessDenied
-        return QueryMeter([], [Unavailable("CPU and memory", _reason_of(e))])
-    return QueryMeter([Query(series, tree.ask, _reason_of)])
+        return Meter([], [Unavailable("CPU and memory", _reason_of(e))])
+    return Meter([Query(series, tree.ask, _reason_of)])
 
 
 def _reason_of(error: Exception) -> str:
@@ -114,13 +114,13 @@ class _Tree:
     def _discover(self, now_s: float) -> None:
         if now_s < self._next_discovery_s:
             return
-        found = children_of(self._root.pid)
-        if found is None:
-            found = {child.pid for child in self._root.children(recursive=True)}
-        found.discard(self._excluded)
-        for pid in self._members.keys() - found - {self._root.pid}:
+        children = children_of(self._root.pid)
+        if children is None:
+            children = {child.pid for child in self._root.children(recursive=True)}
+        children.discard(self._excluded)
+        for pid in self._members.keys() - children - {self._root.pid}:
             del self._members[pid]
-        for pid in found - self._members.keys():
+        for pid in children - self._members.keys():
             self._add(pid)
         cost_s = time.perf_counter() - now_s
         self._next_discovery_s = now_s + cost_s / DISCOVERY_SHARE
@@ -129,10 +129,10 @@ class _Tree:
         try:
             process = self._psutil.Process(pid)
             age_s = max(time.time() - process.create_time(), 0.0)
-            known_before = 0.0 if self._read_s is not None else _cpu_s(process)
+            cpu_before_s = 0.0 if self._read_s is not None else _cpu_s(process)
         except self._psutil.Error:
             return
-        self._members[pid] = _Member(process, known_before, age_s)
+        self._members[pid] = _Member(process, cpu_before_s, age_s)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -145,7 +145,7 @@ def children_of(pid: int) -> set[int] | None:
 
     None where the system has no such lists (not Linux, or a kernel without CONFIG_PROC_CHILDREN).
     """
-    found: set[int] = set()
+    descendants: set[int] = set()
     waiting = [pid]
     while waiting:
         parent = waiting.pop()
@@ -155,15 +155,14 @@ def children_of(pid: int) -> set[int] | None:
             if parent == pid:
                 return None
             continue  # it ended while we looked
-        waiting += direct - found
-        found |= direct
-    return found
+        waiting += direct - descendants
+        descendants |= direct
+    return descendants
 
 
 def _direct_children(pid: int) -> set[int]:
     direct: set[int] = set()
-    threads = os.listdir(f"/proc/{pid}/task")
-    for thread in threads:
+    for thread in os.listdir(f"/proc/{pid}/task"):
         try:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as f:
                 direct.update(int(child) for child in f.read().split())

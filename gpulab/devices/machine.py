@@ -17,6 +17,7 @@ from gpulab.devices.cgroups import ROOT, core_quotas, memory_limit_bytes
 from gpulab.devices.cuda_visible_devices import Gpu, driver_cuda, visible_gpus
 from gpulab.devices.nvml import nvml_index_for, session
 from gpulab.errors import UsageError
+from gpulab.formatting import plural
 from gpulab.run import Device, Environment
 
 if TYPE_CHECKING:
@@ -130,9 +131,8 @@ def detect_device(requested: str = "auto") -> Device:
         raise UsageError(f'device "{requested}" is not there: {_why_no_cuda(torch)}. Use "cpu" or "auto".')
     index = int(number) if number else _current(torch)
     if index >= len(gpus):
-        raise UsageError(
-            f'device "{requested}" is not there: PyTorch sees {_counted_gpus(len(gpus))}, numbered from 0.'
-        )
+        seen = plural(len(gpus), "GPU")
+        raise UsageError(f'device "{requested}" is not there: PyTorch sees {seen}, numbered from 0.')
     return _gpu(torch, index, gpus[index])
 
 
@@ -158,8 +158,8 @@ def _gpus(torch: ModuleType) -> list[Gpu]:
         return []
     if torch.version.cuda is not None and _driver_is_too_old(torch):
         return []
-    told = visible_gpus() if torch.version.cuda is not None else None
-    return cuda_probe.gpus() if told is None else told
+    visible = visible_gpus() if torch.version.cuda is not None else None
+    return cuda_probe.gpus() if visible is None else visible
 
 
 def _driver_is_too_old(torch: ModuleType) -> bool:
@@ -217,10 +217,6 @@ def _why_no_cuda(torch: ModuleType) -> str:
             f"this PyTorch needs CUDA {torch.version.cuda}, the NVIDIA driver runs CUDA {newest[0]}.{newest[1]} at most"
         )
     return "PyTorch finds no GPU it can use"
-
-
-def _counted_gpus(count: int) -> str:
-    return "1 GPU" if count == 1 else f"{count} GPUs"
 
 
 def _versions() -> Iterator[tuple[str, str]]:

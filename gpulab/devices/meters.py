@@ -12,7 +12,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from gpulab.feed import SeriesInfo
 
@@ -37,22 +36,6 @@ class Failure:
 
 Answer = float | Failure | None  # None: nothing new this time
 Reasoner = Callable[[Exception], str]
-
-
-class Meter(Protocol):
-    """An instrument with a fixed list of series. Used by one thread."""
-
-    def series(self) -> tuple[SeriesInfo, ...]:
-        """What is read, in the order of the values of `read`."""
-
-    def read(self) -> list[float | None]:
-        """One value per series; None where there is none this time."""
-
-    def missing(self) -> tuple[Unavailable, ...]:
-        """What cannot be read and why; grows when a series is lost in the middle."""
-
-    def close(self) -> None:
-        """Give back what the meter holds. May be called twice."""
 
 
 class Query:
@@ -110,8 +93,11 @@ class Query:
         return ", ".join(s.label for s in self.series)
 
 
-class QueryMeter:
-    """A meter made of queries: those refused at the start are missing, the others are read in turn."""
+class Meter:
+    """An instrument made of queries: those refused at the start are missing, the others are read in turn.
+
+    Used by one thread.
+    """
 
     def __init__(
         self, queries: Sequence[Query], missing: Sequence[Unavailable] = (), close: Callable[[], None] | None = None

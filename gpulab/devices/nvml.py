@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
 
-from gpulab.devices.meters import Answer, Failure, Query, QueryMeter, Unavailable
+from gpulab.devices.meters import Answer, Failure, Meter, Query, Unavailable
 from gpulab.feed import SeriesInfo
 
 GPM_INTERVAL_S = 0.18  # 200 ms at a 10 Hz reading, with room for jitter; NVML asks for 100 ms or more
@@ -86,25 +86,25 @@ def nvml_index_for(uuid: str | None, nvml: ModuleType | None = None) -> int | No
     """
     try:
         with session(nvml) as nv:
-            found = _find(nv, uuid)
+            place = _find(nv, uuid)
     except Exception:
         return None
-    return None if found is None else found.index
+    return None if place is None else place.index
 
 
-def nvml_meter(uuid: str | None, pid: int, nvml: ModuleType | None = None) -> QueryMeter:
+def nvml_meter(uuid: str | None, pid: int, nvml: ModuleType | None = None) -> Meter:
     """A meter for one GPU and the profiled process `pid`. Never raises: without NVML it is empty and says why."""
     try:
         nv = nvml or load_nvml()
         nv.nvmlInit()
     except Exception as e:
-        return QueryMeter([], [Unavailable("GPU curves", reason_of(e))])
-    found = _find(nv, uuid)
-    if found is None:
+        return Meter([], [Unavailable("GPU curves", reason_of(e))])
+    place = _find(nv, uuid)
+    if place is None:
         nv.nvmlShutdown()
-        return QueryMeter([], [Unavailable("GPU curves", f"NVML knows no GPU with the UUID {uuid}")])
-    gpu = _Gpu(nv, found, pid)
-    return QueryMeter(gpu.queries(), gpu.refused, gpu.close)
+        return Meter([], [Unavailable("GPU curves", f"NVML knows no GPU with the UUID {uuid}")])
+    gpu = _Gpu(nv, place, pid)
+    return Meter(gpu.queries(), gpu.refused, gpu.close)
 
 
 def bare_uuid(uuid: str) -> str:
@@ -226,10 +226,6 @@ class _Gpu:
         if self._first_energy_mj is None:
             self._first_energy_mj = now
         return (now - self._first_energy_mj) / 1e3
-
-    def _temperature(self) -> float:
-        celsius: int = self._nv.nvmlDeviceGetTemperature(self._whole, self._nv.NVML_TEMPERATURE_GPU)
-        return float(celsius)
 
     def _throttle(self) -> float:
         ask = getattr(self._nv, "nvmlDeviceGetCurrentClocksEventReasons", None)
