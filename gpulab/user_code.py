@@ -186,24 +186,3 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
-
-
-__all__ = [
-    "CELL_WITHOUT_IPYTHON",
-    "LIBRARIES",
-    "PACKAGE_FOLDER",
-    "TRAINING_LIBRARIES",
-    "Owner",
-    "counts_as_users",
-    "hide_gpulabs_frames",
-    "ipython_cells",
-    "is_cell",
-    "is_gpulabs_file",
-    "is_users_class",
-    "is_users_code",
-    "is_users_file",
-    "is_users_in_trace",
-    "owners",
-    "runs_users_code",
-    "within_gpulab",
-]
