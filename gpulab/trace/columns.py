@@ -69,7 +69,7 @@ _ANNOTATIONS = (
     "Optimizer.zero_grad#",
     "Optimizer.zero_grad",
 )
-_ON_DEVICE = (
+ON_DEVICE = (
     Category.KERNEL,
     Category.GPU_MEMCPY,
     Category.GPU_MEMSET,
@@ -143,7 +143,7 @@ class Columns:
         category = self._category(spans)
         category[start == NO_TIME] = _DROPPED
         lane = np.fromiter(map(self.lane_keys.__getitem__, [(e.pid, e.tid) for e in spans]), np.int32, n)
-        rows = np.flatnonzero(np.isin(category, _ON_DEVICE))
+        rows = np.flatnonzero(np.isin(category, ON_DEVICE))
         on_device = [(spans[i], args[i] or Args()) for i in rows.tolist()]
         lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]
         products, sizes = product_sizes(spans, args)
@@ -163,8 +163,7 @@ class Columns:
         for name in list(self._categories)[len(self._category_of) :]:
             self._category_of.append(category_of(name))
         category = np.array(self._category_of, np.uint8)[ids]
-        unknown = np.flatnonzero(category == Category.UNKNOWN).tolist()
-        for i in unknown:
+        for i in np.flatnonzero(category == Category.UNKNOWN).tolist():
             process = spans[i].pid
             if isinstance(process, str):
                 category[i] = _LEGACY_PROCESSES.get(process, Category.UNKNOWN)
@@ -338,15 +337,15 @@ class Lanes:
         self.of_key = np.zeros(len(keys), np.int32)
         self._nameless: dict[str, int] = {}
         self._names = self._thread_names(labels)
-        found: dict[tuple[object, ...], int] = {}
+        lane_ids: dict[tuple[object, ...], int] = {}
         for i in used:
             *_, process, number = key = keys[i]
             lane = self._lane(process, number, on_device=len(key) == 3)
             identity = (lane.kind, lane.process, lane.number)
-            if identity not in found:
-                found[identity] = len(self.lanes)
+            if identity not in lane_ids:
+                lane_ids[identity] = len(self.lanes)
                 self.lanes.append(lane)
-            self.of_key[i] = found[identity]
+            self.of_key[i] = lane_ids[identity]
 
     def _lane(self, process: Value, number: Value, *, on_device: bool) -> Lane:
         p, n = self._identifier(process), self._identifier(number)
@@ -374,5 +373,5 @@ def identifier(value: Value) -> int | None:
     text = value.strip()
     if re.fullmatch(r"0[xX][0-9a-fA-F]+", text):
         return _integer(text, -1)
-    found = _LAST_NUMBER.search(text)
-    return _integer(found[1], -1) if found else None
+    number = _LAST_NUMBER.search(text)
+    return _integer(number[1], -1) if number else None

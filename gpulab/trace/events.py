@@ -20,8 +20,6 @@ class Args(msgspec.Struct, gc=False):
     """The arguments of a span that gpulab uses, in every spelling PyTorch has had."""
 
     correlation: Value = None
-    external_id: Value = msgspec.field(name="External id", default=None)
-    external_id_old: Value = msgspec.field(name="external id", default=None)
     device: Value = None
     stream: Value = None
     bytes: Value = None
@@ -46,10 +44,9 @@ class MemoryArgs(msgspec.Struct, gc=False):
 
 
 class LabelArgs(msgspec.Struct, gc=False):
-    """The arguments of process_name, process_labels and thread_name."""
+    """The arguments of a label, of which the thread's name is used."""
 
     name: Value = None
-    labels: Value = None
 
 
 class Span(msgspec.Struct, gc=False, tag_field="ph", tag="X"):
@@ -154,21 +151,23 @@ class EventDecoder:
             self.first.setdefault(what, where)
 
     def _mend(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
-        where = f"first in the events from byte {offset:,} of the text"
-        mended, found = _mended(piece)
+        mended, faults = _mended(piece)
         text = b"[" + mended + b"]"
         try:
             events = _decoder.decode(text)
         except _MALFORMED:
             yield from self._halve(offset, piece)
         else:
-            for what, count in found.items():
-                self.note(what, where, count)
+            self._note_all(faults, f"first in the events from byte {offset:,} of the text")
             yield text, events
+
+    def _note_all(self, faults: dict[str, int], where: str) -> None:
+        for what, count in faults.items():
+            self.note(what, where, count)
 
     def _halve(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         """Narrow down to the events that cannot be read; each of them is tried alone."""
-        inner = [found.end() for found in self._text.boundary.finditer(piece)]
+        inner = [match.end() for match in self._text.boundary.finditer(piece)]
         starts = [0, *inner]
         ends = [*(piece.rindex(b",", 0, start) for start in inner), len(piece)]
         waiting = [(0, len(starts))]
@@ -186,7 +185,7 @@ class EventDecoder:
 
     def _alone(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         where = f"first at byte {offset:,} of the text"
-        mended, found = _mended(piece)
+        mended, faults = _mended(piece)
         text = b"[" + mended + b"]"
         try:
             events = _decoder.decode(text)
@@ -195,11 +194,10 @@ class EventDecoder:
             if event is None:
                 self.note("unreadable events", where)
                 return
-            found["odd values"] = 1
+            faults["odd values"] = 1
             text = b"[" + msgspec.json.encode(event) + b"]"
             events = _decoder.decode(text)
-        for what, count in found.items():
-            self.note(what, where, count)
+        self._note_all(faults, where)
         yield text, events
 
 
@@ -210,22 +208,22 @@ def exact_times(text: bytes, kind: type[ExactSpan | ExactInstant]) -> list[msgsp
 
 def _mended(piece: bytes) -> tuple[bytes, dict[str, int]]:
     """Control characters to spaces, invalid UTF-8 and NaN replaced, stray backslashes doubled; how many of each."""
-    found: dict[str, int] = {}
+    faults: dict[str, int] = {}
     control = len(piece) - len(piece.translate(None, _CONTROL))
     piece = piece.translate(_SPACES)
     if control:
-        found["control characters"] = control
+        faults["control characters"] = control
     try:
         piece.decode()
     except UnicodeDecodeError:
         decoded = piece.decode("utf-8", "replace")
-        found["invalid UTF-8"] = decoded.count("\ufffd")
+        faults["invalid UTF-8"] = decoded.count("\ufffd")
         piece = decoded.encode()
     if any(word in piece for word in _NOT_NUMBERS):
         piece, numbers = _NOT_A_NUMBER.subn(rb"\1null", piece)
         if numbers:
-            found["not a number"] = numbers
-    return piece, found
+            faults["not a number"] = numbers
+    return piece, faults
 
 
 def _plain(piece: bytes) -> dict[str, object] | None:

@@ -7,7 +7,7 @@ What the file holds is kept, what was wrong with it is counted in `trace.origin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -65,28 +65,19 @@ def _assemble(path: Path, text: TraceText, decoder: EventDecoder, columns: Colum
             f"{path} is a Chrome trace of another program: none of its {len(timeline):,} spans has a category that "
             "PyTorch writes. Record one with torch.profiler and export_chrome_trace."
         )
-    details = metadata.read(text.head, text.tail, decoder)
     copies = np.array([n.startswith("ProfilerStep#") for n in names], bool)[timeline.name_id]
     origin = TraceOrigin(
         path=str(path),
         size_bytes=text.file_bytes,
         text_bytes=text.text_bytes,
         clock="ns" if columns.fractional else "us",
-        zero_ns=zero + (details.base_time_ns or 0),
+        zero_ns=zero,
         events_read=columns.events_read,
         flow_events=columns.flow_events,
         step_marks_duplicated=int((copies & (timeline.category == Category.GPU_USER_ANNOTATION)).sum()),
-        base_time_ns=details.base_time_ns,
-        schema_version=details.schema_version,
-        rank=details.rank,
-        world_size=details.world_size,
-        backend=details.backend,
-        versions=details.versions,
-        options=details.options,
-        device_properties=details.device_properties,
-        damage=_damage(text, decoder),
     )
-    return Trace(timeline, _memory(columns, zero), origin)
+    origin = metadata.complete(origin, text.head, text.tail, decoder)
+    return Trace(timeline, _memory(columns, zero), replace(origin, damage=_damage(text, decoder)))
 
 
 def _joined(pieces: list[SpanColumns]) -> SpanColumns:

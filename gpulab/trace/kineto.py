@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import re
 import shutil
 import tempfile
 import time
@@ -12,35 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int32, Int64, Lane, Timeline, UInt8
-from gpulab.trace.device_arguments import device_columns
+from gpulab.trace.columns import ON_DEVICE, category_of, extra_columns
+from gpulab.trace.events import Args
 
-_CATEGORIES = {
-    "cpu_op": Category.CPU_OP,
-    "user_annotation": Category.USER_ANNOTATION,
-    "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
-    "cuda_runtime": Category.CUDA_RUNTIME,
-    "cuda_driver": Category.CUDA_DRIVER,
-    "kernel": Category.KERNEL,
-    "gpu_memcpy": Category.GPU_MEMCPY,
-    "gpu_memset": Category.GPU_MEMSET,
-    "cuda_sync": Category.CUDA_SYNC,
-    "python_function": Category.PYTHON_FUNCTION,
-    "overhead": Category.OVERHEAD,
-}
-_ON_DEVICE = {
-    int(Category.KERNEL),
-    int(Category.GPU_MEMCPY),
-    int(Category.GPU_MEMSET),
-    int(Category.GPU_USER_ANNOTATION),
-    int(Category.CUDA_SYNC),
-}
-
-
+_DECODE = msgspec.json.Decoder(Args).decode
 CLOCK_MARK = "gpulab.clock"
+_STEP_MARK = re.compile(r"ProfilerStep#\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +142,7 @@ class _Columns:
             return np.fromiter(map(method, events), np.int64, n)
 
         category = _categories(events)
-        on_device = np.isin(category, list(_ON_DEVICE))
+        on_device = np.isin(category, ON_DEVICE)
         device_index = np.zeros(n, np.int64)
         for row in np.flatnonzero(on_device).tolist():
             device_index[row] = events[row].device_index()
@@ -175,20 +158,13 @@ class _Columns:
             resource=column(event.device_resource_id),
             names=tuple(name_ids),
             name_id=np.fromiter(map(name_ids.__getitem__, spelled), np.int32, n),
-            extra=device_columns(events, np.flatnonzero(np.isin(category, DEVICE_CATEGORIES))),
+            extra=_device_columns(events, np.flatnonzero(np.isin(category, DEVICE_CATEGORIES))),
         )
 
-    def profiler_steps(self) -> list[tuple[int, int]]:
-        """(row, step number) of each host annotation ProfilerStep#N."""
-        found = {}
-        for i, name in enumerate(self.names):
-            prefix, _, number = name.partition("#")
-            if prefix == "ProfilerStep" and number.isdigit():
-                found[i] = int(number)
-        if not found:
-            return []
-        rows = np.flatnonzero(np.isin(self.name_id, list(found)) & (self.category == Category.USER_ANNOTATION))
-        return [(int(r), found[int(self.name_id[r])]) for r in rows]
+    def step_marks(self) -> Int64:
+        """Rows of the host annotations ProfilerStep#N."""
+        marks = [i for i, name in enumerate(self.names) if _STEP_MARK.fullmatch(name)]
+        return np.flatnonzero(np.isin(self.name_id, marks) & (self.category == Category.USER_ANNOTATION))
 
     def lanes(self) -> tuple[list[tuple[str, int, int]], Int32]:
         """Each thread and stream as (kind, device, number), and every event's index into them."""
@@ -196,17 +172,17 @@ class _Columns:
         devices = int(self.device_index.max(initial=0)) + 1
         code = (number.reshape(-1) * devices + self.device_index) * 2 + self.on_device
         distinct, lane_id = np.unique(code, return_inverse=True)
-        found = [
+        lanes = [
             ("stream" if c % 2 else "thread", int(c // 2 % devices), int(numbers[c // 2 // devices])) for c in distinct
         ]
-        return found, lane_id.reshape(-1).astype(np.int32)
+        return lanes, lane_id.reshape(-1).astype(np.int32)
 
     def timeline(self, start_ns: Int64, window_ns: tuple[int, int]) -> Timeline:
         lanes, lane_id = self.lanes()
         duration = np.maximum(self.duration_ns, 0)
         order = np.lexsort((-duration, start_ns))
-        rows = self.profiler_steps()
-        training = int(lane_id[rows[0][0]]) if rows else _busiest_thread(lanes, lane_id, self.category)
+        marks = self.step_marks()
+        training = int(lane_id[marks[0]]) if len(marks) else _busiest_thread(lanes, lane_id, self.category)
         return Timeline(
             start_ns=start_ns[order],
             duration_ns=duration[order],
@@ -222,13 +198,35 @@ class _Columns:
         )
 
 
+def _device_columns(events: list[Any], rows: Int64) -> dict[str, Float64]:
+    """The columns that a trace file has, too: one value per event, NaN off `rows`. No column where Kineto wrote none.
+
+    Empty where the events of this PyTorch have no `metadata_json`, or the session did not ask for it.
+    """
+    if not len(rows) or not hasattr(events[0], "metadata_json"):
+        return {}
+    written = extra_columns([_arguments(events[row].metadata_json()) for row in rows.tolist()])
+    columns = {name: np.full(len(events), np.nan) for name in written}
+    for name, values in written.items():
+        columns[name][rows] = values
+    return columns
+
+
+def _arguments(members: str) -> Args:
+    """The members of a JSON object, written without its braces; nothing of it where it is no JSON."""
+    try:
+        return _DECODE(f"{{{members}}}")
+    except (msgspec.DecodeError, UnicodeEncodeError):
+        return Args()
+
+
 def _categories(events: list[Any]) -> UInt8:
     """Kineto's activity names as numbers. Events of PyTorch 2.9 and older have none: see `_category_by_name`."""
     n, event = len(events), type(events[0])
     if not hasattr(event, "activity_type"):
         return np.fromiter(map(_category_by_name, events), np.uint8, n)
     spelled = list(map(event.activity_type, events))
-    table = {name: int(_CATEGORIES.get(name, Category.UNKNOWN)) for name in set(spelled)}
+    table = {name: category_of(name) for name in set(spelled)}
     return np.fromiter(map(table.__getitem__, spelled), np.uint8, n)
 
 

@@ -50,7 +50,7 @@ def load_run(path: str | Path) -> Run:
     """
     path = Path(path)
     trace = READERS.get(next(filter(path.name.endswith, READERS), ""), read_trace)(path)
-    found = find_steps(trace.timeline)
+    trace_steps = find_steps(trace.timeline)
     device = _device(trace)
     start, end = trace.timeline.window_ns
     run = Run(
@@ -60,17 +60,17 @@ def load_run(path: str | Path) -> Run:
         settings=Settings(name=_identity(path), live=False, save=False),
         device=device,
         environment=_environment(trace.origin),
-        steps=found.steps,
+        steps=trace_steps.steps,
         samples=Samples(tuple(_memory_curve(c, trace.timeline.window_ns) for c in memory(trace.memory_events))),
         timeline=trace.timeline,
         wall_ns=end - start,
         outcome="completed",
-        step_source=found.source,
+        step_source=trace_steps.source,
         memory=_memory(trace.memory_events, device),
         observer=Observer(event_count=trace.origin.events_read),
-        missing=tuple(_missing(trace, found, device)),
-        choices=_choices(trace, found),
-        traced_numbers=found.traced_numbers,
+        missing=tuple(_missing(trace, trace_steps, device)),
+        choices=_choices(trace, trace_steps),
+        traced_numbers=trace_steps.traced_numbers,
         origin=trace.origin,
         memory_events=trace.memory_events,
     )
@@ -113,19 +113,19 @@ def _device(trace: Trace) -> Device:
     if not timeline.has_device_events and not _launches(timeline) and not cut:
         return Device("cpu", "name not in the trace")
     index = _busiest_device(timeline)
-    known = _properties(trace.origin, index)
-    if known is None:
+    properties = _properties(trace.origin, index)
+    if properties is None:
         return Device("cuda", NO_NAME, index)
     return Device(
         "cuda",
-        known.name or NO_NAME,
+        properties.name or NO_NAME,
         index,
-        memory_total_bytes=known.total_memory_bytes,
+        memory_total_bytes=properties.total_memory_bytes,
         details={
-            "sm_count": known.sm_count,
-            "compute_capability": known.compute_capability,
-            "warp_size": known.warp_size,
-            "max_threads_per_sm": known.max_threads_per_sm,
+            "sm_count": properties.sm_count,
+            "compute_capability": properties.compute_capability,
+            "warp_size": properties.warp_size,
+            "max_threads_per_sm": properties.max_threads_per_sm,
         },
     )
 
@@ -183,8 +183,8 @@ def _memory(events: MemoryEvents | None, device: Device) -> Memory:
     mine = events.device_index == device.index
 
     def peak(column: np.ndarray) -> int | None:
-        known = column[mine & (column >= 0)]
-        return int(known.max()) if len(known) else None
+        values = column[mine & (column >= 0)]
+        return int(values.max()) if len(values) else None
 
     return Memory(
         peak_allocated_bytes=peak(events.total_allocated_bytes),
@@ -193,7 +193,7 @@ def _memory(events: MemoryEvents | None, device: Device) -> Memory:
     )
 
 
-def _missing(trace: Trace, found: FoundSteps, device: Device) -> Iterator[Missing]:
+def _missing(trace: Trace, trace_steps: FoundSteps, device: Device) -> Iterator[Missing]:
     yield Missing("live curves", "a trace holds no readings of the device's meters", key="curves")
     yield Missing("unprofiled step time", "a trace shows only steps that the profiler slowed down", key="step_time")
     if device.kind == "cuda" and not trace.timeline.has_device_events:
@@ -210,13 +210,13 @@ def _missing(trace: Trace, found: FoundSteps, device: Device) -> Iterator[Missin
         )
     elif device.kind == "cuda" and (trace.memory_events.total_allocated_bytes < 0).all():
         yield Missing("peak memory", "this version of torch wrote no allocator totals", key="memory")
-    if found.source == WHOLE_WINDOW:
+    if trace_steps.source == WHOLE_WINDOW:
         reason = "the trace has no ProfilerStep, DataLoader or optimizer marks of any length to tell steps apart"
         yield Missing("steps", reason, key="steps")
 
 
-def _choices(trace: Trace, found: FoundSteps) -> tuple[Choice, ...]:
-    choices = [Choice("steps", found.source, _REASONS[found.source])]
+def _choices(trace: Trace, trace_steps: FoundSteps) -> tuple[Choice, ...]:
+    choices = [Choice("steps", trace_steps.source, _REASONS[trace_steps.source])]
     devices = _device_time(trace.timeline)
     if len(devices) > 1:
         others = ", ".join(f"GPU {i}" for i in sorted(devices))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 import numpy as np
@@ -23,30 +22,26 @@ _FACTORS = {
 }
 
 
-class _Decoder(Protocol):
-    def decode(self, buf: msgspec.Raw, /) -> list[object]: ...
-
-
-_dims: _Decoder = msgspec.json.Decoder(list)
+_dims: msgspec.json.Decoder[list[object]] = msgspec.json.Decoder(list)
 
 
 def product_sizes(spans: Sequence[Span], args: Sequence[Args | None]) -> tuple[Int64, dict[str, Float64]]:
     """Which of the spans are products of two matrices of known shapes, and their m, n and k: [m, k] by [k, n]."""
-    rows, found = [], []
+    rows, sizes = [], []
     for i, span in enumerate(spans):
         factors = _FACTORS.get(span.name)
         given = args[i]
-        if factors is None or given is None or not bytes(given.input_dims):
+        if factors is None or given is None:
             continue
-        sizes = _sizes(given.input_dims, factors)
-        if sizes is not None:
+        product = _sizes(bytes(given.input_dims), factors)
+        if product is not None:
             rows.append(i)
-            found.append(sizes)
-    table = np.array(found, dtype=np.float64).reshape(-1, 3)
+            sizes.append(product)
+    table = np.array(sizes, dtype=np.float64).reshape(-1, 3)
     return np.array(rows, dtype=np.int64), {name: table[:, i] for i, name in enumerate(COLUMNS)} if rows else {}
 
 
-def _sizes(written: msgspec.Raw, factors: tuple[int, int]) -> tuple[int, int, int] | None:
+def _sizes(written: bytes, factors: tuple[int, int]) -> tuple[int, int, int] | None:
     """None where the shapes are not those of a product: another version's spelling, or an odd file."""
     try:
         dims = _dims.decode(written)
@@ -65,6 +60,3 @@ def _shape(given: object) -> list[int] | None:
     if not isinstance(given, list) or len(given) < 2:
         return None
     return given if all(type(n) is int and 0 < n < 1 << 53 for n in given) else None
-
-
-__all__ = ["COLUMNS", "product_sizes"]

@@ -4,76 +4,61 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from dataclasses import replace
 
-from gpulab.run import DeviceProperties
+from gpulab.run import DeviceProperties, TraceOrigin
+from gpulab.trace.events import EventDecoder
 
 _OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 _VERSIONS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "cupti", "roctracer", "torch", "pytorch")
 _OWN = {"traceEvents", "deviceProperties", "distributedInfo", "displayTimeUnit"}
 
 
-class _Notebook(Protocol):
-    def note(self, what: str, where: str, count: int = 1) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    """The head and the tail of the file; None is "not in the trace"."""
-
-    base_time_ns: int | None = None
-    schema_version: int | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    backend: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
-    options: tuple[str, ...] = ()
-    device_properties: tuple[DeviceProperties, ...] = ()
-
-
-def read(head: bytes, tail: bytes, damage: _Notebook) -> Details:
-    """Read what stands before and after the events; what is broken there is noted and left out."""
+def complete(origin: TraceOrigin, head: bytes, tail: bytes, damage: EventDecoder) -> TraceOrigin:
+    """The origin with what stands before and after the events; what is broken there is noted and left out."""
     head = head.strip().removeprefix(b"\xef\xbb\xbf").lstrip()
     if not head.startswith(b"{"):
-        return Details()
-    found = _parsed(head + b"]" + tail)
-    if found is None:
+        return origin
+    fields = _parsed(head + b"]" + tail)
+    if fields is None:
         if tail:
             damage.note("unreadable metadata", "after the events")
-        found = _parsed(head + b"]}")
-    return _details(found or {})
+        fields = _parsed(head + b"]}")
+    return _completed(origin, fields or {})
 
 
 def _parsed(text: bytes) -> dict[str, object] | None:
     try:
-        found, _ = json.JSONDecoder(strict=False).raw_decode(text.decode("utf-8", "replace").strip())
+        value, _ = json.JSONDecoder(strict=False).raw_decode(text.decode("utf-8", "replace").strip())
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) else None
+    return value if isinstance(value, dict) else None
 
 
-def _details(found: Mapping[str, object]) -> Details:
-    job = _mapping(found.get("distributedInfo"))
-    devices = found.get("deviceProperties")
-    return Details(
-        base_time_ns=_whole(found.get("baseTimeNanoseconds")),
-        schema_version=_whole(found.get("schemaVersion")),
+def _completed(origin: TraceOrigin, fields: Mapping[str, object]) -> TraceOrigin:
+    job = _mapping(fields.get("distributedInfo"))
+    devices = fields.get("deviceProperties")
+    base_time_ns = _whole(fields.get("baseTimeNanoseconds"))
+    return replace(
+        origin,
+        zero_ns=origin.zero_ns + (base_time_ns or 0),
+        base_time_ns=base_time_ns,
+        schema_version=_whole(fields.get("schemaVersion")),
         rank=_whole(job.get("rank")),
         world_size=_whole(job.get("world_size")),
         backend=_text(job.get("backend")),
-        versions=_versions(found),
-        options=tuple(o for o in _OPTIONS if found.get(o) in (1, True, "1")),
+        versions=_versions(fields),
+        options=tuple(o for o in _OPTIONS if fields.get(o) in (1, True, "1")),
         device_properties=tuple(_device(_mapping(d), i) for i, d in enumerate(devices))
         if isinstance(devices, list)
         else (),
     )
 
 
-def _versions(found: Mapping[str, object]) -> dict[str, str]:
+def _versions(fields: Mapping[str, object]) -> dict[str, str]:
     versions = {}
     for name in _VERSIONS:
-        value = found.get(f"{name}_version")
+        value = fields.get(f"{name}_version")
         if isinstance(value, int | float | str) and not isinstance(value, bool):
             versions[name] = _spelled(name, value)
     return versions

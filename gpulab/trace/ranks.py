@@ -17,7 +17,7 @@ from gpulab.devices.machine import usable_cores
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import codec
-from gpulab.store.folders import DOCUMENT, read
+from gpulab.store.folders import COLUMNS, DOCUMENT, read
 from gpulab.trace.load import READERS, load_run
 
 # A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
@@ -57,10 +57,10 @@ def load_ranks(folder: Path) -> Ranks:
     problems = [
         Missing(f.name, r, key="unreadable_file") for f, r in zip(files, read, strict=True) if isinstance(r, str)
     ]
-    found = {f: r for f, r in zip(files, read, strict=True) if isinstance(r, Run)}
-    if not found:
+    by_file = {f: r for f, r in zip(files, read, strict=True) if isinstance(r, Run)}
+    if not by_file:
         raise TraceError(f"None of the {len(files)} files in {folder} can be read as a trace. {problems[0].reason}")
-    runs, doubled = _by_rank(found)
+    runs, doubled = _by_rank(by_file)
     world_size = max((r.origin.world_size or 0 for r in runs.values() if r.origin), default=0) or None
     problems += [*doubled, *_absent(runs, world_size), *_strangers(runs)]
     return Ranks(str(folder), dict(sorted(runs.items())), world_size, tuple(problems))
@@ -86,13 +86,13 @@ def _read_here(file: Path) -> Run | str:
 def _read_apart(file: Path, folder: Path) -> Run | str:
     """In a process of its own, which hands the record over as the store writes it."""
     folder.mkdir()
-    order = [sys.executable, "-S", "-P", "-c", _WORKER, json.dumps(import_path()), str(file), str(folder)]
-    done = subprocess.run(order, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-S", "-P", "-c", _WORKER, json.dumps(import_path()), str(file), str(folder)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"
     try:
-        with (folder / "columns.npz").open("rb") as columns:
-            return codec.decode((folder / "run.json").read_bytes(), columns)
+        with (folder / COLUMNS).open("rb") as columns:
+            return codec.decode((folder / DOCUMENT).read_bytes(), columns)
     except (OSError, StoreError) as e:
         return f"{file} was read and could not be handed over: {e}"
 
@@ -104,20 +104,20 @@ def write_run(file: str, folder: str) -> int:
     except TraceError as e:
         sys.stdout.write(f"{e}\n")
         return 1
-    Path(folder, "run.json").write_bytes(document)
-    Path(folder, "columns.npz").write_bytes(columns)
+    Path(folder, DOCUMENT).write_bytes(document)
+    Path(folder, COLUMNS).write_bytes(columns)
     return 0
 
 
-def _by_rank(found: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
+def _by_rank(by_file: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
     """Runs by rank: as the trace says, else by the file's name, else in order of the names."""
     runs: dict[int, Run] = {}
     doubled = []
-    nameless = [file.name for file, run in found.items() if _rank(file, run) is None]
+    nameless = [file.name for file, run in by_file.items() if _rank(file, run) is None]
     if len(nameless) > 1:
         reason = "neither the files nor their names tell their rank: they are numbered in order of their names"
         doubled.append(Missing(", ".join(sorted(nameless)[:4]), reason, key="unnumbered_rank"))
-    for file, run in sorted(found.items(), key=lambda item: (_rank(*item) is None, item[0].name)):
+    for file, run in sorted(by_file.items(), key=lambda item: (_rank(*item) is None, item[0].name)):
         rank = _rank(file, run)
         if rank is None:
             rank = next(n for n in count() if n not in runs)
