@@ -269,13 +269,6 @@ class DeviceProperties:
     registers_per_sm: int | None = None
     shared_memory_per_sm_bytes: int | None = None
 
-    @property
-    def max_warps_per_sm(self) -> int | None:
-        """Resident warps per SM; None where the trace lacks threads per SM or the warp size."""
-        if not self.max_threads_per_sm or not self.warp_size:
-            return None
-        return self.max_threads_per_sm // self.warp_size
-
 
 @dataclass(frozen=True, slots=True)
 class TraceOrigin:
@@ -616,18 +609,15 @@ class Run:
             assert (t.start_ns[1:] >= t.start_ns[:-1]).all(), "timeline is not sorted"
             assert (t.duration_ns >= 0).all(), "a span has a negative duration"
             assert t.window_ns[0] <= t.window_ns[1], "the window ends before it starts"
-        m = self.memory_events
-        if m is not None:
-            assert {len(getattr(m, f.name)) for f in dataclasses.fields(m)} == {len(m)}, (
-                "memory columns differ in length"
-            )
-            assert (m.t_ns[1:] >= m.t_ns[:-1]).all(), "memory events are not sorted"
-        b = self.batches
-        if b is not None:
-            assert {len(getattr(b, f.name)) for f in dataclasses.fields(b)} == {len(b)}, (
-                "batch columns differ in length"
-            )
-            assert (b.end_ns >= b.start_ns).all(), "a batch ends before it starts"
+        for columns, what in ((self.memory_events, "memory"), (self.batches, "batch")):
+            if columns is not None:
+                lengths = {len(getattr(columns, f.name)) for f in dataclasses.fields(columns)}
+                assert lengths == {len(columns)}, f"{what} columns differ in length"
+        if self.memory_events is not None:
+            t_ns = self.memory_events.t_ns
+            assert (t_ns[1:] >= t_ns[:-1]).all(), "memory events are not sorted"
+        if self.batches is not None:
+            assert (self.batches.end_ns >= self.batches.start_ns).all(), "a batch ends before it starts"
         for pause in self.pauses:
             assert pause.end_ns >= pause.start_ns, "a pause ends before it starts"
             assert -1 <= pause.place < len(self.places), "a pause's place is out of range"

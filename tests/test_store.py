@@ -24,7 +24,7 @@ from gpulab.api import runs_table as views
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Run
 from gpulab.store import codec
-from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, read_outline, trace_path
+from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, trace_path
 from gpulab.store.runs import KEPT_IN_MEMORY, Runs
 from tests.strategies import assert_same, runs, tiny_run
 
@@ -72,7 +72,7 @@ def test_one_array_may_serve_steps_and_timeline(store: Store) -> None:
     run = dataclasses.replace(run, timeline=dataclasses.replace(run.timeline, start_ns=shared))
     folder = store.save(run)
     assert_same(run, read(folder))
-    assert_same(dataclasses.replace(run, timeline=None), read_outline(folder))
+    assert_same(dataclasses.replace(run, timeline=None), read(folder, timeline=False))
 
 
 def test_text_that_is_no_unicode_does_not_lose_the_run(store: Store) -> None:

@@ -7,13 +7,13 @@ StoreError. Only stored (uncompressed) members are read, so a file never unpacks
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import io
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from types import TracebackType
-from typing import IO, Self, TypeVar, get_args
+from typing import IO, TypeVar, get_args
 
 import msgspec
 import numpy as np
@@ -48,39 +48,13 @@ class _Version(msgspec.Struct):
     schema: int
 
 
-class _StepColumns(msgspec.Struct):
-    number: _Reference
-
-
-class _Observed(msgspec.Struct):
-    own_ns: int = 0
-    profiler_start_ns: int | None = None
-    profiler_stop_ns: int | None = None
-
-
 class Header(msgspec.Struct):
     """The part of the document that a list of runs needs; decoding it reads no column."""
 
-    id: str
     created: str
-    source: str
     settings: Settings
     device: Device
-    wall_ns: int
     outcome: Outcome
-    steps: _StepColumns
-    observer: _Observed = msgspec.field(default_factory=_Observed)
-
-    @property
-    def code_wall_ns(self) -> int:
-        """As `Run.code_wall_ns`."""
-        ours = self.observer
-        return max(0, self.wall_ns - (ours.own_ns or (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0)))
-
-    @property
-    def step_count(self) -> int:
-        """Steps found in the run."""
-        return self.steps.number.rows
 
 
 def encode(run: Run) -> tuple[bytes, bytes]:
@@ -120,7 +94,7 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
     The arrays are read-only. Raises StoreError naming the first thing that is not as it must be.
     """
     check_version(document)
-    with _Columns(columns, skip=() if timeline else ("timeline.", "memory_events.")) as reader:
+    with _open(columns, skip=() if timeline else ("timeline.", "memory_events.")) as reader:
         run = _decode(document, Run, reader.read)
     if not timeline:
         run = dataclasses.replace(run, timeline=None, memory_events=None)
@@ -142,7 +116,7 @@ def decode_header(document: bytes) -> Header:
 
 def check_container(columns: IO[bytes]) -> None:
     """Raises StoreError where the end of an `.npz` is missing: it was torn."""
-    with _Columns(columns):
+    with _open(columns):
         pass
 
 
@@ -162,33 +136,29 @@ def _decode(document: bytes, kind: type[T], hook: Callable[[type, object], objec
         raise StoreError(f"run.json is damaged or no gpulab run: {e}") from e
 
 
+@contextlib.contextmanager
+def _open(file: IO[bytes], skip: tuple[str, ...] = ()) -> Iterator[_Columns]:
+    try:
+        archive = zipfile.ZipFile(file)
+    except _TORN_ZIP as e:
+        raise StoreError(f"columns.npz is damaged: {e}") from e
+    with archive:
+        if sum(info.file_size for info in archive.infolist()) > file.seek(0, io.SEEK_END):
+            raise StoreError("columns.npz is damaged: its members are larger than the file")
+        yield _Columns(archive, skip)
+
+
 class _Columns:
     """The members of an `.npz`, each read on request and checked against what the document says of it."""
 
-    def __init__(self, file: IO[bytes], skip: tuple[str, ...] = ()) -> None:
-        self._skip = skip
-        self._file = file
-
-    def __enter__(self) -> Self:
-        try:
-            self._zip = zipfile.ZipFile(self._file)
-        except _TORN_ZIP as e:
-            raise StoreError(f"columns.npz is damaged: {e}") from e
-        self._members = {info.filename: info for info in self._zip.infolist()}
-        size = self._file.seek(0, io.SEEK_END)
-        if sum(info.file_size for info in self._zip.infolist()) > size:
-            self._zip.close()
-            raise StoreError("columns.npz is damaged: its members are larger than the file")
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        self._zip.close()
+    def __init__(self, archive: zipfile.ZipFile, skip: tuple[str, ...]) -> None:
+        self._zip, self._skip = archive, skip
 
     def read(self, hint: type, raw: object) -> Column:
         """The decode hook: `hint` is the array type a field of the record declares, `raw` the reference in the JSON."""
         dtype = _dtype(hint)
         reference = msgspec.convert(raw, _Reference)
-        if reference.column.startswith(self._skip or "\0"):
+        if reference.column.startswith(self._skip):
             return np.empty(0, dtype)
         data = self._bytes(reference.column)
         start, stored_dtype, rows = _header(data, reference.column)
@@ -199,9 +169,10 @@ class _Columns:
         return np.frombuffer(data, dtype, rows, start)
 
     def _bytes(self, name: str) -> bytes:
-        info = self._members.get(f"{name}.npy")
-        if info is None:
-            raise StoreError(f"column {name!r} is missing from columns.npz")
+        try:
+            info = self._zip.getinfo(f"{name}.npy")
+        except KeyError:
+            raise StoreError(f"column {name!r} is missing from columns.npz") from None
         if info.compress_type != zipfile.ZIP_STORED:
             raise StoreError(f"column {name!r} is compressed, which gpulab never writes")
         try:
@@ -236,12 +207,10 @@ def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
         yield from _arrays_of(run.timeline, "timeline")
         for index, array in enumerate(run.timeline.extra.values()):
             yield f"timeline.extra.{index}", array
-    if run.memory_events is not None:
-        yield from _arrays_of(run.memory_events, "memory_events")
-    if run.batches is not None:
-        yield from _arrays_of(run.batches, "batches")
-    if run.stack is not None:
-        yield from _arrays_of(run.stack, "stack")
+    for name in ("memory_events", "batches", "stack"):
+        record = getattr(run, name)
+        if record is not None:
+            yield from _arrays_of(record, name)
 
 
 def _arrays_of(record: object, prefix: str) -> Iterator[tuple[str, Column]]:

@@ -40,6 +40,3 @@ def configuration_path() -> Path | None:
     """The file that counts; None where there is none."""
     folders = ["", os.environ.get("GPULAB_DIR") or ""]
     return next((path for folder in folders if (path := Path(folder) / FILE).is_file()), None)
-
-
-__all__ = ["FILE", "configuration_path", "configured"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,27 +30,20 @@ class Figures:
     row: Callable[[Run], Mapping[str, Cell]]
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A run to export. `load` raises StoreError where it cannot be read."""
-
-    id: str
-    load: Callable[[], Run]
+Loaders = Mapping[str, Callable[[], Run]]  # by id; one raises StoreError where its run cannot be read
+FindLoaders = Callable[[], Loaders]  # called when all else was checked; raises StoreError where there is no run
 
 
-Candidates = Callable[[], Sequence[Candidate]]  # called when all else was checked; raises StoreError where it has none
-
-
-def to_table(candidates: Candidates, file: Path, figures: Figures) -> Exported:
+def to_table(find_runs: FindLoaders, file: Path, figures: Figures) -> Exported:
     """As one table. Raises UsageError and StoreError; then no file is written."""
     tables.check_path(file)
     cells: list[Mapping[str, Cell]] = []
-    skipped = _each(candidates(), lambda run: cells.append(figures.row(run)))
+    skipped = _each(find_runs(), lambda run: cells.append(figures.row(run)))
     tables.write_table(file, cells, figures.columns)
     return Exported(file, len(cells), skipped)
 
 
-def to_tensorboard(candidates: Candidates, folder: Path) -> Exported:
+def to_tensorboard(find_runs: FindLoaders, folder: Path) -> Exported:
     """As TensorBoard scalars. Raises UsageError and StoreError."""
     tensorboard.require()
     notes: dict[str, str] = {}
@@ -60,21 +53,21 @@ def to_tensorboard(candidates: Candidates, folder: Path) -> Exported:
         if every > 1:
             notes[run.id] = f"{run.id}: long curves are thinned, down to one point in {every}"
 
-    chosen = candidates()
+    chosen = find_runs()
     skipped = _each(chosen, write)
     return Exported(folder, len(chosen) - len(skipped), skipped, tuple(notes.values()))
 
 
-def _each(candidates: Sequence[Candidate], write: Callable[[Run], object]) -> tuple[str, ...]:
+def _each(loaders: Loaders, write: Callable[[Run], object]) -> tuple[str, ...]:
     """Write all runs that can be read; returns why others were not. Raises StoreError where none could."""
     skipped: list[str] = []
-    for candidate in candidates:
+    for id_, load in loaders.items():
         try:
-            run = candidate.load()
+            run = load()
         except StoreError as e:
-            skipped.append(f"{candidate.id}: {e}")
+            skipped.append(f"{id_}: {e}")
         else:
             write(run)
-    if len(skipped) == len(candidates):
+    if len(skipped) == len(loaders):
         raise StoreError(f"There is nothing to export: {skipped[0]}")
     return tuple(skipped)

@@ -13,7 +13,7 @@ from typing import Protocol, get_args
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Outcome, Run
 from gpulab.store.folders import moment
-from gpulab.store.lookup import shown
+from gpulab.store.lookup import Named, shown
 
 DEVICE_KINDS = ("cpu", "cuda")
 OUTCOMES: tuple[str, ...] = get_args(Outcome)
@@ -22,24 +22,15 @@ _AGE = re.compile(r"(\d{1,9})\s*([smhdw])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-class Listed(Protocol):
-    """What a filter asks of a run without reading all of it."""
+class Listed(Named, Protocol):
+    """What a filter asks of a run without reading all of it; `created` is ISO 8601."""
 
     @property
-    def name(self) -> str:
-        """Its name, or its id."""
-
+    def created(self) -> str: ...
     @property
-    def created(self) -> str:
-        """ISO 8601."""
-
+    def device_kind(self) -> str: ...
     @property
-    def device_kind(self) -> str:
-        """Of `DEVICE_KINDS`."""
-
-    @property
-    def outcome(self) -> str | None:
-        """Of `OUTCOMES`."""
+    def outcome(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +60,8 @@ class Filter:
         """Whether the words occur in it."""
         dataset = run.loader.dataset if run.loader is not None else ""
         knobs = (f"{knob}={value}" for knob, value in run.settings.knobs.items())
-        said = (run.name, run.id, run.code, run.device.name, run.outcome_detail, run.source, dataset, *knobs)
-        text = "\n".join(said).casefold()
+        texts = (run.name, run.id, run.code, run.device.name, run.outcome_detail, run.source, dataset, *knobs)
+        text = "\n".join(texts).casefold()
         return all(word.casefold() in text for word in self.words)
 
     def __str__(self) -> str:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -48,12 +49,8 @@ class Entry:
     path: Path
     name: str = ""
     created: str = ""
-    source: str = ""
     outcome: Outcome | None = None
-    device: str = ""
     device_kind: str = ""
-    step_count: int = 0
-    code_wall_ns: int = 0  # as `Run.code_wall_ns`
     problem: str | None = None
 
 
@@ -142,9 +139,9 @@ class Store:
             raise StoreError(
                 f"{str(folder)!r} is not in the run store {str(self.root)!r}: delete that folder yourself."
             )
-        gone = self.root / f"{_GONE_PREFIX}{folder.name}-{secrets.token_hex(3)}"
+        doomed = self.root / f"{_GONE_PREFIX}{folder.name}-{secrets.token_hex(3)}"
         try:
-            os.rename(folder, gone)
+            os.rename(folder, doomed)
         except FileNotFoundError:
             return False
         except OSError as e:
@@ -177,14 +174,17 @@ class Store:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
-def read(folder: Path) -> Run:
-    """The run in a folder. Raises StoreError with the reason why it cannot be read."""
-    return _read(folder, timeline=True)
+def read(folder: Path, *, timeline: bool = True) -> Run:
+    """The run in a folder; without its timeline it is read quickly, and has all that a list of runs needs.
 
-
-def read_outline(folder: Path) -> Run:
-    """The run in a folder without its timeline: everything a list or a throughput figure needs, quickly."""
-    return _read(folder, timeline=False)
+    Raises StoreError with the reason why it cannot be read.
+    """
+    try:
+        document = _document(folder)
+        with _open_columns(folder) as file:
+            return codec.decode(document, file, timeline=timeline)
+    except (OSError, StoreError) as e:
+        raise StoreError(f"Run {folder.name!r} cannot be read: {reason(e)}") from e
 
 
 def trace_path(folder: Path) -> Path | None:
@@ -192,21 +192,16 @@ def trace_path(folder: Path) -> Path | None:
     return next((f for f in sorted(folder.glob(f"*{TRACE_SUFFIX}")) if f.is_file()), None)
 
 
-def _read(folder: Path, *, timeline: bool) -> Run:
-    try:
-        document = _document(folder)
-        columns = folder / COLUMNS
-        _require_file(columns, codec.MAX_COLUMNS_BYTES)
-        with columns.open("rb") as file:
-            return codec.decode(document, file, timeline=timeline)
-    except (OSError, StoreError) as e:
-        raise StoreError(f"Run {folder.name!r} cannot be read: {reason(e)}") from e
-
-
 def _document(folder: Path) -> bytes:
     path = folder / DOCUMENT
     _require_file(path, codec.MAX_DOCUMENT_BYTES)
     return path.read_bytes()
+
+
+def _open_columns(folder: Path) -> IO[bytes]:
+    path = folder / COLUMNS
+    _require_file(path, codec.MAX_COLUMNS_BYTES)
+    return path.open("rb")
 
 
 def _require_file(path: Path, limit_bytes: int) -> None:
@@ -222,8 +217,7 @@ def entry(folder: Path) -> Entry:
     """What the header of a run's folder tells; with a `problem` where it cannot be read."""
     try:
         header = codec.decode_header(_document(folder))
-        _require_file(folder / COLUMNS, codec.MAX_COLUMNS_BYTES)
-        with (folder / COLUMNS).open("rb") as file:
+        with _open_columns(folder) as file:
             codec.check_container(file)
         moment(header.created)
     except (OSError, StoreError) as e:
@@ -233,12 +227,8 @@ def entry(folder: Path) -> Entry:
         path=folder,
         name=header.settings.name or folder.name,
         created=header.created,
-        source=header.source,
         outcome=header.outcome,
-        device=header.device.name,
         device_kind=header.device.kind,
-        step_count=header.step_count,
-        code_wall_ns=header.code_wall_ns,
     )
 
 

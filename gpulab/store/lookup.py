@@ -12,15 +12,12 @@ _LONGEST_SHOWN = 100
 
 
 class Named(Protocol):
-    """What a key can select."""
+    """What a key can select; `name` is what the user calls it, or its id."""
 
     @property
-    def id(self) -> str:
-        """Nothing else has it."""
-
+    def id(self) -> str: ...
     @property
-    def name(self) -> str:
-        """What the user calls it, or its id."""
+    def name(self) -> str: ...
 
 
 N = TypeVar("N", bound=Named)

@@ -179,6 +179,3 @@ def _sound(record: Record) -> bool:
     figures = (record.predicted, *record.predicted_interval, record.measured, *record.measured_interval)
     ordered = all(low <= high for low, high in (record.predicted_interval, record.measured_interval))
     return ordered and all(math.isfinite(x) and x > 0 for x in figures) and bool(record.knob) and bool(record.when)
-
-
-__all__ = ["Board", "Record", "Scoreboard", "digest", "now"]

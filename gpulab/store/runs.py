@@ -15,9 +15,9 @@ from gpulab.run import Run
 from gpulab.store import export as run_exports
 from gpulab.store import filter
 from gpulab.store.atomic_write import size_bytes
-from gpulab.store.export import Candidate, Exported, Figures
+from gpulab.store.export import Exported, Figures, Loaders
 from gpulab.store.filter import Filter
-from gpulab.store.folders import DOCUMENT, Entry, Store, entry, read, read_outline, run_folder
+from gpulab.store.folders import DOCUMENT, Entry, Store, entry, read, run_folder
 from gpulab.store.lookup import not_found, select, shown
 
 KEPT_IN_MEMORY = 20
@@ -233,13 +233,13 @@ class Runs(Sequence[Run]):
         """
         return run_exports.to_tensorboard(self._to_export, Path(folder))
 
-    def _to_export(self) -> list[Candidate]:
+    def _to_export(self) -> Loaders:
         """Oldest first. Raises StoreError where there is none."""
         items = self._items()
         if not items:
             none = f"no run fits {shown(self.asked)!r}" if self.asked else f"no run is in {str(self.store.root)!r} yet"
             raise StoreError(f"There is nothing to export: {none}.")
-        return [Candidate(item.id, partial(_load, item)) for item in items]
+        return {item.id: partial(_load, item) for item in items}
 
     # -- finding -------------------------------------------------------------------------------------------------
 
@@ -355,7 +355,7 @@ def _row(item: _Item) -> Row:
         return Row(item.run.id, item.position, item.run, item.path)
     assert item.path is not None, "a run is in memory or on disk"
     try:
-        return Row(item.id, item.position, read_outline(item.path), item.path)
+        return Row(item.id, item.position, read(item.path, timeline=False), item.path)
     except StoreError as e:
         return Row(item.id, item.position, path=item.path, problem=str(e))
 
