@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 DISCOVERY_SHARE = 0.01  # of the time may go into looking for new children
 
 
-def host_meter(pid: int, usable_cores: float, excluded: int | None = None) -> Meter:
-    """A meter for the tree of process `pid`, without process `excluded` (this one, where None is given)."""
+def host_meter(pid: int, usable_cores: float) -> Meter:
+    """A meter for the tree of process `pid`, without this process."""
     cores = plural(usable_cores, "usable core")
     series = (
         SeriesInfo("cpu_pct", "%", f"CPU (100 % = {cores})", "psutil"),
@@ -35,7 +35,7 @@ def host_meter(pid: int, usable_cores: float, excluded: int | None = None) -> Me
         SeriesInfo("process_count", "processes", "processes in the tree", "psutil"),
     )
     try:
-        tree = _Tree(pid, usable_cores, os.getpid() if excluded is None else excluded)
+        tree = _Tree(pid, usable_cores)
     except ImportError:
         return Meter([], [Unavailable("CPU and memory", "the package psutil is not installed")])
     except Exception as e:  # psutil.NoSuchProcess, AccessDenied
@@ -63,12 +63,12 @@ class _Member:
 class _Tree:
     """The processes of the tree, each with its CPU time at the last reading."""
 
-    def __init__(self, pid: int, usable_cores: float, excluded: int) -> None:
+    def __init__(self, pid: int, usable_cores: float) -> None:
         import psutil
 
         self._psutil = psutil
         self._root = psutil.Process(pid)
-        self._usable_cores, self._excluded = usable_cores, excluded
+        self._usable_cores = usable_cores
         self._most_pct = 100 * max((psutil.cpu_count() or 1) / usable_cores, 1)
         self._members: dict[int, _Member] = {pid: _Member(self._root, _cpu_s(self._root), None)}
         self._read_s: float | None = None
@@ -117,7 +117,7 @@ class _Tree:
         children = children_of(self._root.pid)
         if children is None:
             children = {child.pid for child in self._root.children(recursive=True)}
-        children.discard(self._excluded)
+        children.discard(os.getpid())
         for pid in self._members.keys() - children - {self._root.pid}:
             del self._members[pid]
         for pid in children - self._members.keys():
