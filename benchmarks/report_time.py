@@ -35,7 +35,7 @@ def _once() -> dict[str, float]:
     session = gpulab.profile("report time", show=False, steps=16, trace_steps=5)
     x = torch.ones(4)
     session.start()
-    from gpulab.capture.recorder import StopRun
+    from gpulab.capture.steps.loop import StopRun
 
     try:
         while True:

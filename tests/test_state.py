@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 
 from gpulab.errors import GpulabError
 from gpulab.snapshot import tensors
-from gpulab.snapshot.state import Restored, State, TooLarge
+from gpulab.snapshot.state import Restored, State
+from gpulab.snapshot.tensors import TooLarge
 
 START = """
 import random

@@ -17,7 +17,8 @@ from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api import runs_table
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
-from gpulab.capture.recorder import Capture, RunSource, stop_behind
+from gpulab.capture.recorder import Capture, RunSource
+from gpulab.capture.steps.loop import stop_behind
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
 from gpulab.feed import Watcher

@@ -46,6 +46,3 @@ def taken() -> Iterator[None]:
         yield
     finally:
         give_back()
-
-
-__all__ = ["give_back", "take", "taken"]

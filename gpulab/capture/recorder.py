@@ -26,7 +26,7 @@ from gpulab.capture.pauses.hooks import PauseHooks
 from gpulab.capture.pauses.records import noticed
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.steps import hooks
-from gpulab.capture.steps.loop import Closed, Loop, stop_behind
+from gpulab.capture.steps.loop import Closed, Loop
 from gpulab.capture.steps.profiler_window import Window, sessions
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
@@ -216,11 +216,9 @@ class Capture:
     # -- what the user or a view may ask -------------------------------------------------------------------------
 
     def now(self) -> int:
-        """Nanoseconds since the run began."""
         return perf_counter_ns() - self._origin_ns
 
     def request_stop(self) -> None:
-        """End the run at the next step boundary."""
         self._loop.stop()
 
     @property
@@ -229,7 +227,6 @@ class Capture:
         return self._loop.counted
 
     def series(self) -> tuple[SeriesInfo, ...]:
-        """The curves that are being sampled."""
         return self._sampler.series()
 
     def drain(self) -> Delta:
@@ -323,6 +320,3 @@ def _since(samples: Samples, begins_ns: int) -> Samples:
     first = [int(np.searchsorted(s.t_ns, begins_ns)) for s in samples.series]
     kept = zip(samples.series, first, strict=True)
     return Samples(tuple(replace(s, t_ns=s.t_ns[i:], value=s.value[i:]) for s, i in kept if i < len(s.t_ns)))
-
-
-__all__ = ["Capture", "stop_behind"]

@@ -53,6 +53,3 @@ class ShortRun:
 
 def _no_window() -> Window:
     raise AssertionError("a short run is never traced")
-
-
-__all__ = ["ShortRun"]

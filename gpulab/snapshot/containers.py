@@ -26,8 +26,6 @@ class Kept(Protocol):
 
 
 class KeptDict:
-    """A dict and its order."""
-
     def __init__(self, target: dict[Any, Any], place: Place) -> None:
         self.target, self.place = target, place
         self._base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
@@ -88,8 +86,6 @@ class KeptList:
 
 
 class KeptSet:
-    """A set."""
-
     def __init__(self, target: set[Any], place: Place) -> None:
         self.target, self.place = target, place
         self._items = list(target)
@@ -113,7 +109,6 @@ class KeptName:
 
     @property
     def is_new(self) -> bool:
-        """Whether it meant nothing."""
         return self._value is ABSENT
 
     def put_back(self) -> bool:

@@ -14,7 +14,6 @@ class Place:
     users: bool = True
 
     def attribute(self, name: str, *, users: bool = True) -> Place:
-        """The attribute of that name."""
         return Place(f"[{name}]" if name.isdigit() else f".{name}", self, self.users and users)
 
     def item(self, key: object) -> Place:

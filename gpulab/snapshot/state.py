@@ -20,7 +20,7 @@ from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptS
 from gpulab.snapshot.iterators import position
 from gpulab.snapshot.object_path import Place
 from gpulab.snapshot.rng import Randomness, Undo, undo_of
-from gpulab.snapshot.tensors import Tensors, TooLarge
+from gpulab.snapshot.tensors import Tensors
 from gpulab.snapshot.walk import MOST, Reachable
 
 NAMED = 20  # at most, of a kind
@@ -181,6 +181,3 @@ def _named(places: list[Place]) -> tuple[str, ...]:
 
 def _users_names(namespace: dict[str, Any]) -> list[str]:
     return [name for name in namespace if not name.startswith("_") and name not in _SHELL]
-
-
-__all__ = ["Restored", "State", "TooLarge"]

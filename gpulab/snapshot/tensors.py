@@ -94,7 +94,6 @@ class Piece:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
         return self.end - self.start
 
     @property
@@ -121,7 +120,6 @@ class Piece:
             self._copied = self._live.cpu()
 
     def pair(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Where to write and what."""
         assert self._copied is not None
         if self._storage.nbytes() < self.end:  # a sharding library gave the memory away
             self._storage.resize_(self.end)
@@ -217,7 +215,6 @@ def _obstacle(tensor: torch.Tensor) -> str | None:
 
 
 def _divided(met: list[Met]) -> tuple[list[Met], list[Met]]:
-    """Those to copy, and those to watch."""
     weights = {m.tensor.shape for m in met if m.training and m.tensor.requires_grad}
     copied, watched, small_bytes = [], [], 0
     for m in met:

@@ -45,8 +45,6 @@ _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
 class Reachable:
-    """What was met, from the first name on."""
-
     def __init__(self) -> None:
         self.kept: list[Kept] = []
         self.lengths: list[Length] = []
@@ -239,6 +237,3 @@ def _global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
             for names, more in zip((read, assigned), _global_names(inner), strict=True):
                 names.update(more)
     return frozenset(read), frozenset(assigned)
-
-
-__all__ = ["LARGE", "MOST", "Reachable"]

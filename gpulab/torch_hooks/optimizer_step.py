@@ -87,6 +87,3 @@ def _register(undo: ExitStack) -> None:
 
 
 _shared = Shared(_register)
-
-
-__all__ = ["Turn", "Watcher", "around_steps"]

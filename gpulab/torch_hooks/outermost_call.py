@@ -35,8 +35,6 @@ class Layer(IntEnum):
 
 
 class _Here(threading.local):
-    """What one thread wraps."""
-
     def __init__(self) -> None:
         self.arounds: list[tuple[Layer, int, Around]] = []
         self.inside = False
@@ -135,6 +133,3 @@ def _tell_dynamo(known: Any, now: Any) -> None:
         module = sys.modules.get(name)
         if module is not None and getattr(module, "unpatched_nn_module_call", None) is known:
             setattr(module, "unpatched_nn_module_call", now)  # noqa: B010
-
-
-__all__ = ["Around", "Call", "Layer", "around_outermost"]

@@ -49,6 +49,3 @@ class Shared:
                 self._users -= 1
                 if not self._users:
                     self._undo.close()
-
-
-__all__ = ["Shared", "replaced"]

@@ -15,8 +15,9 @@ from time import perf_counter_ns
 from typing import Self
 
 from gpulab.capture.meters.memory_peaks import count_anew
-from gpulab.capture.recorder import Capture, stop_behind
+from gpulab.capture.recorder import Capture
 from gpulab.capture.short_run import ShortRun
+from gpulab.capture.steps.loop import stop_behind
 from gpulab.capture.steps.losses import Losses
 from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs.dataloader import randomness

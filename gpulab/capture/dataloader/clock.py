@@ -242,6 +242,3 @@ class LoadingClock:
 def _newest_kept(left_out: int) -> Choice:
     why = f"{left_out:,} before them are not kept"
     return Choice("batches timed inside the DataLoader", f"the last {KEPT:,}", why)
-
-
-__all__ = ["LoadingClock"]

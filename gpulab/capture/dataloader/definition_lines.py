@@ -50,7 +50,6 @@ def callable_spot(call: Any) -> Spot | None:
 
 
 def _held(thing: Any, depth: int = 0) -> Iterator[Any]:
-    """It, and what it stands for."""
     if thing is None or depth > _DEPTH:
         return
     yield thing
@@ -73,6 +72,3 @@ def _spot(function: Any) -> Spot | None:
     if code is None or not is_users_file(code.co_filename):
         return None
     return code.co_filename, code.co_firstlineno, code.co_qualname
-
-
-__all__ = ["callable_spot", "items_spot", "transform_spot"]

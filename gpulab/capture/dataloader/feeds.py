@@ -49,12 +49,10 @@ class Timed:
         self.left_out = 0
 
     def append(self, row: tuple[int, ...]) -> None:
-        """One more."""
         self.left_out += len(self._rows) == KEPT
         self._rows.append(row)
 
     def add(self, other: Timed) -> None:
-        """Those of another."""
         for row in other._rows:
             self.append(row)
         self.left_out += other.left_out
@@ -124,26 +122,21 @@ class Here:
         self._row: Row | None = None
 
     def begins(self) -> bool:
-        """Whether to time."""
         self._row = None
         return self._on
 
     def made(self, row: Row) -> None:
-        """A batch was made."""
         self._row = row
 
     def broken(self) -> None:
-        """No more."""
         self._on = False
 
     def answered(self, asked_ns: int, answered_ns: int, pin_ns: int) -> None:
-        """The loop has it."""
         if self._row is not None:
             self.timed.append((-1, *self._row, asked_ns, answered_ns, pin_ns))
             self._row = None
 
     def stop(self) -> None:
-        """Put the fetcher back."""
         self._on = False
         self.undo()
 
@@ -209,14 +202,12 @@ class FromWorkers:
         self._given = worker, pin_ns
 
     def answered(self) -> None:
-        """It has it; if `given` was not called, there was none."""
         if self._given is not None:
             worker, pin_ns = self._given
             self._answers[worker].append((self._asked_ns, perf_counter_ns(), pin_ns))
             self._answer_count[worker] += 1
 
     def stop(self) -> None:
-        """The workers time no more."""
         if self._memory is not None:
             self._memory.on = False
 
@@ -228,7 +219,6 @@ class FromWorkers:
             self._memory = None
 
     def close(self) -> None:
-        """Take over what was written."""
         if self._memory is not None:
             self._collect()
 
@@ -263,6 +253,3 @@ def _put_back(iterator: Any, ours: WorkerStart, users: Any) -> None:
         iterator._worker_init_fn = users
     elif isinstance(noted, functools.partial) and noted.args[:1] == (ours,):  # torch's own, of a data pipe
         iterator._worker_init_fn = functools.partial(noted.func, users, *noted.args[1:], **noted.keywords)
-
-
-__all__ = ["COLUMNS", "KEPT", "Feed", "FromWorkers", "Here", "Timed"]

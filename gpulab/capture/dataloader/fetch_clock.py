@@ -124,7 +124,6 @@ class _FetchClock:
         self._start_ns = perf_counter_ns()
 
     def collating(self, data: Any) -> None:
-        """The items are there."""
         if not self._spent.thread:
             return
         self._collate_ns, self._collate_cpu_ns = perf_counter_ns(), process_time_ns()
@@ -133,7 +132,6 @@ class _FetchClock:
                 self._items = len(data)
 
     def end(self) -> None:
-        """The batch is there, or an error."""
         self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
         self._spent.thread = 0
         if self._looks:
@@ -142,7 +140,6 @@ class _FetchClock:
         self._short = self._end_ns - self._start_ns < _SHORT_NS * self._items
 
     def row(self) -> Row:
-        """What was timed."""
         spent, collated = self._spent, self._collate_ns >= 0
         middle, middle_cpu = (self._collate_ns, self._collate_cpu_ns) if collated else (self._end_ns, self._end_cpu_ns)
         read_ns = max(0, middle - self._start_ns - spent.wall_ns)
@@ -163,7 +160,6 @@ class _FetchClock:
         )
 
     def close(self) -> None:
-        """Nothing more is timed."""
         self._cores.close()
 
 
@@ -185,7 +181,6 @@ class CoreWait:
             return -1
 
     def close(self) -> None:
-        """Let go of the file."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
@@ -223,7 +218,6 @@ class _Slot:
         self._ours: Any = None
 
     def put_in(self, spent: _Spent) -> None:
-        """The stand-in takes its place."""
         found = self._attributes.get(self._name)
         if found is None or type(found) is _Timed or not callable(found):
             return
@@ -308,6 +302,3 @@ class _Timed:
 
 def _itself(users: Any) -> Any:
     return users
-
-
-__all__ = ["ROW_FIELDS", "TRANSFORMS", "CoreWait", "Row", "Sink", "time_fetcher"]

@@ -31,12 +31,10 @@ class Size:
 
     @property
     def worker_words(self) -> int:
-        """Of one worker."""
         return _WORKER_HEAD + self.rows * ROW_WORDS
 
     @property
     def bytes(self) -> int:
-        """Of all."""
         return WORD * (_HEAD + self.workers * self.worker_words)
 
 
@@ -53,7 +51,6 @@ class Memory:
 
     @property
     def on(self) -> bool:
-        """Whether the workers shall time."""
         return self._words[_ON] != 0
 
     @on.setter
@@ -156,6 +153,3 @@ class _Tensor:
 
 def _new(size_bytes: int) -> _Unnamed | _Tensor:
     return _Unnamed.new(size_bytes) if hasattr(os, "memfd_create") else _Tensor.new(size_bytes)
-
-
-__all__ = ["ROW_WORDS", "Memory", "Size"]

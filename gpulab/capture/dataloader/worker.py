@@ -40,7 +40,6 @@ class _Written:
         self._works = True
 
     def begins(self) -> bool:
-        """Whether to time."""
         if not self._works or not self._memory.on:
             return False
         self._number = self._next
@@ -48,11 +47,9 @@ class _Written:
         return True
 
     def made(self, row: Row) -> None:
-        """Written down."""
         self._memory.write(self._worker, (self._generation, self._number, *row))
 
     def broken(self) -> None:
-        """No more."""
         self._works = False
 
 
@@ -88,6 +85,3 @@ def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
         return wrapper(*args, **kwargs)
 
     return wrapped
-
-
-__all__ = ["WorkerStart"]

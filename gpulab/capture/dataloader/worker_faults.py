@@ -120,6 +120,3 @@ def cannot_start(loader: Any) -> str | None:
         f"the DataLoader's workers (start method {method}) will not find {', '.join(names)}: defined in a notebook, "
         "which they cannot import. Move it to a .py file and import it, or use num_workers=0"
     )
-
-
-__all__ = ["Workers", "cannot_start", "death", "deaths_unheard"]

@@ -112,7 +112,6 @@ class Alerts:
         self._stepped_s, self._patience_s = end_s, SMOOTHED_S + 2 * wall_s / max(1, count)
 
     def utilization(self, t_s: float, percent: float) -> None:
-        """A reading of the GPU's utilization."""
         idle = 1 - min(100.0, max(0.0, percent)) / 100
         share = self._rest.add(t_s, idle, 1.0)
         if self._starving.on:
@@ -127,7 +126,6 @@ class Alerts:
             self._wait, self._stepped_s = Smoothed(), None
 
     def active(self, now_s: float) -> Alert | None:
-        """The one to show now."""
         self.look(now_s)
         return self._starving.alert(now_s) or self._idle.alert(now_s)
 
@@ -170,6 +168,3 @@ def _bunches(steps: Steps) -> list[tuple[float, tuple[float, ...]]]:
         (last - first + 1).astype(np.float64),
     )
     return [(end, (wall, wait, count)) for end, wall, wait, count in zip(*(c.tolist() for c in columns), strict=True)]
-
-
-__all__ = ["IDLE", "STARVING", "Alerts", "Lasting", "Smoothed", "alerts_of"]

@@ -157,6 +157,3 @@ def _readings() -> list[_Reading] | None:
 def _reading(stats: dict[str, Any]) -> _Reading:
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return _Reading(allocated["current"], allocated["peak"], reserved["current"], reserved["peak"])
-
-
-__all__ = ["PeakWatch", "count_anew", "gpu_peak_bytes"]

@@ -215,7 +215,6 @@ class _Curve:
         return f"peak_{self.info.name}", self._maximum
 
     def finished(self) -> Series:
-        """The curve as the record keeps it."""
         info = self.info
         t_ns, value = np.array(self.t_ns, np.int64), np.array(self.value, np.float64)
         return Series(info.name, info.unit, info.label, info.source, t_ns, value)

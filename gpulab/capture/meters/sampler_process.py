@@ -40,12 +40,10 @@ class Order:
     fake: FakeScript | None = None
 
     def to_json(self) -> str:
-        """One line for the command line."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Order:
-        """What `to_json` wrote."""
         return cls(**json.loads(text))
 
 

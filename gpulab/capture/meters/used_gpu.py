@@ -52,6 +52,3 @@ def moved(device: Device, worked: Sequence[int], samples: Samples) -> Moved:
         (Choice("device", f"GPU {used}: {device_used.name}", reason),),
         lost if len(kept) < len(samples.series) else (),
     )
-
-
-__all__ = ["Moved", "moved", "working_gpus"]

@@ -204,6 +204,3 @@ def recompiled_because() -> dict[str, str]:
     except Exception:  # torch's own bookkeeping: it has changed its shape before
         return {}
     return {i: f"{name}, again: {why}" if why else str(name) for i, (name, why) in told.items()}
-
-
-__all__ = ["TARGETS", "PauseHooks", "Target", "recompiled_because"]

@@ -102,11 +102,7 @@ class Passes:
         return tuple(p for p in settled if p.loader not in self._feeders)
 
     def finish(self) -> tuple[Pass, ...]:
-        """The run is over."""
         rest = [*self._left, *(p for p in self._open.values() if not p.trains and p.batches)]
         found = (*self._ended, *(p for p in rest if p.loader not in self._feeders))
         self._left, self._open, self._ended = [], {}, []
         return found
-
-
-__all__ = ["Pass", "Passes"]

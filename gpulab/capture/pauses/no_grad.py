@@ -88,6 +88,3 @@ def _usual(found: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> bool:
     """Whether most steps hold one, as far as they were kept."""
     steps = np.searchsorted(starts_ns, [s.start_ns for s in found], side="right")
     return len(np.unique(steps)) > USUAL * int(np.searchsorted(starts_ns, found[-1].end_ns, side="right"))
-
-
-__all__ = ["MOST", "SHORTEST_NS", "GradOff", "Stretch"]

@@ -89,6 +89,3 @@ class Pauses:
     def _count(self, kind: PauseKind, took_ns: int) -> None:
         count, total_ns = self._more.get(kind, (0, 0))
         self._more[kind] = (count + 1, total_ns + took_ns)
-
-
-__all__ = ["MOST", "SHORTEST_NS", "Heard", "Pauses"]

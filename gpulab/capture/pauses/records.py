@@ -15,8 +15,6 @@ from gpulab.run import Pause, Place, StackSamples
 
 @dataclass(frozen=True, slots=True)
 class Noticed:
-    """The record's fields of the same names."""
-
     pauses: tuple[Pause, ...]
     stack: StackSamples | None
     places: tuple[Place, ...]
@@ -39,6 +37,3 @@ def noticed(origin_ns: int, heard: list[Heard], seen: Seen | None, naming: Namin
         calls = np.array([spot in seen.callers for spot in seen.spots[:count]], dtype=np.uint8)
         stack = StackSamples(t_ns, place, seen.began_ns - origin_ns, after, calls)
     return Noticed(pauses, stack, naming.places)
-
-
-__all__ = ["Noticed", "noticed"]

@@ -65,7 +65,6 @@ class Naming:
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """All that were asked for."""
         return tuple(self._places)
 
     def number(self, spot: Spot | None) -> int:
@@ -134,6 +133,3 @@ def lines_above(code: str, source: str) -> int:
     if below and whole.endswith("\n" + below):
         return int(whole[: len(whole) - len(below)].count("\n"))
     return 1
-
-
-__all__ = ["CELL", "Naming", "Spot", "Stack", "lines_above", "users_spot", "users_stack"]

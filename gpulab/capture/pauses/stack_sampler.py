@@ -89,6 +89,3 @@ class LineSampler:
                 affordable_s = sorted(cost_ns)[_JUDGED_AFTER // 2 - 1] / 1e9 / DEAREST
                 period_s = min(max(self._period_s, affordable_s), LONGEST_PERIOD_S)
                 cost_ns.clear()
-
-
-__all__ = ["LineSampler", "Seen"]

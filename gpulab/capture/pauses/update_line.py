@@ -42,6 +42,3 @@ def _later(stack: Stack, known: Stack) -> bool:
         if line > its_line:
             return True
     return False
-
-
-__all__ = ["UpdateLine"]

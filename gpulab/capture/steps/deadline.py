@@ -38,7 +38,6 @@ class Deadline:
         self._thread = threading.Thread(target=self._wait, name="gpulab-deadline", daemon=True)
 
     def start(self) -> None:
-        """Begin to wait."""
         self._thread.start()
 
     def cancel(self) -> None:

@@ -96,7 +96,6 @@ class StepEvents:
         self._host_ns.append(t_ns)
 
     def _collect(self) -> None:
-        """Read what has completed."""
         while self._pending and self._pending[0].query():
             event, before = self._pending.popleft(), self._latest
             since_ms = UNKNOWN if before is None else before.elapsed_time(event)
@@ -134,6 +133,3 @@ def gpu_of(optimizer: Any) -> int | None:
         return device.index if device.type == "cuda" else None
     except (AttributeError, IndexError, KeyError, TypeError):
         return None
-
-
-__all__ = ["StepEvents", "gpu_of"]

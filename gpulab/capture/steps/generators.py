@@ -29,6 +29,3 @@ def inside_generator(outside: frozenset[FrameType]) -> bool:
             return True
         frame = frame.f_back
     return False
-
-
-__all__ = ["frames", "inside_generator"]

@@ -102,7 +102,6 @@ class ModuleHook:
                 self._handle = register_module_forward_pre_hook(call)
 
     def off(self) -> None:
-        """Hear no more."""
         with self._lock:
             if self._handle is not None:
                 self._handle.remove()

@@ -184,7 +184,6 @@ class Loop:
 
     @guarded
     def asked(self, loader: int, owner: Any, fresh: bool) -> None:
-        """A loader is about to be asked."""
         entered = perf_counter_ns()
         if self._due:
             self._leave()
@@ -208,7 +207,6 @@ class Loop:
 
     @guarded
     def answered(self, answer: Answer, batch: Any) -> None:
-        """A loader has answered."""
         if self._due:  # a batch that comes after the end belongs to no step
             return
         entered = perf_counter_ns()
@@ -227,13 +225,11 @@ class Loop:
 
     @guarded
     def optimizing(self) -> None:
-        """An optimizer is about to step."""
         if self._due:
             raise StopRun(self._capture)
 
     @guarded
     def optimized(self, optimizer: Any, start_ns: int) -> None:
-        """An optimizer has stepped."""
         entered = perf_counter_ns()
         self.update_line.met(sys._getframe())
         self.pauses.trained()
@@ -243,7 +239,6 @@ class Loop:
 
     @guarded
     def backward(self, root: Any) -> None:
-        """A backward pass begins."""
         if self._due:
             raise StopRun(self._capture)
         self.look()
@@ -409,6 +404,3 @@ class Loop:
 
 def _nothing() -> None:
     pass
-
-
-__all__ = ["Closed", "Loop", "StopRun", "mark_step", "stop_behind"]

@@ -105,6 +105,3 @@ def _value(loss: Any) -> float:
         return float(loss)
     except RuntimeError:
         return math.nan
-
-
-__all__ = ["Losses"]

@@ -64,7 +64,6 @@ class Phases:
 
     @property
     def profiling(self) -> bool:
-        """Whether a window is open."""
         return self._window is not None
 
     @property
@@ -141,12 +140,10 @@ class Phases:
             self._window.step_begins(self._done + 1)
 
     def loader_begins(self) -> None:
-        """A DataLoader makes its iterator."""
         if self._window is not None:
             self._window.loader_begins()
 
     def loader_ends(self) -> None:
-        """The iterator is made."""
         if self._window is not None:
             self._window.loader_ends()
 
@@ -305,6 +302,3 @@ def _profiler_in_code(code: str) -> str | None:
     if _PROFILER.search(code):
         return "the cell uses torch's profiler itself, and only one can be active"
     return None
-
-
-__all__ = ["Phases"]

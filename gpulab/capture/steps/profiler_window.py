@@ -72,7 +72,6 @@ class Window:
 
     @property
     def age_s(self) -> float:
-        """Seconds since recording began."""
         return (time.perf_counter_ns() - self._began_ns) / 1e9
 
     def start(self) -> None:
@@ -132,7 +131,6 @@ class Window:
         self._step.__enter__()
 
     def step_ends(self) -> None:
-        """Close the open annotation, if any."""
         if self._step is not None:
             self._step.__exit__(None, None, None)
             self._step = None
@@ -145,7 +143,6 @@ class Window:
         self._iterator.__enter__()
 
     def loader_ends(self) -> None:
-        """The iterator is made."""
         if self._iterator is not None:
             self._iterator.__exit__(None, None, None)
             self._iterator = None

@@ -63,7 +63,6 @@ class Rows:
         return len(self.start_ns)
 
     def append(self, step: OpenStep, end_ns: int, phase: int) -> None:
-        """Close a step."""
         self.start_ns.append(step.start_ns)
         self.end_ns.append(end_ns)
         self.data_wait_ns.append(step.data_wait_ns)
@@ -74,7 +73,6 @@ class Rows:
         self.flags.append(step.flags)
 
     def clear(self) -> None:
-        """They were no steps."""
         for column in vars(self).values():
             del column[:]
 

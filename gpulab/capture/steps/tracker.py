@@ -142,7 +142,6 @@ class StepTracker:
         step.ended = self._asking if answer == "end" else None
 
     def backward(self) -> None:
-        """A backward pass begins."""
         if not self._backward_seen and self._optimizer is None and not self._manual:
             self._fold(self._fetched_ahead())
         self._backward_seen = True
@@ -192,7 +191,6 @@ class StepTracker:
             self._open.flags |= PROFILER_EDGE
 
     def flag(self, flag: StepFlag) -> None:
-        """Mark the newest step."""
         if len(self._rows.flags):
             self._rows.flags[-1] |= int(flag)
 
@@ -398,6 +396,3 @@ class StepTracker:
         surplus = step.batches == 0 or (first + 1 < len(batches) and batches[first] == batches[first + 1] + 1)
         if surplus:
             self._rows.give_batch(first, step)
-
-
-__all__ = ["OPTIMIZER_RETIRES_AFTER", "UNSETTLED_BATCHES", "Answer", "StepTracker"]

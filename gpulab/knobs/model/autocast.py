@@ -106,6 +106,3 @@ def _in_float32(result: Any, effects: KnobEffects) -> Any:
         return result
     effects.count("results of lower precision")
     return pytree.tree_map(lambda leaf: leaf.float() if is_low(leaf) else leaf, result)
-
-
-__all__ = ["autocast", "no_autocast"]

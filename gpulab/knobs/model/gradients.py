@@ -16,7 +16,6 @@ class Taken:
         self._taken: list[tuple[Tensor, Tensor, tuple[int, ...]]] = []
 
     def take(self, parameters: Sequence[Tensor]) -> None:
-        """Leave them without a gradient."""
         self._taken += [(p, p.grad, p.stride()) for p in parameters if p.grad is not None]
         for p in parameters:
             p.grad = None
@@ -35,6 +34,3 @@ def laid_out_like(value: Tensor, weight: Tensor) -> Tensor:
     if value.stride() == weight.stride() or value.layout != torch.strided:
         return value
     return torch.empty_like(weight, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value.detach())
-
-
-__all__ = ["Taken", "laid_out_like"]

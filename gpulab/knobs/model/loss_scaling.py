@@ -210,6 +210,3 @@ def _add_back(before: Sequence[tuple[Tensor, Tensor]]) -> None:
 def _finite(parameters: Sequence[Tensor]) -> bool:
     gradients = [p.grad for p in parameters if p.grad is not None]
     return all(bool((g._values() if g.is_sparse else g).isfinite().all()) for g in gradients)
-
-
-__all__ = ["LossScaling", "loss_scaling"]

@@ -73,7 +73,6 @@ class Noted(Generic[Seen]):
         return len(self.facts) - 1
 
     def forget(self) -> None:
-        """Keep the facts only."""
         self._met.clear()
 
 
@@ -212,7 +211,6 @@ class Watch:
             self._undo_modules.enter_context(around_outermost(Layer.INPUTS, self._called))
 
     def look_away(self) -> None:
-        """Watch no module calls."""
         undo, self._undo_modules = self._undo_modules, None
         if undo is not None:
             undo.close()
@@ -248,7 +246,6 @@ class Watch:
             self._seen.inputs.called(args, kwargs)
 
     def leaves(self) -> None:
-        """It has returned or raised."""
         self.current = None
         self._calls_left -= 1
         if self._calls_left <= 0:
@@ -413,6 +410,3 @@ def _within_a_module() -> bool:
         if frame.f_code is Module._call_impl.__code__:
             return True
     return False
-
-
-__all__ = ["Observed", "attention_backend", "observe", "tf32_setting"]
