@@ -25,9 +25,10 @@ from gpulab.knobs.observe.inputs import ObservedInputs
 from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.run import Category, Device, Run, Timeline
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
-from gpulab.torch_hooks.patching import replaced
+from gpulab.torch_hooks.patching import heard_after, heard_before
 
 if TYPE_CHECKING:
+    from torch.amp import GradScaler
     from torch.nn import Module
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
@@ -107,12 +108,21 @@ class Observed:
 @contextmanager
 def observe() -> Iterator[Observed]:
     """Note what the code inside uses. Imports torch."""
+    import torch
+    from torch.amp import GradScaler
+    from torch.amp.autocast_mode import autocast
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+    from torch.utils.data import DataLoader
+
     seen = Observed()
     watch = Watch(seen)
     with ExitStack() as undo:
         undo.callback(watch.close)
-        for patched in (_loaders, _optimizers, _backward, _scaler, _autocast):
-            undo.enter_context(patched(watch))
+        undo.callback(register_optimizer_step_post_hook(watch.stepped).remove)
+        undo.enter_context(heard_before(DataLoader, "__iter__", watch.iterated))
+        undo.enter_context(heard_before(torch.autograd, "backward", watch.backward))
+        undo.enter_context(heard_before(GradScaler, "scale", watch.scaled))
+        undo.enter_context(heard_after(autocast, "__enter__", watch.autocasts))
         watch.look()
         yield seen
 
@@ -170,9 +180,9 @@ class Watch:
         self.look()
 
     @guarded
-    def stepped(self, optimizer: Optimizer) -> None:
+    def stepped(self, optimizer: Optimizer, *_: Any) -> None:
         """An optimizer has stepped. A wrapper (Accelerate's) has the param groups of the one within, which is first."""
-        if self._seen is None:
+        if self._seen is None or get_ident() != self._thread:
             return
         if self._seen.optimizers.place(optimizer) is None:
             self._seen.optimizers.add(optimizer, observed_optimizer(optimizer))
@@ -180,7 +190,7 @@ class Watch:
         self._seen.inputs.stepped(watching=self._undo_modules is not None)
 
     @guarded
-    def backward(self) -> None:
+    def backward(self, *_: Any, **__: Any) -> None:
         """A backward pass begins: whatever was called since the last one is trained."""
         if self._seen is None:
             return
@@ -193,9 +203,9 @@ class Watch:
         if self._backward_seen <= 2:
             self.look()
 
-    def scaled(self) -> None:
-        """An enabled GradScaler has scaled a loss."""
-        if self._seen is not None:
+    def scaled(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
+        """A GradScaler is about to scale a loss."""
+        if self._seen is not None and scaler.is_enabled():
             self._seen.grad_scaler = True
 
     # -- modules -----------------------------------------------------------------------------------------------------
@@ -252,104 +262,19 @@ class Watch:
             self.look_away()
 
     @guarded
-    def autocasts(self, region: Any) -> None:
+    def autocasts(self, entered: Any, region: Any) -> None:
         """Autocast is switched, perhaps within the outermost module."""
+        if self.current is None:
+            return
         import torch
 
-        if self.current is not None and torch.is_autocast_enabled(region.device):
+        if torch.is_autocast_enabled(region.device):
             self._note_autocast(dtype_name(torch.get_autocast_dtype(region.device)))
 
     def _note_autocast(self, kind: str | None) -> None:
         if self._seen is not None and self.current is not None and kind is not None:
             facts = self._seen.modules.facts
             facts[self.current] = replace(facts[self.current], autocast_dtype=kind)
-
-
-# -- patches -----------------------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def _loaders(watch: Watch) -> Iterator[None]:
-    from torch.utils.data import DataLoader
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def __iter__(self: Any) -> Any:
-            if watch.hears:
-                watch.iterated(self)
-            return original(self)
-
-        return __iter__
-
-    with replaced(DataLoader, "__iter__", wrap):
-        yield
-
-
-@contextmanager
-def _optimizers(watch: Watch) -> Iterator[None]:
-    from torch.optim.optimizer import register_optimizer_step_post_hook
-
-    def after(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if watch.hears:
-            watch.stepped(optimizer)
-
-    handle = register_optimizer_step_post_hook(after)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
-@contextmanager
-def _backward(watch: Watch) -> Iterator[None]:
-    import torch
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def backward(*args: Any, **kwargs: Any) -> Any:
-            if watch.hears:
-                watch.backward()
-            return original(*args, **kwargs)
-
-        return backward
-
-    with replaced(torch.autograd, "backward", wrap):
-        yield
-
-
-@contextmanager
-def _scaler(watch: Watch) -> Iterator[None]:
-    from torch.amp import GradScaler
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if watch.hears and self.is_enabled():
-                watch.scaled()
-            return original(self, *args, **kwargs)
-
-        return scale
-
-    with replaced(GradScaler, "scale", wrap):
-        yield
-
-
-@contextmanager
-def _autocast(watch: Watch) -> Iterator[None]:
-    from torch.amp.autocast_mode import autocast
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def __enter__(self: Any) -> Any:
-            result = original(self)
-            if watch.current is not None and watch.hears:
-                watch.autocasts(self)
-            return result
-
-        return __enter__
-
-    with replaced(autocast, "__enter__", wrap):
-        yield
 
 
 # -- settings and figures ----------------------------------------------------------------------------------------------
