@@ -22,16 +22,31 @@ from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.capture.meters.used_gpu import moved, working_gpus
-from gpulab.capture.pauses.hooks import PauseHooks
-from gpulab.capture.pauses.records import noticed
+from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
+from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
+from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.steps import hooks
 from gpulab.capture.steps.loop import Closed, Loop
 from gpulab.capture.steps.profiler_window import Window, sessions
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.feed import Delta, SeriesInfo, Status, Watcher
-from gpulab.run import Choice, Environment, Loader, Missing, Observer, Outcome, Run, Samples, Settings, Steps, Timeline
+from gpulab.run import (
+    Choice,
+    Environment,
+    Loader,
+    Missing,
+    Observer,
+    Outcome,
+    Pause,
+    Run,
+    Samples,
+    Settings,
+    StackSamples,
+    Steps,
+    Timeline,
+)
 from gpulab.store.configuration import configured
 from gpulab.store.folders import new_id
 from gpulab.thresholds import DEFAULT, Thresholds
@@ -136,7 +151,8 @@ class Capture:
         more_pauses = self._loop.pauses.finish(steps.start_ns + self._origin_ns, trains=self._loop.tracker.trains)
         seen = recording.seen if recording is not None and timeline is not None else None
         naming = Naming(self.code, lines_above(self.code, self.source))
-        lines = noticed(self._origin_ns, self._loop.pauses.heard, seen, naming)
+        pauses = _pauses(self._origin_ns, self._loop.pauses.heard, naming)
+        stack = _stack(self._origin_ns, seen, naming)
         batches, untimed, kept = self._clock.finish(self._loop.tracker.feeder)
         peaks, unknown_peaks = (self._loop.peaks or PeakWatch()).peaks(self.device, extremes)
         run = Run(
@@ -168,10 +184,10 @@ class Capture:
             choices=(*self._phases.choices, *self._choices, *kept),
             traced_numbers=traced,
             batches=batches,
-            pauses=lines.pauses,
+            pauses=pauses,
             more_pauses=more_pauses,
-            stack=lines.stack,
-            places=lines.places,
+            stack=stack,
+            places=naming.places,
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
         )
         return run, recording.write if recording is not None and timeline is not None else None
@@ -313,6 +329,28 @@ def _thresholds() -> Thresholds:
         return DEFAULT.changed(configured("thresholds"))
     except UsageError:
         return DEFAULT
+
+
+def _pauses(origin_ns: int, heard: list[Heard], naming: Naming) -> tuple[Pause, ...]:
+    """On the run's clock, without those from before the run began: its own start."""
+    because = recompiled_because() if any(kind == "compile" for kind, *_ in heard) else {}
+    return tuple(
+        Pause(kind, start - origin_ns, end - origin_ns, naming.number(spot), because.get(detail, detail))
+        for kind, start, end, spot, detail in heard
+        if start >= origin_ns
+    )
+
+
+def _stack(origin_ns: int, seen: Seen | None, naming: Naming) -> StackSamples | None:
+    """The samples of the training thread's stack, on the run's clock."""
+    if seen is None or not seen.t_ns:
+        return None
+    count = min(len(seen.t_ns), len(seen.spots), len(seen.after))
+    place = np.array([naming.number(spot) for spot in seen.spots[:count]], dtype=np.int32)
+    t_ns = np.array(seen.t_ns[:count], dtype=np.int64) - origin_ns
+    after = np.array(seen.after[:count], dtype=np.uint8)
+    calls = np.array([spot in seen.callers for spot in seen.spots[:count]], dtype=np.uint8)
+    return StackSamples(t_ns, place, seen.began_ns - origin_ns, after, calls)
 
 
 def _since(samples: Samples, begins_ns: int) -> Samples:

@@ -6,23 +6,15 @@ whether it held others; it goes by the built-in types' own methods, so that no c
 
 from __future__ import annotations
 
+import operator
 from collections import OrderedDict, deque
 from types import CellType
-from typing import Any, Protocol
+from typing import Any
 
 from gpulab.snapshot.object_path import Place
 
 SCALARS = frozenset((int, float, bool, str, bytes, complex, type(None)))
 ABSENT = object()
-
-
-class Kept(Protocol):
-    """One holder, as it was."""
-
-    place: Place
-
-    def put_back(self) -> bool:
-        """Make it as it was; whether it had changed."""
 
 
 class KeptDict:
@@ -50,14 +42,14 @@ class KeptAttributes:
         self._kind = type(owner)
         held = attributes(owner)
         self._dict = KeptDict(held, place) if held is not None else None
-        self._slots = [(slot, _slot(slot, owner)) for slot in slots(type(owner))]
+        self._slots = [(slot, slot_value(slot, owner)) for slot in slots(type(owner))]
 
     def put_back(self) -> bool:
         if type(self.owner) is not self._kind:
             object.__setattr__(self.owner, "__class__", self._kind)
         changed = self._dict is not None and self._dict.put_back()
         for slot, value in self._slots:
-            if _slot(slot, self.owner) is value:
+            if slot_value(slot, self.owner) is value:
                 continue
             changed = True
             if value is ABSENT:
@@ -76,7 +68,7 @@ class KeptList:
 
     def put_back(self) -> bool:
         target = self.target
-        if len(target) == len(self._items) and all(map(_same, target, self._items)):
+        if len(target) == len(self._items) and all(map(operator.is_, target, self._items)):
             return False
         base: Any = list if isinstance(target, list) else deque
         found = list(base.__iter__(target))
@@ -138,6 +130,9 @@ class KeptCell:
         return True
 
 
+Kept = KeptDict | KeptAttributes | KeptList | KeptSet | KeptName | KeptCell
+
+
 class Length:
     """The length of a container that is too large to be remembered."""
 
@@ -175,7 +170,10 @@ def slots(kind: type) -> list[Any]:
 
 def slot_value(slot: Any, owner: Any) -> Any:
     """What the slot holds; ABSENT where nothing."""
-    return _slot(slot, owner)
+    try:
+        return slot.__get__(owner)
+    except AttributeError:
+        return ABSENT
 
 
 def cell_value(cell: CellType) -> Any:
@@ -184,17 +182,6 @@ def cell_value(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return ABSENT
-
-
-def _slot(slot: Any, owner: Any) -> Any:
-    try:
-        return slot.__get__(owner)
-    except AttributeError:
-        return ABSENT
-
-
-def _same(a: Any, b: Any) -> bool:
-    return a is b
 
 
 def _all_same(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]]) -> bool:

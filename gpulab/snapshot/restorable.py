@@ -35,14 +35,14 @@ def is_put_back(kind: type) -> bool:
     """Whether objects of this type are put back attribute by attribute."""
     if issubclass(kind, torch_bases()):
         return True
-    if issubclass(kind, BaseException | type) or any(_stands_for_something(base) for base in kind.__mro__):
+    if issubclass(kind, BaseException | type) or any(_package(base) in OUTSIDE for base in kind.__mro__):
         return False
     home = str(kind.__module__)
     if is_plain(kind) or is_users_class(kind):
         return True
     if _part_of(home, TORCH_PARTS):
-        return not _is_loader_iterator(kind)
-    return home.partition(".")[0] in TRAINING_LIBRARIES and not _part_of(home, OUTSIDE_PARTS)
+        return all(base.__name__ != "_BaseDataLoaderIter" for base in kind.__mro__)
+    return _package(kind) in TRAINING_LIBRARIES and not _part_of(home, OUTSIDE_PARTS)
 
 
 def is_plain(kind: type) -> bool:
@@ -86,12 +86,8 @@ def imported_torch() -> Any:
     return torch if hasattr(torch, "optim") and hasattr(torch, "utils") else None
 
 
-def _is_loader_iterator(kind: type) -> bool:
-    return any(base.__name__ == "_BaseDataLoaderIter" for base in kind.__mro__)
-
-
-def _stands_for_something(kind: type) -> bool:
-    return str(kind.__module__).partition(".")[0] in OUTSIDE
+def _package(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
 
 
 def _part_of(home: str, parts: tuple[str, ...]) -> bool:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -93,25 +93,11 @@ def _share_out(column: dict[str, Int64]) -> None:
         column["read_cpu_ns"][unknown] = cpu - column["transform_cpu_ns"][unknown]
 
 
-class Feed(Protocol):
-    """One iterator, from the training process's side. `loader` is its number, as the hooks count."""
-
-    timed: Timed
-    loader: int | None
-    threads: int | None  # the most that an operator in a worker is split among; None: it has no workers, or not known
-
-    def stop(self) -> None:
-        """Time no more."""
-
-    def close_if_over(self) -> None:
-        """Let go of what an iterator that has ended needs no more."""
-
-    def close(self) -> None:
-        """The run is over: `timed` is complete."""
-
-
 class Here:
-    """An iterator that makes its batches in the training process: who makes one hands it over."""
+    """An iterator that makes its batches in the training process: who makes one hands it over.
+
+    `loader` is its number, as the hooks count; `threads` the most that an operator in a worker is split among.
+    """
 
     def __init__(self) -> None:
         self.timed = Timed()
@@ -244,6 +230,9 @@ class FromWorkers:
         answers = self._answers[worker]
         at = number - (self._answer_count[worker] - len(answers))
         return answers[at] if 0 <= at < len(answers) else _NEVER
+
+
+Feed = Here | FromWorkers
 
 
 def _put_back(iterator: Any, ours: WorkerStart, users: Any) -> None:

@@ -33,7 +33,6 @@ WORDS = {
 class Smoothed:
     """A share over the last seconds, from parts of wholes; at least the newest counts. Times in s."""
 
-    window_s: float = SMOOTHED_S
     _rows: deque[tuple[float, float, float]] = field(default_factory=deque)
     _part: float = 0.0
     _whole: float = 0.0
@@ -43,7 +42,7 @@ class Smoothed:
         self._rows.append((t_s, part, whole))
         self._part += part
         self._whole += whole
-        while len(self._rows) > 1 and self._rows[0][0] <= t_s - self.window_s:
+        while len(self._rows) > 1 and self._rows[0][0] <= t_s - SMOOTHED_S:
             _, old_part, old_whole = self._rows.popleft()
             self._part -= old_part
             self._whole -= old_whole

@@ -71,11 +71,9 @@ class Naming:
         """The position of this spot's place among `places`; -1 for none."""
         if spot is None:
             return -1
-        known = self._numbers.get(spot)
-        if known is None:
-            place = self._place(*spot)
-            known = self._numbers[spot] = self._places.setdefault(place, len(self._places))
-        return known
+        if spot not in self._numbers:
+            self._numbers[spot] = self._places.setdefault(self._place(*spot), len(self._places))
+        return self._numbers[spot]
 
     def words(self, spot: Spot | None) -> str:
         """The place in words, without keeping it; empty for none."""

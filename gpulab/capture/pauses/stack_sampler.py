@@ -39,8 +39,7 @@ class Seen:
 class LineSampler:
     """Watches the thread that calls `start` until `stop`. `seen` holds what was seen; nothing else is kept."""
 
-    def __init__(self, period_s: float = PERIOD_S, update: UpdateLine | None = None) -> None:
-        self._period_s = period_s
+    def __init__(self, update: UpdateLine | None = None) -> None:
         self._update = update or UpdateLine()
         self._going = threading.Lock()  # held while it is to go on: waiting for it is the cheapest sleep there is
         self._thread: threading.Thread | None = None
@@ -68,7 +67,7 @@ class LineSampler:
     def _look(self, watched: int) -> None:
         seen, frames, clock = self.seen, sys._current_frames, perf_counter_ns
         times, spots, after, passed = seen.t_ns, seen.spots, seen.after, self._update.passed
-        period_s, over, spent_ns = self._period_s, self._going.acquire, thread_time_ns()
+        period_s, over, spent_ns = PERIOD_S, self._going.acquire, thread_time_ns()
         cost_ns: list[int] = []
         while not over(timeout=period_s) and len(times) < MOST_SAMPLES:
             collects = gc.isenabled()
@@ -87,5 +86,5 @@ class LineSampler:
             if len(cost_ns) == _JUDGED_AFTER:
                 # files that are met for the first time cost a look many times what it costs from then on
                 affordable_s = sorted(cost_ns)[_JUDGED_AFTER // 2 - 1] / 1e9 / DEAREST
-                period_s = min(max(self._period_s, affordable_s), LONGEST_PERIOD_S)
+                period_s = min(max(PERIOD_S, affordable_s), LONGEST_PERIOD_S)
                 cost_ns.clear()

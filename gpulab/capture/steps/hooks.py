@@ -16,48 +16,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gpulab.capture.steps.tracker import Answer
 from gpulab.torch_hooks.patching import replaced
 
-
-class Listener(Protocol):
-    """Who hears the marks, on the training thread. `asked`, `optimizing`, `optimized`, `called` may raise to stop.
-
-    Times are `time.perf_counter_ns`. All arguments are given by position: it is called at each step.
-    """
-
-    def asked(self, loader: int, owner: Any, fresh: bool) -> None:
-        """A loader is about to be asked, `fresh`: for an iterator; `owner` is the DataLoader or its iterator."""
-
-    def answered(self, answer: Answer, batch: Any) -> None:
-        """A loader has answered."""
-
-    def failed(self, owner: Any, error: RuntimeError) -> None:
-        """An iterator raises this instead of giving a batch."""
-
-    def optimizing(self) -> None:
-        """An optimizer is about to step."""
-
-    def optimized(self, optimizer: Any, start_ns: int) -> None:
-        """An optimizer has stepped, having begun at `start_ns`, or after the last pass of a closure inside it."""
-
-    def backward(self, root: Any) -> None:
-        """A backward pass begins, from a tensor or several."""
-
-    def called(self) -> None:
-        """A module is called, says a `ModuleHook`."""
+if TYPE_CHECKING:
+    from gpulab.capture.steps.loop import Loop
 
 
-def install(listener: Listener, undo: ExitStack) -> ModuleHook:
+def install(loop: Loop, undo: ExitStack) -> ModuleHook:
     """Install all hooks; `undo` takes them out again, in reverse order. Needs torch to be imported."""
     thread = get_ident()
-    undo.enter_context(_loader_hooks(listener, thread))
+    undo.enter_context(_loader_hooks(loop, thread))
     passed = _Passed()
-    undo.enter_context(_optimizer_hooks(listener, thread, passed))
-    undo.enter_context(_backward_hook(listener, thread, passed))
-    modules = ModuleHook(listener, thread)
+    undo.enter_context(_optimizer_hooks(loop, thread, passed))
+    undo.enter_context(_backward_hook(loop, thread, passed))
+    modules = ModuleHook(loop, thread)
     undo.callback(modules.close)
     undo.enter_context(_compile_hook(modules))
     modules.on()
@@ -77,8 +52,8 @@ class ModuleHook:
     What torch.compile makes while such a hook is there, it would have to make anew when the hook is gone.
     """
 
-    def __init__(self, listener: Listener, thread: int) -> None:
-        self._listener = listener
+    def __init__(self, loop: Loop, thread: int) -> None:
+        self._loop = loop
         self._thread = thread
         self._handle: Any = None
         self._closed = False
@@ -89,13 +64,13 @@ class ModuleHook:
         from torch.compiler import is_compiling
         from torch.nn.modules.module import register_module_forward_pre_hook
 
-        thread, listener, identify = self._thread, self._listener, get_ident
+        thread, loop, identify = self._thread, self._loop, get_ident
 
         def call(module: Any, args: Any) -> None:
             if is_compiling():  # should torch.compile meet this line all the same, it must not read on
                 return
             if identify() == thread:
-                listener.called()
+                loop.called()
 
         with self._lock:
             if self._handle is None and not self._closed:
@@ -177,10 +152,10 @@ def _reference(target: Any) -> Callable[[], Any]:
 
 
 @contextmanager
-def _loader_hooks(listener: Listener, thread: int) -> Iterator[None]:
+def _loader_hooks(loop: Loop, thread: int) -> Iterator[None]:
     from torch.utils.data import dataloader
 
-    key, asked, answered = _Keys().of, listener.asked, listener.answered
+    key, asked, answered = _Keys().of, loop.asked, loop.answered
 
     def wrap_iter(original: Any) -> Any:
         @functools.wraps(original)
@@ -208,7 +183,7 @@ def _loader_hooks(listener: Listener, thread: int) -> Iterator[None]:
                 answer = "batch"
                 return batch
             except RuntimeError as e:
-                listener.failed(self, e)
+                loop.failed(self, e)
                 raise
             finally:
                 answered(answer, batch)
@@ -223,11 +198,11 @@ def _loader_hooks(listener: Listener, thread: int) -> Iterator[None]:
 
 
 @contextmanager
-def _optimizer_hooks(listener: Listener, thread: int, passed: _Passed) -> Iterator[None]:
+def _optimizer_hooks(loop: Loop, thread: int, passed: _Passed) -> Iterator[None]:
     from torch.amp import GradScaler
     from torch.optim import optimizer as module
 
-    optimizing, optimized = listener.optimizing, listener.optimized
+    optimizing, optimized = loop.optimizing, loop.optimized
     began: dict[int, int] = {}
     attempts: list[bool] = []  # of each GradScaler.step going on: did the optimizer really step?
 
@@ -273,10 +248,10 @@ def _optimizer_hooks(listener: Listener, thread: int, passed: _Passed) -> Iterat
 
 
 @contextmanager
-def _backward_hook(listener: Listener, thread: int, passed: _Passed) -> Iterator[None]:
+def _backward_hook(loop: Loop, thread: int, passed: _Passed) -> Iterator[None]:
     import torch
 
-    hear = listener.backward
+    hear = loop.backward
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)

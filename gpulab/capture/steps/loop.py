@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import re
 import sys
+import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter_ns
 from types import FrameType
-from typing import Any, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVarTuple
 
 from gpulab.capture.dataloader.clock import LoadingClock
 from gpulab.capture.dataloader.description import Loaders, samples_in
@@ -18,19 +20,21 @@ from gpulab.capture.dataloader.worker_faults import Workers, death
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.pauses.pauses import Pauses
 from gpulab.capture.pauses.update_line import UpdateLine
-from gpulab.capture.steps import hooks
 from gpulab.capture.steps.device_events import StepEvents
-from gpulab.capture.steps.generators import frames, inside_generator
 from gpulab.capture.steps.profiler_schedule import Phases
 from gpulab.capture.steps.profiler_window import Window
 from gpulab.capture.steps.tracker import Answer, StepTracker
 from gpulab.capture.steps.weights import Watch
 from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
 
+if TYPE_CHECKING:
+    from gpulab.capture.steps.hooks import ModuleHook
+
 TRAINING = (
     r"\.(backward|fit|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
 )
 
+GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 PASSED_BY = 16  # requests inside of a generator that a run which is to end lets pass: code that only loads ends, too
 
 Closed = tuple[int, int, int, int]  # of a step: start, end, data wait (ns), samples (-1 unknown)
@@ -84,7 +88,7 @@ def guarded(mark: Callable[[Loop, *Given], None]) -> Callable[[Loop, *Given], No
 
 
 class Loop:
-    """Hears the marks, on the training thread; the run began at `origin_ns` (`time.perf_counter_ns`).
+    """Hears the marks of the hooks, on the training thread; the run began at `origin_ns` (`time.perf_counter_ns`).
 
     Raises `StopRun(capture)` through the hooks into the user's code where the run is to end. `new_window` makes a
     profiler session. `fresh` is given each step as it is closed, for a live view.
@@ -109,7 +113,7 @@ class Loop:
         self._workers = Workers()
         self._feeder: int | None = None
         self._weights: Watch | None = None
-        self._modules: hooks.ModuleHook | None = None
+        self._modules: ModuleHook | None = None
         self._calls = 0
         self._due = False  # the run ends at the next chance
         self._passed_by = 0  # chances not taken: they were inside of a generator
@@ -133,10 +137,10 @@ class Loop:
         self.events = StepEvents() if on_gpu else None
         self.peaks: PeakWatch | None = None  # of a GPU's memory
 
-    def begin(self, modules: hooks.ModuleHook | None) -> None:
+    def begin(self, modules: ModuleHook | None) -> None:
         """The user's code is about to run. What is compiled by now is not its doing."""
         self._modules = modules
-        self._outside = frames()
+        self._outside = _frames()
         self._newly_compiled()
         _running.append(self)
 
@@ -345,7 +349,7 @@ class Loop:
     def _leave(self) -> None:
         """End the run here; where that would end a generator of the user's, at the next thing the loop does."""
         self._due = True
-        if self._passed_by == PASSED_BY or not inside_generator(self._outside):
+        if self._passed_by == PASSED_BY or not _inside_generator(self._outside):
             raise StopRun(self._capture)
         self._passed_by += 1
         self._hear_modules(True)
@@ -400,6 +404,25 @@ class Loop:
         loader = self.loaders.feeds(feeder) if feeder is not None else None
         if loader is not None and loader.length is not None and self.counted == 2:
             self._expect(loader.length // max(1, self.tracker.last_batches()))
+
+
+def _frames() -> frozenset[FrameType]:
+    """All that run on this thread now: those of the caller, its caller and so on."""
+    return frozenset(frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+
+
+def _inside_generator(outside: frozenset[FrameType]) -> bool:
+    """Whether a generator runs between the caller and the frames `outside`. What is raised here would end it.
+
+    `batches = cycle(loader)` in one cell and `next(batches)` in the next is common, and so is a loader within `tqdm`:
+    a generator of an earlier cell that has ended gives nothing more.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame not in outside:
+        if frame.f_code.co_flags & GENERATORS:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _nothing() -> None:

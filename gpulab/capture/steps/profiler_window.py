@@ -60,7 +60,7 @@ class Window:
 
     def __init__(self, device_kind: str, update: UpdateLine | None = None) -> None:
         self._device_kind = device_kind
-        self._lines = LineSampler(update=update)
+        self._lines = LineSampler(update)
         self._profile: Any = None
         self._step: Any = None
         self._iterator: Any = None

@@ -178,7 +178,7 @@ class StepTracker:
         """The user says that a step ends here; from the first call on nothing else makes steps."""
         if not self._manual:
             self._manual = True
-            self._fold(self._since_epoch())
+            self._fold(0 if self._open.flags & EPOCH_START else self._rows.since_epoch())
         self._close(t_ns)
         return True
 
@@ -357,16 +357,9 @@ class StepTracker:
             return 0
         return ahead
 
-    def _since_epoch(self) -> int:
-        """Closed rows since the newest epoch began: all of them where none did."""
-        return 0 if self._open.flags & EPOCH_START else self._rows.since_epoch()
-
     def _fold(self, count: int) -> None:
         """The newest `count` rows were the beginning of the open step; older ones were no steps."""
         self._rows.lead_into(self._open, count)
-        self._take_back()
-
-    def _take_back(self) -> None:
         self._epoch_row, self._settled = None, False
         self._feeders.clear()
         if len(self._rows):

@@ -154,11 +154,6 @@ class Watch:
         self._backward_seen = 0
         self.current: int | None = None  # place of the outermost module that runs and is watched
 
-    @property
-    def hears(self) -> bool:
-        """Whether this thread is the one that is watched, and still is."""
-        return self._seen is not None and get_ident() == self._thread
-
     def close(self) -> None:
         """The code is over: keep facts, know no object any more."""
         self.look_away()
@@ -228,7 +223,7 @@ class Watch:
                 self._seen.inputs.missed()
 
     def _called(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.hears:
+        if self._seen is None or get_ident() != self._thread:
             return call(args, kwargs)
         self.enters(module, args, kwargs)
         try:
