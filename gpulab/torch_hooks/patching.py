@@ -1,6 +1,6 @@
 """Replacing an attribute of torch for the length of a run: the one way in which we touch what is not ours.
 
-Who only wants to hear of a call uses `heard_before` or `heard_after`: they pass the call through as it is.
+Who only wants to hear of a call uses `heard_before`, which passes the call through as it is.
 """
 
 from __future__ import annotations
@@ -11,6 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from threading import get_ident
 from typing import Any
+
+Args = tuple[Any, ...]
+KeywordArgs = dict[str, Any]
 
 
 @contextmanager
@@ -30,33 +33,16 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
                 setattr(owner, name, original)
 
 
-def heard_before(owner: Any, name: str, hear: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `hear` with the arguments of each call of `owner.name` on this thread, before that call."""
+def heard_before(owner: Any, name: str, hear: Callable[[Args, KeywordArgs], None]) -> AbstractContextManager[None]:
+    """Call `hear(args, kwargs)` before each call of `owner.name` on this thread."""
     thread = get_ident()
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def heard(*args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread:
-                hear(*args, **kwargs)
+                hear(args, kwargs)
             return original(*args, **kwargs)
-
-        return heard
-
-    return replaced(owner, name, wrap)
-
-
-def heard_after(owner: Any, name: str, hear: Callable[..., None]) -> AbstractContextManager[None]:
-    """Call `hear` with the result and the arguments of each call of `owner.name` on this thread, after that call."""
-    thread = get_ident()
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def heard(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            if get_ident() == thread:
-                hear(result, *args, **kwargs)
-            return result
 
         return heard
 

@@ -25,13 +25,11 @@ from gpulab.knobs.observe.inputs import ObservedInputs
 from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.run import Category, Device, Run, Timeline
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
-from gpulab.torch_hooks.patching import heard_after, heard_before
+from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
 
 if TYPE_CHECKING:
-    from torch.amp import GradScaler
     from torch.nn import Module
     from torch.optim import Optimizer
-    from torch.utils.data import DataLoader
 
 CALLS_AT_A_TIME = 16  # outermost module calls
 TIMES = 12  # that such calls are watched, at most
@@ -110,7 +108,6 @@ def observe() -> Iterator[Observed]:
     """Note what the code inside uses. Imports torch."""
     import torch
     from torch.amp import GradScaler
-    from torch.amp.autocast_mode import autocast
     from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import DataLoader
 
@@ -122,7 +119,7 @@ def observe() -> Iterator[Observed]:
         undo.enter_context(heard_before(DataLoader, "__iter__", watch.iterated))
         undo.enter_context(heard_before(torch.autograd, "backward", watch.backward))
         undo.enter_context(heard_before(GradScaler, "scale", watch.scaled))
-        undo.enter_context(heard_after(autocast, "__enter__", watch.autocasts))
+        undo.enter_context(_autocast(watch))
         watch.look()
         yield seen
 
@@ -154,6 +151,11 @@ class Watch:
         self._backward_seen = 0
         self.current: int | None = None  # place of the outermost module that runs and is watched
 
+    @property
+    def hears(self) -> bool:
+        """Whether this thread is the one that is watched, and still is."""
+        return self._seen is not None and get_ident() == self._thread
+
     def close(self) -> None:
         """The code is over: keep facts, know no object any more."""
         self.look_away()
@@ -168,14 +170,15 @@ class Watch:
     # -- loaders, optimizers, gradients ------------------------------------------------------------------------------
 
     @guarded
-    def iterated(self, loader: DataLoader[Any]) -> None:
+    def iterated(self, args: Args, kwargs: KeywordArgs) -> None:
         """A DataLoader is asked for an iterator."""
+        loader = args[0]
         if self._seen is not None and self._seen.loaders.place(loader) is None:
             self._seen.loaders.add(loader, observed_loader(loader))
         self.look()
 
     @guarded
-    def stepped(self, optimizer: Optimizer, *_: Any) -> None:
+    def stepped(self, optimizer: Optimizer, args: Args, kwargs: KeywordArgs) -> None:
         """An optimizer has stepped. A wrapper (Accelerate's) has the param groups of the one within, which is first."""
         if self._seen is None or get_ident() != self._thread:
             return
@@ -185,7 +188,7 @@ class Watch:
         self._seen.inputs.stepped(watching=self._undo_modules is not None)
 
     @guarded
-    def backward(self, *_: Any, **__: Any) -> None:
+    def backward(self, args: Args, kwargs: KeywordArgs) -> None:
         """A backward pass begins: whatever was called since the last one is trained."""
         if self._seen is None:
             return
@@ -198,9 +201,9 @@ class Watch:
         if self._backward_seen <= 2:
             self.look()
 
-    def scaled(self, scaler: GradScaler, *_: Any, **__: Any) -> None:
+    def scaled(self, args: Args, kwargs: KeywordArgs) -> None:
         """A GradScaler is about to scale a loss."""
-        if self._seen is not None and scaler.is_enabled():
+        if self._seen is not None and args[0].is_enabled():
             self._seen.grad_scaler = True
 
     # -- modules -----------------------------------------------------------------------------------------------------
@@ -223,7 +226,7 @@ class Watch:
                 self._seen.inputs.missed()
 
     def _called(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._seen is None or get_ident() != self._thread:
+        if not self.hears:
             return call(args, kwargs)
         self.enters(module, args, kwargs)
         try:
@@ -257,19 +260,35 @@ class Watch:
             self.look_away()
 
     @guarded
-    def autocasts(self, entered: Any, region: Any) -> None:
+    def autocasts(self, region: Any) -> None:
         """Autocast is switched, perhaps within the outermost module."""
-        if self.current is None:
-            return
         import torch
 
-        if torch.is_autocast_enabled(region.device):
+        if self.current is not None and torch.is_autocast_enabled(region.device):
             self._note_autocast(dtype_name(torch.get_autocast_dtype(region.device)))
 
     def _note_autocast(self, kind: str | None) -> None:
         if self._seen is not None and self.current is not None and kind is not None:
             facts = self._seen.modules.facts
             facts[self.current] = replace(facts[self.current], autocast_dtype=kind)
+
+
+@contextmanager
+def _autocast(watch: Watch) -> Iterator[None]:
+    from torch.amp.autocast_mode import autocast
+
+    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def __enter__(self: Any) -> Any:
+            result = original(self)
+            if watch.current is not None and watch.hears:
+                watch.autocasts(self)
+            return result
+
+        return __enter__
+
+    with replaced(autocast, "__enter__", wrap):
+        yield
 
 
 # -- settings and figures ----------------------------------------------------------------------------------------------
