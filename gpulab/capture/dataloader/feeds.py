@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpulab.capture.dataloader.fetch_clock import Row
-from gpulab.capture.dataloader.shared_rows import Memory, Size
+from gpulab.capture.dataloader.shared_rows import Memory
 from gpulab.capture.dataloader.worker import WorkerStart
 from gpulab.run import Batches, Int64
 
@@ -59,8 +59,8 @@ class Timed:
 
     def batches(self, origin_ns: int, now_ns: int) -> Batches | None:
         """In order of arrival, on a clock that starts at `origin_ns`; None where nothing was timed."""
-        found = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
-        column = {name: found[:, i] for i, name in enumerate(COLUMNS)}
+        rows = np.array(self._rows, np.int64).reshape(-1, len(COLUMNS))
+        column = {name: rows[:, i] for i, name in enumerate(COLUMNS)}
         sound = (column["start_ns"] <= column["end_ns"]) & (column["end_ns"] <= now_ns + _CLOCKS_APART_NS)
         sound &= (column["start_ns"] >= origin_ns) & (column["item_count"] >= 0)
         arrived = np.where(column["answered_ns"] < 0, column["end_ns"], column["answered_ns"])
@@ -79,18 +79,18 @@ def _share_out(column: dict[str, Int64]) -> None:
     """Batches whose transforms were not timed: as the last of the same worker whose were."""
     for worker in np.unique(column["worker"]).tolist():
         mine = np.flatnonzero(column["worker"] == worker)
-        timed = column["transform_ns"][mine] >= 0
-        known, unknown = mine[timed], mine[~timed]
-        at = known[np.maximum(np.searchsorted(known, unknown) - 1, 0)] if len(known) else None
+        is_timed = column["transform_ns"][mine] >= 0
+        timed, untimed = mine[is_timed], mine[~is_timed]
+        at = timed[np.maximum(np.searchsorted(timed, untimed) - 1, 0)] if len(timed) else None
         for rest, part in (("read_ns", "transform_ns"), ("read_cpu_ns", "transform_cpu_ns")):
-            both = column[rest][unknown]
+            both = column[rest][untimed]
             share = column[part][at] / np.maximum(column[part][at] + column[rest][at], 1) if at is not None else 0.0
-            column[part][unknown] = (share * both).astype(np.int64)
-            column[rest][unknown] = both - column[part][unknown]
-        cpu = column["read_cpu_ns"][unknown] + column["transform_cpu_ns"][unknown]  # of each part at most its wall time
-        least, most = np.maximum(cpu - column["read_ns"][unknown], 0), column["transform_ns"][unknown]
-        column["transform_cpu_ns"][unknown] = np.clip(column["transform_cpu_ns"][unknown], least, most)
-        column["read_cpu_ns"][unknown] = cpu - column["transform_cpu_ns"][unknown]
+            column[part][untimed] = (share * both).astype(np.int64)
+            column[rest][untimed] = both - column[part][untimed]
+        cpu = column["read_cpu_ns"][untimed] + column["transform_cpu_ns"][untimed]  # of each part at most its wall time
+        least, most = np.maximum(cpu - column["read_ns"][untimed], 0), column["transform_ns"][untimed]
+        column["transform_cpu_ns"][untimed] = np.clip(column["transform_cpu_ns"][untimed], least, most)
+        column["read_cpu_ns"][untimed] = cpu - column["transform_cpu_ns"][untimed]
 
 
 class Here:
@@ -141,7 +141,7 @@ class FromWorkers:
         self.loader: int | None = None
         self.threads: int | None = None
         self._memory: Memory | None = memory
-        self._workers = memory.size.workers
+        self._workers = memory.workers
         self._iterator: Callable[[], Any] = lambda: None
         self._read = [0] * self._workers
         self._asked_ns = 0
@@ -153,7 +153,7 @@ class FromWorkers:
         """For the iterator that is about to be made of a loader; None where its workers cannot be told."""
         if "worker_init_fn" not in vars(loader):
             return None
-        return cls(Memory(Size(loader.num_workers, max(1, KEPT // loader.num_workers))))
+        return cls(Memory(loader.num_workers, max(1, KEPT // loader.num_workers)))
 
     @contextmanager
     def starting(self, iterator: Any, loader: Any) -> Iterator[None]:
@@ -214,7 +214,7 @@ class FromWorkers:
 
     def _collect(self) -> None:
         assert self._memory is not None
-        generation, rows = self._memory.generation, self._memory.size.rows
+        generation, rows = self._memory.generation, self._memory.rows
         self.threads = self._memory.threads or None
         for worker in range(self._workers):
             written = self._memory.written(worker)

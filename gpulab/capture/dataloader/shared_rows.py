@@ -10,7 +10,6 @@ import mmap
 import os
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 WORD = 8  # bytes
@@ -22,32 +21,20 @@ _WORKER_HEAD = 1  # words: rows written so far
 _ON, _GENERATION, _THREADS = 0, 1, 2
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
-    """So many workers, each with room for the newest `rows` rows."""
-
-    workers: int
-    rows: int
-
-    @property
-    def worker_words(self) -> int:
-        return _WORKER_HEAD + self.rows * ROW_WORDS
-
-    @property
-    def bytes(self) -> int:
-        return WORD * (_HEAD + self.workers * self.worker_words)
-
-
 class Memory:
-    """Pickled for a worker, it is the same memory there. `on` and `generation` are the training process's to set."""
+    """Room for the newest `rows` rows of each worker. Pickled for a worker, it is the same memory there.
 
-    def __init__(self, size: Size, source: Any = None) -> None:
-        self.size = size
-        self._source = _new(size.bytes) if source is None else source
+    `on` and `generation` are the training process's to set.
+    """
+
+    def __init__(self, workers: int, rows: int, source: Any = None) -> None:
+        self.workers, self.rows = workers, rows
+        self._worker_words = _WORKER_HEAD + rows * ROW_WORDS
+        self._source = _new(WORD * (_HEAD + workers * self._worker_words)) if source is None else source
         self._words = memoryview(self._source.buffer).cast("B").cast("q")
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Memory, (self.size, self._source)
+        return Memory, (self.workers, self.rows, self._source)
 
     @property
     def on(self) -> bool:
@@ -92,10 +79,10 @@ class Memory:
         return [ROW.unpack_from(self._source.buffer, self._place(head, i)) for i in range(first, last)]
 
     def _head(self, worker: int) -> int:
-        return _HEAD + worker * self.size.worker_words
+        return _HEAD + worker * self._worker_words
 
     def _place(self, head: int, number: int) -> int:
-        return WORD * (head + _WORKER_HEAD + number % self.size.rows * ROW_WORDS)
+        return WORD * (head + _WORKER_HEAD + number % self.rows * ROW_WORDS)
 
 
 class _Unnamed:
@@ -113,9 +100,9 @@ class _Unnamed:
     def new(cls, size_bytes: int) -> _Unnamed:
         descriptor = os.memfd_create("gpulab-loading")
         os.ftruncate(descriptor, size_bytes)
-        made = cls(os.dup(descriptor), size_bytes)
-        made._descriptor = descriptor
-        return made
+        memory = cls(os.dup(descriptor), size_bytes)
+        memory._descriptor = descriptor
+        return memory
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         from multiprocessing.reduction import DupFd
