@@ -203,15 +203,15 @@ class Capture:
 
     def _environment(self) -> Environment:
         """As the run had it: by its end the knobs have put back what was before."""
-        found = environment()
+        present = environment()
         if not self.settings.knobs:
-            return found
+            return present
         from gpulab.knobs.catalogue import KNOBS
 
         for name, text in self.settings.knobs.items():
             with suppress(UsageError):  # a value of a variable that has a knob's name
-                found = KNOBS[name].environment_with(found, KNOBS[name].parse(text)) if name in KNOBS else found
-        return found
+                present = KNOBS[name].environment_with(present, KNOBS[name].parse(text)) if name in KNOBS else present
+        return present
 
     def _loader(self, naming: Naming) -> Loader | None:
         loaders, threads = self._loop.loaders, self._clock.worker_threads

@@ -25,13 +25,13 @@ class KeptDict:
 
     def put_back(self) -> bool:
         target, base = self.target, self._base
-        found = list(base.items(target))
-        if _all_same(found, self._items):
+        present = list(base.items(target))
+        if _all_same(present, self._items):
             return False
         base.clear(target)
         for key, value in self._items:
             base.__setitem__(target, key, value)
-        return not _all_equal(found, self._items)
+        return not _all_equal(present, self._items)
 
 
 class KeptAttributes:
@@ -71,10 +71,10 @@ class KeptList:
         if len(target) == len(self._items) and all(map(operator.is_, target, self._items)):
             return False
         base: Any = list if isinstance(target, list) else deque
-        found = list(base.__iter__(target))
+        present = list(base.__iter__(target))
         base.clear(target)
         base.extend(target, self._items)
-        return len(found) != len(self._items) or not all(map(_equal, found, self._items))
+        return len(present) != len(self._items) or not all(map(_equal, present, self._items))
 
 
 class KeptSet:
@@ -83,8 +83,8 @@ class KeptSet:
         self._items = list(target)
 
     def put_back(self) -> bool:
-        found = {id(x) for x in self.target}
-        if found == {id(x) for x in self._items}:
+        present = {id(x) for x in self.target}
+        if present == {id(x) for x in self._items}:
             return False
         set.clear(self.target)
         set.update(self.target, self._items)
@@ -157,15 +157,15 @@ def attributes(owner: Any) -> dict[str, Any] | None:
 
 def slots(kind: type) -> list[Any]:
     """The descriptors of the slots that Python classes among its bases define."""
-    found = []
+    descriptors = []
     for base in kind.__mro__:
         names = base.__dict__.get("__slots__", ())
         for name in (names,) if isinstance(names, str) else names:
             private = name.startswith("__") and not name.endswith("__")
             slot = base.__dict__.get(f"_{base.__name__.lstrip('_')}{name}" if private else name)
             if name not in ("__dict__", "__weakref__") and hasattr(slot, "__set__"):
-                found.append(slot)
-    return found
+                descriptors.append(slot)
+    return descriptors
 
 
 def slot_value(slot: Any, owner: Any) -> Any:

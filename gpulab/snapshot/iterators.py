@@ -67,13 +67,13 @@ def _of_file(file: Any) -> object:
 
 def _of_parts(iterator: Any, depth: int) -> object:
     """Of what `zip`, `map`, `enumerate` and the like hold."""
-    found: list[object] = []
+    positions: list[object] = []
     for part in gc.get_referents(iterator):
         if is_iterator(type(part)):
-            found.append(position(part, depth - 1))
+            positions.append(position(part, depth - 1))
         elif type(part) in (list, tuple):
-            found.append(len(part))
-            found += [position(x, depth - 1) for x in part[:DEPTH] if is_iterator(type(x))]
+            positions.append(len(part))
+            positions += [position(x, depth - 1) for x in part[:DEPTH] if is_iterator(type(x))]
         elif type(part) in PLAIN:
-            found.append(part)
-    return tuple(found) or None
+            positions.append(part)
+    return tuple(positions) or None

@@ -75,8 +75,8 @@ class State:
         """
         state = cls(namespace, names)
         reached = state._reached
-        found = [(namespace[name], Place(name)) for name in state._known if name in namespace]
-        reached.follow([*found, *((x, Place(type(x).__name__)) for x in roots)])
+        named = [(namespace[name], Place(name)) for name in state._known if name in namespace]
+        reached.follow([*named, *((x, Place(type(x).__name__)) for x in roots)])
         state._kept = reached.kept
         undone = [(place, undo_of(x)) for x, place in reached.generators]
         state._undo = [(place, undo) for place, undo in undone if undo is not None]
@@ -143,9 +143,9 @@ class State:
         """Shut down the persistent workers that the code started; those that were there before stay."""
         lasting = []
         for loader, iterator, place in self._reached.loaders:
-            found = vars(loader).get("_iterator")
-            if found is not None and found is not iterator:
-                _shut_down(found)
+            present = vars(loader).get("_iterator")
+            if present is not None and present is not iterator:
+                _shut_down(present)
             if iterator is not None:
                 lasting.append(f"the random numbers in the persistent workers of `{place}`, which were running before")
         return lasting

@@ -132,12 +132,12 @@ class Tensors:
     def __init__(self, met: Iterable[Met]) -> None:
         self.could_not: list[str] = []
         usable = []
-        for found in met:
-            obstacle = _obstacle(found.tensor)
+        for candidate in met:
+            obstacle = _obstacle(candidate.tensor)
             if obstacle is None:
-                usable.append(found)
-            elif found.training:
-                self.could_not.append(f"`{found.place}`: {obstacle}")
+                usable.append(candidate)
+            elif candidate.training:
+                self.could_not.append(f"`{candidate.place}`: {obstacle}")
         copied, watched = _divided(usable)
         self._forms = [Form(m) for m in copied]
         self._pieces = _pieces([m.tensor for m in copied])
@@ -240,7 +240,7 @@ def _pieces(tensors: list[torch.Tensor]) -> list[Piece]:
             storage = tensor.untyped_storage()
             storages[storage._cdata] = storage
             spans[storage._cdata].append(_span(tensor))
-    return [Piece(storages[key], *span) for key, found in spans.items() for span in _joined(found)]
+    return [Piece(storages[key], *span) for key, overlapping in spans.items() for span in _joined(overlapping)]
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
@@ -279,8 +279,8 @@ def _grouped(
     return groups.values()
 
 
-def _changed(found: list[tuple[Met, int | None]]) -> list[Met]:
-    return [m for m, version in found if m.place.users and _version(m.tensor) != version]
+def _changed(versions: list[tuple[Met, int | None]]) -> list[Met]:
+    return [m for m, version in versions if m.place.users and _version(m.tensor) != version]
 
 
 def _version(tensor: torch.Tensor) -> int | None:

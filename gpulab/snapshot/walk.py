@@ -61,39 +61,39 @@ class Reachable:
         self._near: deque[tuple[Any, Place, bool]] = deque()
         self._far: deque[tuple[Any, Place, bool]] = deque()
 
-    def follow(self, found: Iterable[tuple[Any, Place]]) -> None:
+    def follow(self, roots: Iterable[tuple[Any, Place]]) -> None:
         """Go through everything that these objects lead to."""
-        self._near.extend((x, place, False) for x, place in found)
+        self._near.extend((x, place, False) for x, place in roots)
         while self._near or self._far:
             self._visit(*(self._near or self._far).popleft())
 
-    def _visit(self, found: Any, place: Place, training: bool) -> None:
-        kind = type(found)
+    def _visit(self, thing: Any, place: Place, training: bool) -> None:
+        kind = type(thing)
         if kind in SCALARS:
             return
-        if id(found) in self._seen:
-            if training and id(found) in self.tensors:
-                self.tensors[id(found)].training = True
+        if id(thing) in self._seen:
+            if training and id(thing) in self.tensors:
+                self.tensors[id(thing)].training = True
             return
         if len(self._seen) >= MOST:
             self.cut = True
             return
-        self._seen[id(found)] = found
+        self._seen[id(thing)] = thing
         torch = restorable.imported_torch()
         if torch is not None and issubclass(kind, torch.Tensor):
-            self._tensor(found, place, training)
+            self._tensor(thing, place, training)
         elif issubclass(kind, dict | list | tuple | set | frozenset | deque):
-            self._container(found, kind, place, training)
+            self._container(thing, kind, place, training)
         elif is_generator(kind):
-            self.generators.append((found, place))
+            self.generators.append((thing, place))
         elif kind in _CODE:
-            self._code(found, place)
+            self._code(thing, place)
         elif issubclass(kind, type):
-            self._class(found)
+            self._class(thing)
         elif kind is not ModuleType and self._is_put_back(kind):
-            self._instance(found, kind, place, training)
+            self._instance(thing, kind, place, training)
         elif place.users and is_iterator(kind):
-            self.iterators.append((found, position(found), place))
+            self.iterators.append((thing, position(thing), place))
 
     # -- tensors and containers ----------------------------------------------------------------------------------
 
@@ -104,26 +104,28 @@ class Reachable:
         if held := attributes(tensor):
             self._keep_dict(held, place.attribute("__dict__", users=False), False)
 
-    def _container(self, found: Any, kind: type, place: Place, training: bool) -> None:
-        if len(found) > LARGE and not training:
-            self.lengths.append(Length(found, place))
+    def _container(self, container: Any, kind: type, place: Place, training: bool) -> None:
+        if len(container) > LARGE and not training:
+            self.lengths.append(Length(container, place))
             return
         if issubclass(kind, dict):
-            self._keep_dict(found, place, training)
+            self._keep_dict(container, place, training)
         else:
             if issubclass(kind, list | deque):
-                self.kept.append(KeptList(found, place))
+                self.kept.append(KeptList(container, place))
             elif issubclass(kind, set):
-                self.kept.append(KeptSet(found, place))
-            self._enter(((x, place.item(i)) for i, x in enumerate(found) if type(x) not in SCALARS), training, found)
-        if attributes(found) and self._is_put_back(kind):
-            self._instance(found, kind, place, training)
+                self.kept.append(KeptSet(container, place))
+            self._enter(
+                ((x, place.item(i)) for i, x in enumerate(container) if type(x) not in SCALARS), training, container
+            )
+        if attributes(container) and self._is_put_back(kind):
+            self._instance(container, kind, place, training)
 
-    def _keep_dict(self, found: dict[Any, Any], place: Place, training: bool) -> None:
-        self.kept.append(KeptDict(found, place))
-        items = list(dict.items(found))
-        self._enter(((x, place.item(k)) for k, x in items if type(x) not in SCALARS), training, found)
-        self._enter(((k, place) for k, _ in items if type(k) not in SCALARS), False, found)
+    def _keep_dict(self, container: dict[Any, Any], place: Place, training: bool) -> None:
+        self.kept.append(KeptDict(container, place))
+        items = list(dict.items(container))
+        self._enter(((x, place.item(k)) for k, x in items if type(x) not in SCALARS), training, container)
+        self._enter(((k, place) for k, _ in items if type(k) not in SCALARS), False, container)
 
     def _enter(self, elements: Iterable[tuple[Any, Place]], training: bool, owner: Any) -> None:
         queue = self._far if len(owner) > LONG and not training else self._near
@@ -131,48 +133,50 @@ class Reachable:
 
     # -- instances -----------------------------------------------------------------------------------------------
 
-    def _instance(self, found: Any, kind: type, place: Place, training: bool) -> None:
+    def _instance(self, owner: Any, kind: type, place: Place, training: bool) -> None:
         is_module = issubclass(kind, restorable.modules())
         plain = self._is_users(kind) or restorable.is_plain(kind)
         place = Place(place.piece, place.parent, place.users and plain and not is_module)
-        self.kept.append(KeptAttributes(found, place))
+        self.kept.append(KeptAttributes(owner, place))
         training = training or issubclass(kind, restorable.trainers())
-        held = dict(attributes(found) or {})
+        held = dict(attributes(owner) or {})
         if issubclass(kind, restorable.loaders()):
-            self.loaders.append((found, held.get("_iterator"), place))
+            self.loaders.append((owner, held.get("_iterator"), place))
         if is_module:
             for name in _MODULE_DICTS:
                 self._module_dict(held.pop(name, None), place, training=name != "_modules")
         values = [(x, place.attribute(name)) for name, x in held.items()]
-        values += [(slot_value(s, found), place.attribute(s.__name__)) for s in slots(kind)]
+        values += [(slot_value(s, owner), place.attribute(s.__name__)) for s in slots(kind)]
         self._near.extend((x, at, training) for x, at in values if type(x) not in SCALARS and x is not ABSENT)
         if self._is_users(kind):
             self._class(kind)
 
-    def _module_dict(self, found: dict[str, Any] | None, place: Place, training: bool) -> None:
-        if found is not None and id(found) not in self._seen:
-            self._seen[id(found)] = found
-            self.kept.append(KeptDict(found, place))
-            self._near.extend((x, place.attribute(str(name)), training) for name, x in found.items() if x is not None)
+    def _module_dict(self, container: dict[str, Any] | None, place: Place, training: bool) -> None:
+        if container is not None and id(container) not in self._seen:
+            self._seen[id(container)] = container
+            self.kept.append(KeptDict(container, place))
+            self._near.extend(
+                (x, place.attribute(str(name)), training) for name, x in container.items() if x is not None
+            )
 
     # -- code ----------------------------------------------------------------------------------------------------
 
-    def _code(self, found: Any, place: Place) -> None:
-        kind = type(found)
+    def _code(self, thing: Any, place: Place) -> None:
+        kind = type(thing)
         if kind is MethodType:
-            self._near.extend(((found.__self__, place, False), (found.__func__, place, False)))
+            self._near.extend(((thing.__self__, place, False), (thing.__func__, place, False)))
         elif kind is BuiltinMethodType:
-            owner = found.__self__
+            owner = thing.__self__
             if owner is not None and type(owner) is not ModuleType:
                 self._near.append((owner, place, False))
         elif kind is functools.partial:
-            self._near.extend((x, place, False) for x in (found.func, found.args, found.keywords))
+            self._near.extend((x, place, False) for x in (thing.func, thing.args, thing.keywords))
         elif kind is property:
-            self._near.extend((f, place, False) for f in (found.fget, found.fset) if f is not None)
+            self._near.extend((f, place, False) for f in (thing.fget, thing.fset) if f is not None)
         elif kind is FunctionType:
-            self._function(found, place)
+            self._function(thing, place)
         else:  # staticmethod, classmethod
-            self._near.append((found.__func__, place, False))
+            self._near.append((thing.__func__, place, False))
 
     def _function(self, function: FunctionType, place: Place) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -192,12 +196,12 @@ class Reachable:
         namespace = function.__globals__
         read, assigned = _global_names(function.__code__)
         for name in read | assigned:
-            known = name in namespace
-            if (id(namespace), name) in self._names or not (known or name in assigned):
+            has_value = name in namespace
+            if (id(namespace), name) in self._names or not (has_value or name in assigned):
                 continue
             self._names.add((id(namespace), name))
             self.kept.append(KeptName(namespace, name, Place(name)))
-            if known:
+            if has_value:
                 self._near.append((namespace[name], Place(name), False))
 
     def _class(self, kind: type) -> None:

@@ -124,12 +124,12 @@ def _through(module: Module, original: Callable[..., Any], args: tuple[Any, ...]
     return step(args, kwargs)
 
 
-def _tell_dynamo(known: Any, now: Any) -> None:
+def _tell_dynamo(before: Any, now: Any) -> None:
     """torch.compile goes straight to `forward` where `Module.__call__` is the function that it knows as torch's own.
 
     So nothing that is compiled meanwhile contains our patch, and nothing has to be compiled anew when it is gone.
     """
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)
-        if module is not None and getattr(module, "unpatched_nn_module_call", None) is known:
+        if module is not None and getattr(module, "unpatched_nn_module_call", None) is before:
             setattr(module, "unpatched_nn_module_call", now)  # noqa: B010

@@ -63,8 +63,8 @@ def _held(thing: Any, depth: int = 0) -> Iterator[Any]:
 
 def _attributes(thing: Any) -> dict[str, Any]:
     """What it holds by itself: a property would run code of the user's."""
-    found: dict[str, Any] = getattr(thing, "__dict__", {})
-    return found
+    held: dict[str, Any] = getattr(thing, "__dict__", {})
+    return held
 
 
 def _spot(function: Any) -> Spot | None:

@@ -129,9 +129,9 @@ def samples_in(batch: Any, depth: int = 0) -> int | None:
     else:
         return None
     for part in parts:
-        found = samples_in(part, depth + 1)
-        if found is not None:
-            return found
+        count = samples_in(part, depth + 1)
+        if count is not None:
+            return count
     return None
 
 

@@ -47,13 +47,13 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
     """Time what this fetcher of torch's makes of the dataset, until the function that is returned is called."""
     clock = _FetchClock(dataset, batched=bool(getattr(fetcher, "auto_collation", True)))
     take, join = type(fetcher).fetch, fetcher.collate_fn
-    known = weakref.ref(fetcher)  # it would hold itself: torch lets go of one, and of the user's iterator, at once
+    weak = weakref.ref(fetcher)  # it would hold itself: torch lets go of one, and of the user's iterator, at once
 
     def fetch(index: Any) -> Any:
         if not sink.begins() or not _guarded(sink, clock.begin):
-            return take(known(), index)
+            return take(weak(), index)
         try:
-            batch = take(known(), index)
+            batch = take(weak(), index)
         finally:
             clock.end()
         _guarded(sink, lambda: sink.made(clock.row()))
@@ -64,7 +64,7 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
         return join(data)
 
     def undo() -> None:
-        timed = known()
+        timed = weak()
         if timed is not None and vars(timed).get("fetch") is fetch:
             del timed.fetch
         if timed is not None and vars(timed).get("collate_fn") is collate:
@@ -190,22 +190,22 @@ class CoreWait:
 
 def _holders(dataset: Any) -> list[dict[str, Any]]:
     """The attributes of a dataset and of those within it (Subset, ConcatDataset): there its transforms are."""
-    found: list[dict[str, Any]] = []
+    holders: list[dict[str, Any]] = []
     waiting, seen = [dataset], set[int]()
-    while waiting and len(found) < _HOLDERS:
+    while waiting and len(holders) < _HOLDERS:
         holder = waiting.pop(0)
         attributes = getattr(holder, "__dict__", None)
         if not isinstance(attributes, dict) or id(holder) in seen:
             continue
         seen.add(id(holder))
-        found.append(attributes)
+        holders.append(attributes)
         for name in _INNER:
             inner = attributes.get(name)
             inside = (
                 inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list | tuple) else [inner]
             )
             waiting += list(inside)[:_HOLDERS]
-    return found
+    return holders
 
 
 class _Slot:
@@ -218,11 +218,11 @@ class _Slot:
         self._ours: Any = None
 
     def put_in(self, spent: _Spent) -> None:
-        found = self._attributes.get(self._name)
-        if found is None or type(found) is _Timed or not callable(found):
+        users = self._attributes.get(self._name)
+        if users is None or type(users) is _Timed or not callable(users):
             return
-        if found is not self._users:
-            self._users, self._ours = found, _Timed(found, spent)
+        if users is not self._users:
+            self._users, self._ours = users, _Timed(users, spent)
         self._attributes[self._name] = self._ours
 
     def take_out(self) -> None:

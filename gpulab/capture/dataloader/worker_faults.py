@@ -80,16 +80,16 @@ def death(error: str, iterator: Any = None) -> str | None:
 
     `iterator` is the DataLoader's, whose processes know more than the message.
     """
-    said = _DEATH.search(error)
-    if said is None:
+    match = _DEATH.search(error)
+    if match is None:
         return None
-    pids = [int(pid) for pid in said["pids"].split(", ")]
+    pids = [int(pid) for pid in match["pids"].split(", ")]
     codes = {w.pid: w.exitcode for w in getattr(iterator, "_workers", ())}
-    known = [f"worker process {pid} {_how(codes[pid])}" for pid in pids if codes.get(pid) is not None]
-    if known:
-        return ", ".join(known)
+    ends = [f"worker process {pid} {_how(codes[pid])}" for pid in pids if codes.get(pid) is not None]
+    if ends:
+        return ", ".join(ends)
     processes = "worker process" if len(pids) == 1 else "worker processes"
-    return f"{processes} {said['pids']} {said['how'].removeprefix('is ')}"
+    return f"{processes} {match['pids']} {match['how'].removeprefix('is ')}"
 
 
 def _how(code: int) -> str:

@@ -159,9 +159,9 @@ class Sampler:
             code = process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             return "it stopped answering"
-        said = self._last_words[-1] if self._last_words else ""
+        last_words = self._last_words[-1] if self._last_words else ""
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
-        return f"{how}: {said}" if said else how
+        return f"{how}: {last_words}" if last_words else how
 
     def _take(self, message: Mapping[str, object]) -> None:
         t_ns, values = message.get("t"), message.get("v")

@@ -74,10 +74,10 @@ def main(order: Order) -> None:
 
 
 def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> None:
-    told = 0
+    missing_count = 0
     due_s = time.perf_counter()
     while True:
-        told = _tell_missing(meters, told, order.origin_ns)
+        missing_count = _tell_missing(meters, missing_count, order.origin_ns)
         due_s = max(due_s + order.period_s, time.perf_counter())  # late: skip, never hurry after
         stop = ended.wait(due_s - time.perf_counter()) or os.getppid() != order.parent_pid
         if stop:
@@ -88,9 +88,9 @@ def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> No
         _tell({"t": middle_ns - order.origin_ns, "v": values})
 
 
-def _tell_missing(meters: list[Meter], told: int, origin_ns: int) -> int:
+def _tell_missing(meters: list[Meter], reported_count: int, origin_ns: int) -> int:
     rows = [_missing_row(m, meter, origin_ns) for meter in meters for m in meter.missing()]
-    if len(rows) > told:
+    if len(rows) > reported_count:
         _tell({"missing": rows})
     return len(rows)
 

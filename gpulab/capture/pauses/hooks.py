@@ -199,8 +199,10 @@ def recompiled_because() -> dict[str, str]:
     """Of each compilation of this process that torch still knows: why it was done again, or what was compiled."""
     utils = sys.modules.get("torch._dynamo.utils")
     try:
-        known = utils.get_compilation_metrics() if utils is not None else ()
-        told = {str(m.compile_id): (m.co_name, getattr(m, "recompile_reason", None)) for m in known if m.co_name}
+        metrics = utils.get_compilation_metrics() if utils is not None else ()
+        compilations = {
+            str(m.compile_id): (m.co_name, getattr(m, "recompile_reason", None)) for m in metrics if m.co_name
+        }
     except Exception:  # torch's own bookkeeping: it has changed its shape before
         return {}
-    return {i: f"{name}, again: {why}" if why else str(name) for i, (name, why) in told.items()}
+    return {i: f"{name}, again: {why}" if why else str(name) for i, (name, why) in compilations.items()}

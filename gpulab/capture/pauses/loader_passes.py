@@ -42,9 +42,9 @@ class Passes:
         self._asking.append(loader)
         if len(self._asking) > 1:  # a loader within a loader
             return ()
-        found: tuple[Pass, ...] = ()
+        evaluated: tuple[Pass, ...] = ()
         if self._ended:
-            found, self._ended = tuple(self._ended), []
+            evaluated, self._ended = tuple(self._ended), []
         if fresh:
             old = self._open.pop(loader, None)
             if old is not None and not old.trains and old.batches:
@@ -52,7 +52,7 @@ class Passes:
             self._open[loader] = Pass(loader, t_ns, t_ns, spot)
         elif self._left and loader not in self._open:
             self._go_on(loader)
-        return found
+        return evaluated
 
     def _go_on(self, loader: int) -> None:
         """A pass that seemed to be left is asked again: it feeds the training, together with another."""
@@ -68,17 +68,17 @@ class Passes:
         if not self._asking:
             return
         loader = self._asking.pop()
-        found = self._open.get(loader)
-        if self._asking or found is None:
+        newest = self._open.get(loader)
+        if self._asking or newest is None:
             return
-        found.last_ns = t_ns
-        found.batches += batch
+        newest.last_ns = t_ns
+        newest.batches += batch
         if end or len(self._open) > 1:
             del self._open[loader]
         if not end:
-            self._open[loader] = found  # as the newest
-        elif found.batches and not found.trains:
-            self._ended.append(found)
+            self._open[loader] = newest  # as the newest
+        elif newest.batches and not newest.trains:
+            self._ended.append(newest)
 
     def trained(self) -> tuple[Pass, ...]:
         """Training goes on, with a batch of the loader that is known to feed it, else of the one that answered last."""
@@ -103,6 +103,6 @@ class Passes:
 
     def finish(self) -> tuple[Pass, ...]:
         rest = [*self._left, *(p for p in self._open.values() if not p.trains and p.batches)]
-        found = (*self._ended, *(p for p in rest if p.loader not in self._feeders))
+        evaluated = (*self._ended, *(p for p in rest if p.loader not in self._feeders))
         self._left, self._open, self._ended = [], {}, []
-        return found
+        return evaluated

@@ -62,29 +62,29 @@ class GradOff:
 
         A pass within a stretch lasts as long as that, for its last batch is worked on after the loader's last answer.
         """
-        found = [s for line in _by_line(self._found) for s in ([] if _usual(line, starts_ns) else line)]
+        unusual = [s for line in _by_line(self._found) for s in ([] if _usual(line, starts_ns) else line)]
         passes = sorted(passes, key=lambda p: p.start_ns)
         starts = [p.start_ns for p in passes]
         ends = list(accumulate((p.end_ns for p in passes), max))
-        told: list[Stretch | None] = list(passes)
-        for stretch in found:
+        evaluations: list[Stretch | None] = list(passes)
+        for stretch in unusual:
             touched = slice(bisect_right(ends, stretch.start_ns), bisect_left(starts, stretch.end_ns))
             if not passes[touched]:
-                told.append(stretch)
+                evaluations.append(stretch)
             elif all(stretch.start_ns <= p.start_ns and p.end_ns <= stretch.end_ns for p in passes[touched]):
-                told[touched] = [None] * len(passes[touched])
-                told.append(replace(passes[touched][0], start_ns=stretch.start_ns, end_ns=stretch.end_ns))
-        return tuple(s for s in told if s is not None)
+                evaluations[touched] = [None] * len(passes[touched])
+                evaluations.append(replace(passes[touched][0], start_ns=stretch.start_ns, end_ns=stretch.end_ns))
+        return tuple(s for s in evaluations if s is not None)
 
 
-def _by_line(found: Sequence[Stretch]) -> Iterable[list[Stretch]]:
+def _by_line(stretches: Sequence[Stretch]) -> Iterable[list[Stretch]]:
     lines: dict[Spot | None, list[Stretch]] = {}
-    for stretch in found:
+    for stretch in stretches:
         lines.setdefault(stretch.spot, []).append(stretch)
     return lines.values()
 
 
-def _usual(found: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> bool:
+def _usual(stretches: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> bool:
     """Whether most steps hold one, as far as they were kept."""
-    steps = np.searchsorted(starts_ns, [s.start_ns for s in found], side="right")
-    return len(np.unique(steps)) > USUAL * int(np.searchsorted(starts_ns, found[-1].end_ns, side="right"))
+    steps = np.searchsorted(starts_ns, [s.start_ns for s in stretches], side="right")
+    return len(np.unique(steps)) > USUAL * int(np.searchsorted(starts_ns, stretches[-1].end_ns, side="right"))

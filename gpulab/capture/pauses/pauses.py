@@ -75,8 +75,8 @@ class Pauses:
         self.heard.sort(key=lambda pause: pause[1:3])
         return tuple(PauseSum(kind, count, total) for kind, (count, total) in self._more.items())
 
-    def _note(self, found: tuple[Pass, ...]) -> None:
-        for p in found:
+    def _note(self, passes: tuple[Pass, ...]) -> None:
+        for p in passes:
             detail = f"{p.batches:,} batch" + ("" if p.batches == 1 else "es")
             self._evaluated.append(Stretch(p.start_ns, p.last_ns, p.spot, detail))
 

@@ -34,9 +34,9 @@ class UpdateLine:
         return bool(self._known) and _later(stack[::-1], self._known)
 
 
-def _later(stack: Stack, known: Stack) -> bool:
+def _later(stack: Stack, reference: Stack) -> bool:
     """Both from the outermost line inwards: whether the first line in which they differ comes later in the first."""
-    for (file, line, function), (its_file, its_line, its_function) in zip(stack, known, strict=False):
+    for (file, line, function), (its_file, its_line, its_function) in zip(stack, reference, strict=False):
         if (file, function) != (its_file, its_function) or line < its_line:
             return False
         if line > its_line:

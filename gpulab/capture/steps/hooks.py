@@ -135,9 +135,9 @@ class _Keys:
         """The number of the loader that `owner` is, or of the one whose iterator it is."""
         sampler = getattr(owner, "_index_sampler", None)
         shared = sampler if sampler is not None else owner
-        known = self._known.get(id(shared))
-        if known is not None and known[0]() is shared:  # an id returns when its object is gone
-            return known[1]
+        entry = self._known.get(id(shared))
+        if entry is not None and entry[0]() is shared:  # an id returns when its object is gone
+            return entry[1]
         self._count += 1
         self._known[id(shared)] = (_reference(shared), self._count)
         return self._count
@@ -235,16 +235,11 @@ def _optimizer_hooks(loop: Loop, thread: int, passed: _Passed) -> Iterator[None]
 
         return step
 
-    handles = [
-        module.register_optimizer_step_pre_hook(before),
-        module.register_optimizer_step_post_hook(after),
-    ]
-    try:
-        with replaced(GradScaler, "step", wrap_step):
-            yield
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as undo:
+        undo.callback(module.register_optimizer_step_pre_hook(before).remove)
+        undo.callback(module.register_optimizer_step_post_hook(after).remove)
+        undo.enter_context(replaced(GradScaler, "step", wrap_step))
+        yield
 
 
 @contextmanager

@@ -67,16 +67,16 @@ def plan(settings: Settings, total: int | None, *, certain: bool = True, on_gpu:
     windows: tuple[Window, ...] = ()
     if settings.trace:
         windows = _windows(settings, total, warmup, on_gpu) if certain else _cautious(settings, total, warmup, on_gpu)
-    known = _known(total, certain, settings.steps is not None)
-    choices = [Choice("warm-up", _steps(warmup), _why(settings.warmup, f"run length: {known}"))]
+    length = _length(total, certain, settings.steps is not None)
+    choices = [Choice("warm-up", _steps(warmup), _why(settings.warmup, f"run length: {length}"))]
     if windows:
-        said = ", better ".join(f"{_steps(w.length)} after step {w.after}" for w in windows)
-        choices.append(Choice("profiled window", said, _why(settings.trace_steps, f"run length: {known}")))
+        windows_text = ", better ".join(f"{_steps(w.length)} after step {w.after}" for w in windows)
+        choices.append(Choice("profiled window", windows_text, _why(settings.trace_steps, f"run length: {length}")))
     sooner_after = warmup + GPU_FEWEST_MEASURED if on_gpu and windows else NEVER
     return Schedule(warmup, windows, tuple(choices), sooner_after)
 
 
-def _known(total: int | None, certain: bool, asked: bool) -> str:
+def _length(total: int | None, certain: bool, asked: bool) -> str:
     if total is None:
         return "unknown"
     return _steps(total) if certain else f"at most {_steps(total)}" if asked else f"an epoch has {_steps(total)}"

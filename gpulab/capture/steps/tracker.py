@@ -320,9 +320,9 @@ class StepTracker:
             step.optimizer_ns = s.optimizer_ns - before.optimizer_ns
             step.batches = s.batches - before.batches
             step.samples = s.samples - before.samples
-            known = step.samples_known
+            samples_known = step.samples_known
             self._close(s.end_ns)
-            self._open.samples_known = known
+            self._open.samples_known = samples_known
             before = s
         self._open.samples_known = True
         return bool(ends)

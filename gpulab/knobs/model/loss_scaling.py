@@ -157,8 +157,8 @@ class LossScaling:
     def _overflowed(self) -> bool:
         """Whether a gradient since the last update is infinite or NaN. Waits for the device, as GradScaler does."""
         assert self._scaler is not None
-        found = [self._scaler._found_inf_per_device(g) for g in self._passes]  # type: ignore[arg-type]
-        return any(bool(f.item()) for of_devices in found for f in of_devices.values())
+        flags = [self._scaler._found_inf_per_device(g) for g in self._passes]  # type: ignore[arg-type]
+        return any(bool(f.item()) for of_devices in flags for f in of_devices.values())
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
