@@ -1,137 +1,71 @@
-"""`make ablate STORE=folder`: which planted cells each special case of the rules serves, from stored runs.
+"""`make ablate STORE=folder`: what each special case of the rules serves, from stored runs of the planted cells.
 
 Nothing is trained: `python -m benchmarks.planted --store FOLDER --no-cure` stores the runs first. Each stored run is
-diagnosed with all special cases, and once more with each special case turned off.
+diagnosed with all special cases, and once more without each special case that has a say in it. The recorded traces
+(GPULAB_TRACES) and the loops of the simulated GPU are diagnosed likewise, for what only a GPU shows.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from benchmarks.harness import RESULTS
-from benchmarks.planted import judging
+from benchmarks.planted import judging, traces
 from benchmarks.planted.catalogue import CELLS
-from benchmarks.planted.planted import Planted
+from benchmarks.planted.planted import Planted, PlantedTrace
+from benchmarks.simulated_gpu.loops import LOOPS, SimulatedLoop
+from benchmarks.special_cases import SWITCHES, Switch
 
-QUESTIONS = ("headline", "second cause", "interval")
+QUESTIONS = ("headline", "second cause", "interval", "trace", "simulated loop")
+MOST_NAMES = 3  # in a line of the table
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One diagnosis of a cell. `right` answers those of QUESTIONS that can be asked; `words` is all that it says."""
+    """One diagnosis of a case. `right` answers those of QUESTIONS that can be asked; `words` is all that it says."""
 
     right: Mapping[str, bool]
     words: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Switch:
-    """One special case. With `off` in place of the attribute `where`, diagnoses are as if it had not been written."""
+class Case:
+    """A run, or the ranks of a job, whose truth is known. `right` judges what is said of it (`judging.said`)."""
 
     name: str
-    where: str  # module:attribute
-    off: Any
+    run: Any
+    right: Callable[[Mapping[str, Any]], Mapping[str, bool]]
 
-    @contextmanager
-    def turned_off(self) -> Iterator[None]:
-        """The special case is back at the end."""
-        module, _, attribute = self.where.partition(":")
-        *path, last = attribute.split(".")
-        owner: Any = importlib.import_module(module)
-        for part in path:
-            owner = getattr(owner, part)
-        with patch.object(owner, last, self.off):
-            yield
+    def outcome(self, figures: Any = None) -> Outcome:
+        """With the usual thresholds, without earlier predictions; `figures`: of the run, where they are there."""
+        diagnosis = _diagnosis_of(self.run, figures)
+        return Outcome(self.right(judging.said(diagnosis)), repr(diagnosis))
 
+    def figures(self) -> Any:
+        """The facts of a run; None of a job."""
+        from gpulab.analysis.facts import facts
+        from gpulab.run import Run
 
-def _nothing(*_: Any) -> None:
-    """Stands for a function that finds no case of its own."""
+        return facts(self.run) if isinstance(self.run, Run) else None
 
 
-def _zero(*_: Any) -> float:
-    return 0.0
-
-
-def _one(*_: Any) -> int:
-    return 1
-
-
-def _empty(*_: Any) -> list[Any]:
-    return []
-
-
-SWITCHES = (
-    Switch(
-        "the user's calls for single numbers are logging, not a small batch",
-        "gpulab.diagnosis.rules.other_work:own_calls",
-        _nothing,
-    ),
-    Switch(
-        "a batch is small where a fused update of many parameters takes the step",
-        "gpulab.diagnosis.rules.launches:_mostly_parameters",
-        _nothing,
-    ),
-    Switch(
-        "an optimizer written by hand saves the passes that a fused one does not need",
-        "gpulab.diagnosis.rules.optimizer:_FUSED_PASSES",
-        math.inf,
-    ),
-    Switch("steps that wait by turns count by rounds", "gpulab.analysis.facts:turns_of", _one),
-    Switch(
-        "workers of short epochs hand over in rounds",
-        "gpulab.prediction.step:Plan._by_rounds_us",
-        _zero,
-    ),
-    Switch(
-        "pauses that matter once the first cause is cured",
-        "gpulab.diagnosis.diagnose:_once_cured",
-        _empty,
-    ),
-    Switch(
-        "calls of PyTorch in a transform wait for Python's lock",
-        "gpulab.prediction.unknowns:_waiting_calls",
-        _zero,
-    ),
-    Switch(
-        "more operators around a softmax than scale, mask, cast and dropout",
-        "gpulab.analysis.gpu.chains:_BETWEEN",
-        4,
-    ),
-    Switch(
-        "spellings of a garbage collection other than gc.collect",
-        "gpulab.diagnosis.rules.pauses:_COLLECTING",
-        ("gc.collect(",),
-    ),
-    Switch(
-        "library names in a trace other than torch and gpulab",
-        "gpulab.user_code:LIBRARIES",
-        frozenset({"torch", "gpulab"}),
-    ),
-)
-
-
-def outcome_of(run: Any, planted: Planted, measured: Mapping[str, Any] | None) -> Outcome:
-    """What is right about the diagnosis of a run, with the usual thresholds and without earlier predictions."""
+def _diagnosis_of(run: Any, figures: Any) -> Any:
     from gpulab.analysis.facts import facts
+    from gpulab.api.diagnose import diagnose_job
     from gpulab.diagnosis.diagnose import diagnose
+    from gpulab.run import Run
+    from gpulab.thresholds import DEFAULT
 
-    diagnosis = diagnose(facts(run))
-    said = judging.said(diagnosis)
-    judged = judging.judged(planted, said)
-    right = {"headline": bool(judged["right"])}
-    if len(planted.causes) > 1:
-        right["second cause"] = judged["ranks"][planted.causes[1]] is not None
-    holds = judging.prediction_of(judging.true_finding(planted, said), measured)["holds"]
-    return Outcome(right if holds is None else right | {"interval": bool(holds)}, repr(diagnosis))
+    if not isinstance(run, Run):
+        return diagnose_job(run, DEFAULT).diagnosis
+    return diagnose(facts(run) if figures is None else figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +103,83 @@ def change_of(switch: Switch, on: Mapping[str, Outcome], off: Mapping[str, Outco
     return Change(switch, right_in(on, off), right_in(off, on), differing)
 
 
-def ablated(store: Path, switches: Sequence[Switch] = SWITCHES) -> tuple[dict[str, Outcome], list[Change]]:
-    """The outcomes with all special cases, and what changes without each. Raises StoreError without such a store."""
-    runs = stored_runs(store)
-    measured = measured_cures()
-    cells = [planted for planted in CELLS if planted.name in runs]
+def ablated(cases: Iterable[Case], switches: Sequence[Switch] = SWITCHES) -> tuple[dict[str, Outcome], list[Change]]:
+    """The outcomes with all special cases, and what changes without each."""
     on: dict[str, Outcome] = {}
     off: list[dict[str, Outcome]] = [{} for _ in switches]
-    for planted in cells:
-        run, truth = _read(runs[planted.name]), measured.get(planted.name)
-        on[planted.name] = outcome_of(run, planted, truth)
+    for case in cases:
+        with_all, having_a_say = _watched(case, switches)
+        figures = case.figures()
+        on[case.name] = with_all
         for switch, without in zip(switches, off, strict=True):
+            if switch not in having_a_say:
+                without[case.name] = with_all
+                continue
             with switch.turned_off():
-                without[planted.name] = outcome_of(run, planted, truth)
+                without[case.name] = case.outcome(None if switch.changes_figures else figures)
     return on, [change_of(switch, on, without) for switch, without in zip(switches, off, strict=True)]
+
+
+def _watched(case: Case, switches: Sequence[Switch]) -> tuple[Outcome, list[Switch]]:
+    """The outcome with all special cases, and those without which it may be another."""
+    having_a_say: list[Switch] = []
+    with ExitStack() as watching:
+        for switch in switches:
+            watching.enter_context(switch.watched(partial(having_a_say.append, switch)))
+        return case.outcome(), having_a_say
+
+
+def all_cases(store: Path) -> Iterator[Case]:
+    """The stored cells, the recorded traces that are there, and the loops of the simulated GPU."""
+    yield from cells(store)
+    yield from recorded()
+    yield from simulated()
+
+
+def cells(store: Path) -> Iterator[Case]:
+    """The planted cells that have a stored run."""
+    runs, measured = stored_runs(store), measured_cures()
+    for planted in CELLS:
+        if planted.name in runs:
+            right = partial(right_of_cell, planted, measured.get(planted.name))
+            yield Case(planted.name, _read(runs[planted.name]), right)
+
+
+def right_of_cell(planted: Planted, measured: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, bool]:
+    """Headline, second cause where one was planted, interval where the cure was measured."""
+    judged = judging.judged(planted, said)
+    right = {"headline": bool(judged["right"])}
+    if len(planted.causes) > 1:
+        right["second cause"] = judged["ranks"][planted.causes[1]] is not None
+    holds = judging.prediction_of(judging.true_finding(planted, said), measured)["holds"]
+    return right if holds is None else right | {"interval": bool(holds)}
+
+
+def recorded() -> Iterator[Case]:
+    """The recorded traces that are there (GPULAB_TRACES)."""
+    from gpulab.api.profile import open_run
+
+    for case in traces.TRACES:
+        path = traces.file_of(case)
+        if path is not None:
+            yield Case(case.name, open_run(path), partial(_right_of_trace, case))
+
+
+def _right_of_trace(case: PlantedTrace, said: Mapping[str, Any]) -> dict[str, bool]:
+    return {"trace": bool(judging.judged_trace(case, said)["right"])}
+
+
+def simulated() -> Iterator[Case]:
+    """The loops of the simulated GPU."""
+    from benchmarks.simulated_gpu.record import record
+
+    for loop in LOOPS:
+        run = record(loop.loop, loop.gpu, peak_memory_fraction=loop.peak_memory_fraction).run
+        yield Case(f"simulated {loop.name}", run, partial(_right_of_loop, loop))
+
+
+def _right_of_loop(loop: SimulatedLoop, said: Mapping[str, Any]) -> dict[str, bool]:
+    return {"simulated loop": bool(judging.judged(loop, said)["right"])}  # type: ignore[arg-type]
 
 
 def stored_runs(store: Path) -> dict[str, Path]:
@@ -207,35 +204,51 @@ def measured_cures() -> dict[str, Any]:
 
 
 def table(on: Mapping[str, Outcome], changes: Sequence[Change]) -> list[str]:
-    """One line for each special case, then the names of the cells."""
-    totals = {q: [o.right[q] for o in on.values() if q in o.right] for q in QUESTIONS}
+    """The totals, then one line for each special case: figures, and the names of what it serves."""
     lines = [
-        f"{len(on)} of {len(CELLS)} cells have a stored run. Right with all special cases: "
-        + ", ".join(f"{q} {sum(answers)} of {len(answers)}" for q, answers in totals.items())
-        + ".",
+        f"{sum('headline' in o.right for o in on.values())} of {len(CELLS)} cells have a stored run. "
+        f"Right with all special cases: {totals(on)}.",
         "",
-        "| special case turned off | " + " | ".join(f"{q}: lost, gained" for q in QUESTIONS) + " | any word | cells |",
+        "| turned off | "
+        + " | ".join(f"{q}: lost, gained" for q in QUESTIONS)
+        + " | any word | lost (−), gained (+) |",
         "|" + "---|" * (3 + len(QUESTIONS)),
     ]
     for change in changes:
         counts = [f"{len(change.lost[q])}, {len(change.gained[q])}" for q in QUESTIONS]
+        if change.switch.needs_gpu:
+            counts[:3] = ["not judged: needs a GPU", "", ""]
         lines.append(f"| {change.switch.name} | {' | '.join(counts)} | {len(change.differing)} | {_named(change)} |")
     return lines
 
 
+def totals(on: Mapping[str, Outcome]) -> str:
+    """How many of each question are answered rightly."""
+    answers = {q: [o.right[q] for o in on.values() if q in o.right] for q in QUESTIONS}
+    return ", ".join(f"{q} {sum(right)} of {len(right)}" for q, right in answers.items())
+
+
 def _named(change: Change) -> str:
-    words = [f"−{name} ({q})" for q in QUESTIONS for name in change.lost[q]]
-    return ", ".join(words + [f"+{name} ({q})" for q in QUESTIONS for name in change.gained[q]])
+    signed = (("−", change.lost), ("+", change.gained))
+    return ", ".join(f"{sign}{_some(names[q])} ({q})" for sign, names in signed for q in QUESTIONS if names[q])
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return ", ".join(names[:MOST_NAMES]) + more
 
 
 def main() -> None:
     """Print the table of the stored runs in a folder."""
     parser = argparse.ArgumentParser(prog="benchmarks.ablate", description=main.__doc__)
     parser.add_argument("store", type=Path, help="folder that `benchmarks.planted --store` wrote")
-    store: Path = parser.parse_args().store
-    if not stored_runs(store):
-        parser.error(f"{str(store)!r} holds no run of a planted cell: python -m benchmarks.planted --store {store}")
-    print("\n".join(table(*ablated(store))))
+    parser.add_argument("--totals", action="store_true", help="only how many are right with all special cases")
+    arguments = parser.parse_args()
+    if not stored_runs(arguments.store):
+        folder = arguments.store
+        parser.error(f"{str(folder)!r} holds no run of a planted cell: python -m benchmarks.planted --store {folder}")
+    on, changes = ablated(all_cases(arguments.store), () if arguments.totals else SWITCHES)
+    print("\n".join(table(on, changes)))
 
 
 if __name__ == "__main__":

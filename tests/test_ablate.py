@@ -10,7 +10,10 @@ import pytest
 from made_cases import pauses, run_of
 
 from benchmarks import ablate
-from benchmarks.ablate import SWITCHES, Outcome, Switch
+from benchmarks.ablate import Outcome
+from benchmarks.special_cases import SWITCHES, Switch
+from gpulab.analysis.facts import facts
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Run
 from gpulab.store.folders import Store
 
@@ -43,15 +46,18 @@ def test_a_stored_run_whose_rule_is_turned_off_is_lost(tmp_path: Path, monkeypat
     collected = dataclasses.replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
     store.save(_named(collected, CELL))
     store.save(_named(run, "no planted cell"))
-    outcomes, (gc, saves) = ablate.ablated(tmp_path, (NO_GC, NO_SAVES))
+    outcomes, (gc, saves) = ablate.ablated(ablate.cells(tmp_path), (NO_GC, NO_SAVES))
     assert list(outcomes) == [CELL] and outcomes[CELL].right == {"headline": True}
     assert gc.lost["headline"] == [CELL] and gc.cells == {CELL}
     assert not gc.gained["headline"] and not saves.cells
     assert gc.differing == [CELL] and not saves.differing
     lines = ablate.table(outcomes, [gc, saves])
     assert "headline 1 of 1" in lines[0]
-    assert lines[-2].startswith("| garbage collections count | 1, 0 | 0, 0 | 0, 0 | 1 |") and CELL in lines[-2]
-    assert lines[-1] == "| saving counts | 0, 0 | 0, 0 | 0, 0 | 0 |  |"
+    assert (
+        lines[-2].startswith("| garbage collections count | 1, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 1 |")
+        and CELL in lines[-2]
+    )
+    assert lines[-1] == "| saving counts | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0 |  |"
 
 
 def _named(run: Run, name: str) -> Run:
@@ -71,9 +77,32 @@ def test_what_is_lost_and_gained_by_question() -> None:
     }
     change = ablate.change_of(NO_GC, on, off)
     assert change.differing == ["b", "c"]
-    assert change.lost == {"headline": ["c"], "second cause": [], "interval": ["a"]}
-    assert change.gained == {"headline": ["b"], "second cause": [], "interval": []}
+    assert {q: names for q, names in change.lost.items() if names} == {"headline": ["c"], "interval": ["a"]}
+    assert {q: names for q, names in change.gained.items() if names} == {"headline": ["b"]}
     assert change.cells == {"a", "c"}
+
+
+def test_a_special_case_is_watched_before_it_is_turned_off() -> None:
+    run = run_of()
+    collected = dataclasses.replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
+    rule = next(switch for switch in SWITCHES if switch.name == "rule gc_pause")
+    notes: list[str] = []
+    with rule.watched(lambda: notes.append("has a say")):
+        assert diagnose(facts(run)).of("gc_pause") is None and not notes
+        assert diagnose(facts(collected)).of("gc_pause") is not None and notes
+
+
+def test_what_is_no_function_is_always_turned_off() -> None:
+    notes: list[str] = []
+    with NO_GC.watched(lambda: notes.append("has a say")):
+        assert notes
+
+
+def test_a_simulated_loop_is_a_case() -> None:
+    loop = next(case for case in ablate.simulated() if "loads" in case.name)
+    outcomes, (change,) = ablate.ablated(iter([loop]), [s for s in SWITCHES if s.name == "rule data_starved"])
+    assert outcomes[loop.name].right == {"simulated loop": True}
+    assert change.lost["simulated loop"] == [loop.name]
 
 
 def test_a_store_without_planted_cells_has_none(tmp_path: Path) -> None:

@@ -1,0 +1,341 @@
+"""The special cases of the diagnosis and its predictions, each with what stands in its place when it is turned off."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import FunctionType
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+
+from gpulab.diagnosis.kind import FindingKind
+from gpulab.diagnosis.rules import RULE_MODULES
+from gpulab.intervals import EMPTY
+from gpulab.prediction.predict import PREDICTORS, Formula
+
+_OFF = "turned off"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Switch:
+    """One special case. With `off` in place of the attribute `where`, diagnoses are as if it had not been written.
+
+    `needs_gpu`: no cell for the CPU can show what it serves.
+    """
+
+    name: str
+    where: str  # module:attribute
+    off: Any
+    needs_gpu: bool = False
+
+    @property
+    def changes_figures(self) -> bool:
+        """Whether the figures of a run have to be computed anew without it."""
+        return self.where.startswith(("gpulab.analysis", "gpulab.user_code"))
+
+    @contextmanager
+    def turned_off(self) -> Iterator[None]:
+        """The special case is back at the end."""
+        with patch.object(*self._attribute(), self.off):
+            yield
+
+    @contextmanager
+    def watched(self, note: Callable[[], None]) -> Iterator[None]:
+        """As it is; `note` is called where the diagnosis would differ without it, or always where nothing tells."""
+        owner, name = self._attribute()
+        probe = _probe(getattr(owner, name), self.off, note)
+        if probe is None:
+            note()
+            yield
+            return
+        with patch.object(owner, name, probe):
+            yield
+
+    def _attribute(self) -> tuple[Any, str]:
+        module, _, attribute = self.where.partition(":")
+        *path, last = attribute.split(".")
+        owner: Any = importlib.import_module(module)
+        for part in path:
+            owner = getattr(owner, part)
+        return owner, last
+
+
+def _probe(value: Any, off: Any, note: Callable[[], None]) -> Any:
+    """Does what `value` does, and calls `note` where `off` would answer otherwise; None for what is no function."""
+    if isinstance(value, property):
+        return property(_noting(value.fget, off.fget, note))
+    if isinstance(value, FunctionType):
+        return _noting(value, off, note)
+    if isinstance(value, tuple) and any(isinstance(kind, FindingKind) and kind.rule is _nothing for kind in off):
+        rules = zip(value, off, strict=True)
+        return tuple(replace(k, rule=_noting(k.rule, _nothing, note)) if o.rule is _nothing else k for k, o in rules)
+    if isinstance(value, dict) and _OFF in off.values():
+        return {
+            name: replace(formula, apply=_noting(formula.apply, _nothing, note)) if off[name] == _OFF else formula
+            for name, formula in value.items()
+        }
+    return None
+
+
+def _noting(function: Any, off: Any, note: Callable[[], None]) -> Callable[..., Any]:
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            answer = function(*args, **kwargs)
+        except Exception:
+            note()
+            raise
+        if not _same(answer, off(*args, **kwargs)):
+            note()
+        return answer
+
+    return called
+
+
+def _same(answer: Any, neutral: Any) -> bool:
+    try:
+        return answer is neutral or bool(type(answer) is type(neutral) and answer == neutral)
+    except ValueError:  # arrays
+        return False
+
+
+# -- what stands in place of a special case ----------------------------------------------------------------------------
+
+
+def _nothing(*_: Any) -> None:
+    """Stands for a function that finds no case of its own."""
+
+
+def _zero(*_: Any) -> float:
+    return 0.0
+
+
+def _one(*_: Any) -> int:
+    return 1
+
+
+def _one_core(*_: Any) -> float:
+    return 1.0
+
+
+def _empty(*_: Any) -> list[Any]:
+    return []
+
+
+def _no_words(*_: Any) -> str:
+    return ""
+
+
+def _no(*_: Any, **__: Any) -> bool:
+    return False
+
+
+def _yes(*_: Any) -> bool:
+    return True
+
+
+def _no_intervals(*_: Any) -> Any:
+    return EMPTY
+
+
+def _first(first: Any, *_: Any) -> Any:
+    return first
+
+
+def _second(_: Any, second: Any, *__: Any) -> Any:
+    return second
+
+
+def _no_settings(*_: Any) -> dict[str, Any]:
+    return {}
+
+
+def _no_copies(*_: Any) -> tuple[float, float]:
+    return 0.0, 0.0
+
+
+_RULES = "gpulab.diagnosis.rules."
+_PREDICTION = "gpulab.prediction."
+
+_OF_RULES = (
+    Switch("the user's calls for single numbers are logging", f"{_RULES}other_work:own_calls", _nothing),
+    Switch("code of the user's without any operator is logging", f"{_RULES}other_work:own_code", _nothing),
+    Switch("what follows the update is logging", f"{_RULES}pauses:following_update", _nothing),
+    Switch("pauses too short to be kept are no part of what follows", f"{_RULES}other_work:_short_pauses", _zero),
+    Switch("work that the trace names is logging", f"{_RULES}pauses:named_work", _nothing),
+    Switch("pauses are no part of work that the trace names", f"{_RULES}other_work:_pauses_in_steps_us", _zero),
+    Switch("the names of such work, in its evidence", f"{_RULES}other_work:_names_of_others", _no_words),
+    Switch("time between the steps is logging", f"{_RULES}pauses:between_steps", _nothing),
+    Switch("the profiler's own time lies between the steps", f"{_RULES}other_work:_own_ns", _zero),
+    Switch("NumPy's files are no checkpoints", f"{_RULES}pauses:_saves_checkpoints", _yes),
+    Switch("what is made for a log belongs to it", f"{_RULES}pauses:_with_what_is_around", _second),
+    Switch("steps with a compilation in place of its pauses", f"{_RULES}pauses:_compile_steps", _nothing),
+    Switch("pauses too short to be kept one by one", f"{_RULES}pauses:_short", _nothing),
+    Switch("three collections of garbage, not two", f"{_RULES}pauses:_LEAST", {}),
+    Switch("a collection while data are loaded is the loading's", f"{_RULES}pauses:loading_times", _no_intervals),
+    Switch("a pause in most steps is part of the step", f"{_RULES}pauses:_typical_us", _zero),
+    Switch("spellings of a garbage collection other than gc.collect", f"{_RULES}pauses:_COLLECTING", ("gc.collect(",)),
+    Switch("more threads than cores", f"{_RULES}cores:_too_many_threads", _nothing),
+    Switch("threads of each worker", f"{_RULES}cores:_threads_of_workers", _nothing),
+    Switch("compute threads beside workers", f"{_RULES}cores:_threads_beside_workers", _nothing),
+    Switch("workers that wait for a core", f"{_RULES}cores:waiting_for_cores", _nothing),
+    Switch("cores that the system does not tell", f"{_RULES}cores:_without_cores", _nothing),
+    Switch(
+        "garbage collected while data are loaded, in the evidence", f"{_RULES}dataloader:_collecting_meanwhile", _zero
+    ),
+    Switch("handing a batch over takes long", "gpulab.diagnosis.context:RuleContext.handed_over_us", property(_zero)),
+    Switch("compute threads leave workers their cores", f"{_RULES}dataloader_cures:_threads_beside", _nothing),
+    Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader_cures:mostly_waits", _no),
+    Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader_cures:_collating", _no_words),
+    Switch("the line of a function that takes most of the wait", f"{_RULES}dataloader_evidence:lines_of", _empty),
+    Switch("the line where the longest part is written", f"{_RULES}dataloader_evidence:_written", _no_words),
+    Switch("an iterator for each step", f"{_RULES}dataloader_workers:_every_step", _nothing),
+    Switch("calls of operators are most of a step on a CPU", f"{_RULES}launches:_mostly_calls", _nothing),
+    Switch("the user's calls for single numbers are no small batch", f"{_RULES}launches:calls_of_own", _nothing),
+    Switch("a fused update is most of a step on a CPU", f"{_RULES}launches:_mostly_parameters", _nothing),
+    Switch("copies for another order of axes on a CPU", f"{_RULES}operations:_layout_on_cpu", _nothing),
+    Switch("attention on a CPU", f"{_RULES}operations:attention_on_cpu", _nothing),
+    Switch("chains of small operations on a CPU", f"{_RULES}operations:pointwise_on_cpu", _nothing),
+    Switch("a compiled model has no chains", f"{_RULES}operations:_is_compiled", _no),
+    Switch("an optimizer written by hand saves passes", f"{_RULES}optimizer:_FUSED_PASSES", math.inf),
+    Switch("causes that are explained do not make a CPU unhealthy", f"{_RULES}verdicts:_spread_thin", _no),
+    Switch("Python without a name is an open question", f"{_RULES}verdicts:_unexplained", _nothing),
+    Switch("the peak of memory is hidden by an earlier run", f"{_RULES}launches:_peak_is_hidden", _no, needs_gpu=True),
+    Switch("one GPU of several works", f"{_RULES}placement:_one_of_several", _nothing, needs_gpu=True),
+    Switch("a part of the model computes on the CPU", f"{_RULES}placement:_partly", _nothing, needs_gpu=True),
+    Switch("a GPU that training did not use", f"{_RULES}placement:_unused", _nothing, needs_gpu=True),
+    Switch("no names of formats", f"{_RULES}precision:_unknown_formats", _nothing, needs_gpu=True),
+    Switch("no peaks of that GPU", f"{_RULES}precision:_unknown_units", _nothing, needs_gpu=True),
+    Switch(
+        "memory requested anew shows that it was too little", f"{_RULES}memory:_too_little", _no_words, needs_gpu=True
+    ),
+    Switch("a wait that may be hidden", f"{_RULES}dataloader:_hidden_or_not", _nothing, needs_gpu=True),
+    Switch("an optimizer whose idle time is withheld", f"{_RULES}optimizer:_withheld", _nothing, needs_gpu=True),
+    Switch("a clock held down", f"{_RULES}sharing:_slower", _nothing, needs_gpu=True),
+    Switch("meters that were not read", f"{_RULES}sharing:_unread", _nothing, needs_gpu=True),
+    Switch(
+        "waiting for the GPU costs no more than its idle time",
+        f"{_RULES}transfers:_not_for_data_us",
+        lambda _: math.inf,
+        needs_gpu=True,
+    ),
+    Switch("waiting for data is no launch", f"{_RULES}launches:waiting_for_data", _no_intervals, needs_gpu=True),
+    Switch("long gaps are no launch", f"{_RULES}launches:not_launching_us", _zero, needs_gpu=True),
+    Switch("a rank's own cause says why it is late", "gpulab.diagnosis.ranks:_own", _nothing, needs_gpu=True),
+    Switch("a cause that most ranks have", "gpulab.diagnosis.ranks:_common", _nothing, needs_gpu=True),
+)
+
+_OF_RANKING = (
+    Switch("pauses that matter once the first cause is cured", "gpulab.diagnosis.diagnose:_once_cured", _empty),
+    Switch(
+        "a trace without Python's stacks", "gpulab.diagnosis.diagnose:_without_lines", lambda *_: (), needs_gpu=True
+    ),
+    Switch("too few steps", "gpulab.diagnosis.context:RuleContext.too_few_steps", property(_no)),
+    Switch("the machine's memory is full", "gpulab.diagnosis.context:RuleContext.host_memory_full", property(_no)),
+    Switch("no larger batch where it starves", "gpulab.diagnosis.ranking:_starves", _no),
+    Switch("a larger batch that outweighs the starving", "gpulab.diagnosis.ranking:_outweighs", _no),
+    Switch("feeding first where workers load", "gpulab.diagnosis.ranking:_feeding_first", _second),
+    Switch("symptoms go where their cause is", "gpulab.diagnosis.ranking:_without_symptoms", _second),
+    Switch("a batch's own cost yields to a larger batch", "gpulab.diagnosis.ranking:_yields_to_larger_batch", _no),
+    Switch("an open question first", "gpulab.diagnosis.ranking:_unexplained_us", lambda *_: -1.0),
+    Switch(
+        "an upper bound is worth less", "gpulab.diagnosis.ranking:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
+    ),
+    Switch("a cure with only a range is worth less", "gpulab.diagnosis.ranking:_RANGE_ONLY", 1.0),
+    Switch("waiting of unprofiled steps", "gpulab.diagnosis.ranking:_waited_us", _zero),
+    Switch("a hint is no cause", "gpulab.diagnosis.ranking:_is_hint", _no),
+    Switch("no more than a cure is predicted to bring", "gpulab.diagnosis.cure_predictions:_bounded", _first),
+    Switch(
+        "no setting that is predicted to bring nothing",
+        "gpulab.diagnosis.cure_predictions:_without_useless_setting",
+        _first,
+    ),
+    Switch("no word about a small difference", "gpulab.diagnosis.cure_predictions:HARDLY_LESS", math.inf),
+)
+
+_OF_PREDICTIONS = (
+    Switch("calls are most of a step", f"{_PREDICTION}batch:MOSTLY", math.inf),
+    Switch("of calls' rest a part has weights to read", f"{_PREDICTION}batch:CALLS_OFF", 0.0),
+    Switch("cores that the training takes", f"{_PREDICTION}unknowns:training_cores", _one_core),
+    Switch("threads beside workers wait for the slowest", f"{_PREDICTION}unknowns:CROWDED", (1.0, 1.0)),
+    Switch("workers that wait leave the cores free", f"{_PREDICTION}unknowns:CROWDED_FROM", math.inf),
+    Switch("processes share memory and caches", f"{_PREDICTION}unknowns:SHARED", (1.0, 1.0)),
+    Switch("handing over varies", f"{_PREDICTION}unknowns:HANDING", (1.0, 1.0)),
+    Switch("calls of PyTorch in a transform wait for Python's lock", f"{_PREDICTION}unknowns:_waiting_calls", _zero),
+    Switch("a worker's processor sends", f"{_PREDICTION}step:sending_us", _zero),
+    Switch("the loop's processor receives", f"{_PREDICTION}step:receiving_us", _zero),
+    Switch("starting workers anew in short epochs", f"{_PREDICTION}dataloader:_restarting", _no_settings),
+    Switch("starting workers varies", f"{_PREDICTION}step:STARTING", (1.0, 1.0)),
+    Switch("workers of short epochs hand over in rounds", f"{_PREDICTION}step:Plan._by_rounds_us", _zero),
+    Switch("workers that stay make the first batch", f"{_PREDICTION}restarts:first_batch_us", _nothing),
+    Switch("processes that are no copies", f"{_PREDICTION}restarts:_forks", _yes),
+    Switch("a large process starts workers more slowly", f"{_PREDICTION}restarts:EACH_GB_US", 0.0),
+    Switch("a cache copies items for a collate_fn", f"{_PREDICTION}dataloader:_copies_us", _no_copies),
+    Switch("a range that tells nothing", f"{_PREDICTION}kernels:TELLS", math.inf),
+    Switch("what a fused step takes may be off", f"{_PREDICTION}optimizer:FUSED_DOUBT", (1.0, 1.0)),
+    Switch("an optimizer's Python", f"{_PREDICTION}optimizer:PYTHON_US", 0.0),
+    Switch("an optimizer gathers its tensors", f"{_PREDICTION}optimizer:PER_TENSOR_US", 0.0),
+    Switch("an operator's begin is not moving", f"{_PREDICTION}optimizer:BEGIN_US", 0.0),
+    Switch("a pause empties caches", f"{_PREDICTION}removal:COLD", (0.0, 0.0, 0.0)),
+    Switch("few pauses may be chance", f"{_PREDICTION}removal:FEW", 0.0),
+    Switch(
+        "a step with a compilation takes what the others take", f"{_PREDICTION}removal:Pauses.compiling", property(_no)
+    ),
+    Switch("time that only the trace shows", f"{_PREDICTION}removal:_traced_share", _zero),
+    Switch("what a GPU works remains", f"{_PREDICTION}removal:_busy_ns", _zero, needs_gpu=True),
+    Switch("the trace of a full GPU hides its waits", f"{_PREDICTION}baseline:HIDDEN", math.inf, needs_gpu=True),
+    Switch("autocast keeps some operations", f"{_PREDICTION}precision:_KEPT", re.compile("(?!)"), needs_gpu=True),
+    Switch(
+        "a launch into a full queue waits",
+        f"{_PREDICTION}replay_tasks:_into_a_full_queue",
+        lambda *_: np.empty(0, np.intp),
+        needs_gpu=True,
+    ),
+    Switch(
+        "a synchronizing call that had nothing to wait for",
+        f"{_PREDICTION}replay_tasks:_found_done",
+        lambda *_: {},
+        needs_gpu=True,
+    ),
+    Switch("a copy waits for itself", f"{_PREDICTION}replay_tasks:_with_own_copy", lambda *_: {}, needs_gpu=True),
+)
+
+_OF_FIGURES = (
+    Switch("steps that wait by turns count by rounds", "gpulab.analysis.facts:turns_of", _one),
+    Switch(
+        "more operators around a softmax than scale, mask, cast and dropout", "gpulab.analysis.gpu.chains:_BETWEEN", 4
+    ),
+    Switch(
+        "library names in a trace other than torch and gpulab",
+        "gpulab.user_code:LIBRARIES",
+        frozenset({"torch", "gpulab"}),
+    ),
+)
+
+SPECIAL_CASES = (*_OF_RULES, *_OF_RANKING, *_OF_PREDICTIONS, *_OF_FIGURES)
+
+
+# -- a rule or a predictor as a whole ----------------------------------------------------------------------------------
+
+
+def _rules() -> Iterator[Switch]:
+    for module in RULE_MODULES:
+        for kind in module.FINDINGS:
+            if kind.rule is not None:
+                off = tuple(replace(k, rule=_nothing) if k is kind else k for k in module.FINDINGS)
+                yield Switch(f"rule {kind.key}", f"{module.__name__}:FINDINGS", off)  # type: ignore[attr-defined]
+
+
+def _predictors() -> Iterator[Switch]:
+    for name, formula in PREDICTORS.items():
+        if isinstance(formula, Formula):
+            off = {**PREDICTORS, name: _OFF}
+            yield Switch(f"predictor {name}", "gpulab.prediction.predict:PREDICTORS", off)
+
+
+SWITCHES = (*SPECIAL_CASES, *_rules(), *_predictors())
