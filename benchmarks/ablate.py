@@ -116,8 +116,16 @@ def ablated(cases: Iterable[Case], switches: Sequence[Switch] = SWITCHES) -> tup
                 without[case.name] = with_all
                 continue
             with switch.turned_off():
-                without[case.name] = case.outcome(None if switch.changes_figures else figures)
+                without[case.name] = _or_nothing(case, None if switch.changes_figures else figures)
     return on, [change_of(switch, on, without) for switch, without in zip(switches, off, strict=True)]
+
+
+def _or_nothing(case: Case, figures: Any) -> Outcome:
+    """Where no diagnosis is left without a special case, nothing is right."""
+    try:
+        return case.outcome(figures)
+    except Exception as e:
+        return Outcome({}, repr(e))
 
 
 def _watched(case: Case, switches: Sequence[Switch]) -> tuple[Outcome, list[Switch]]:

@@ -1,4 +1,4 @@
-"""How data come: more or fewer workers, batches loaded ahead, page-locked memory, a dataset kept in memory."""
+"""How data come: more or fewer workers, workers that stay, fewer compute threads, a dataset kept in memory."""
 
 from __future__ import annotations
 
@@ -11,10 +11,7 @@ from gpulab.formatting import duration, durations, number
 from gpulab.prediction import restarts
 from gpulab.prediction.baseline import Making, Refused, at_least, hand_off_us, is_on
 from gpulab.prediction.evidence import Known
-from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import SHORT_EPOCH, STARTING, Plan
-from gpulab.run import Category
-from gpulab.timeline import spans
 
 WORKERS_SD = 0.05  # of max(computing, loading): it leaves out how the two hinder each other
 CACHE_SD = 0.04
@@ -22,7 +19,6 @@ COPY_US = (2.0, 400.0)  # of one item, by copy.deepcopy: measured 2 for text, 60
 COPIED = "the cache hands a collate_fn of your own a copy of each item, whatever it holds, which takes"
 RESTART_SD = 0.04  # of what is left: the processes' exit may go on beside the training
 SMALL_WAIT = 0.03  # share of a step: less data wait than this can hardly be gained or told
-PINNED_SPEED = (2.0, 4.0)  # page-locked over pageable copies; definitions.md, "Anchors"
 
 
 def workers(plan: Plan, value: str, known: Known) -> Plan:
@@ -62,16 +58,6 @@ def _restarting(plan: Plan, workers: int) -> dict[str, Any]:
     if loader.length < SHORT_EPOCH * plan.today.batches:
         return {"starting_us": starting_us, "first_us": first_us}
     return {"at_most_us": STARTING[1] * starting_us + first_us}
-
-
-def prefetch(plan: Plan, value: str, known: Known) -> Plan:
-    """Batches loaded ahead even out slow ones: the mean rate of making stays."""
-    if not plan.workers:
-        raise Refused("batches are loaded ahead only where there are workers")
-    spread = plan.today.step.p90 / max(plan.today.step.p10, 1e-3)
-    low = 1.0 if spread < 1.2 else max(0.8, plan.today.step.p10 / plan.today.step.median)
-    words = "batches loaded ahead even out slow ones, they are not made faster"
-    return replace(plan.doubted(0.02, words).reached(low, 1.0), only_sign=True)
 
 
 def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
@@ -125,26 +111,6 @@ def compute_threads(plan: Plan, value: str, known: Known) -> Plan:
         raise Refused("what threads and workers that share the cores take from each other cannot be told from one run")
     words = f"computing takes as long with {count} thread{'s' if count > 1 else ''} at best, at worst as they are fewer"
     return replace(plan, threads=count).doubted(0.02, words)
-
-
-def pin_memory(plan: Plan, value: str, known: Known) -> Plan:
-    """Page-locked batches are copied faster; that the copy no longer blocks needs an edit."""
-    today = plan.today
-    if not today.on_gpu:
-        raise Refused("nothing is copied to a GPU here")
-    if not is_on(value):
-        raise Refused("what copying from pageable memory would cost is not known")
-    assert today.replay is not None and today.run.timeline is not None
-    timeline = today.run.timeline
-    pageable = spans.in_category(timeline, Category.GPU_MEMCPY) & spans.named(
-        timeline, lambda n: "HtoD" in n and "Pageable" in n
-    )
-    if not pageable.any():
-        raise Refused("no copy from pageable memory was seen")
-    factors = [np.where(pageable, 1 / speed, 1.0) for speed in PINNED_SPEED]
-    changed = replace(plan, changes=plan.changes.and_also(Changes(device_factor=factors[0])))
-    words = "copies to the GPU from page-locked memory are two to four times as fast"
-    return replace(changed.doubted(0.02, words).reached(0.9, 1.05), only_sign=True)
 
 
 def cache(plan: Plan, value: str, known: Known) -> Plan:

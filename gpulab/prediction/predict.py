@@ -32,8 +32,8 @@ class Formula:
 PREDICTORS: dict[str, Formula | str] = {
     "cache": Formula(dataloader.cache, "unchanged"),
     "workers": Formula(dataloader.workers, "unchanged"),
-    "prefetch": Formula(dataloader.prefetch, "unchanged"),
-    "pin_memory": Formula(dataloader.pin_memory, "unchanged"),
+    "prefetch": "try it: batches loaded ahead even out slow ones, and only a run shows how much that brings",
+    "pin_memory": "try it: how much of a copy to the GPU other work already hides shows only when it is faster",
     "persistent_workers": Formula(dataloader.persistent_workers, "unchanged"),
     "compute_threads": Formula(dataloader.compute_threads, "unchanged"),
     "amp": Formula(precision.amp),
@@ -41,7 +41,7 @@ PREDICTORS: dict[str, Formula | str] = {
     "attention": Formula(kernels.attention),
     "fused_optimizer": Formula(optimizer.fused_optimizer),
     "compile": Formula(kernels.compiled),
-    "channels_last": Formula(kernels.channels_last),
+    "channels_last": "try it: by the sizes of its convolutions this layout makes a model faster or slower",
     "accumulate": Formula(optimizer.accumulate),
     "batch_size": Formula(batch.batch_size, "predicted"),
 }
