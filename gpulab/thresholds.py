@@ -15,7 +15,6 @@ SOURCES: Mapping[str, str] = {
     "data_wait_bad": "TraceML: critical at 20 % of a step",
     "idle_notice": "ours: below 15 % a busy pipeline has its usual gaps between kernels",
     "idle_bad": "ours: twice the notice",
-    "other_work_notice": "ours: half of idle_notice, for work that the trace names is no usual gap",
     "on_cpu_notice": "ours: half of idle_notice, for operators on the CPU beside an idle GPU are no usual gap",
     "launch_notice": "xprof: launch-bound from 3 %, critical from 15 %; only where idle_notice holds, too",
     "launch_bad": "xprof: launch-bound from 3 %, critical from 15 %",
@@ -23,12 +22,9 @@ SOURCES: Mapping[str, str] = {
     "exposed_bad": "ours: three times the notice",
     "skew_notice": "ours: as exposed_notice, for waiting for another rank is communication that nothing hides",
     "unknown_too_much": "ours: an accounting with more unknown names no cause",
-    "outside_notice": "ours: below it the time between steps is what epochs and their evaluation usually take",
-    "outside_least_s": "ours: between the steps of a shorter cell lies mostly what starting up takes",
     "pause_notice": "ours: saving, logging and collecting garbage are no training, but small doses are good practice",
     "evaluation_notice": "ours: evaluation was asked for, so it counts only where it takes a fifth of the time",
     "loading_cause": "ours: a cause of slow loading is named where it makes up half of a batch's time",
-    "cpu_full": "ours: from 90 % of the usable cores on, one more process takes time from the others",
     "calling_notice": "ours: where starting operations takes more than computing them",
     "calling_left_notice": "ours: half of calling_notice, for what other findings tell is left out of it",
     "rearranging_notice": "ours: on a CPU less is what attention heads and gradients take anyway",
@@ -65,7 +61,6 @@ class Thresholds:
     data_wait_bad: float = 0.20
     idle_notice: float = 0.15
     idle_bad: float = 0.30
-    other_work_notice: float = 0.075
     on_cpu_notice: float = 0.075
     launch_notice: float = 0.03
     launch_bad: float = 0.15
@@ -73,12 +68,9 @@ class Thresholds:
     exposed_bad: float = 0.15
     skew_notice: float = 0.05
     unknown_too_much: float = 0.40
-    outside_notice: float = 0.30
-    outside_least_s: float = 5.0
     pause_notice: float = 0.05
     evaluation_notice: float = 0.20
     loading_cause: float = 0.50
-    cpu_full: float = 0.90
     calling_notice: float = 0.50
     calling_left_notice: float = 0.25
     rearranging_notice: float = 0.10

@@ -18,8 +18,8 @@ from gpulab.run import Run
 from gpulab.store.folders import Store
 
 CELL = "collected_every_eighth_step"
-NO_GC = Switch("garbage collections count", "gpulab.diagnosis.rules.pauses:_LEAST", {"gc": 1_000_000})
-NO_SAVES = Switch("saving counts", "gpulab.diagnosis.rules.pauses:_LEAST", {"gc": 3, "checkpoint_save": 1_000_000})
+NO_GC = Switch("garbage collections count", "gpulab.diagnosis.rules.pauses:_LEAST", 1_000_000)
+NO_ATTENTION = Switch("attention counts", "gpulab.diagnosis.rules.operations:_attention", lambda context: None)
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.where)
@@ -46,18 +46,18 @@ def test_a_stored_run_whose_rule_is_turned_off_is_lost(tmp_path: Path, monkeypat
     collected = dataclasses.replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
     store.save(_named(collected, CELL))
     store.save(_named(run, "no planted cell"))
-    outcomes, (gc, saves) = ablate.ablated(ablate.cells(tmp_path), (NO_GC, NO_SAVES))
+    outcomes, (gc, attention) = ablate.ablated(ablate.cells(tmp_path), (NO_GC, NO_ATTENTION))
     assert list(outcomes) == [CELL] and outcomes[CELL].right == {"headline": True}
     assert gc.lost["headline"] == [CELL] and gc.cells == {CELL}
-    assert not gc.gained["headline"] and not saves.cells
-    assert gc.differing == [CELL] and not saves.differing
-    lines = ablate.table(outcomes, [gc, saves])
+    assert not gc.gained["headline"] and not attention.cells
+    assert gc.differing == [CELL] and not attention.differing
+    lines = ablate.table(outcomes, [gc, attention])
     assert "headline 1 of 1" in lines[0]
     assert (
         lines[-2].startswith("| garbage collections count | 1, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 1 |")
         and CELL in lines[-2]
     )
-    assert lines[-1] == "| saving counts | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0 |  |"
+    assert lines[-1] == "| attention counts | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0 |  |"
 
 
 def _named(run: Run, name: str) -> Run:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from made_host_loops import HostLoop, played
 from made_timelines import BACKWARD, MAIN, Span, timeline
-from matplotlib.figure import Figure
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -67,20 +65,6 @@ def test_what_follows_the_update_of_each_step_is_told_with_its_line_and_its_gain
     assert "time.sleep(0.02)" in first.source_line
     assert first.prediction is not None and first.prediction.ratio is not None and first.prediction.ratio < 0.5
     assert (first.recoverable_us_per_step or 0) > 0.5 * (found.step_us or 0)
-
-
-def test_making_what_is_logged_belongs_to_logging(tmp_path: Path) -> None:
-    figure = Figure()
-
-    def save() -> None:
-        figure.savefig(tmp_path / "loss.png", dpi=40)
-
-    alone = gpulab.diagnose(profiled(nothing, save)).first
-    made = gpulab.diagnose(profiled(nothing, lambda: (time.sleep(0.04), save()))).first
-    assert alone.summary.startswith("Logging takes") and made.summary.startswith("Logging, and making what is logged")
-    assert "beside that" in made.evidence[1].words and len(alone.evidence) == 1
-    assert (made.recoverable_us_per_step or 0) > 35e3
-    assert made.prediction is not None and made.prediction.ratio is not None and made.prediction.ratio < 0.3
 
 
 def test_what_comes_before_the_backward_pass_may_be_training() -> None:

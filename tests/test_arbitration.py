@@ -7,10 +7,9 @@ import dataclasses
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from made_cases import STEP_MS, case_of, finding, inside, run_of
+from made_cases import STEP_MS, case_of, finding, run_of
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.analysis.host.dataloader import WaitParts
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding
@@ -55,25 +54,6 @@ def times(result: tuple[Finding, ...]) -> dict[str, float | None]:
     return {f.key: f.recoverable_us_per_step for f in result}
 
 
-@pytest.mark.parametrize(
-    ("small_us", "own", "settings", "first"),
-    [
-        (9_000.0, False, (), "small_batch"),
-        (2_000.0, False, (), "slow_collate"),
-        (9_000.0, True, (), "slow_collate"),
-        (9_000.0, False, (("workers", "2"),), "slow_collate"),
-    ],
-)
-def test_what_torchs_collate_takes_for_few_items_is_the_small_batchs(
-    small_us: float, own: bool, settings: tuple[tuple[str, str], ...], first: str
-) -> None:
-    run = run_of(wait=0.25)
-    case = case_of(dataclasses.replace(run, loader=dataclasses.replace(run.loader, own_collate=own)))  # type: ignore[type-var]
-    small = finding("small_batch", small_us, "compute", confidence="likely", settings=(("batch_size", "64"),))
-    collate = finding("slow_collate", 5_000.0, "data_wait", confidence="measured", settings=settings)
-    assert rank_findings(case, [small, collate, HEALTHY])[0].key == first
-
-
 def test_where_the_memory_is_full_nothing_that_needs_more_is_advised() -> None:
     run = run_of(wait=0.5)
     memory = dataclasses.replace(run.memory, peak_rss_bytes=95)
@@ -86,15 +66,6 @@ def test_where_the_memory_is_full_nothing_that_needs_more_is_advised() -> None:
     assert told.settings == () and told.knob is None
     assert "nearly full" in told.cure and told.cure.endswith("Work less.")
     assert rank_findings(case_of(run, {"data_wait": 0.5}), [starving, HEALTHY])[0].settings == starving.settings
-
-
-def test_workers_that_wait_for_storage_are_not_too_many() -> None:
-    case = case_of(run_of(wait=0.5, workers=4, cores=2.0), {"data_wait": 0.5})
-    many = finding("cpu_oversubscribed", None, "data_wait", confidence="likely", settings=(("workers", "2"),))
-    waiting = finding("storage_bound", 9_000.0, "data_wait", settings=(("workers", "8"),))
-    working = finding("cpu_preprocessing", 9_000.0, "data_wait")
-    assert [f.key for f in rank_findings(case, [waiting, many, HEALTHY])] == ["storage_bound"]
-    assert {f.key for f in rank_findings(case, [working, many, HEALTHY])} == {"cpu_preprocessing", "cpu_oversubscribed"}
 
 
 @given(shares, found())
@@ -182,14 +153,6 @@ def test_of_two_alike_the_one_whose_prediction_is_a_figure_comes_first() -> None
     assert rank_findings(case, [wide, sure, HEALTHY])[0].key == "unfused_optimizer"
     much = dataclasses.replace(wide, recoverable_us_per_step=12_000.0)
     assert rank_findings(case, [much, sure, HEALTHY])[0].key == "small_batch"
-
-
-def test_a_batch_that_only_comes_late_holds_up_no_other_cure() -> None:
-    late = dataclasses.replace(inside(collate_ms=1), wait=WaitParts(0.0, 0.0, 0.0, 4e3, 0.0))
-    case = case_of(run_of(gpu=True, workers=2), {"data_wait": 0.2, "compute": 0.8}, late)
-    starved = finding("data_starved", 0.2 * STEP_US, "data_wait")
-    faster = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix")
-    assert [f.key for f in rank_findings(case, [faster, starved, HEALTHY])] == ["no_mixed_precision", "data_starved"]
 
 
 def test_a_cause_takes_the_place_of_its_symptom() -> None:

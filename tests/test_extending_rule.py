@@ -70,5 +70,5 @@ def test_the_example_leaves_a_healthy_run_alone(example: ModuleType, memset: flo
 
 
 def test_the_users_threshold_decides(example: ModuleType) -> None:
-    assert _diagnosis(0.05, DEFAULT.changed({"other_work_notice": 0.04})).first.key == KEY
-    assert _diagnosis(0.3, DEFAULT.changed({"other_work_notice": 0.4})).of(KEY) is None
+    assert _diagnosis(0.05, DEFAULT.changed({"idle_notice": 0.04})).first.key == KEY
+    assert _diagnosis(0.2, DEFAULT.changed({"idle_notice": 0.25})).of(KEY) is None

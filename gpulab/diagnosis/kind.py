@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from gpulab.diagnosis.context import Rule, RuleContext
-from gpulab.diagnosis.finding import Finding
+from gpulab.diagnosis.context import Rule
 from gpulab.prediction.removal import Pauses, Waits
 
 Role = Literal["cause", "all is well", "open question"]
@@ -23,11 +21,10 @@ class FindingKind:
     against it is known to the knobs (`helps_against`).
 
     `explains` are keys of symptoms: they go where a finding of this kind has a time, for that time is this cause's.
-    `explains_unmeasured`: the same, of those findings of these keys that have no time. `is_feeding`: the step waits
-    for data, so nothing that speeds up computing helps before. `asks_for_larger_batch`: the cure is a larger batch.
-    `yields_to_larger_batch` says whether a finding of this kind goes where a larger batch gives back more.
-    `asked_again` once the first finding is thought away: its limit is far above the silence. `of_job`: it concerns all
-    ranks of a job, not one alone. A `role` other than "cause" is a verdict: it speaks where no cause does.
+    `is_feeding`: the step waits for data, so nothing that speeds up computing helps before. `asks_for_larger_batch`:
+    the cure is a larger batch. `asked_again` once the first finding is thought away: its limit is far above the
+    silence. `of_job`: it concerns all ranks of a job, not one alone. A `role` other than "cause" is a verdict: it
+    speaks where no cause does.
     """
 
     key: str
@@ -36,10 +33,8 @@ class FindingKind:
     lesson: str = ""
     removal: Pauses | Waits | None = None
     explains: tuple[str, ...] = ()
-    explains_unmeasured: tuple[str, ...] = ()
     is_feeding: bool = False
     asks_for_larger_batch: bool = False
-    yields_to_larger_batch: Callable[[RuleContext, Finding], bool] | None = None
     asked_again: bool = False
     of_job: bool = False
     role: Role = "cause"

@@ -31,9 +31,7 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     a healthy run.
     """
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
-    causes = _without_symptoms(
-        context, _uncontradicted(context, [f for f in findings if not kind_of(f.key).is_verdict])
-    )
+    causes = _without_symptoms(_uncontradicted(context, [f for f in findings if not kind_of(f.key).is_verdict]))
     ranked = _ranked(context, _feeding_first(context, causes))
     costly = [f for f in ranked if not _is_hint(f)]
     hints = [f for f in ranked if _is_hint(f)]
@@ -104,12 +102,9 @@ def _starves(context: RuleContext, findings: Sequence[Finding]) -> bool:
 
 
 def _feeding_first(context: RuleContext, findings: list[Finding]) -> list[Finding]:
-    """Where workers load beside the training, a step lasts as long as they take: nothing else can shorten it before.
-
-    Unless batches are made in time, and only come late from their process: that adds to what a step computes.
-    """
+    """Where workers load beside the training, a step lasts as long as they take: nothing else can shorten it before."""
     feeding = next((f.key for f in findings if kind_of(f.key).is_feeding), None)
-    if feeding is None or not context.facts.has_workers or context.handed_over_us:
+    if feeding is None or not context.facts.has_workers:
         return findings
     return [
         f
@@ -120,22 +115,10 @@ def _feeding_first(context: RuleContext, findings: list[Finding]) -> list[Findin
     ]
 
 
-def _without_symptoms(context: RuleContext, findings: list[Finding]) -> list[Finding]:
+def _without_symptoms(findings: list[Finding]) -> list[Finding]:
     """A symptom goes where its cause is measured: its time is the cause's, and the cause names it in its sentence."""
-    measured = [kind_of(f.key) for f in findings if f.recoverable_us_per_step]
-    symptoms = {key for kind in measured for key in kind.explains}
-    suspected = {key for kind in measured for key in kind.explains_unmeasured}
-    symptoms |= {f.key for f in findings if f.key in suspected and f.recoverable_us_per_step is None}
-    return [f for f in findings if f.key not in symptoms and not _yields_to_larger_batch(context, f, findings)]
-
-
-def _yields_to_larger_batch(context: RuleContext, finding: Finding, findings: list[Finding]) -> bool:
-    """What it takes is for each batch, however many samples that has, and a larger batch gives back more."""
-    yields = kind_of(finding.key).yields_to_larger_batch
-    if yields is None or not yields(context, finding):
-        return False
-    larger = [f for f in findings if kind_of(f.key).asks_for_larger_batch]
-    return any(_outweighs(context, f, finding.recoverable_us_per_step or 0.0) for f in larger)
+    symptoms = {key for f in findings if f.recoverable_us_per_step for key in kind_of(f.key).explains}
+    return [f for f in findings if f.key not in symptoms]
 
 
 # -- time, each part of it once ----------------------------------------------------------------------------------------

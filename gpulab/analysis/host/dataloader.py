@@ -84,13 +84,6 @@ class LoadingFacts:
     core_wait_fraction: float | None = None
     wait: WaitParts | None = None
 
-    @property
-    def handed_over_us(self) -> float:
-        """Of the loop's wait what a batch takes to come from the process that made it, where that is most; else 0."""
-        return (
-            self.wait.hand_over_us if self.wait is not None and 2 * self.wait.hand_over_us > self.wait.total_us else 0.0
-        )
-
 
 def loading(run: Run) -> LoadingFacts | None:
     """The facts of a run whose batches were timed where they were made; None for any other."""

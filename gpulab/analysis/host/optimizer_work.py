@@ -24,7 +24,6 @@ _ANNOTATION = re.compile(r"Optimizer\.(?:step|zero_grad)#(\w+)\.")
 # Of the bytes that a fused Adam moves of each 32-bit parameter so many move once more in each step, however many
 # samples it has: both passes read the parameters, the backward pass writes gradients, whose memory is fetched first.
 ABOUT_PARAMETERS = 16 / FUSED_ADAM_BYTES
-OFTEN = 0.04  # ours: of the computing of an update: operators that take less do not tell how many tensors there are
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 
 
@@ -49,7 +48,6 @@ class OptimizerWork:
     zero_idle_us: float
     zero_device_us: float
     calling_share: float
-    passes: float
     has_momentum: bool
     further_adds: int
     step_times: Intervals
@@ -83,7 +81,7 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
     )
     inside = operators[covers(windows, timeline.start_ns[operators])]
     count = len(windows)
-    calling, passes = _computing(timeline, inside, intersect(stepping, union(windows[:, 0], windows[:, 1])))
+    within_steps = intersect(stepping, union(windows[:, 0], windows[:, 1]))
     names = _counted(timeline, inside, stepping)
     name = _name(timeline, marks)
     zeroed = _counted(timeline, inside, zeroing)
@@ -98,8 +96,7 @@ def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | No
         zero_host_us=median_per_step_us(windows, zeroing),
         zero_idle_us=_idle_us(work, zeroing),
         zero_device_us=_launched_us(work, zeroing),
-        calling_share=calling,
-        passes=passes,
+        calling_share=_calling_share(timeline, inside, within_steps),
         has_momentum=any(names[n] for n in ("aten::mul_", "aten::_foreach_mul_")),
         further_adds=_further_adds(name, names),
         step_times=stepping,
@@ -114,19 +111,12 @@ def _counted(timeline: Timeline, operators: Int64, times: Intervals) -> Counter[
     return Counter({timeline.names[i]: int(count[i]) for i in np.flatnonzero(count).tolist()})
 
 
-def _computing(timeline: Timeline, operators: Int64, stepping: Intervals) -> tuple[float, float]:
-    """`calling_share` and `passes`: what is done once to each tensor tells how many tensors there are."""
+def _calling_share(timeline: Timeline, operators: Int64, stepping: Intervals) -> float:
+    """Of the update, what is not spent in operators long enough to compute."""
     if not len(stepping):
-        return 0.0, 0.0
-    tree = CallTree.of(timeline, operators[covers(stepping, timeline.start_ns[operators])])
-    own = tree.self_ns(timeline)
-    long = own >= SHORT_NS
-    calling = max(0.0, 1 - float(own[long].sum()) / (measure(stepping) or 1))
-    if not long.any():
-        return calling, 0.0
-    _, name, times = np.unique(timeline.name_id[tree.rows[long]], return_inverse=True, return_counts=True)
-    often = np.bincount(name, weights=own[long]) >= OFTEN * own[long].sum()
-    return calling, float(times[often].sum() / times[often].min())
+        return 0.0
+    own = CallTree.of(timeline, operators[covers(stepping, timeline.start_ns[operators])]).self_ns(timeline)
+    return max(0.0, 1 - float(own[own >= SHORT_NS].sum()) / (measure(stepping) or 1))
 
 
 def _style(names: Counter[str]) -> Style | None:

@@ -7,34 +7,27 @@ itself is seen in its operators, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown, layers
-from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.analysis.host.source_lines import LineShare, lines_of
-from gpulab.intervals import Intervals, closed, covers, intersect, joined, measure, paint, subtract, union, union_of
+from gpulab.intervals import Intervals, intersect, joined, measure, paint, subtract, union
 from gpulab.run import Int64, Place, Run, StackSamples
-from gpulab.timeline import spans
-from gpulab.timeline.launches import CallTree
 
 LEAST_LOOKS, LEAST_NS = 4, 20_000_000  # ours: with fewer looks, at less time, chance speaks
 LEAST_SHARE = 0.5  # of such time: below it no single function is to blame
-BETWEEN_NODES_NS = 100_000  # ours: autograd's engine takes 5 to 50 µs from one node to the next
 MOSTLY = 0.6  # of the looks at a function; ours: a line that also runs operators is found in them more often
 
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """`place`: the line that takes most, `places` all of its function. `times` within the profiled steps, [n, 2] in ns.
-    `share`: median of a step. `look_count`: looks that found it."""
+    """`place`: the line that takes most. `times` within the profiled steps, [n, 2] in ns. `share`: median of a step."""
 
     place: Place
-    places: tuple[Place, ...]
     times: Intervals
     share: float
-    look_count: int
 
 
 def own_code(run: Run, account: Breakdown) -> OwnCode | None:
@@ -45,35 +38,6 @@ def own_code(run: Run, account: Breakdown) -> OwnCode | None:
         return None
     claims = layers(run.timeline, account.device_index, pauses_ns=account.pauses_ns)
     return _mostly_at(run, windows, subtract(union(windows[:, 0], windows[:, 1]), joined(*claims.values())))
-
-
-def own_calls(run: Run, account: Breakdown) -> OwnCode | None:
-    """Where operators shorter than `SHORT_NS` are called, one number at a time, which no gradient needs.
-
-    Without looks at the stack None; likewise where the backward pass takes half of it or more: then what is called so
-    is the model.
-    """
-    windows, timeline = _windows(run, account), run.timeline
-    if windows is None or timeline is None:
-        return None
-    backward = closed(spans.covered(timeline, spans.autograd_nodes(timeline)), BETWEEN_NODES_NS)
-    loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
-    named = union_of((p.start_ns, p.end_ns) for p in run.pauses)
-    tree = CallTree.of(timeline, np.flatnonzero(spans.training_operators(timeline)))
-    long = tree.rows[tree.self_ns(timeline) >= SHORT_NS]
-    computing = union(timeline.start_ns[long], timeline.end_ns[long])
-    other = joined(backward, spans.update_times(timeline), loading, named, computing)
-    bare = subtract(union(windows[:, 0], windows[:, 1]), other)
-    own = _mostly_at(run, windows, bare)
-    if own is None or own.look_count < LEAST_LOOKS or run.stack is None:
-        return None
-    inside = covers(bare, run.stack.t_ns)  # another look says nothing about it: Python's lock is free in long operators
-    mine = np.isin(run.stack.place, [run.places.index(place) for place in own.places])
-    elsewhere = inside & ~mine
-    times = subtract(bare, union(run.stack.since_ns[elsewhere], run.stack.t_ns[elsewhere]))
-    if 2 * measure(intersect(backward, windows)) > measure(times):
-        return None
-    return replace(own, times=times, share=_share(windows, times))
 
 
 def _windows(run: Run, account: Breakdown) -> Intervals | None:
@@ -106,7 +70,7 @@ def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
     times = intersect(union(since_ns[rows], stack.t_ns[rows]), bare)
     if looks < LEAST_LOOKS and measure(times) < LEAST_NS:
         return None
-    return OwnCode(lines[0].place, tuple(places), times, _share(windows, times), looks)
+    return OwnCode(lines[0].place, times, _share(windows, times))
 
 
 def _within_its_step(stack: StackSamples, windows: Intervals) -> Int64:

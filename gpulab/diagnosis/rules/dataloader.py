@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpulab.analysis.host.dataloader import loading_times
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.dataloader_cures import cure_of_waiting, cure_without_knob
-from gpulab.diagnosis.rules.dataloader_evidence import line_of_loading, making, times_by_cause
+from gpulab.diagnosis.rules.dataloader_evidence import (
+    line_of_loading,
+    making,
+    times_by_cause,
+    waiting_for_core_us,
+)
 from gpulab.formatting import duration, percent, plural
-from gpulab.intervals import intersect, measure, union_of
 
 LESSON = "03_starving_gpu"
 
@@ -29,19 +32,7 @@ def data_starved(context: RuleContext) -> Finding | Undetermined | None:
     inside = context.facts.loading
     if inside is None:
         return _finding(context, wait, "data_starved", f"{wait.sentence}.")
-    handed_us, more = context.handed_over_us, [Evidence(making(inside))]
-    if not handed_us:
-        return _finding(context, wait, "data_starved", f"{wait.sentence}.", *more)
-    more.append(
-        Evidence(f"{duration(handed_us)} of a step's wait are from a batch's being made to the loop's having it")
-    )
-    return _finding(
-        context,
-        wait,
-        "data_starved",
-        f"{wait.sentence}: it is made in time, but handing it over from a worker takes long.",
-        *more,
-    )
+    return _finding(context, wait, "data_starved", f"{wait.sentence}.", Evidence(making(inside)))
 
 
 def cpu_preprocessing(context: RuleContext) -> Finding | Undetermined | None:
@@ -57,21 +48,6 @@ def storage_bound(context: RuleContext) -> Finding | Undetermined | None:
 def slow_collate(context: RuleContext) -> Finding | Undetermined | None:
     """Putting the items of a batch together takes long, and the step waits for it."""
     return _inside(context, "slow_collate")
-
-
-def waiting_for_cores(context: RuleContext) -> Finding | None:
-    """The step waits for data, and the workers, for most of the time, for a processor core; asked by `cores`."""
-    finding = _inside(context, "cpu_oversubscribed")
-    return finding if isinstance(finding, Finding) else None
-
-
-def starving_for(context: RuleContext, key: str, why: str) -> Finding | None:
-    """The step waits for data, and a cause is known that is none of the loading's parts; asked by `cores`."""
-    wait, inside = _waiting(context), context.facts.loading
-    if not isinstance(wait, _Wait):
-        return None
-    more = () if inside is None else (Evidence(making(inside)),)
-    return _finding(context, wait, key, f"{wait.sentence}: {why}.", *more)
 
 
 # -- the wait ----------------------------------------------------------------------------------------------------------
@@ -149,9 +125,6 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
     hidden_us = wait.waited_us - wait.exposed_us
     if hidden_us > context.thresholds.silence * wait.step_us:
         more = (*more, Evidence(f"for {duration(hidden_us)} of that the GPU still works on what it was given before"))
-    collected = _collecting_meanwhile(context)
-    if collected >= _WORTH_TELLING:
-        more = (*more, Evidence(_COLLECTS.format(share=percent(collected))))
     settings, cure = cure_of_waiting(context, key, wait.step_us, wait.waited_us)
     return Finding(
         key,
@@ -166,18 +139,6 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         source_line=line_of_loading(context, key),
         level="bad" if wait.bad else "notice",
     )
-
-
-_WORTH_TELLING = 0.1  # ours, of the wait: a word in the evidence, not a finding
-_COLLECTS = "for {share} of it Python collects garbage, which gc.freeze() before the loop may make short"
-
-
-def _collecting_meanwhile(context: RuleContext) -> float:
-    """Of the loop's waits for data, while it makes them itself."""
-    run = context.facts.run
-    waits = loading_times(run)
-    collecting = union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind == "gc")
-    return measure(intersect(collecting, waits)) / max(1, measure(waits)) if context.facts.worker_count == 0 else 0.0
 
 
 def _loads(context: RuleContext) -> str:
@@ -215,13 +176,8 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
             "What inside the DataLoader takes the time: reading, decoding, or putting batches together",
             _why_not_inside(context),
         )
-    if context.handed_over_us:
-        return None
     times = times_by_cause(inside)
-    cores_us = times["cpu_oversubscribed"]
-    if key != "cpu_oversubscribed":  # which other programs may have taken too: the loading's own causes are told apart
-        del times["cpu_oversubscribed"]
-    of_us = inside.batch_us - (0.0 if key == "cpu_oversubscribed" else cores_us)
+    of_us = inside.batch_us - waiting_for_core_us(inside)  # other programs may have taken the core
     if of_us <= 0 or times[key] < max(*times.values(), context.thresholds.loading_cause * of_us):
         return None
     share = percent(times[key] / of_us)
@@ -234,7 +190,6 @@ _BECAUSE = {
     "cpu_preprocessing": "{share} of the loading time is work for the processor: reading, decoding, transforming",
     "storage_bound": "{share} of the loading time is waiting for a disk, a network or a lock",
     "slow_collate": "putting the items of a batch together takes {share} of the loading time",
-    "cpu_oversubscribed": "for {share} of the loading time the workers wait for a free processor core",
 }
 
 
@@ -245,12 +200,6 @@ def _why_not_inside(context: RuleContext) -> str:
     if lacking is None:
         return "The batches of this run were not timed: run it again"
     return f"It was not timed: {lacking.reason}"
-
-
-def _takes_it_for_the_batch(context: RuleContext, collate: Finding) -> bool:
-    """Torch's own collate of few items: what it takes is for each batch, not for its items, and no setting helps it."""
-    loader = context.facts.run.loader
-    return not collate.settings and loader is not None and loader.own_collate is False
 
 
 FINDINGS = (
@@ -275,8 +224,6 @@ FINDINGS = (
         storage_bound,
         lesson=LESSON,
         explains=("data_starved",),
-        # workers that wait need no core: what fewer of them would bring is only suspected
-        explains_unmeasured=("cpu_oversubscribed",),
         is_feeding=True,
     ),
     FindingKind(
@@ -286,6 +233,5 @@ FINDINGS = (
         lesson=LESSON,
         explains=("data_starved",),
         is_feeding=True,
-        yields_to_larger_batch=_takes_it_for_the_batch,
     ),
 )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.rules.dataloader_evidence import mostly_waits
-from gpulab.formatting import duration, plural
+from gpulab.formatting import plural
 from gpulab.run import Loader
 
 Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
 
 _UNKNOWN_MACHINE = 8  # workers proposed at most where the usable cores are not known
-_MOSTLY_LOADING = 0.5  # ours, of the step: from there on cores are worth more to workers than to computing
 _LEAST_COMPUTING = 0.01  # ours, of the step: as much as can be told from nothing
 _COLLATED = (
     "Put the batch together in few operations: torch.stack, or pad_sequence once per batch, instead of item by item "
@@ -30,10 +28,8 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
 
     No knob keeps a batch from being put together anew, so `slow_collate` is never told to keep its items.
     """
-    loader, workers, inside = context.facts.run.loader, context.facts.worker_count, context.facts.loading
+    loader, workers = context.facts.run.loader, context.facts.worker_count
     collating = _collating(loader) if key == "slow_collate" else ""
-    if inside is not None and context.handed_over_us:
-        return _hand_over_less(inside)
     if loader is not None and loader.iterable:
         shared = "Give the iterable dataset workers that share its items, or prepare them before the training."
         return (), collating or shared
@@ -43,7 +39,7 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
     room = _room_for_workers(context)
     wanted = min(_workers_needed(context, workers, step_us, waited_us), room)
     if wanted > workers:
-        return _more_workers(context, wanted, step_us, waited_us, collating)
+        return _more_workers(wanted, collating)
     if collating:
         return (), collating
     cause = "there is no further processor core for another worker" if room <= workers else "more would not help"
@@ -64,42 +60,11 @@ def _collating(loader: Loader | None) -> str:
     return _STACKED if loader is not None and loader.own_collate is False else _COLLATED
 
 
-def _hand_over_less(inside: LoadingFacts) -> Cure:
-    if inside.batch_us < inside.handed_over_us:
-        return (("workers", "0"),), (
-            f"Load in the training process (num_workers=0): to make a batch takes {duration(inside.batch_us)}, "
-            "less than to hand it over."
-        )
-    return (
-        (),
-        "Hand over less: smaller types (uint8 images made float on the device), fewer tensors, no Python objects.",
-    )
-
-
-def _more_workers(context: RuleContext, wanted: int, step_us: float, waited_us: float, collating: str) -> Cure:
+def _more_workers(wanted: int, collating: str) -> Cure:
     """`collating`: what to do first, where putting batches together is the cause."""
-    threads = _threads_beside(context, wanted, step_us, waited_us)
-    settings = (("workers", str(wanted)), *([("compute_threads", str(threads))] if threads else []))
     processes = "1 worker process" if wanted == 1 else f"{wanted} worker processes"
-    how = f"{processes} beside the training: DataLoader(…, num_workers={wanted}, persistent_workers=True)"
-    sentences = (
-        collating,
-        f"Or load with {how}." if collating else f"Load with {how}.",
-        f"Leave them the cores: torch.set_num_threads({threads})." if threads else "",
-    )
-    return settings, " ".join(sentence for sentence in sentences if sentence)
-
-
-def _threads_beside(context: RuleContext, workers: int, step_us: float, waited_us: float) -> int | None:
-    """Compute threads on a CPU that leave the workers their cores, where loading is most of the work; None: as is."""
-    run, inside = context.facts.run, context.facts.loading
-    cores, threads = run.environment.usable_cores, run.environment.compute_threads
-    if context.on_gpu or cores is None or threads is None or threads <= 1 or threads + workers <= cores:
-        return None
-    if inside is None or mostly_waits(inside):
-        return None
-    beside = max(1, math.floor(cores) - workers)
-    return beside if waited_us >= _MOSTLY_LOADING * step_us and beside < threads else None
+    how = f"oad with {processes} beside the training: DataLoader(…, num_workers={wanted}, persistent_workers=True)."
+    return (("workers", str(wanted)),), f"{collating} Or l{how}" if collating else f"L{how}"
 
 
 def _workers_needed(context: RuleContext, workers: int, step_us: float, waited_us: float) -> int:

@@ -22,8 +22,14 @@ def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
         "cpu_preprocessing": working * free,
         "storage_bound": waited,
         "slow_collate": inside.collate_us * free,
-        "cpu_oversubscribed": (working + inside.collate_us) * (1 - free),
     }
+
+
+def waiting_for_core_us(inside: LoadingFacts) -> float:
+    """Of a batch: ready to compute, but without a core."""
+    waited_us = times_by_cause(inside)["storage_bound"]
+    computing_us = inside.read_us + inside.transform_us - waited_us + inside.collate_us
+    return computing_us * (inside.core_wait_fraction or 0.0)
 
 
 def mostly_waits(inside: LoadingFacts) -> bool:
@@ -44,11 +50,13 @@ def _split(inside: LoadingFacts) -> str:
         "page-locking": inside.pin_us or 0.0,
     }
     words = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _PART_TOLD * inside.batch_us)
-    waits = {"for a disk, a network or a lock": "storage_bound", "for a free processor core": "cpu_oversubscribed"}
-    times = times_by_cause(inside)
-    for what, key in waits.items():
-        if times[key] >= _WAIT_TOLD * inside.batch_us:
-            words += f"; {duration(times[key])} is waiting {what}"
+    waits = {
+        "for a disk, a network or a lock": times_by_cause(inside)["storage_bound"],
+        "for a free processor core": waiting_for_core_us(inside),
+    }
+    for what, time_us in waits.items():
+        if time_us >= _WAIT_TOLD * inside.batch_us:
+            words += f"; {duration(time_us)} is waiting {what}"
     return words
 
 
@@ -103,4 +111,4 @@ def _waits(context: RuleContext) -> Intervals:
     return intersect(spans.loading_times(timeline), account.host_covered)
 
 
-__all__ = ["line_of_loading", "making", "mostly_waits", "times_by_cause"]
+__all__ = ["line_of_loading", "making", "mostly_waits", "times_by_cause", "waiting_for_core_us"]

@@ -37,7 +37,7 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
     if not len(again):
         return None
     if len(fresh) > _MOST_STEPS * len(run.steps):
-        return _every_step(context) if loader is not None else None
+        return None
     others = np.setdiff1d(np.flatnonzero(whole), fresh)
     usual_ns = float(np.median(run.steps.data_wait_ns[others])) if len(others) else 0.0
     making_us = context.facts.loading.batch_us if context.facts.loading is not None else 0.0
@@ -65,27 +65,6 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
         ),
         cost_us,
         (f"{BETWEEN}/worker_restart",),
-    )
-
-
-def _every_step(context: RuleContext) -> Finding | None:
-    """`next(iter(loader))`: each step makes an iterator, and with it new workers."""
-    wait, step = context.facts.data_wait_us, context.step_us
-    if wait is None or not step:
-        return None
-    cost_us = wait.median - (context.facts.loading.batch_us if context.facts.loading is not None else 0.0)
-    if cost_us < context.thresholds.silence * step:
-        return None
-    assert context.facts.run.loader is not None
-    return _finding(
-        context.facts.run.loader,
-        f"The DataLoader is started anew for each step: {percent(wait.median / step)} of it goes to starting workers.",
-        Evidence(
-            f"most steps begin with a new iterator, and wait {duration(wait.median)} of {duration(step)} for its first "
-            "batch"
-        ),
-        cost_us,
-        ("data_wait",),
     )
 
 

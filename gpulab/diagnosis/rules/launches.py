@@ -11,7 +11,6 @@ from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.diagnosis.rules.other_work import calls_of_own
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 from gpulab.timeline import spans
@@ -69,7 +68,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
     """The GPU is half idle and half empty, or its operations are too small to fill it: a larger batch costs little."""
     work, limits = context.facts.work, context.thresholds
     if not context.on_gpu:
-        return _mostly_calls(context) or _mostly_parameters(context)
+        return _mostly_calls(context)
     if work is None or starves(context) or context.withheld("idle_causes") is not None:
         return None
     idle = idle_us(context)
@@ -119,8 +118,6 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
     if context.share("data_wait") >= host.calling_share:
         return None
     calling_us = host.calling_share * _step(context) - (updating.host_us if updating is not None else 0.0)
-    beside = calls_of_own(context)
-    calling_us -= beside.share * _step(context) if beside is not None else 0.0
     if calling_us < context.thresholds.calling_left_notice * _step(context):  # the rest has other rules
         return None
     short = (
@@ -132,25 +129,6 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
         "have hardly anything to compute.",
         f"{short}{_samples(context)}: that is about what it takes to start one",
         calling_us,
-    )
-
-
-def _mostly_parameters(context: RuleContext) -> Finding | None:
-    """Most of the step goes to reading and updating parameters, in as few passes over them as there can be."""
-    update, took = context.facts.optimizer, context.facts.optimizer_us
-    if update is None or update.style != "fused":
-        return None
-    updating_us = took.median if took is not None else update.host_us
-    share = update.per_parameter * updating_us / (context.step_us or 1.0)
-    if share < context.thresholds.calling_notice or context.share("data_wait") >= share:
-        return None
-    return _too_small(
-        context,
-        f"Each batch is too small for so many parameters: reading and updating them takes about {percent(share)} of "
-        f"{context.unit}, however many samples it has.",
-        f"the update takes {duration(updating_us)} of {duration(_step(context))}{_samples(context)}; "
-        "it is one fused operation already",
-        min(share, 1.0) * _step(context),
     )
 
 

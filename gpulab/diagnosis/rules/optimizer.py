@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.host.optimizer_bytes import FUSED_ADAM_BYTES
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.context import RuleContext, Undetermined
@@ -12,8 +11,6 @@ from gpulab.diagnosis.rules.launches import idle_us
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
 
-_PASS_BYTES = 10  # of a parameter by one operator, on average: some read one number and write one, some read two
-_FUSED_PASSES = FUSED_ADAM_BYTES / _PASS_BYTES
 _GROUPED = (
     "Adadelta",
     "Adamax",
@@ -75,8 +72,7 @@ def _on_gpu(context: RuleContext, work: OptimizerWork) -> tuple[float, float]:
 def _on_cpu(context: RuleContext, work: OptimizerWork) -> tuple[float, float]:
     """The same: the update from unprofiled steps, zeroing from profiled ones.
 
-    What PyTorch can fuse on a CPU saves passes over memory; of any other, updated tensor by tensor, the calls, and of
-    what computes all but as many passes as a fused update needs.
+    What PyTorch can fuse on a CPU saves passes over memory; any other, updated tensor by tensor, saves the calls.
     """
     zeroing = work.zero_host_us if work.zeroing else 0.0
     took, step = context.facts.optimizer_us, context.facts.step_us
@@ -87,8 +83,7 @@ def _on_cpu(context: RuleContext, work: OptimizerWork) -> tuple[float, float]:
         return updating if took.median >= context.thresholds.optimizer_cpu_notice * step.median else 0.0, zeroing
     if work.style != "for-loop":
         return 0.0, zeroing
-    kept = (1 - work.calling_share) * min(1.0, _FUSED_PASSES / work.passes if work.passes else 1.0)
-    updating = took.median * (1 - kept)
+    updating = took.median * work.calling_share
     return updating if updating >= context.thresholds.optimizer_cpu_notice * step.median else 0.0, zeroing
 
 
