@@ -176,7 +176,6 @@ _OF_RULES = (
     Switch("attention on a CPU", f"{_RULES}operations:attention_on_cpu", _nothing),
     Switch("chains of small operations on a CPU", f"{_RULES}operations:pointwise_on_cpu", _nothing),
     Switch("a compiled model has no chains", f"{_RULES}operations:_is_compiled", _no),
-    Switch("causes that are explained do not make a CPU unhealthy", f"{_RULES}verdicts:_spread_thin", _no),
     Switch("Python without a name is an open question", f"{_RULES}verdicts:_unexplained", _nothing),
     Switch("the peak of memory is hidden by an earlier run", f"{_RULES}launches:_peak_is_hidden", _no, needs_gpu=True),
     Switch("one GPU of several works", f"{_RULES}placement:_one_of_several", _nothing, needs_gpu=True),
@@ -210,15 +209,10 @@ _OF_RANKING = (
     ),
     Switch("too few steps", "gpulab.diagnosis.context:RuleContext.too_few_steps", property(_no)),
     Switch("the machine's memory is full", "gpulab.diagnosis.context:RuleContext.host_memory_full", property(_no)),
-    Switch("no larger batch where it starves", "gpulab.diagnosis.ranking:_starves", _no),
-    Switch("a larger batch that outweighs the starving", "gpulab.diagnosis.ranking:_outweighs", _no),
-    Switch("feeding first where workers load", "gpulab.diagnosis.ranking:_feeding_first", _second),
     Switch("symptoms go where their cause is", "gpulab.diagnosis.ranking:_without_symptoms", _second),
-    Switch("an open question first", "gpulab.diagnosis.ranking:_unexplained_us", lambda *_: -1.0),
     Switch(
         "an upper bound is worth less", "gpulab.diagnosis.ranking:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
     ),
-    Switch("a cure with only a range is worth less", "gpulab.diagnosis.ranking:_RANGE_ONLY", 1.0),
     Switch("waiting of unprofiled steps", "gpulab.diagnosis.ranking:_waited_us", _zero),
     Switch("a hint is no cause", "gpulab.diagnosis.ranking:_is_hint", _no),
     Switch("no more than a cure is predicted to bring", "gpulab.diagnosis.cure_predictions:_bounded", _first),

@@ -14,7 +14,6 @@ SOURCES: Mapping[str, str] = {
     "data_wait_notice": "TraceML: warn at 10 % of a step",
     "data_wait_bad": "TraceML: critical at 20 % of a step",
     "idle_notice": "ours: below 15 % a busy pipeline has its usual gaps between kernels",
-    "idle_bad": "ours: twice the notice",
     "on_cpu_notice": "ours: half of idle_notice, for operators on the CPU beside an idle GPU are no usual gap",
     "launch_notice": "xprof: launch-bound from 3 %, critical from 15 %; only where idle_notice holds, too",
     "launch_bad": "xprof: launch-bound from 3 %, critical from 15 %",
@@ -47,7 +46,7 @@ SOURCES: Mapping[str, str] = {
 
 
 IN_ORDER = (  # the first of two must not be larger
-    *((f"{kind}_notice", f"{kind}_bad") for kind in ("data_wait", "idle", "launch", "exposed")),
+    *((f"{kind}_notice", f"{kind}_bad") for kind in ("data_wait", "launch", "exposed")),
     ("memory_underused", "memory_full"),
 )
 
@@ -60,7 +59,6 @@ class Thresholds:
     data_wait_notice: float = 0.10
     data_wait_bad: float = 0.20
     idle_notice: float = 0.15
-    idle_bad: float = 0.30
     on_cpu_notice: float = 0.075
     launch_notice: float = 0.03
     launch_bad: float = 0.15

@@ -15,7 +15,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.ranking import rank_findings, total_us
 from gpulab.diagnosis.rules import kinds, title_of
-from gpulab.prediction.prediction import Prediction
+from gpulab.diagnosis.rules.dataloader import data_starved
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
 
@@ -59,13 +59,11 @@ def test_where_the_memory_is_full_nothing_that_needs_more_is_advised() -> None:
     memory = dataclasses.replace(run.memory, peak_rss_bytes=95)
     environment = dataclasses.replace(run.environment, memory_total_bytes=100)
     full = case_of(dataclasses.replace(run, memory=memory, environment=environment), {"data_wait": 0.5})
-    starving = finding(
-        "cpu_preprocessing", 9_000.0, "data_wait", settings=(("workers", "4"),), cure="More.", otherwise="Work less."
-    )
-    told = rank_findings(full, [starving, HEALTHY])[0]
-    assert told.settings == () and told.knob is None
-    assert "nearly full" in told.cure and told.cure.endswith("Work less.")
-    assert rank_findings(case_of(run, {"data_wait": 0.5}), [starving, HEALTHY])[0].settings == starving.settings
+    starved = data_starved(full)
+    assert isinstance(starved, Finding) and starved.settings == () and starved.knob is None
+    assert "nearly full" in starved.cure and starved.otherwise and starved.cure.endswith(starved.otherwise)
+    with_room = data_starved(case_of(run, {"data_wait": 0.5}))
+    assert isinstance(with_room, Finding) and with_room.settings
 
 
 @given(shares, found())
@@ -126,35 +124,6 @@ def test_a_finding_that_lost_a_part_of_its_time_says_to_whom() -> None:
     assert result[1].shares_with == ("launch_bound",)
 
 
-@pytest.mark.parametrize("wait", [0.3, 0.06])
-def test_no_larger_batch_is_advised_while_the_step_waits_for_data(wait: float) -> None:
-    case = case_of(GPU, {"data_wait": wait, "launch": 0.36 - wait})
-    small = finding("small_batch", 4_000.0, "launch", settings=(("batch_size", "64"),))
-    starved = finding("data_starved", wait * STEP_US, "data_wait")
-    kept = {f.key for f in rank_findings(case, [small, *([starved] if wait > 0.1 else []), HEALTHY])}
-    assert ("small_batch" in kept) == (wait < 0.1)
-
-
-@pytest.mark.parametrize(("workers", "first"), [(0, "no_mixed_precision"), (2, "data_starved")])
-def test_nothing_helps_before_the_loading_where_it_runs_beside_the_training(workers: int, first: str) -> None:
-    case = case_of(run_of(gpu=True, workers=workers), {"data_wait": 0.2, "compute": 0.8})
-    starved = finding("data_starved", 0.2 * STEP_US, "data_wait")
-    faster = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix")
-    result = rank_findings(case, [faster, starved, HEALTHY])
-    assert result[0].key == first and len(result) == 2
-
-
-def test_of_two_alike_the_one_whose_prediction_is_a_figure_comes_first() -> None:
-    case = case_of(run_of(), {"compute": 1.0})
-    ranged = Prediction({"batch_size": "64"}, 0.8, (0.5, 1.2), "", only_sign=True)
-    figure = Prediction({"fused_optimizer": "on"}, 0.7, (0.6, 0.8), "")
-    wide = finding("small_batch", 8_800.0, "compute", confidence="likely", prediction=ranged)
-    sure = finding("unfused_optimizer", 7_800.0, "compute", confidence="likely", prediction=figure)
-    assert rank_findings(case, [wide, sure, HEALTHY])[0].key == "unfused_optimizer"
-    much = dataclasses.replace(wide, recoverable_us_per_step=12_000.0)
-    assert rank_findings(case, [much, sure, HEALTHY])[0].key == "small_batch"
-
-
 def test_a_cause_takes_the_place_of_its_symptom() -> None:
     case = case_of(GPU, {"data_wait": 0.5})
     symptom = finding("data_starved", 0.5 * STEP_US, "data_wait")
@@ -195,18 +164,6 @@ def test_a_hint_does_not_take_the_headline_from_a_healthy_run() -> None:
     shared = finding("gpu_shared", None, confidence="measured")
     assert [f.key for f in rank_findings(case_of(GPU), [hint, HEALTHY])] == ["healthy", "memory_underused"]
     assert [f.key for f in rank_findings(case_of(GPU), [hint, shared, HEALTHY])] == ["gpu_shared", "memory_underused"]
-
-
-def test_where_most_of_the_time_is_unexplained_that_is_the_headline() -> None:
-    open_question = finding("cannot_tell", None, "unknown", level="unknown")
-    fuse = finding("unfused_optimizer", 0.05 * STEP_US, "optimizer")
-    unknown = case_of(GPU, {"unknown": 0.5, "optimizer": 0.05})
-    assert [f.key for f in rank_findings(unknown, [fuse, open_question])] == ["cannot_tell", "unfused_optimizer"]
-    named = finding("checkpoint_save", 0.45 * STEP_US, "unknown")
-    assert [f.key for f in rank_findings(unknown, [fuse, named, open_question])] == [
-        "checkpoint_save",
-        "unfused_optimizer",
-    ]
 
 
 def test_what_is_measured_stands_before_an_upper_bound_of_the_same_size() -> None:

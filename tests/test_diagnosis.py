@@ -257,7 +257,7 @@ def test_the_users_file_sets_thresholds(folder: str, somewhere: Path) -> None:
         (b"\xff\xfe", "cannot be read"),
         (b"thresholds = 3\n", r"write \[thresholds\]"),
         (b"[thresholds]\nnothing = 1\n", "There is no threshold 'nothing'"),
-        (b"[thresholds]\nidle_notice = 0.5\nidle_bad = 0.2\n", "contradict"),
+        (b"[thresholds]\ndata_wait_notice = 0.5\ndata_wait_bad = 0.2\n", "contradict"),
         (b"[thresholds]\nsilence = 'loud'\n", "is a number"),
     ],
 )

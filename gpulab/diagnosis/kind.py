@@ -21,10 +21,8 @@ class FindingKind:
     against it is known to the knobs (`helps_against`).
 
     `explains` are keys of symptoms: they go where a finding of this kind has a time, for that time is this cause's.
-    `is_feeding`: the step waits for data, so nothing that speeds up computing helps before. `asks_for_larger_batch`:
-    the cure is a larger batch. `asked_again` once the first finding is thought away: its limit is far above the
-    silence. `of_job`: it concerns all ranks of a job, not one alone. A `role` other than "cause" is a verdict: it
-    speaks where no cause does.
+    `asked_again` once the first finding is thought away: its limit is far above the silence. `of_job`: it concerns all
+    ranks of a job, not one alone. A `role` other than "cause" is a verdict: it speaks where no cause does.
     """
 
     key: str
@@ -33,8 +31,6 @@ class FindingKind:
     lesson: str = ""
     removal: Pauses | Waits | None = None
     explains: tuple[str, ...] = ()
-    is_feeding: bool = False
-    asks_for_larger_batch: bool = False
     asked_again: bool = False
     of_job: bool = False
     role: Role = "cause"

@@ -1,4 +1,4 @@
-"""Weigh what the rules found against each other: no contradicted advice, no time counted twice, the costliest first."""
+"""Weigh what the rules found against each other: no symptom of another, no time counted twice, the costliest first."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.rules import kind_of, title_of
 from gpulab.formatting import factor, percent
 
-_TAKING_MEMORY = {"workers", "prefetch", "cache"}
-_NO_ROOM = "The machine's memory is nearly full: more processes or a cache would not fit."
 # What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
 # that faster kernels would save is a bound from peak figures, which programs reach half of at best
 # (definitions.md, "Hardware table").
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
-_RANGE_ONLY = 0.8  # where even a prediction of the cure tells no figure: of two alike the one that is known comes first
 
 _ALL = 0.99  # ours: of its own time; what is missing then is rounding, not another finding's
 _LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
@@ -26,23 +23,16 @@ _LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
 def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Finding, ...]:
     """The findings worth telling, the first to cure first; at least one.
 
-    `findings` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What the
-    evidence contradicts goes, what is below the silence goes, and what hardly matters cannot take the headline from
-    a healthy run.
+    `findings` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What is
+    below the silence goes, and what hardly matters cannot take the headline from a healthy run.
     """
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
-    causes = _without_symptoms(_uncontradicted(context, [f for f in findings if not kind_of(f.key).is_verdict]))
-    ranked = _ranked(context, _feeding_first(context, causes))
+    ranked = _ranked(context, _without_symptoms([f for f in findings if not kind_of(f.key).is_verdict]))
     costly = [f for f in ranked if not _is_hint(f)]
     hints = [f for f in ranked if _is_hint(f)]
     if not costly:
         return (*verdicts[:1], *hints)
-    open_question = [
-        f
-        for f in verdicts
-        if kind_of(f.key).role == "open question" and _unexplained_us(context, costly) > _most_us(costly)
-    ]
-    return (*open_question, *_with_sequels(context, [*costly, *hints]))
+    return tuple(_with_sequels(context, [*costly, *hints]))
 
 
 def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:
@@ -51,68 +41,9 @@ def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:
     return None if step is None else max(step + sum(_claimed_between(f) for f in findings), whole or 0.0)
 
 
-def _unexplained_us(context: RuleContext, findings: Sequence[Finding]) -> float:
-    """Time of the step that neither the accounting nor a finding explains."""
-    explained_us = sum(f.recoverable_us_per_step or 0.0 for f in findings if "unknown" in f.parts)
-    return context.part_us("unknown") - explained_us
-
-
-def _most_us(findings: Sequence[Finding]) -> float:
-    return max(f.recoverable_us_per_step or 0.0 for f in findings)
-
-
 def _is_hint(finding: Finding) -> bool:
     """Worth a line, but neither its time nor that it costs anything is known."""
     return finding.recoverable_us_per_step is None and finding.confidence == "possible"
-
-
-# -- advice that the evidence contradicts ------------------------------------------------------------------------------
-
-
-def _uncontradicted(context: RuleContext, findings: list[Finding]) -> list[Finding]:
-    """Without a larger batch for a run that waits for data, and without processes that the memory has no room for."""
-    findings = [_without_room(f) for f in findings] if context.host_memory_full else findings
-    starved_us = max((f.recoverable_us_per_step or 0.0 for f in findings if kind_of(f.key).is_feeding), default=0.0)
-    if not _starves(context, findings):
-        return findings
-    return [f for f in findings if not _asks_for_a_larger_batch(f) or _outweighs(context, f, starved_us)]
-
-
-def _without_room(finding: Finding) -> Finding:
-    """The same without advice that takes more of the machine's memory."""
-    if not _TAKING_MEMORY & dict(finding.settings).keys():
-        return finding
-    cure = f"{_NO_ROOM} {finding.otherwise}".strip()
-    return replace(finding, settings=(), cure=cure, otherwise="", prediction=None)
-
-
-def _asks_for_a_larger_batch(finding: Finding) -> bool:
-    return kind_of(finding.key).asks_for_larger_batch or "batch_size" in dict(finding.settings)
-
-
-def _outweighs(context: RuleContext, finding: Finding, starved_us: float) -> bool:
-    """On a CPU: what a loader takes per batch, however small, becomes less with larger ones, too."""
-    return not context.on_gpu and (finding.recoverable_us_per_step or 0.0) > starved_us
-
-
-def _starves(context: RuleContext, findings: Sequence[Finding]) -> bool:
-    if any(kind_of(f.key).is_feeding for f in findings):
-        return True
-    return context.idle is not None and context.idle >= context.thresholds.idle_notice and context.waits_mostly_for_data
-
-
-def _feeding_first(context: RuleContext, findings: list[Finding]) -> list[Finding]:
-    """Where workers load beside the training, a step lasts as long as they take: nothing else can shorten it before."""
-    feeding = next((f.key for f in findings if kind_of(f.key).is_feeding), None)
-    if feeding is None or not context.facts.has_workers:
-        return findings
-    return [
-        f
-        if kind_of(f.key).is_feeding or all(_base(p) == BETWEEN for p in f.parts) or not f.parts
-        # what is not part of a step (a shared GPU, a throttled one) waits for nothing
-        else replace(f, only_after=(*f.only_after, feeding))
-        for f in findings
-    ]
 
 
 def _without_symptoms(findings: list[Finding]) -> list[Finding]:
@@ -192,8 +123,6 @@ def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
 
 def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
     weight = _WORTH[finding.confidence]
-    if finding.prediction is not None and finding.prediction.only_sign:
-        weight *= _RANGE_ONLY
     return (-1.0 if time_us is None else time_us * weight, weight)
 
 

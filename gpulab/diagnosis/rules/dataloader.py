@@ -208,7 +208,6 @@ FINDINGS = (
         "waiting for data",
         data_starved,
         lesson=LESSON,
-        is_feeding=True,
     ),
     FindingKind(
         "cpu_preprocessing",
@@ -216,7 +215,6 @@ FINDINGS = (
         cpu_preprocessing,
         lesson=LESSON,
         explains=("data_starved",),
-        is_feeding=True,
     ),
     FindingKind(
         "storage_bound",
@@ -224,7 +222,6 @@ FINDINGS = (
         storage_bound,
         lesson=LESSON,
         explains=("data_starved",),
-        is_feeding=True,
     ),
     FindingKind(
         "slow_collate",
@@ -232,6 +229,5 @@ FINDINGS = (
         slow_collate,
         lesson=LESSON,
         explains=("data_starved",),
-        is_feeding=True,
     ),
 )

@@ -13,6 +13,7 @@ Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
 
 _UNKNOWN_MACHINE = 8  # workers proposed at most where the usable cores are not known
 _LEAST_COMPUTING = 0.01  # ours, of the step: as much as can be told from nothing
+_NO_ROOM = "The machine's memory is nearly full: more processes or a cache would not fit."
 _COLLATED = (
     "Put the batch together in few operations: torch.stack, or pad_sequence once per batch, instead of item by item "
     "and number by number in collate_fn; what concerns one item alone belongs into __getitem__."
@@ -30,6 +31,8 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
     """
     loader, workers = context.facts.run.loader, context.facts.worker_count
     collating = _collating(loader) if key == "slow_collate" else ""
+    if context.host_memory_full:
+        return (), f"{_NO_ROOM} {cure_without_knob(context, key)}"
     if loader is not None and loader.iterable:
         shared = "Give the iterable dataset workers that share its items, or prepare them before the training."
         return (), collating or shared

@@ -232,7 +232,6 @@ FINDINGS = (
         "small batches",
         small_batch,
         lesson="05_batch_size",
-        asks_for_larger_batch=True,
     ),
 )
 

@@ -165,7 +165,6 @@ FINDINGS = (
         "GPU memory that is hardly used",
         memory_underused,
         lesson="05_batch_size",
-        asks_for_larger_batch=True,
     ),
 )
 

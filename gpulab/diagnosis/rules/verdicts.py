@@ -131,7 +131,7 @@ def _not_accounted(context: RuleContext) -> Finding | None:
 
 def _many_small_causes(context: RuleContext) -> Finding | None:
     account, working = context.facts.breakdown, _working(context)
-    if account is None or working >= 1 - context.thresholds.idle_notice or _spread_thin(context):
+    if account is None or working >= 1 - context.thresholds.idle_notice:
         return None
     return cannot_tell_because(
         f"The {_device(context)} computes for {percent(working)} of {context.unit}; no single cause explains the rest.",
@@ -153,15 +153,6 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
 def cannot_tell_because(summary: str, evidence: str, level: Level = "unknown", parts: tuple[str, ...] = ()) -> Finding:
     """No conclusion, and what is missing for one."""
     return Finding("cannot_tell", summary, (Evidence(evidence),), None, "measured", parts=parts, level=level)
-
-
-def _spread_thin(context: RuleContext) -> bool:
-    """On a CPU: what is not computing is explained, and no cause of it is worth telling."""
-    if context.on_gpu or context.share("unknown") >= context.thresholds.idle_notice:
-        return False
-    return (
-        _working(context) >= 1 - context.thresholds.idle_bad and _feeding(context) < context.thresholds.data_wait_notice
-    )
 
 
 def _feeding(context: RuleContext) -> float:
