@@ -129,6 +129,7 @@ class Knob(ABC):
     lesson: str = ""  # the notebook that teaches it, without folder and ending; empty: none
     aliases: tuple[str, ...] = ()  # what else it is called, for the hint at the nearest name
     changes_training: str = ""  # why another value is another training and not only another speed; empty: it is not
+    cost: str = ""  # what more of it takes, as a sentence; empty: nothing to speak of
     same_training: bool = False  # it changes when batches come or who makes them, nothing that is computed from them
     changes_steps: bool = False  # another value is another number of optimizer steps per epoch
     needs: tuple[str, ...] = ()  # knobs whose value it depends on: where they are taken back, so is this one

@@ -9,15 +9,12 @@ from dataclasses import dataclass
 
 from gpulab.api.experiment import experiments
 from gpulab.formatting import factor, percent
+from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
 from gpulab.tuning.record import Experiment
 from gpulab.views.comparison.sweep import us
 
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
-COSTS = {
-    "workers": "Each further worker needs memory and CPU.",
-    "batch_size": "A larger batch only needs more memory.",
-}
 
 
 def experiment_named(name: str) -> Experiment | None:
@@ -78,7 +75,7 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
     swept = Swept.of(found, knob, as_written) if found is not None else Swept({})
     if len(swept.times_us) < 2:
         return unanswered(f"There is no sweep {name!r} of {knob} to judge it by: run that cell first.")
-    cost = COSTS[knob]
+    cost = KNOBS[knob].cost
     tried = ", ".join(map(str, swept.times_us))
     if is_unanswered(answer):
         return unanswered(

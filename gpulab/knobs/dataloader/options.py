@@ -227,6 +227,7 @@ class Workers(LoaderOption):
     options: tuple[Value, ...] = (0, 1, 2, 4, 8)
     least = 0
     aliases = ("num_workers",)
+    cost = "Each further worker needs memory and CPU."
     same_training = True
     starts_processes = True
     helps_against: Mapping[str, int] = {
@@ -315,6 +316,7 @@ class BatchSize(LoaderOption):
     options: tuple[Value, ...] = (8, 16, 32, 64, 128, 256)
     lesson = "05_batch_size"
     aliases = ("bs", "batch")
+    cost = "A larger batch only needs more memory."
     changes_training = (
         "another batch size makes other and fewer or more optimizer steps of an epoch: it may need "
         "another learning rate, and the loss is not the same"
