@@ -119,10 +119,6 @@ def _one(*_: Any) -> int:
     return 1
 
 
-def _one_core(*_: Any) -> float:
-    return 1.0
-
-
 def _empty(*_: Any) -> list[Any]:
     return []
 
@@ -153,10 +149,6 @@ def _second(_: Any, second: Any, *__: Any) -> Any:
 
 def _no_settings(*_: Any) -> dict[str, Any]:
     return {}
-
-
-def _no_copies(*_: Any) -> tuple[float, float]:
-    return 0.0, 0.0
 
 
 _RULES = "gpulab.diagnosis.rules."
@@ -225,33 +217,18 @@ _OF_RANKING = (
 )
 
 _OF_PREDICTIONS = (
-    Switch("calls are most of a step", f"{_PREDICTION}batch:MOSTLY", math.inf),
-    Switch("of calls' rest a part has weights to read", f"{_PREDICTION}batch:CALLS_OFF", 0.0),
-    Switch("cores that the training takes", f"{_PREDICTION}unknowns:training_cores", _one_core),
-    Switch("threads beside workers wait for the slowest", f"{_PREDICTION}unknowns:CROWDED", (1.0, 1.0)),
-    Switch("workers that wait leave the cores free", f"{_PREDICTION}unknowns:CROWDED_FROM", math.inf),
-    Switch("processes share memory and caches", f"{_PREDICTION}unknowns:SHARED", (1.0, 1.0)),
-    Switch("handing over varies", f"{_PREDICTION}unknowns:HANDING", (1.0, 1.0)),
-    Switch("calls of PyTorch in a transform wait for Python's lock", f"{_PREDICTION}unknowns:_waiting_calls", _zero),
-    Switch("a worker's processor sends", f"{_PREDICTION}step:sending_us", _zero),
-    Switch("the loop's processor receives", f"{_PREDICTION}step:receiving_us", _zero),
+    Switch("calls are most of a step", f"{_PREDICTION}batch:MOSTLY_CALLS", math.inf),
     Switch("starting workers anew in short epochs", f"{_PREDICTION}dataloader:_restarting", _no_settings),
+    Switch("handing over varies", f"{_PREDICTION}step:HANDING", (1.0, 1.0)),
     Switch("starting workers varies", f"{_PREDICTION}step:STARTING", (1.0, 1.0)),
-    Switch("workers of short epochs hand over in rounds", f"{_PREDICTION}step:Plan._by_rounds_us", _zero),
     Switch("workers that stay make the first batch", f"{_PREDICTION}restarts:first_batch_us", _nothing),
     Switch("processes that are no copies", f"{_PREDICTION}restarts:_forks", _yes),
-    Switch("a large process starts workers more slowly", f"{_PREDICTION}restarts:EACH_GB_US", 0.0),
-    Switch("a cache copies items for a collate_fn", f"{_PREDICTION}dataloader:_copies_us", _no_copies),
     Switch("what a fused step takes may be off", f"{_PREDICTION}optimizer:FUSED_DOUBT", (1.0, 1.0)),
     Switch("an optimizer's Python", f"{_PREDICTION}optimizer:PYTHON_US", 0.0),
     Switch("an optimizer gathers its tensors", f"{_PREDICTION}optimizer:PER_TENSOR_US", 0.0),
     Switch("an operator's begin is not moving", f"{_PREDICTION}optimizer:BEGIN_US", 0.0),
     Switch("a pause empties caches", f"{_PREDICTION}removal:COLD", (0.0, 0.0, 0.0)),
     Switch("few pauses may be chance", f"{_PREDICTION}removal:FEW", 0.0),
-    Switch(
-        "a step with a compilation takes what the others take", f"{_PREDICTION}removal:Pauses.compiling", property(_no)
-    ),
-    Switch("time that only the trace shows", f"{_PREDICTION}removal:_traced_share", _zero),
     Switch("what a GPU works remains", f"{_PREDICTION}removal:_busy_ns", _zero, needs_gpu=True),
     Switch("the trace of a full GPU hides its waits", f"{_PREDICTION}baseline:HIDDEN", math.inf, needs_gpu=True),
     Switch("autocast keeps some operations", f"{_PREDICTION}precision:_KEPT", re.compile("(?!)"), needs_gpu=True),

@@ -42,6 +42,13 @@ informative first, each in a process with a time limit of its own:
 small traces are kept with the true times of their steps.
 """
 
+ABLATION = """
+## What each special case serves
+
+Each special case of the diagnosis, each rule and each prediction was turned off by itself. Stored runs of the planted
+cells, recorded traces and simulated loops were then diagnosed again: [the table](results/ablation.md).
+"""
+
 
 def write() -> None:
     """Write benchmarks/README.md from the results that are there."""
@@ -74,7 +81,7 @@ def write() -> None:
             kept = json.loads(file.read_text(encoding="utf-8"))
             measured = [_where(kept)] if "machine" in kept else []
             sections.append("\n".join([*section(kept), "", *measured]))
-    sections.append(FIRST_HOUR)
+    sections += [ABLATION, FIRST_HOUR]
     PAGE.write_text("\n\n".join(s.strip() for s in sections) + "\n", encoding="utf-8")
 
 

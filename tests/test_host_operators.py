@@ -117,22 +117,6 @@ def test_an_optimizer_of_many_operations_is_no_small_batch() -> None:
     assert small_batch(case_of(run, host=host(), optimizer=busy)) is None
 
 
-def test_a_batch_is_small_for_many_parameters_whose_update_is_one_operation_already() -> None:
-    run = run_of()
-    work = optimizer_work(timeline([op("Optimizer.step#AdamW.step", 0, 900, MARK)]), accounted(1000))
-    assert work is not None
-    fused = dataclasses.replace(work, style="fused", host_us=8_000.0)
-    quiet = {"host": host(calling_share=0.1), "optimizer_us": None}
-    found = said(small_batch(case_of(run, **quiet, optimizer=fused)))
-    assert "so many parameters" in found.summary and "about 63 % of" in found.summary
-    assert found.settings == (("batch_size", "64"),)
-    assert found.recoverable_us_per_step == pytest.approx(8_000 * (1 + 16 / 28))
-    assert small_batch(case_of(run, **quiet, optimizer=dataclasses.replace(fused, host_us=6_000.0))) is None
-    loops = dataclasses.replace(fused, style="foreach")
-    assert small_batch(case_of(run, **quiet, optimizer=loops)) is None, "fusing comes first"
-    assert small_batch(case_of(run, {"data_wait": 0.7}, **quiet, optimizer=fused)) is None
-
-
 def test_rearranging_is_told_from_a_tenth_on() -> None:
     run = run_of()
     found = said(layout(case_of(run, host=host(rearranging_share=0.25, rearranging_count=24.0))))

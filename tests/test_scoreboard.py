@@ -24,8 +24,8 @@ from traitlets.config import Config
 import gpulab
 from gpulab.api import scoreboard as view
 from gpulab.errors import StoreError
-from gpulab.prediction.calibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, calibrated
 from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.recalibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, recalibrated
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
 from gpulab.tuning.predictions import keep
@@ -174,7 +174,7 @@ def test_errors_are_of_this_device_and_of_estimates() -> None:
 @given(around(), st.lists(st.floats(0.2, 5), max_size=40))
 def test_the_interval_stays_sound(found: tuple[float, tuple[float, float]], errors: list[float]) -> None:
     ratio, interval = found
-    told = calibrated(Prediction({"workers": "2"}, ratio, interval, "because"), errors)
+    told = recalibrated(Prediction({"workers": "2"}, ratio, interval, "because"), errors)
     assert told.ratio is not None and told.interval is not None
     assert 0 < told.interval[0] <= told.ratio * (1 + 1e-9) and told.ratio <= told.interval[1] * (1 + 1e-9)
     if not errors:
@@ -189,8 +189,8 @@ def test_the_interval_stays_sound(found: tuple[float, tuple[float, float]], erro
 @given(st.integers(1, 9), st.floats(0.01, 0.5), st.floats(0.01, 0.5))
 def test_larger_errors_make_it_wider(count: int, half: float, error: float) -> None:
     before = Prediction({"workers": "2"}, 0.5, (0.5 * math.exp(-half), 0.5 * math.exp(half)), "")
-    small = calibrated(before, [math.exp(error)] * count)
-    large = calibrated(before, [math.exp(2 * error)] * count)
+    small = recalibrated(before, [math.exp(error)] * count)
+    large = recalibrated(before, [math.exp(2 * error)] * count)
     assert small.interval is not None and large.interval is not None and before.interval is not None
     assert large.interval[1] >= small.interval[1] * (1 - 1e-9) and large.interval[0] <= small.interval[0] * (1 + 1e-9)
     if error < 0.99 * half:
@@ -202,7 +202,7 @@ def test_larger_errors_make_it_wider(count: int, half: float, error: float) -> N
 @given(st.floats(0.7, 1.4), st.integers(LEAST_FOR_BIAS, 50))
 def test_a_bias_is_corrected_only_with_enough_records(error: float, count: int) -> None:
     before = Prediction({"workers": "2"}, 0.5, (0.4, 0.625), "")
-    few, many = calibrated(before, [error] * (LEAST_FOR_BIAS - 1)), calibrated(before, [error] * count)
+    few, many = recalibrated(before, [error] * (LEAST_FOR_BIAS - 1)), recalibrated(before, [error] * count)
     assert few.ratio == 0.5 and "moved" not in few.basis
     assert many.ratio == pytest.approx(0.5 * error)
     assert ("moved" in many.basis) == (error != 1)
@@ -210,12 +210,12 @@ def test_a_bias_is_corrected_only_with_enough_records(error: float, count: int) 
 
 def test_chance_is_no_bias() -> None:
     errors = [1.3, 0.8, 1.1, 0.75, 1.25, 0.9, 1.02, 0.85, 1.2, 0.95, 1.15, 0.9]
-    assert calibrated(Prediction({}, 0.5, (0.4, 0.6), ""), errors).ratio == 0.5
+    assert recalibrated(Prediction({}, 0.5, (0.4, 0.6), ""), errors).ratio == 0.5
 
 
 def test_ranges_and_refusals_stay_as_they_are() -> None:
     for told in (Prediction({}, 0.5, (0.4, 0.6), "", only_sign=True), Prediction({}, None, None, "", refused="why")):
-        assert calibrated(told, [2.0] * 20) is told
+        assert recalibrated(told, [2.0] * 20) is told
 
 
 # what is shown

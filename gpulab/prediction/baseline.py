@@ -10,21 +10,11 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
 from gpulab.analysis.steps import Spread
-from gpulab.intervals import covers, intersect, measure
+from gpulab.intervals import intersect, measure
+from gpulab.prediction.calibration import HAND_OFF_US, HIDDEN, INDEPENDENT, MOST_TASKS, RECEIVING_US, TENSORS, WAITS
 from gpulab.prediction.replay import Changes, Played, Replay
-from gpulab.run import Category, Run
+from gpulab.run import Run
 from gpulab.timeline import spans
-from gpulab.timeline.launches import CallTree
-
-HAND_OFF_US = 2_000.0  # definitions.md, "Feeding": from a worker's batch to the loop's having it
-# Handing a batch of n tensors over is work for both sides, measured on two cores with batches of 1 to 10 tensors: for
-# the worker beside its making the next one, and for the loop. `TENSORS` where their number is not known.
-SENDING_US, RECEIVING_US = (1_300.0, 500.0), (500.0, 650.0)  # of a batch, and of each tensor
-TENSORS = 2
-WAITS = 1.25  # times the hand-off: a loop that waits longer than this for workers waits for their making
-HIDDEN = 0.9  # busy, and of the step left without the GPU's work: then the trace does not show the wait for it
-INDEPENDENT = 10  # steps: what disturbs a machine lasts longer than one, so that more of them tell hardly more
-MOST_TASKS = 20_000  # that are played, over and over: a tenth of a second
 
 
 class Refused(Exception):
@@ -119,19 +109,6 @@ class Today:
         assert self.replay is not None
         return self.replay.play()
 
-    @cached_property
-    def loading_calls(self) -> float:
-        """Calls of PyTorch that make one batch in the training process; 0 where it does not, or no trace shows it."""
-        timeline, account = self.run.timeline, self.facts.breakdown
-        if timeline is None or account is None or self.workers != 0:
-            return 0.0
-        operators = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.on_training_thread(timeline))
-        tree = CallTree.of(timeline, operators)
-        inside = covers(intersect(spans.loading_times(timeline), account.host_covered), timeline.start_ns[tree.rows])
-        is_loader = spans.named(timeline, spans.is_loader)[tree.rows]
-        above = np.where(tree.parent >= 0, is_loader[np.maximum(tree.parent, 0)], True)
-        return float((inside & above & ~is_loader).sum()) / max(1, len(account.steps)) / self.batches
-
     @property
     def played_us(self) -> float:
         """Its median step."""
@@ -146,14 +123,10 @@ class Today:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """One batch in the process that makes it. `waited_fraction`: of it no CPU is used; None: not known.
-
-    `more_us` is what may come on top, at least and at most: where it is not known better.
-    """
+    """One batch in the process that makes it. `waited_fraction`: of it no CPU is used; None: not known."""
 
     batch_us: float
     waited_fraction: float | None = None
-    more_us: tuple[float, float] = (0.0, 0.0)
 
 
 def making_of(today: Today) -> Making | None:
@@ -176,20 +149,11 @@ def making_of(today: Today) -> Making | None:
     return None
 
 
-def sending_us(today: Today) -> float:
-    """What a worker's processor does to hand a batch over."""
-    return _handing_us(today, SENDING_US)
-
-
-def receiving_us(today: Today) -> float:
-    """What the training loop's does to have it."""
-    return _handing_us(today, RECEIVING_US)
-
-
-def _handing_us(today: Today, of: tuple[float, float]) -> float:
+def _receiving_us(today: Today) -> float:
+    """What the training loop's processor does to have a batch."""
     loader = today.run.loader
-    known = loader.batch_tensors if loader is not None else None
-    return of[0] + of[1] * (TENSORS if known is None else known)
+    tensors = loader.batch_tensors if loader is not None else None
+    return RECEIVING_US[0] + RECEIVING_US[1] * (TENSORS if tensors is None else tensors)
 
 
 def hand_off_us(today: Today) -> float:
@@ -199,29 +163,7 @@ def hand_off_us(today: Today) -> float:
         return known
     if today.workers and today.wait_us < HAND_OFF_US * WAITS:
         return today.wait_us / today.batches
-    return receiving_us(today)
-
-
-def training_cores(today: Today, waited_fraction: float) -> float:
-    """How many cores the training itself keeps busy while it computes on a CPU, from the load while it ran; at least 1.
-
-    What the making of data takes beside it is taken off: all of today's waiting without workers, else a step's batches.
-    """
-    cores, curve = today.run.environment.usable_cores, today.run.samples.get("cpu_pct")
-    rows = today.facts.selection.rows
-    if not cores or curve is None or not len(rows) or today.compute_us <= 0:
-        return 1.0
-    first, last = int(today.run.steps.start_ns[rows[0]]), int(today.run.steps.end_ns[rows[-1]])
-    inside = (curve.t_ns >= first) & (curve.t_ns <= last)
-    if inside.sum() < 3:
-        return 1.0
-    load = float(np.median(curve.value[inside])) / 100 * cores
-    making_us = 0.0
-    if today.workers == 0:
-        making_us = today.wait_us * (1 - waited_fraction)
-    elif today.workers and (making := making_of(today)) is not None:
-        making_us = (making.batch_us * (1 - waited_fraction) + sending_us(today)) * today.batches
-    return float(np.clip((load * today.step.median - making_us) / today.compute_us, 1.0, cores))
+    return _receiving_us(today)
 
 
 def training_spans_us(today: Today, mask: spans.Mask) -> float:
@@ -231,19 +173,3 @@ def training_spans_us(today: Today, mask: spans.Mask) -> float:
     if timeline is None or account is None or not account.steps:
         return 0.0
     return measure(intersect(account.host_windows, spans.covered(timeline, mask))) / 1e3 / len(account.steps)
-
-
-__all__ = [
-    "HAND_OFF_US",
-    "Making",
-    "Refused",
-    "Today",
-    "at_least",
-    "hand_off_us",
-    "is_on",
-    "making_of",
-    "receiving_us",
-    "sending_us",
-    "training_cores",
-    "training_spans_us",
-]

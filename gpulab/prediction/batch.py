@@ -12,16 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.formatting import duration, percent
-from gpulab.prediction.baseline import HAND_OFF_US, WAITS, Refused, Today, at_least
+from gpulab.prediction.baseline import Refused, Today, at_least
+from gpulab.prediction.calibration import BEYOND_SD, FIT_SD, HAND_OFF_US, MOSTLY_CALLS, WAITS
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.step import Plan
-
-FIT_SD = 0.03
-BEYOND_SD = 0.03  # more for each doubling past the largest batch that was run
-MOSTLY = 0.5  # of a step that goes to calls: with less what computes decides, and how it grows is not seen
-# Measured on six models with 1 to 4 samples, of whose profiled steps calls take 0.73 to 0.84: 0.89 to 1.0 of a step do
-# not grow, for what computes has all weights to read, whatever the batch. With the square 0.93 to 0.97.
-CALLS_OFF = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +103,7 @@ def _range(plan: Plan, scale: float) -> Plan:
     """Time that goes with the samples stays, the rest is shared by more of them, at best all of it."""
     today = plan.today
     calls = _calls_share(today)
-    if calls is not None and calls >= MOSTLY:
+    if calls is not None and calls >= MOSTLY_CALLS:
         return _of_calls(plan, scale, calls)
     loads = today.workers == 0 or today.wait_us > HAND_OFF_US * WAITS * today.batches
     fixed = (today.wait_us if loads else 0.0) / today.step.median
@@ -143,7 +137,7 @@ def _calls_share(today: Today) -> float | None:
 def _of_calls(plan: Plan, scale: float, calls: float) -> Plan:
     """Calls are shared by more samples, and of the rest the more grows with them, the more of a step it is."""
     fixed = 1 - (1 - calls) ** 2
-    likely, *ends = (f / scale + 1 - f for f in (fixed, 1.0, calls - CALLS_OFF))
+    likely, *ends = (f / scale + 1 - f for f in (fixed, 1.0, calls))
     words = f"{percent(calls)} of a step goes to calling operators and to the parameters, whatever the batch"
     told = replace(plan, pure_factor=plan.pure_factor * likely * scale, samples=plan.samples * scale)
     return told.doubted(FIT_SD, words).reached(min(ends) / likely, max(ends) / likely)

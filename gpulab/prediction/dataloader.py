@@ -1,4 +1,4 @@
-"""How data come: more or fewer workers, workers that stay, fewer compute threads, a dataset kept in memory."""
+"""How data come: more or fewer workers, workers that stay, a dataset kept in memory."""
 
 from __future__ import annotations
 
@@ -7,18 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.formatting import duration, durations, number
+from gpulab.formatting import duration, number
 from gpulab.prediction import restarts
-from gpulab.prediction.baseline import Making, Refused, at_least, hand_off_us, is_on
+from gpulab.prediction.baseline import Making, Refused, at_least, is_on
+from gpulab.prediction.calibration import CACHE_SD, RESTART_SD, SHORT_EPOCH, SMALL_WAIT, STARTING, WORKERS_SD
 from gpulab.prediction.evidence import Known
-from gpulab.prediction.step import SHORT_EPOCH, STARTING, Plan
-
-WORKERS_SD = 0.05  # of max(computing, loading): it leaves out how the two hinder each other
-CACHE_SD = 0.04
-COPY_US = (2.0, 400.0)  # of one item, by copy.deepcopy: measured 2 for text, 60 to 180 for small tensors, 390 for 3 MB
-COPIED = "the cache hands a collate_fn of your own a copy of each item, whatever it holds, which takes"
-RESTART_SD = 0.04  # of what is left: the processes' exit may go on beside the training
-SMALL_WAIT = 0.03  # share of a step: less data wait than this can hardly be gained or told
+from gpulab.prediction.step import Plan
 
 
 def workers(plan: Plan, value: str, known: Known) -> Plan:
@@ -93,73 +87,22 @@ def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
     return replace(doubted, pure_factor=plan.pure_factor * ratio)
 
 
-def compute_threads(plan: Plan, value: str, known: Known) -> Plan:
-    """Fewer threads of each operator on a CPU: it takes as long as before at best, at worst as they become fewer."""
-    count, today = at_least(1, value), plan.today
-    before, cores = today.run.environment.compute_threads, today.run.environment.usable_cores
-    if today.on_gpu:
-        raise Refused("the GPU computes: how many threads the CPU's operators have hardly matters")
-    if before is None or today.run.source == "trace":
-        raise Refused("how many threads compute is not known")
-    if count == before:
-        return plan.doubted(0.0, "it has as many compute threads already")
-    if count > before:
-        raise Refused("how much faster more threads compute cannot be told from a run with fewer")
-    if cores and before > cores:
-        raise Refused("what threads cost that outnumber the cores cannot be told from one run")
-    if today.workers and cores and before + today.workers > cores:
-        raise Refused("what threads and workers that share the cores take from each other cannot be told from one run")
-    words = f"computing takes as long with {count} thread{'s' if count > 1 else ''} at best, at worst as they are fewer"
-    return replace(plan, threads=count).doubted(0.02, words)
-
-
 def cache(plan: Plan, value: str, known: Known) -> Plan:
-    """Items kept as they leave the dataset: reading and transforming fall away, putting them together stays.
-
-    Where a collate_fn of the user's own puts them together, or it is not known whose, each item is copied before.
-    """
+    """Items kept as they leave the dataset: reading and transforming fall away, putting them together stays."""
     if not is_on(value):
         return plan.doubted(0.0, "it has no cache already")
     today = plan.today
     inside = today.facts.loading
     _require_loader(plan)
-    copies_us = _copies_us(plan)
+    if today.run.loader is None or today.run.loader.own_collate is not False:
+        raise Refused("try it: a collate_fn of your own is handed a copy of each item, whatever the item holds")
     if inside is not None:
         left = inside.collate_us
         words = f"of {duration(inside.batch_us)} to make a batch, putting it together ({duration(left)}) is left"
-        made = replace(plan, making=Making(left, 0.0, copies_us), remade=True).doubted(CACHE_SD, words)
-    elif today.wait_us < SMALL_WAIT * today.step.median:
-        more = 0.0 if plan.workers else copies_us[1] * today.batches / today.step.median
-        made = plan.doubted(CACHE_SD, "training hardly waits for data, whatever making them takes")
-        made = made.reached(1.0, 1 + more)
-    elif plan.making is None:
-        raise Refused("how long a batch takes to make was not measured")
-    else:
-        least = today.compute_us + (hand_off_us(today) if plan.workers else 0.0)
-        low = min(1.0, least / today.step.median)
-        high = 1 + copies_us[1] * today.batches / max(1, plan.workers or 0) / today.step.median
-        words = "reading items falls away, but how much of the wait that is was not measured"
-        middle = (low + high) / 2
-        ranged = replace(plan, pure_factor=plan.pure_factor * middle, only_sign=True)
-        made = ranged.doubted(0.02, words).reached(low / middle, high / middle)
-    if not any(copies_us):
-        return made
-    between = " to ".join(durations(*copies_us))
-    return replace(made, only_sign=True).doubted(0.0, f"{COPIED} {between} for each batch")
-
-
-def _copies_us(plan: Plan) -> tuple[float, float]:
-    """Of a batch, at least and at most. Raises Refused where its items are not counted."""
-    loader, inside = plan.today.run.loader, plan.today.facts.loading
-    if loader is not None and loader.own_collate is False:
-        return 0.0, 0.0
-    items = inside.items_per_batch if inside is not None else None
-    if items is None and loader is not None:
-        items = loader.batch_size
-    if items is None:
-        raise Refused("how many items the cache would have to copy for each batch is not known")
-    least, most = COPY_US
-    return (least if loader is not None and loader.own_collate else 0.0) * items, most * items
+        return replace(plan, making=Making(left, 0.0), remade=True).doubted(CACHE_SD, words)
+    if today.wait_us >= SMALL_WAIT * today.step.median:
+        raise Refused("try it: reading items falls away, but how much of the wait that is was not measured")
+    return plan.doubted(CACHE_SD, "training hardly waits for data, whatever making them takes")
 
 
 def _require_loader(plan: Plan) -> None:

@@ -8,13 +8,11 @@ import numpy as np
 
 from gpulab.intervals import covers
 from gpulab.prediction.baseline import Refused, training_spans_us
+from gpulab.prediction.calibration import COMPILED_SLOWER, FUSED_AWAY
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
 from gpulab.timeline import spans
-
-SLOWER = 1.07  # definitions.md, "Anchors": compiling made an 8B model 0.94× as fast
-FUSED_AWAY = 0.3  # of the time of kernels that only move data remains where they are fused
 
 _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 
@@ -52,7 +50,7 @@ def compiled(plan: Plan, value: str, known: Known) -> Plan:
     account = plan.today.facts.breakdown
     low = _played_ratio(plan, plan.today.work.of("pointwise", "normalization", "reduction"), FUSED_AWAY)
     launching = account.typical_share("launch") if account is not None else 0.0
-    return _ranged(plan, max(0.1, low - launching), SLOWER, words)
+    return _ranged(plan, max(0.1, low - launching), COMPILED_SLOWER, words)
 
 
 def _ranged(plan: Plan, low: float, high: float, words: str) -> Plan:

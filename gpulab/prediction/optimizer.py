@@ -17,21 +17,24 @@ from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
 from gpulab.prediction.baseline import Refused, Today, at_least, is_on
+from gpulab.prediction.calibration import (
+    ACCUMULATE_SD,
+    ASIDE_HOST,
+    BEGIN_US,
+    FUSED_DOUBT,
+    FUSED_HOST,
+    FUSED_SD,
+    OTHER_BYTES,
+    PER_TENSOR_US,
+    PYTHON_US,
+)
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
 from gpulab.run import Category, Int64
 from gpulab.timeline import spans
 
-OTHER_BYTES = 40  # of an update that PyTorch cannot fuse: ours, about four operators
-FUSED_HOST = 0.2  # of the host's time in a step that launches for each parameter is left: ours
-ASIDE_HOST = 0.1  # one call for all gradients: ours
 ASIDE_BYTES = bytes_of(ADD)  # the knob's own sum of gradients
-PYTHON_US = 60.0  # of a step's own Python, whatever the parameters: measured 40 to 100
-PER_TENSOR_US = 1.5  # of gathering the parameters: measured 1 to 3
-BEGIN_US = 4.0  # of one operator on a CPU under the profiler, at most: measured 2 to 4
-FUSED_SD, ACCUMULATE_SD = 0.06, 0.03
-FUSED_DOUBT = (0.6, 1.6)  # how far off the fused step itself may be
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +108,7 @@ def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
         return replace(plan, changes=plan.changes.and_also(changes)).doubted(FUSED_SD, words)
     if inside.pass_us is None:
         raise Refused(f"the operators of {name} do not tell what one pass over its parameters takes")
-    overhead = PYTHON_US + PER_TENSOR_US * inside.tensors
-    after = min(inside.time_us, overhead + moved.fused_bytes / inside.pass_bytes * inside.pass_us)
+    after = min(inside.time_us, _overhead_us(inside) + moved.fused_bytes / inside.pass_bytes * inside.pass_us)
     words = (
         f"the optimizer takes {duration(inside.time_us)} of a step; fused it moves each parameter once, "
         f"about {duration(after)}"
@@ -130,9 +132,14 @@ def accumulate(plan: Plan, value: str, known: Known) -> Plan:
         changes = _scaled(plan.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
         return replace(plan, changes=plan.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)
     put_us = ASIDE_BYTES / inside.pass_bytes * inside.pass_us if inside.pass_us is not None else aside * inside.time_us
-    put_us += PYTHON_US + PER_TENSOR_US * inside.tensors
+    put_us += _overhead_us(inside)
     saved = kept * inside.time_us - put_us
     return replace(plan, saved_us=plan.saved_us + saved).doubted(ACCUMULATE_SD, words)
+
+
+def _overhead_us(inside: Inside) -> float:
+    """What one call for all parameters takes on a CPU, however small they are."""
+    return PYTHON_US + PER_TENSOR_US * inside.tensors
 
 
 def _moved_bytes(work: OptimizerWork) -> int:

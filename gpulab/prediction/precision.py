@@ -14,6 +14,7 @@ import numpy as np
 from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
 from gpulab.formatting import factor
 from gpulab.prediction.baseline import Refused, is_on
+from gpulab.prediction.calibration import LEAST_GAIN, PRECISION_SD
 from gpulab.prediction.evidence import Known
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
@@ -21,8 +22,6 @@ from gpulab.run import Float64
 from gpulab.timeline.kernel_names import reading
 
 MOVED = 0.5  # of the bytes remain
-LEAST_GAIN = 2.0  # of a matrix product: it reads and writes half the bytes, whatever its units do
-PRECISION_SD = 0.08
 _KEPT = re.compile(r"softmax|layer_?norm|nll|loss|exp|pow", re.IGNORECASE)  # autocast keeps these in fp32
 
 

@@ -9,9 +9,9 @@ from typing import Literal
 from gpulab.analysis.facts import Facts
 from gpulab.prediction import batch, dataloader, kernels, optimizer, precision
 from gpulab.prediction.baseline import Refused
-from gpulab.prediction.calibration import calibrated
 from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.recalibration import recalibrated
 from gpulab.prediction.step import Plan, plan_of
 
 Predictor = Callable[[Plan, str, Known], Plan]
@@ -35,7 +35,7 @@ PREDICTORS: dict[str, Formula | str] = {
     "prefetch": "try it: batches loaded ahead even out slow ones, and only a run shows how much that brings",
     "pin_memory": "try it: how much of a copy to the GPU other work already hides shows only when it is faster",
     "persistent_workers": Formula(dataloader.persistent_workers, "unchanged"),
-    "compute_threads": Formula(dataloader.compute_threads, "unchanged"),
+    "compute_threads": "try it: what threads take from each other and from loader workers shows only when they run",
     "amp": Formula(precision.amp),
     "tf32": Formula(precision.tf32, "unchanged"),
     "attention": Formula(kernels.attention),
@@ -74,7 +74,7 @@ def predict_from(plan: Plan, settings: Mapping[str, str], known: Known = NOTHING
         foretold = _of(plan, chosen)
     except Refused as why:
         return refused(chosen, str(why))
-    return calibrated(foretold, known.errors.get(knobs_named(chosen), ()))
+    return recalibrated(foretold, known.errors.get(knobs_named(chosen), ()))
 
 
 def _formula(name: str) -> Formula:

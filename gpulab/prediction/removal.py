@@ -15,23 +15,16 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.gpu.blocking_calls import Direction
 from gpulab.formatting import duration, plural
-from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, subtract, union, union_of
+from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, union, union_of
 from gpulab.prediction.baseline import Refused, Today
-from gpulab.prediction.calibration import calibrated
+from gpulab.prediction.calibration import COLD, FEW, GONE_SD, REPLAY_SD
 from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.recalibration import recalibrated
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975
-from gpulab.run import Category, Int64, PauseKind, Phase, Run, StepFlag, Timeline
+from gpulab.run import Category, Int64, PauseKind, Run, Timeline
 from gpulab.timeline import spans
-
-REPLAY_SD = 0.03  # of a window played without some waits
-GONE_SD = 0.05  # of the time in pauses: what they cost beside it (a thread that goes on)
-# Times the pause, and at most times what a CPU has to do beside it: that falls away, too, for the pause had emptied its
-# caches. Least, likely and most; measured on planted cells of two machines: 0 to 0.45, median 0.08 and 0.17.
-COLD = (0.0, 0.1, 0.45)
-LEFT = 0.05  # of what is left of a step in which something was compiled: measured 0.08 to 0.5
-FEW = 0.5  # of it, over the root of their number: how far a short run may be off
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +32,6 @@ class Pauses:
     """Pauses of these kinds no longer happen."""
 
     kinds: tuple[PauseKind, ...]
-
-    @property
-    def compiling(self) -> bool:
-        """Whether steps in which something is compiled count, which a typical step leaves out."""
-        return "compile" in self.kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +59,13 @@ def predict_removal(
             found = _without_waits(today, cause, intervals)
         else:
             gone = intervals if intervals is not None else pauses_of(facts.run, cause)
-            begin, end = _loop(today, cause)
-            more = _traced_share(today, subtract(gone, _all_pauses(facts.run)))
+            begin, end = _loop(today)
             computed = 0.0 if today.on_gpu else today.compute_us / today.step.median
-            least_ns = _busy_ns(today) * len(begin)
-            paused = _without_pauses(begin, end, gone, more, computed, least_ns, usually=cause.compiling)
+            paused = _without_pauses(begin, end, gone, computed, _busy_ns(today) * len(begin))
             found = _without_traced(today, gone) if paused is None else paused
     except Refused as why:
         return refused({}, str(why))
-    return calibrated(found, errors)
+    return recalibrated(found, errors)
 
 
 def pauses_of(run: Run, cause: Pauses) -> Intervals:
@@ -87,35 +73,24 @@ def pauses_of(run: Run, cause: Pauses) -> Intervals:
     return union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind in cause.kinds)
 
 
-def _without_pauses(
-    begin: Int64, end: Int64, pauses: Intervals, more: float, computed: float, least_ns: float, *, usually: bool
-) -> Prediction | None:
+def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, computed: float, least_ns: float) -> Prediction | None:
     """Over the steps that count, each up to the begin of the next; None where no pause falls into them.
 
-    `more`: of a step, what goes with them and only the trace shows. `computed`: of it, what a CPU computes. `least_ns`:
-    what a GPU works in all these steps, which remains.
-
-    `usually`: a step with a pause takes without it what those without one take; where there are none, what is left
-    of a step is more than it would take, as what belongs to the pause and has no name is in it.
+    `computed`: of a step, what a CPU computes. `least_ns`: what a GPU works in all these steps, which remains.
     """
     each = paint(np.stack((begin, end), axis=1), [pauses])[:, 0]
-    took, paused = end - begin, each > 0
-    count, whole = len(intersect(union(begin, end), pauses)), max(int(took.sum()), round(least_ns))
+    count, whole = len(intersect(union(begin, end), pauses)), max(int((end - begin).sum()), round(least_ns))
     if not count:
         return None
-    unseen = usually and bool(paused.all())
-    if usually and not unseen:
-        each = np.maximum(each, np.where(paused, took - float(np.median(took[~paused])), 0))
-    gone = max(0.0, min(whole - least_ns, float(each.sum()) + more * whole))
+    gone = max(0.0, min(whole - least_ns, float(each.sum())))
     doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
-    warmed = 0.0 if usually else min(gone, rest * computed)
+    warmed = min(gone, rest * computed)
     ratio, low, high = (
         max(1.0, rest - cold * warmed) / (rest + max(0.0, by) * gone)
         for by, cold in ((1, COLD[1]), (1 + doubt, COLD[2]), (1 - doubt, COLD[0]))
     )
     words = f"{duration(gone / 1e3)} of {duration(whole / 1e3)} of training, in {plural(int(count), 'place')}"
-    interval = (LEFT * low if unseen else low, max(high, ratio))
-    return Prediction({}, ratio, interval, words[:1].upper() + words[1:], only_sign=unseen)
+    return Prediction({}, ratio, (low, max(high, ratio)), words[:1].upper() + words[1:])
 
 
 def _busy_ns(today: Today) -> float:
@@ -126,16 +101,9 @@ def _busy_ns(today: Today) -> float:
     return float(np.median([sum(s.parts_ns[p] for p in DEVICE_PARTS) for s in account.steps]))
 
 
-def _loop(today: Today, cause: Pauses) -> tuple[Int64, Int64]:
-    """Begin and end of each counted step, with the time up to the next step.
-
-    Steps in which something was compiled do not count for a typical step; what compiling takes lies in just those: so
-    for it all steps after the warm-up that were not disturbed otherwise count.
-    """
+def _loop(today: Today) -> tuple[Int64, Int64]:
+    """Begin and end of each counted step, with the time up to the next step."""
     steps, rows = today.run.steps, today.facts.selection.rows
-    if cause.compiling:
-        disturbed = (steps.flags & (StepFlag.PARTIAL | StepFlag.PROFILER_EDGE)) != 0
-        rows = np.flatnonzero((steps.phase != Phase.WARMUP) & ~disturbed)
     if not len(rows):
         raise Refused("no step was measured without the profiler")
     following = np.minimum(rows + 1, len(steps) - 1)
@@ -160,18 +128,6 @@ def _without_waits(today: Today, cause: Waits, intervals: Intervals | None) -> P
     sd = float(np.hypot(REPLAY_SD, today.sampling_sd))
     words = f"The profiled steps played again with {len(rows)} calls that no longer wait"
     return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)
-
-
-def _all_pauses(run: Run) -> Intervals:
-    return union_of((p.start_ns, p.end_ns) for p in run.pauses)
-
-
-def _traced_share(today: Today, intervals: Intervals) -> float:
-    """Of the typical profiled step on a CPU, where nothing runs beside the training thread."""
-    account = today.facts.breakdown
-    if today.on_gpu or account is None or not account.steps or not len(intervals):
-        return 0.0
-    return float(np.median(_traced_shares(account.steps, intervals)))
 
 
 def _traced_shares(steps: Sequence[StepParts], intervals: Intervals) -> list[float]:

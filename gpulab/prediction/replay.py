@@ -16,7 +16,8 @@ import numpy.typing as npt
 
 from gpulab.analysis.breakdown import median_window
 from gpulab.intervals import Intervals, clip, measure, union
-from gpulab.prediction.replay_tasks import LEAST_SYNC_NS, Tasks, Wait, waits_for_device
+from gpulab.prediction.calibration import LEAST_SYNC_NS
+from gpulab.prediction.replay_tasks import Tasks, Wait, waits_for_device
 from gpulab.run import DEVICE_CATEGORIES, Int64, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import called_ns, device_windows, host_steps, main_stream

@@ -11,16 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpulab.prediction.calibration import (
+    LATENCY_PERCENTILE,
+    LEAST_GAP_NS,
+    LEAST_SYNC_NS,
+    NEAR_NS,
+    QUEUE_HOLDS,
+    TIGHT_NS,
+)
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import called_ns
 
-TIGHT_NS = 20_000  # a wait that ends so soon after a task of the device was a wait for it
-NEAR_NS = 5 * TIGHT_NS  # the same for a call that says that it waits
-QUEUE_HOLDS = 1_000  # launches: on a V100 (v100_ddp_healthy) 1022 were waiting at each launch that was held up
-LEAST_SYNC_NS = 2_000  # of a synchronizing call that has nothing to wait for
-LEAST_GAP_NS = 500  # between two kernels of one stream
-LATENCY_PERCENTILE = 5
 NEVER = np.iinfo(np.int64).min // 4
 
 

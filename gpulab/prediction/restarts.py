@@ -6,22 +6,16 @@ import numpy as np
 
 from gpulab.intervals import clip, measure, union_of
 from gpulab.prediction.baseline import Today, hand_off_us
+from gpulab.prediction.calibration import BASE_US, EACH_US, SPAWNED_US
 from gpulab.prediction.step import Plan
 from gpulab.run import Run, StepFlag
-
-# Starting and ending workers, measured with an empty dataset on two machines of two cores each: 67 and 39 ms for one,
-# 95 and 46 for two, 154 and 76 for four, and for each GB in the process's memory, which the system must share with a
-# new one, 25 and 18 ms a worker. These lie between the two.
-BASE_US, EACH_US, EACH_GB_US = 28_000.0, 16_000.0, 21_000.0
-SPAWNED_US = 2_000_000.0  # where a worker is a new Python that imports torch: ours, two cores
 
 
 def start_us(run: Run, workers: int) -> float:
     """An estimate of what starting and ending so many workers takes, in µs."""
     if not _forks(run):
         return SPAWNED_US * max(1.0, workers / (run.environment.usable_cores or workers))
-    memory_gb = (run.memory.peak_rss_bytes or 0) / 1e9
-    return BASE_US + workers * (EACH_US + EACH_GB_US * memory_gb)
+    return BASE_US + workers * EACH_US
 
 
 def _forks(run: Run) -> bool:
@@ -62,6 +56,3 @@ def epoch_us(today: Today, steps: float) -> float:
     if not len(followed):
         return steps * today.step.median
     return steps * float(np.mean(run.steps.start_ns[followed + 1] - run.steps.start_ns[followed])) / 1e3
-
-
-__all__ = ["epoch_us", "first_batch_us", "seen_us", "start_us"]

@@ -7,19 +7,16 @@ and the training share the cores.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.prediction.baseline import Making, Today, hand_off_us, making_of, receiving_us, sending_us
+from gpulab.prediction.baseline import Making, Today, hand_off_us, making_of
+from gpulab.prediction.calibration import HANDING, SHORT_EPOCH, STARTING
 from gpulab.prediction.replay import Changes, host_spans
-from gpulab.prediction.unknowns import Assumed, assumptions
 
 Z_975 = 1.96
-STARTING = (0.5, 2.0)  # times the estimate of what starting workers takes: machines differ
-SHORT_EPOCH = 32  # steps: the short runs of a comparison hold the start of one
 LOADER = "enumerate(DataLoader)"
 
 
@@ -29,7 +26,7 @@ class Plan:
 
     `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
     their first batch adds, `at_most_us` what either may add to some steps and not to a typical one.
-    `threads`: as many as compute from now on, on a CPU; None: as before. `saved_us` is time of the training thread per
+    `saved_us` is time of the training thread per
     step that falls away (CPU device), `changes` what a replay plays (GPU). `samples`: of a step, after over before.
     `sd`: of the ratio's logarithm. `reach`: factors by which the result may be lower and higher beside that;
     `only_sign` as of a Prediction.
@@ -42,7 +39,6 @@ class Plan:
     starting_us: float = 0.0
     first_us: float = 0.0
     at_most_us: float = 0.0
-    threads: int | None = None
     saved_us: float = 0.0
     changes: Changes = field(default_factory=Changes)
     pure_factor: float = 1.0  # on the whole result: where a formula gives it directly
@@ -63,7 +59,7 @@ class Plan:
 
     def ratio(self) -> tuple[float, float, float]:
         """Time per sample after over before: likely, lowest, highest."""
-        found = [self._step_us(assumed) for assumed in self._assumptions()]
+        found = [self._step_us(waited, handing) for waited in self._waited_fractions() for handing in self._handing()]
         before = self.today.played_us if self._plays else self.today.step.median
         scale = self.pure_factor / self.samples / before
         middle = float(np.median(found)) * scale
@@ -75,8 +71,16 @@ class Plan:
         low, high = (float(edge) * scale * by for edge, by in zip(edges, self.reach, strict=True))
         return middle, min(low, middle) * float(np.exp(-Z_975 * sd)), max(high, middle) * float(np.exp(Z_975 * sd))
 
-    def _assumptions(self) -> Iterator[Assumed]:
-        return assumptions(self.today, self.making, self.workers, remade=self.remade, threads=self.threads)
+    def _waited_fractions(self) -> tuple[float, ...]:
+        """Of the making: the share that waits, or all that it may be."""
+        waited = self.making.waited_fraction if self.making is not None else None
+        if waited is not None:
+            return (waited,)
+        return (0.0, 1.0) if self.workers and self.remade else (0.0,)
+
+    def _handing(self) -> tuple[float, ...]:
+        """Times what handing a batch over took where it was measured."""
+        return HANDING if self.workers and self.remade else (1.0,)
 
     @property
     def _plays(self) -> bool:
@@ -87,46 +91,29 @@ class Plan:
         c = self.changes
         return bool(c.device_factor is not None or c.host or len(c.free_waits) or len(c.unlaunched))
 
-    def _step_us(self, assumed: Assumed) -> float:
-        today = self.today
+    def _step_us(self, waited_fraction: float, handing: float) -> float:
+        today, making = self.today, self.making
         if not self.remade:
-            return self._computed_us(today.wait_us, assumed.slower)
-        making = self.making
+            return self._computed_us(today.wait_us)
         assert making is not None
-        batch_us = (making.batch_us + assumed.more_us) * today.batches
+        making_us = making.batch_us * today.batches
         if not self.workers:
-            return self._computed_us(batch_us, assumed.slower)
-        hand_off = assumed.handing * hand_off_us(today) * today.batches
-        received = assumed.handing * receiving_us(today) * today.batches
-        computed = self._computed_us(hand_off, assumed.slower)
-        sent = assumed.handing * sending_us(today) * today.batches
-        cpu_us = assumed.shared * batch_us * (1 - assumed.waited_fraction) + sent
+            return self._computed_us(making_us)
+        hand_off = handing * hand_off_us(today) * today.batches
+        computed = self._computed_us(hand_off)
+        cpu_us = making_us * (1 - waited_fraction)
         cores = today.run.environment.usable_cores
-        making_us = batch_us * assumed.waited_fraction + cpu_us
         least = [computed, making_us / self.workers]
         if cores:
-            taken = received + (0.0 if today.on_gpu else assumed.training_cores * (computed - hand_off))
-            least += [(cpu_us + taken) / cores, cpu_us / min(self.workers, cores)]
-        by_rounds_us = self._by_rounds_us(self.workers, making_us, computed)
-        return max(max(least) + self.first_us, by_rounds_us) + self.starting_us
+            training_us = 0.0 if today.on_gpu else computed - hand_off
+            least += [(cpu_us + training_us) / cores, cpu_us / min(self.workers, cores)]
+        return max(least) + self.first_us + self.starting_us
 
-    def _by_rounds_us(self, workers: int, making_us: float, computed_us: float) -> float:
-        """In short epochs: workers that all begin with the epoch hand over a batch each at once, the last round fewer.
-
-        Of n batches the last of ceil(n / workers) rounds is followed by the steps of its own batches.
-        """
-        loader = self.today.run.loader
-        if loader is None or not loader.length or loader.length >= SHORT_EPOCH * self.today.batches:
-            return 0.0
-        rounds = int(np.ceil(loader.length / workers))
-        last = loader.length - (rounds - 1) * workers
-        return (rounds * making_us + last * computed_us) / loader.length
-
-    def _computed_us(self, wait_us: float, slower: float) -> float:
-        """A step that waits that long for its data, and computes so many times as long on a CPU."""
+    def _computed_us(self, wait_us: float) -> float:
+        """A step that waits that long for its data."""
         today = self.today
         if not self._plays:
-            return max(1e-3, slower * (today.compute_us - self.saved_us) + wait_us)
+            return max(1e-3, today.compute_us - self.saved_us + wait_us)
         assert today.replay is not None and today.run.timeline is not None
         fed, more_us = Changes(), 0.0
         if self.remade:
