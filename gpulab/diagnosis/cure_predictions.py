@@ -76,6 +76,3 @@ def _without_useless_setting(finding: Finding) -> Finding:
     if prediction.interval[0] < 1 and (prediction.only_sign or prediction.ratio < NOTHING_GAINED):
         return finding
     return replace(finding, settings=(), prediction=None, cure=finding.otherwise or finding.cure)
-
-
-__all__ = ["with_predictions"]

@@ -84,6 +84,3 @@ def _answer(kind: FindingKind, context: RuleContext) -> Finding | Undetermined |
     except Exception as e:
         return Undetermined(kind.key, f"Anything about {kind.title}", f"{FAULT} ({type(e).__name__}: {e})")
     return replace(answer, lesson=answer.lesson or kind.lesson) if isinstance(answer, Finding) else answer
-
-
-__all__ = ["FAULT", "diagnose"]

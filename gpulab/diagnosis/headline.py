@@ -25,6 +25,3 @@ def headline(finding: Finding) -> Headline:
     """A report's headline is its first finding: the sentence, and the first figure of its evidence."""
     evidence = finding.evidence[0].words if finding.evidence else ""
     return Headline(finding.key, finding.summary, sentence(evidence), finding.level)
-
-
-__all__ = ["Headline", "headline"]

@@ -39,6 +39,3 @@ class FindingKind:
     def is_verdict(self) -> bool:
         """Whether it says how the run is as a whole, and names no cause."""
         return self.role != "cause"
-
-
-__all__ = ["FindingKind", "Role"]

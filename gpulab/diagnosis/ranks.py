@@ -112,6 +112,3 @@ def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findi
             *(Evidence(f"Rank {rank} by itself: {f.summary.rstrip('.')}") for rank, f in sorted(alone.items())[:3]),
         ),
     )
-
-
-__all__ = ["diagnose_ranks"]

@@ -160,6 +160,3 @@ def waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
     ended = np.searchsorted(intervals[:, 1], timeline.start_ns[rows], side="right")
     found: np.ndarray = rows[begun > ended]
     return found
-
-
-__all__ = ["Pauses", "Waits", "predict_removal"]

@@ -254,6 +254,3 @@ def host_spans(timeline: Timeline, names: Sequence[str]) -> Intervals:
     """The training thread's time in spans whose names begin with one of these."""
     mine = spans.on_training_thread(timeline)
     return spans.covered(timeline, mine & spans.named(timeline, lambda n: n.startswith(tuple(names))))
-
-
-__all__ = ["Changes", "Played", "Replay", "host_spans"]

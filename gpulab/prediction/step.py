@@ -13,7 +13,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.prediction.baseline import Making, Today, hand_off_us, making_of
-from gpulab.prediction.calibration import HANDING, SHORT_EPOCH, STARTING
+from gpulab.prediction.calibration import HANDING, STARTING
 from gpulab.prediction.replay import Changes, host_spans
 
 Z_975 = 1.96
@@ -132,6 +132,3 @@ def plan_of(facts: Facts) -> Plan:
     """Nothing changed yet. Raises Refused."""
     today = Today.of(facts)
     return Plan(today, today.workers, making_of(today))
-
-
-__all__ = ["LOADER", "SHORT_EPOCH", "STARTING", "Plan", "plan_of"]

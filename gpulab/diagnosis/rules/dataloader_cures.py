@@ -84,6 +84,3 @@ def _room_for_workers(context: RuleContext) -> int:
     if cores is None or (inside is not None and mostly_waits(inside)):
         return max(_UNKNOWN_MACHINE, int(cores or 0))
     return max(1, math.floor(cores))
-
-
-__all__ = ["cure_of_waiting", "cure_without_knob"]

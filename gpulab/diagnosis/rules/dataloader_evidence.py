@@ -109,6 +109,3 @@ def _waits(context: RuleContext) -> Intervals:
     if timeline is None or account is None or not account.steps:
         return EMPTY
     return intersect(spans.loading_times(timeline), account.host_covered)
-
-
-__all__ = ["line_of_loading", "making", "mostly_waits", "times_by_cause", "waiting_for_core_us"]

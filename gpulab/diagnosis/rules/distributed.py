@@ -115,5 +115,3 @@ FINDINGS = (
     FindingKind("exposed_communication", "exchanging data with other GPUs", exposed_communication, of_job=True),
     FindingKind("straggler", "waiting for the slowest GPU", of_job=True),
 )
-
-__all__ = ["FINDINGS", "exposed_between_ranks", "exposed_communication", "straggler"]

@@ -234,5 +234,3 @@ FINDINGS = (
         lesson="05_batch_size",
     ),
 )
-
-__all__ = ["FINDINGS", "idle_us", "launch_bound", "memory_fraction", "small_batch", "starves", "unhidden_us"]

@@ -167,5 +167,3 @@ FINDINGS = (
         lesson="05_batch_size",
     ),
 )
-
-__all__ = ["FINDINGS", "allocator_thrash", "memory_pressure", "memory_underused"]

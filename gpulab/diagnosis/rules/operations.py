@@ -223,5 +223,3 @@ FINDINGS = (
     ),
     FindingKind("odd_shapes", "sizes that do not suit the GPU", odd_shapes),
 )
-
-__all__ = ["FINDINGS", "layout", "memory_bound_ops", "odd_shapes", "unfused_attention"]

@@ -165,5 +165,3 @@ FINDINGS = (
         unfused_optimizer,
     ),
 )
-
-__all__ = ["FINDINGS", "unfused_optimizer"]

@@ -161,5 +161,3 @@ FINDINGS = (
         no_tf32,
     ),
 )
-
-__all__ = ["FINDINGS", "no_mixed_precision", "no_tf32"]

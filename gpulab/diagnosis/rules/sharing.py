@@ -97,5 +97,3 @@ FINDINGS = (
     FindingKind("gpu_shared", "sharing the GPU with other programs", gpu_shared),
     FindingKind("throttled", "a GPU that is slowed down", throttled),
 )
-
-__all__ = ["FINDINGS", "gpu_shared", "throttled"]

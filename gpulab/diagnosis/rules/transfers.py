@@ -161,5 +161,3 @@ FINDINGS = (
         removal=Waits(("upload",)),
     ),
 )
-
-__all__ = ["FINDINGS", "blocking_copy", "sync_points"]
