@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.steps import loaded_ahead, select
-from gpulab.intervals import EMPTY, Intervals, clip, covers, measure, union
+from gpulab.intervals import clip, covers, measure, union
 from gpulab.run import Batches, Category, Float64, Int64, Run
 from gpulab.timeline import spans
 
@@ -109,15 +109,6 @@ def loading(run: Run) -> LoadingFacts | None:
         core_wait_fraction=_share(core[core >= 0], wall[core >= 0]),
         wait=_wait(batches, rows),
     )
-
-
-def loading_times(run: Run) -> Intervals:
-    """When the training loop waited for a batch, [n, 2] in ns; empty where batches were not timed."""
-    batches = run.batches
-    if batches is None:
-        return EMPTY
-    rows = (batches.asked_ns >= 0) & (batches.answered_ns > batches.asked_ns)
-    return union(batches.asked_ns[rows], batches.answered_ns[rows])
 
 
 def _median_us(values: Int64) -> float:
