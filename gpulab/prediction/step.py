@@ -25,9 +25,9 @@ class Plan:
     """What settings make of today's step; each predictor adds its part, in any order.
 
     `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
-    their first batch adds, `at_most_us` what either may add to some steps and not to a typical one.
-    `saved_us` is time of the training thread per
-    step that falls away (CPU device), `changes` what a replay plays (GPU). `samples`: of a step, after over before.
+    their first batch adds, `at_most_us` what either may add to some steps and not to a typical one. `saved_us` is time
+    of the training thread per step that falls away (CPU device), `changes` what a replay plays (GPU). `samples`: of a
+    step, after over before.
     `sd`: of the ratio's logarithm. `reach`: factors by which the result may be lower and higher beside that;
     `only_sign` as of a Prediction.
     """
