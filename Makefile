@@ -35,7 +35,7 @@ lab: $(LAB) ## open JupyterLab on the quick start (LAB_FLAGS=--allow-root as roo
 	$(BIN)/jupyter lab $(LAB_FLAGS) notebooks/00_quick_start.ipynb
 
 .PHONY: test
-test: $(if $(FILE),unit,lint types floors unit browser) ## what CI runs: lint, types, floors, unit, browser; make test FILE=tests/test_x.py: one file
+test: $(if $(FILE),unit,lint types floors unit browser) ## what CI runs: lint, types, floors, unit, browser; make test FILE=tests/test_cli.py: one file
 
 .PHONY: lint
 lint: $(TEST) ## ruff: rules and format
@@ -51,7 +51,7 @@ floors: $(TEST) ## import-linter: a module imports only from floors below
 	$(BIN)/lint-imports
 
 .PHONY: unit
-unit: $(TEST) ## pytest without a browser, two processes; make unit FILE=tests/test_x.py: one file
+unit: $(TEST) ## pytest without a browser, two processes; make unit FILE=tests/test_cli.py: one file
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" $(or $(FILE),--ignore tests/gpu -n 2 --dist loadfile)
 
 .PHONY: coverage

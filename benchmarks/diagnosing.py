@@ -22,7 +22,7 @@ def measure() -> dict[str, object]:
     from gpulab.trace.load import load_run
 
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "synthetic.json"
+        path = Path(folder) / "tests.support.synthetic.json"
         synthetic_trace.write(path, EVENTS)
         run = load_run(path)
     rules = [kind.rule for kind in kinds() if kind.rule is not None]

@@ -152,7 +152,7 @@ def _read(path: Path, data: bytes, number: int, outcome: Outcome) -> None:
 def seeds(traces: Path | None) -> list[bytes]:
     """Thinned real traces, where there are any, and a synthetic one."""
     with tempfile.TemporaryDirectory() as folder:
-        made = Path(folder) / "synthetic.json"
+        made = Path(folder) / "tests.support.synthetic.json"
         synthetic_trace.write(made, 120)
         found = [made.read_bytes()]
     files = sorted(traces.rglob("*.json.gz")) if traces is not None and traces.is_dir() else []

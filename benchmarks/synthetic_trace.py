@@ -49,7 +49,7 @@ _TAIL = """
     "pid": "", "tid": "", "ts": 1419116104654.000
   }
   ],
-  "traceName": "synthetic.json"
+  "traceName": "tests.support.synthetic.json"
 }
 """
 _OUTER = """  {{

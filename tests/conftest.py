@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 import hypothesis
 import psutil
 import pytest
-from leftovers import leftovers
+
+from tests.support.leftovers import leftovers
 
 if TYPE_CHECKING:
-    from fake_cuda import FakeCuda
+    from tests.support.fake_cuda import FakeCuda
 
 hypothesis.settings.register_profile("gpulab", deadline=None)  # time is never asserted in a test
 hypothesis.settings.load_profile("gpulab")
@@ -34,7 +35,7 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def fake_cuda(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Two scripted GPUs in the place of `torch.cuda`; CUDA is not started yet."""
-    from fake_cuda import FakeCuda, install
+    from tests.support.fake_cuda import FakeCuda, install
 
     return install(FakeCuda(count=2), monkeypatch)
 

@@ -16,11 +16,11 @@ import gpulab
 from gpulab import cli
 from gpulab.errors import GpulabError
 from gpulab.store.folders import Store
-from tests.strategies import tiny_run
+from tests.support.paths import ROOT
+from tests.support.strategies import tiny_run
 
 ID = "20250101-000000-aaaaaa"
 HOSTILE = "<b>bold</b>\x1b[31m"
-HERE = Path(__file__).parent.parent
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_reader_that_leaves_early_is_no_error(root: Path) -> None:
     os.close(reading)
     command = [sys.executable, "-m", "gpulab.cli", "runs"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    done = subprocess.run(command, cwd=HERE, env=environment, stdout=writing, stderr=subprocess.PIPE)
+    done = subprocess.run(command, cwd=ROOT, env=environment, stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -171,7 +171,7 @@ def test_a_reader_that_leaves_early_is_no_error(root: Path) -> None:
 
 
 def python(*argv: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    environment = os.environ | {"PYTHONPATH": str(HERE), "PYTHONHASHSEED": "0"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONHASHSEED": "0"}
     command = [sys.executable, *argv]
     return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
 

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError as LineError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from leftovers import own_frames
 from traitlets.config import Config
 
 import gpulab
 from gpulab import magics
 from gpulab.errors import UsageError
 from gpulab.tuning import cell_code
+from tests.support.leftovers import own_frames
 
 
 @pytest.fixture

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from jupyterlab_page import CHROMIUM, PATIENCE_MS, LabServer, NotebookPage, open_chromium
 from playwright.sync_api import Browser, expect, sync_playwright
+
+from tests.browser.jupyterlab_page import CHROMIUM, PATIENCE_MS, LabServer, NotebookPage, open_chromium
 
 expect.set_options(timeout=PATIENCE_MS)
 OpenNotebook = Callable[..., NotebookPage]

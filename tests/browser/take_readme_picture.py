@@ -11,10 +11,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage, open_chromium
 from playwright.sync_api import FloatRect, Locator, expect, sync_playwright
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.browser.jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage, open_chromium
+from tests.support.paths import ROOT
+
 QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
 TARGET = ROOT / "docs" / "images" / "report.png"
 LOAD, SETUP, TRAINING = range(3)  # its code cells

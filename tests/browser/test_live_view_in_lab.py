@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jupyterlab_page import PATIENCE_MS, NotebookPage
 from playwright.sync_api import Locator, expect
+
+from tests.browser.jupyterlab_page import PATIENCE_MS, NotebookPage
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.browser
 
-ROOT = Path(__file__).resolve().parents[2]
 MORE_KERNELS = os.environ.get("GPULAB_TEST_KERNELS", "").split()
 KERNELS = ["python3", "gpulab-ipykernel6", *MORE_KERNELS]
 LIGHT_STEP_LINE = (0x1D, 0x63, 0xC4)
@@ -21,7 +22,7 @@ SETUP = f"""
 import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import threading, ipykernel, ipywidgets
-from scripted_feed import GPU_SERIES, ScriptedFeed
+from tests.support.scripted_feed import GPU_SERIES, ScriptedFeed
 from gpulab.views.running.live import live_view_or_none
 threads = set(threading.enumerate())
 widgets = set(ipywidgets.widgets.widget._instances)

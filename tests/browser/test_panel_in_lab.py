@@ -8,12 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from jupyterlab_page import LabServer, NotebookPage
 from playwright.sync_api import Locator, expect
+
+from tests.browser.jupyterlab_page import LabServer, NotebookPage
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.browser
 
-ROOT = Path(__file__).resolve().parents[2]
 KERNELS = ["python3", "gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS", "").split()]
 EXPERIMENT_MS = 300_000  # an experiment may take its minute on a slow machine, and its runs with a trace before it
 
@@ -67,7 +68,7 @@ WITHOUT_CONTROL = """
 LEFT_BEHIND = f"""
 sys.path.append({str(ROOT / "tests")!r})
 import threading, ipywidgets
-from leftovers import is_own_code
+from tests.support.leftovers import is_own_code
 print("threads:", [t.name for t in threading.enumerate() if "gpulab" in t.name])
 print("handlers:", [name for name in get_ipython().kernel.control_handlers if "gpulab" in name])
 print("widgets:", len(ipywidgets.widgets.widget._instances))

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from conftest import SHUT_DOWN
-from jupyterlab_page import PATIENCE_MS, THEMES, LabServer, NotebookPage
 from playwright.sync_api import Browser, Locator, Page, expect
+
+from tests.browser.conftest import SHUT_DOWN
+from tests.browser.jupyterlab_page import PATIENCE_MS, THEMES, LabServer, NotebookPage
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.browser
 
-ROOT = Path(__file__).resolve().parents[2]
 QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
 KERNELS = ["python3", "gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS", "").split()]
 LOAD, SETUP, TRAINING, LOOK = range(4)  # its code cells
@@ -31,7 +32,7 @@ LOOK_INSIDE = f"""
 import sys, threading, ipywidgets, torch
 sys.path.append({str(ROOT / "tests")!r})
 from gpulab.run import StepFlag
-from leftovers import is_own_code
+from tests.support.leftovers import is_own_code
 print("torn steps:", int(((run.steps.flags & StepFlag.PARTIAL) != 0).sum()))
 print("threads:", [t.name for t in threading.enumerate() if "gpulab" in t.name])
 print("handlers:", [name for name in get_ipython().kernel.control_handlers if "gpulab" in name])

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import synthetic
-from jupyterlab_page import PATIENCE_MS
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from gpulab.views.report.report import Report
+from tests.browser.jupyterlab_page import PATIENCE_MS
+from tests.support import synthetic
 
 pytestmark = pytest.mark.browser
 

@@ -10,12 +10,11 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from gpu_checks import delays_ns, first_step_ns, kernels, lost_launches, profiled  # noqa: E402
-
 import gpulab  # noqa: E402
 from gpulab.analysis.breakdown import PARTS  # noqa: E402
 from gpulab.analysis.integrity import CLOCK_TOLERANCE_NS  # noqa: E402
 from gpulab.run import Phase, Run, Timeline  # noqa: E402
+from tests.support.gpu_checks import delays_ns, first_step_ns, kernels, lost_launches, profiled  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

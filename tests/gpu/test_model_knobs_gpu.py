@@ -11,8 +11,6 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from gpu_checks import Cell, Convolutions, Products, apart_fraction, product_error, switched_and_plain  # noqa: E402
-
 from gpulab.capture.recorder import Capture  # noqa: E402
 from gpulab.knobs.knob import Knob, KnobEffects, Value, Verification  # noqa: E402
 from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
@@ -25,6 +23,7 @@ from gpulab.knobs.model.tf32 import TF32  # noqa: E402
 from gpulab.knobs.observe.observation import Observation  # noqa: E402
 from gpulab.knobs.observe.watch import observe  # noqa: E402
 from gpulab.run import Run, Settings  # noqa: E402
+from tests.support.gpu_checks import Cell, Convolutions, Products, apart_fraction, product_error, switched_and_plain  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 

@@ -1,0 +1,275 @@
+"""What a loop does once the parameters are updated, and when that is: also where a closure trains inside the update."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import gpulab
+from gpulab.analysis.facts import facts
+from gpulab.analysis.host.after_update import after_update
+from gpulab.capture.pauses import update_line
+from gpulab.capture.pauses.source_lines import Stack
+from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.diagnosis.finding import Diagnosis
+from gpulab.run import Category, Place, Run
+from gpulab.store.folders import Store
+from gpulab.timeline.spans import step_times, update_times, zero_times
+from tests.support.host_loops import HostLoop, played
+from tests.support.timelines import BACKWARD, MAIN, Span, timeline
+
+STEP, ZERO = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"
+MARK = Category.USER_ANNOTATION
+
+
+def profiled(before: Callable[[], object], after: Callable[[], object], epochs: int = 6) -> Run:
+    """A loop on the CPU that does something before its backward pass, and something after its update."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8)
+    with gpulab.profile(show=False, save=False, device="cpu") as p:
+        for _ in range(epochs):
+            for (x,) in loader:
+                loss = model(x).sum()
+                before()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                after()
+    return p.run
+
+
+def rest() -> None:
+    time.sleep(0.02)
+
+
+def nothing() -> None:
+    pass
+
+
+def logging(diagnosis: Diagnosis) -> list[str]:
+    return [f.summary for f in diagnosis.findings if f.key == "logging_or_eval"]
+
+
+def test_what_follows_the_update_of_each_step_is_told_with_its_line_and_its_gain() -> None:
+    found = gpulab.diagnose(profiled(nothing, rest))
+    first = found.first
+    assert first.key == "logging_or_eval" and "after it has updated the parameters" in first.summary
+    assert "time.sleep(0.02)" in first.source_line
+    assert first.prediction is not None and first.prediction.ratio is not None and first.prediction.ratio < 0.5
+    assert (first.recoverable_us_per_step or 0) > 0.5 * (found.step_us or 0)
+
+
+def test_what_comes_before_the_backward_pass_may_be_training() -> None:
+    run = profiled(rest, nothing)
+    known = facts(run)
+    assert known.breakdown is not None and known.optimizer is not None
+    assert not any("after it has updated" in words for words in logging(gpulab.diagnose(run)))
+    assert after_update(run, known.breakdown, known.optimizer).share() < 0.5
+
+
+def test_code_of_the_users_own_in_which_nothing_is_computed_is_told_with_its_line_and_its_gain() -> None:
+    run = profiled(rest, nothing)
+    found = gpulab.diagnose(run)
+    first = found.first
+    assert first.key == "logging_or_eval" and "Python code of yours" in first.summary
+    assert "time.sleep(0.02)" in first.source_line and first.confidence == "likely"
+    assert first.prediction is not None and first.prediction.ratio is not None and first.prediction.ratio < 0.5
+    assert (first.recoverable_us_per_step or 0) > 0.5 * (found.step_us or 0)
+    without = gpulab.diagnose(dataclasses.replace(run, stack=None)).first
+    assert without.key == "cannot_tell", "nothing names the line"
+
+
+FUNCTION = Place("train.py", 7, "computing", "return a @ a")
+STEP_LINE = Place("train.py", 20, "step", "model(x).sum().backward()")
+
+
+def trained(played_loop: HostLoop) -> None:
+    """A small step at the second of its places."""
+    played_loop.operator("aten::linear", 40, 1)
+    played_loop.operator("autograd::engine::evaluate_function: AddmmBackward0", 80, 1)
+    with played_loop.annotated("Optimizer.step#SGD.step"):
+        played_loop.operator("aten::_foreach_add_", 30, 1)
+
+
+@pytest.mark.parametrize(("computing_us", "blamed"), [(12_000, False), (0, True)])
+def test_a_function_that_mostly_computes_is_not_blamed_for_the_gaps_between_its_operators(
+    computing_us: float, blamed: bool
+) -> None:
+    def step(loop: HostLoop) -> None:
+        for _ in range(3):
+            if computing_us:
+                loop.operator("aten::mm", computing_us, 0)
+            loop.python(6_000, 0)
+        trained(loop)
+
+    words = logging(gpulab.diagnose(played(step, FUNCTION, STEP_LINE).run()))
+    assert any("Python code of yours" in w for w in words) is blamed
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_time_of_a_library_that_comes_back_to_the_users_code_is_not_the_users(comes_back: bool) -> None:
+    def step(loop: HostLoop) -> None:
+        loop.python(10_000, 0)
+        trained(loop)
+
+    run = played(step, FUNCTION, STEP_LINE).run(calls_users=[0] if comes_back else [])
+    assert any("Python code of yours" in words for words in logging(gpulab.diagnose(run))) is not comes_back
+
+
+def test_a_library_is_seen_coming_back_to_the_users_code() -> None:
+    library = "def fit(step):\n    for _ in range(40):\n        time.sleep(0.01)\n        step()\n"
+    names: dict[str, Callable[[Callable[[], None]], None]] = {"time": time}  # type: ignore[dict-item]
+    exec(compile(library, "/usr/lib/site-packages/fitting.py", "exec"), names)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def step() -> None:
+        time.sleep(0.01)
+        model(torch.randn(8, 8)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with gpulab.profile(show=False, save=False, device="cpu") as p:
+        names["fit"](step)
+    assert p.run.stack is not None and p.run.stack.calls_users.any()
+
+
+def test_a_backward_pass_after_the_update_is_training() -> None:
+    other = nn.Linear(8, 1)
+
+    def second() -> None:
+        rest()
+        other(torch.randn(4, 8)).sum().backward()  # whose update comes in another step
+
+    run = profiled(nothing, second)
+    known = facts(run)
+    assert known.breakdown is not None and known.optimizer is not None
+    assert not len(after_update(run, known.breakdown, known.optimizer).times)
+    assert not any("after it has updated" in words for words in logging(gpulab.diagnose(run)))
+
+
+def without_loader(before: Callable[[], object], after: Callable[[], object]) -> Run:
+    """A loop that makes its batches itself, whose update is called in a function of its own."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def update(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    with gpulab.profile(show=False, save=False, device="cpu") as p:
+        for _ in range(40):
+            before()
+            x = torch.randn(8, 8)
+            update(x)
+            after()
+    return p.run
+
+
+def test_without_a_loader_the_lines_below_the_update_tell() -> None:
+    run = without_loader(nothing, rest)
+    first = gpulab.diagnose(run).first
+    assert first.key == "logging_or_eval" and "DataLoader with workers" in first.cure
+    assert "time.sleep(0.02)" in first.source_line
+    assert run.stack is not None and len(run.stack.after_update) == len(run.stack.t_ns)
+    store = Store()
+    store.save(run)
+    again = store.load(run.id).stack
+    assert again is not None and again.after_update.tolist() == run.stack.after_update.tolist()
+
+
+def test_without_a_loader_the_lines_above_the_update_may_make_the_batch() -> None:
+    assert not any("after it has updated" in words for words in logging(gpulab.diagnose(without_loader(rest, nothing))))
+
+
+def test_without_looks_nothing_is_told_of_a_loop_without_a_loader() -> None:
+    run = without_loader(nothing, rest)
+    assert run.stack is not None
+    older = dataclasses.replace(run.stack, after_update=np.empty(0, np.uint8))
+    assert not any("after it has" in w for w in logging(gpulab.diagnose(dataclasses.replace(run, stack=older))))
+
+
+def frames_of(*lines: int) -> Stack:
+    """A stack, the innermost first: one function at each of these lines."""
+    return tuple(("file.py", line, f"f{depth}") for depth, line in enumerate(lines))[::-1]
+
+
+@pytest.mark.parametrize(
+    ("stack", "passed"),
+    [
+        ((10, 5), False),  # the update itself
+        ((10, 4), False),
+        ((10, 6), True),  # below it in the same function
+        ((11,), True),  # the function has returned
+        ((11, 1), True),  # in another call below
+        ((9, 7), False),
+        ((10,), False),
+        ((), False),
+    ],
+)
+def test_a_stack_is_compared_from_outside_inwards(
+    stack: tuple[int, ...], passed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = UpdateLine()
+    assert not line.passed(frames_of(99))
+    for known in ((10, 3), (10, 5), (10, 2)):  # the last of several counts
+        monkeypatch.setattr(update_line, "users_stack", lambda frame, known=known: frames_of(*known))
+        line.met(None)
+    assert line.passed(frames_of(*stack)) is passed
+
+
+def test_an_update_begins_where_the_passes_of_its_closure_end() -> None:
+    spans = [
+        Span(STEP, MARK, MAIN, 0, 100),
+        Span(ZERO, MARK, MAIN, 5, 5),
+        Span("aten::mm", Category.CPU_OP, MAIN, 12, 20),
+        Span("autograd::engine::evaluate_function: MmBackward0", Category.CPU_OP, BACKWARD, 40, 30),
+        Span("aten::_fused_sgd_", Category.CPU_OP, MAIN, 75, 20),
+        Span(STEP, MARK, MAIN, 200, 50),
+    ]
+    found = timeline(spans)
+    assert step_times(found).tolist() == [[70, 100], [200, 250]]
+    assert zero_times(found).tolist() == [[5, 10]]
+    assert update_times(found).tolist() == [[5, 10], [70, 100], [200, 250]]
+
+
+@pytest.mark.parametrize("closure", [False, True])
+def test_what_a_closure_computes_is_not_the_optimizers(closure: bool) -> None:
+    """As Lightning trains: its passes run inside Optimizer.step."""
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    loader = DataLoader(TensorDataset(torch.randn(2048, 64)), batch_size=256)
+
+    def passes(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        y = model(x).repeat(1, 32)
+        for _ in range(6):
+            y = torch.tanh(0.9 * y)
+        loss: torch.Tensor = y.sum()
+        loss.backward()
+        return loss
+
+    with gpulab.profile(show=False, save=False, device="cpu") as p:
+        for _ in range(5):
+            for (x,) in loader:
+                if closure:
+                    optimizer.step(lambda x=x: passes(x))  # type: ignore[misc]
+                else:
+                    passes(x)
+                    optimizer.step()
+    known = facts(p.run)
+    assert known.breakdown is not None and known.optimizer_us is not None and known.step_us is not None
+    assert known.optimizer_us.median < 0.5 * known.step_us.median
+    parts = np.array([[s.parts_ns["compute"], s.parts_ns["optimizer"]] for s in known.breakdown.steps])
+    assert np.median(parts[:, 1]) < np.median(parts[:, 0])
+    keys = [f.key for f in gpulab.diagnose(p.run).findings]
+    assert "memory_bound_ops" in keys

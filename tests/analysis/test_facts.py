@@ -1,0 +1,96 @@
+"""The figures that diagnosis and prediction share: one home, and None where nothing was recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from gpulab.analysis.facts import Facts, facts
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.intervals import measure
+from gpulab.prediction.baseline import Today
+from gpulab.run import Timeline
+from gpulab.thresholds import DEFAULT
+from gpulab.timeline import spans
+from gpulab.trace.load import load_run
+from tests.support import real_traces, synthetic
+
+
+def loaded_by(iterator: str, workers: int | None) -> Facts:
+    """A run whose trace shows that iterator; `workers`: what the loader says, None for a trace from elsewhere."""
+    run = synthetic.gpu_case().run
+    assert isinstance(run.timeline, Timeline) and run.loader is not None
+    names = tuple(n.replace("_MultiProcessingDataLoaderIter", iterator) for n in run.timeline.names)
+    loader = None if workers is None else dataclasses.replace(run.loader, num_workers=workers)
+    return facts(dataclasses.replace(run, timeline=dataclasses.replace(run.timeline, names=names), loader=loader))
+
+
+@pytest.mark.parametrize(
+    ("iterator", "workers", "count", "some"),
+    [
+        ("_MultiProcessingDataLoaderIter", 4, 4, True),
+        ("_SingleProcessDataLoaderIter", 0, 0, False),
+        ("_SingleProcessDataLoaderIter", None, 0, False),
+        ("_MultiProcessingDataLoaderIter", None, None, True),
+        ("_IteratorOfALibrary", None, None, None),
+    ],
+)
+def test_loader_workers_are_told_alike_to_findings_and_predictions(
+    iterator: str, workers: int | None, count: int | None, some: bool | None
+) -> None:
+    known = loaded_by(iterator, workers)
+    assert (known.worker_count, known.has_workers) == (count, some)
+    assert Today.of(known).workers == count == RuleContext(known, DEFAULT).facts.worker_count
+
+
+@pytest.mark.parametrize(("name", "some"), [("v100_resnet50_workers0", False), ("v100_resnet50_workers4", True)])
+def test_a_real_trace_tells_whether_there_are_workers_and_not_how_many(name: str, some: bool) -> None:
+    known = facts(load_run(real_traces.path(name)))
+    assert known.has_workers is some and known.worker_count == (None if some else 0)
+    words = " ".join(e.words for f in diagnose(known).findings for e in f.evidence)
+    assert ("worker processes load the data" in words, "(num_workers=0)" in words) == (False, not some)
+
+
+@pytest.mark.parametrize("name", ["cpu", "gpu"])
+def test_the_profiled_steps_are_told_alike_in_all_their_forms(name: str) -> None:
+    account = synthetic.cases()[name].facts.breakdown
+    assert account is not None and account.step_host_windows is not None
+    assert account.wall_ns == sum(sum(step.parts_ns.values()) for step in account.steps) == measure(account.covered)
+    assert account.span_ns == (account.covered[0, 0], account.covered[-1, 1])
+    assert account.mean_step_us == pytest.approx(account.wall_ns / len(account.steps) / 1e3)
+    assert measure(account.host_covered) == sum(end - start for start, end in account.step_host_windows.tolist())
+
+
+def test_a_window_that_stands_as_one_has_no_steps() -> None:
+    account = synthetic.cases()["gpu"].facts.breakdown
+    assert account is not None
+    as_one = dataclasses.replace(account, whole_window=True)
+    assert as_one.step_host_windows is None and len(as_one.host_windows) == len(account.steps)
+    without = dataclasses.replace(account, steps=())
+    assert without.mean_step_us is None and not len(without.covered) and without.step_host_windows is None
+
+
+def test_the_typical_step_is_the_unprofiled_one_where_there_is_one() -> None:
+    known = synthetic.cases()["gpu"].facts
+    assert known.step_us is not None and known.traced_step_us is not None and known.data_wait_us is not None
+    assert known.typical_step_us is known.step_us
+    assert known.data_wait_fraction == known.data_wait_us.median / known.step_us.median
+    profiled = dataclasses.replace(known, step_us=None)
+    assert profiled.typical_step_us is known.traced_step_us
+    nothing = dataclasses.replace(profiled, traced_step_us=None)
+    assert nothing.typical_step_us is None and nothing.data_wait_fraction is None
+    assert RuleContext(nothing, DEFAULT).step_us == (
+        known.breakdown.mean_step_us if known.breakdown is not None else None
+    )
+
+
+def test_what_was_asked_of_one_timeline_is_no_answer_for_another() -> None:
+    """Names are asked once for all readings; the answers go by the names, not by the timeline."""
+    cpu, gpu = (synthetic.cases()[name].facts.run.timeline for name in ("cpu", "gpu"))
+    assert cpu is not None and gpu is not None
+    for timeline in (cpu, gpu, dataclasses.replace(cpu, names=tuple(reversed(cpu.names))), cpu):
+        mask = spans.named(timeline, spans.is_loader)
+        assert mask.tolist() == [spans.is_loader(timeline.names[i]) for i in timeline.name_id.tolist()]
+        mask[:] = False  # a caller may change what it is given

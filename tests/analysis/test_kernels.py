@@ -1,0 +1,323 @@
+"""Kernels, operators, launches and copies: against a search span by span, and on real traces."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.analysis.gpu.kernels import copies, kernels, launched_ns, launches
+from gpulab.intervals import Intervals
+from gpulab.run import Category
+from gpulab.timeline.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE, reading
+from gpulab.timeline.launches import CallTree, launch_of, open_at_start
+from tests.support import loaded_traces
+from tests.support.timelines import BACKWARD, DEVICE, MAIN, STREAM, STREAM_2, Span, in_order, timeline
+
+US = 1000
+ALWAYS = np.array([[-(2**62), 2**62]])
+LAUNCH = {Category.GPU_MEMCPY: "cudaMemcpyAsync", Category.GPU_MEMSET: "cudaMemsetAsync"}
+
+operator_spans = st.lists(
+    st.tuples(st.sampled_from("ABC"), st.sampled_from([MAIN, BACKWARD]), st.integers(0, 40), st.integers(0, 25)),
+    max_size=10,
+)
+device_items = st.lists(
+    st.tuples(
+        st.sampled_from([*DEVICE, Category.KERNEL]),
+        st.sampled_from(["volta_sgemm", "volta_h884gemm", "other"]),
+        st.sampled_from([MAIN, BACKWARD]),  # the thread that launches
+        st.one_of(st.none(), st.integers(0, 45)),  # when; None: outside the trace
+        st.integers(0, 5),  # length of the launch
+        st.integers(0, 30),  # start
+        st.integers(0, 20_000),  # length
+        st.booleans(),  # launched together with the one before (a graph)
+    ),
+    max_size=10,
+)
+windows = st.one_of(st.none(), st.tuples(st.integers(0, 20), st.integers(1, 20)))
+
+
+def made(operators: list[Any], items: list[Any]) -> list[Span]:
+    spans = [Span(name, Category.CPU_OP, lane, start, length) for name, lane, start, length in operators]
+    correlation = 0
+    for category, name, thread, launched, launch_length, start, length, together in items:
+        if not (together and correlation):
+            correlation += 1
+            call = LAUNCH.get(category, "cudaLaunchKernel")
+            if launched is not None:
+                spans.append(Span(call, Category.CUDA_RUNTIME, thread, launched, launch_length, correlation))
+        spans.append(Span(name, category, STREAM, start, length, correlation, {"occupancy_pct": len(name)}))
+    return spans
+
+
+def window(raw: tuple[int, int] | None) -> tuple[Intervals, range]:
+    if raw is None:
+        return ALWAYS, range(-(2**62), 2**62)
+    return np.array([[raw[0], raw[0] + raw[1]]], dtype=np.int64), range(raw[0], raw[0] + raw[1])
+
+
+def call_of(item: Span, spans: list[Span]) -> Span | None:
+    found = [s for s in spans if s.category == Category.CUDA_RUNTIME and s.correlation == item.correlation]
+    return found[0] if found else None
+
+
+def called(item: Span, spans: list[Span]) -> int:
+    """When it was launched; without a launch: its begin, or before the recording where its stream had launched none."""
+    call = call_of(item, spans)
+    if call is not None:
+        return call.start
+    mine = [s for s in spans if s.category in DEVICE and s.lane == item.lane and call_of(s, spans) is not None]
+    lost = mine and item.start < min(s.start for s in mine)
+    return min(item.start, timeline(spans).window_ns[0] - 1) if lost else item.start
+
+
+def owner(point: Span, spans: list[Span]) -> Span | None:
+    """The operator on that thread that began last before the point and had not ended there."""
+    around = [s for s in in_order(spans) if s.category == Category.CPU_OP and s.lane == point.lane and s.duration > 0]
+    around = [s for s in around if s.start <= point.start < s.end]
+    return around[-1] if around else None
+
+
+@given(st.lists(st.tuples(st.integers(0, 40), st.integers(1, 30)), max_size=25))
+def test_the_latest_row_still_open(raw: list[tuple[int, int]]) -> None:
+    ordered = sorted(((s, s + d) for s, d in raw), key=lambda span: (span[0], -span[1]))
+    start = np.array([s for s, _ in ordered], dtype=np.int64)
+    end = np.array([e for _, e in ordered], dtype=np.int64)
+    expected = [max((j for j in range(i) if end[j] > start[i]), default=-1) for i in range(len(ordered))]
+    assert open_at_start(start, end).tolist() == expected
+
+
+@given(operator_spans, device_items)
+def test_launch_and_operator_of_each_item(raw: list[Any], items: list[Any]) -> None:
+    spans = in_order(made(raw, items))
+    t = timeline(spans)
+    rows = np.array([i for i, s in enumerate(spans) if s.category in DEVICE], dtype=np.int64)
+    tree = CallTree.of(t, np.array([i for i, s in enumerate(spans) if s.category == Category.CPU_OP], dtype=np.int64))
+    for row, call in zip(rows.tolist(), launch_of(t, rows).tolist(), strict=True):
+        found = spans[call] if call >= 0 else None
+        assert found == call_of(spans[row], spans)
+        if found is not None:
+            held = int(tree.innermost(t, np.array([call]))[0])
+            assert (spans[held] if held >= 0 else None) == owner(found, spans)
+
+
+@given(operator_spans, device_items)
+def test_device_time_that_each_operator_launched(raw: list[Any], items: list[Any]) -> None:
+    spans = in_order(made(raw, items))
+    t = timeline(spans)
+    every = np.array([i for i, s in enumerate(spans) if s.category == Category.CPU_OP], dtype=np.int64)
+    launched: dict[int, int] = {}
+    for item in (s for s in spans if s.category in DEVICE):
+        call = call_of(item, spans)
+        holder = owner(call, spans) if call else None
+        if holder is not None:
+            launched[id(holder)] = launched.get(id(holder), 0) + item.duration
+    expected = [launched.get(id(s), 0) for s in spans]
+    assert launched_ns(t, CallTree.of(t, every)).tolist() == expected
+
+
+def test_time_of_nested_operators() -> None:
+    """
+    main   aten::linear [0 ............ 100)      aten::mm [200 .. 240)
+             aten::addmm [10 ..... 60)                launch [210 . 215)
+               launch [20 . 25)
+           launch      [70 . 75)
+    gpu        gemm [30 ......... 80)  bias [80..90)  gemm [250 .. 280)
+    """
+    spans = [
+        Span("aten::linear", Category.CPU_OP, MAIN, 0, 100 * US),
+        Span("aten::addmm", Category.CPU_OP, MAIN, 10 * US, 50 * US),
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 20 * US, 5 * US, 1),
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 70 * US, 5 * US, 2),
+        Span("aten::mm", Category.CPU_OP, MAIN, 200 * US, 40 * US),
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 210 * US, 5 * US, 3),
+        Span("gemm", Category.KERNEL, STREAM, 30 * US, 50 * US, 1),
+        Span("bias", Category.KERNEL, STREAM, 80 * US, 10 * US, 2),
+        Span("gemm", Category.KERNEL, STREAM_2, 250 * US, 30 * US, 3),
+    ]
+    t = timeline(spans)
+    tree = CallTree.of(t, np.flatnonzero(t.category == Category.CPU_OP))
+    own = {t.names[t.name_id[row]]: int(ns) // US for row, ns in zip(tree.rows, tree.self_ns(t), strict=True)}
+    device = {t.names[t.name_id[row]]: int(launched_ns(t, tree)[row]) // US for row in tree.rows}
+    assert own == {"aten::linear": 50, "aten::addmm": 50, "aten::mm": 40}
+    assert device == {"aten::linear": 10, "aten::addmm": 50, "aten::mm": 30}
+    seen = launches(timeline(spans), np.array([[0, 150 * US]], dtype=np.int64))
+    assert (seen.count, seen.per_step, seen.median_us, seen.median_queue_delay_us) == (2, 2, 5, 5)
+
+
+@given(device_items, windows)
+def test_kernels(items: list[Any], cut: tuple[int, int] | None) -> None:
+    spans = made([], items)
+    wanted, inside = window(cut)
+    seen = kernels(timeline(spans), wanted)
+    mine = [s for s in spans if s.category == Category.KERNEL and (cut is None or called(s, spans) in inside)]
+    time = sum(s.duration for s in mine)
+    nvidia = any(s.category == Category.CUDA_RUNTIME for s in spans)
+    assert seen.count == len(mine)
+    mean = sum(len(s.name) * s.duration for s in mine) / time if time else None
+    assert seen.est_achieved_occupancy_pct == (pytest.approx(mean) if time else None)
+    short = [s.duration for s in mine if s.duration < 10 * US]
+    matrix = sum(s.duration for s in mine if s.name == "volta_h884gemm")
+    assert seen.short_count_fraction == (pytest.approx(len(short) / len(mine)) if mine else None)
+    assert seen.short_time_fraction == (pytest.approx(sum(short) / time) if time else None)
+    assert seen.tensor_core_fraction == (pytest.approx(matrix / time) if time and nvidia else None)
+
+
+@given(device_items, windows)
+def test_launches(items: list[Any], cut: tuple[int, int] | None) -> None:
+    spans = made([], items)
+    wanted, inside = window(cut)
+    seen = launches(timeline(spans), wanted)
+    calls = [s for s in spans if s.name == "cudaLaunchKernel" and s.start in inside]
+    items_of = [[s for s in spans if s.category in DEVICE and s.correlation == c.correlation] for c in calls]
+    delays = [max(0, min(s.start for s in i) - c.end) for c, i in zip(calls, items_of, strict=True) if i]
+    assert seen.count == len(calls)
+    assert seen.median_us == (statistics.median(c.duration for c in calls) / US if calls else None)
+    assert seen.median_queue_delay_us == (pytest.approx(statistics.median(delays) / US) if delays else None)
+    assert seen.without_kernel == sum(not found for found in items_of)
+    assert seen.most_kernels_per_launch == max(map(len, items_of), default=0)
+    lost = [s for s in spans if s.category == Category.KERNEL and call_of(s, spans) is None]
+    assert seen.kernels_without_launch == len(lost)
+
+
+def test_a_launch_whose_kernel_was_lost() -> None:
+    spans = [
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 0, 4 * US, 1),
+        Span("cuLaunchKernelEx", Category.CUDA_DRIVER, MAIN, 10 * US, 6 * US, 2),
+        Span("cudaLaunchHostFunc", Category.CUDA_RUNTIME, MAIN, 20 * US, US, 3),
+        Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 30 * US, US, 4),
+        Span("k", Category.KERNEL, STREAM, 50 * US, US, 2),
+    ]
+    seen = launches(timeline(spans), ALWAYS)
+    assert (seen.count, seen.without_kernel, seen.kernels_without_launch) == (2, 1, 0)
+    assert seen.median_us == 5
+    assert seen.median_queue_delay_us == 34
+    assert seen.per_step == 2
+
+
+def test_copies_by_kind_and_host_memory() -> None:
+    def copy(name: str, microseconds: int, size: float) -> Span:
+        return Span(name, Category.GPU_MEMCPY, STREAM, 0, microseconds * US, 0, {"bytes": size})
+
+    unknown = float("nan")
+    spans = [
+        copy("Memcpy HtoD (Pageable -> Device)", 100, 1e6),
+        copy("Memcpy HtoD (Pageable -> Device)", 300, 1e6),
+        copy("Memcpy HtoD (Pinned -> Device)", 40, 1e6),
+        copy("Memcpy DtoH (Device -> Pageable)", 20, 1e4),
+        copy("Memcpy DtoH (Device -> Pageable)", 10, unknown),
+        copy("Memcpy DtoD (Device -> Device)", 5, unknown),
+        copy("Memcpy PtoP (Device -> Device)", 4, 4e5),
+        copy("CopyHostToDevice", 1, 1e3),
+    ]
+    found = [(r.kind, r.host_memory, r.count, r.time_us, r.bytes, r.gb_per_s) for r in copies(timeline(spans), ALWAYS)]
+    assert found == [
+        ("HtoD", "pageable", 2, 400, 2_000_000, pytest.approx(5.0)),
+        ("HtoD", "pinned", 1, 40, 1_000_000, pytest.approx(25.0)),
+        ("DtoH", "pageable", 2, 30, 10_000, pytest.approx(0.5)),
+        ("DtoD", None, 1, 5, None, None),
+        ("PtoP", None, 1, 4, 400_000, pytest.approx(100.0)),
+        ("unknown", None, 1, 1, 1_000, pytest.approx(1.0)),
+    ]
+
+
+def test_nothing_at_all() -> None:
+    nothing = timeline([])
+    assert kernels(nothing, ALWAYS).tensor_core_fraction is None
+    assert copies(nothing, ALWAYS) == ()
+    assert launches(nothing, ALWAYS).median_us is None
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn",
+        "turing_h1688gemm_128x128_ldg8_nn",
+        "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_tn",
+        "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_tn_align1>",
+        "cutlass_75_wmma_tensorop_bf16_s161616gemm_bf16_32x32_32x1_tn_align1",
+        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
+        "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4",
+        "cutlass3x_sm100_tensorop_s256x256x16gemm_bf16",
+        "nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT",
+        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>",
+        "fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvCausalP16VarSeqQ128Kv128PersistentContext",
+        "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
+        "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN_sm100f",
+    ],
+)
+def test_kernels_on_tensor_cores(name: str) -> None:
+    assert reading(name).tensor_cores
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "volta_sgemm_64x64_nt",
+        "ampere_sgemm_32x32_sliced1x4_tn",
+        "cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1",
+        "void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nt_align1>",
+        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel",
+        "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>",
+        "void tensorrt_llm::kernels::quantize_with_block_size<32, true>(flashinfer::QuantizationSFLayout)",
+        "void flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64>>",
+        "fmha_cutlassF_f32_aligned_64x64_rf_sm70(PyTorchMemEffAttention::AttentionKernel)",
+        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
+        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16>",
+    ],
+)
+def test_kernels_without_tensor_cores(name: str) -> None:
+    assert not reading(name).tensor_cores
+
+
+def test_every_pattern_says_where_it_comes_from() -> None:
+    assert all(source and pattern == pattern.lower() for pattern, source in (*TENSOR_CORE, *NOT_TENSOR_CORE))
+
+
+@pytest.mark.parametrize("call", ["hipLaunchKernel", "another maker's launch"])
+def test_only_on_nvidia_do_names_tell_which_kernels_use_matrix_units(call: str) -> None:
+    spans = [
+        Span(call, Category.CUDA_RUNTIME, MAIN, 0, US, 1),
+        Span("Cijk_Ailk_Bljk_HHS_BH_MT128x128x32", Category.KERNEL, STREAM, 2 * US, US, 1),
+    ]
+    assert kernels(timeline(spans), ALWAYS).tensor_core_fraction is None
+
+
+@pytest.mark.parametrize(
+    ("name", "fraction"),
+    [
+        ("v100_resnet50_workers0", 0.0),
+        ("a100_8ranks_rank3", 0.1495),
+        ("h100_owlv2_starved", 0.4684),  # s1688, s16816, s161616 and sm90_xmma: the plugin sees 0.08
+        ("b200_moe_launch_bound", 0.598),  # bmm_…sm100f .480, nvjet .072, fmha .045: the plugin sees 0
+        ("mi300_resnet_healthy", None),
+    ],
+)
+def test_tensor_core_share_of_real_traces(name: str, fraction: float | None) -> None:
+    seen = kernels(loaded_traces.trace(name).timeline, ALWAYS).tensor_core_fraction
+    assert seen == (pytest.approx(fraction, abs=0.001) if fraction is not None else None)
+
+
+@pytest.mark.parametrize("name", loaded_traces.ALL)
+def test_operators_launched_nearly_all_work_of_a_real_device(name: str) -> None:
+    t = loaded_traces.trace(name).timeline
+    items = np.flatnonzero(np.isin(t.category, [int(c) for c in DEVICE]))
+    tree = CallTree.of(t, np.flatnonzero(t.category == Category.CPU_OP))
+    call = launch_of(t, items)
+    owner = np.full(len(items), -1)
+    owner[call >= 0] = tree.innermost(t, call[call >= 0])
+    assert launched_ns(t, tree).sum() == t.duration_ns[items[owner >= 0]].sum()
+    assert (owner >= 0).mean() > (0.7 if name.startswith("mi300") or "dlrm" in name else 0.99)
+
+
+def test_copies_of_real_traces() -> None:
+    (upload,) = copies(loaded_traces.trace("v100_resnet50_workers0").timeline, ALWAYS)
+    assert (upload.kind, upload.host_memory, upload.count, upload.bytes) == ("HtoD", "pageable", 12, 115_607_040)
+    assert upload.gb_per_s == pytest.approx(115_607_040 / 11_492e-6 / 1e9)
+    kinds = {(c.kind, c.host_memory) for c in copies(loaded_traces.trace("a100_8ranks_rank3").timeline, ALWAYS)}
+    assert kinds == {("HtoD", "pinned"), ("DtoH", "pageable"), ("DtoD", None)}

@@ -1,0 +1,195 @@
+"""Ranks side by side: who waits for whom, from durations alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.analysis import ranks
+from gpulab.analysis.facts import facts
+from gpulab.analysis.ranks import RankComparison
+from gpulab.api.diagnose import diagnose_job
+from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
+from gpulab.diagnosis.ranks import diagnose_ranks
+from gpulab.run import Category, Device, Lane, Ranks, Run, Steps, Timeline
+from gpulab.thresholds import DEFAULT
+from gpulab.trace.load import load_run
+from gpulab.views.report.ranks import RankedReport
+from tests.support import synthetic
+from tests.support.real_traces import path
+
+US = 1_000
+GPU = Device("cuda", "NVIDIA V100", 0)
+Kernel = tuple[str, int, int, int]  # name, stream, start µs, duration µs
+
+ALL_REDUCE = "ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm)"
+
+
+def compare_ranks(runs: dict[int, Run]) -> RankComparison:
+    return ranks.compare_ranks({rank: facts(run) for rank, run in runs.items()}, skew_notice=DEFAULT.skew_notice)
+
+
+def rank_run(kernels: list[Kernel], step_us: int = 1_000) -> Run:
+    """One step from 0 to `step_us`."""
+    ordered = sorted(kernels, key=lambda k: (k[2], -k[3]))
+    names = sorted({k[0] for k in ordered} | {"nothing"})
+    streams = sorted({k[1] for k in ordered} | {7})
+    zero = np.zeros(1, np.int64)
+    return dataclasses.replace(
+        synthetic.gpu_case().run,
+        device=GPU,
+        steps=Steps(
+            number=np.array([1]),
+            start_ns=zero,
+            end_ns=np.array([step_us * US]),
+            data_wait_ns=zero,
+            optimizer_ns=zero,
+            batch_count=zero,
+            sample_count=zero,
+            phase=np.array([2], np.uint8),
+            flags=np.array([0], np.uint8),
+        ),
+        traced_numbers=(1,),
+        timeline=Timeline(
+            start_ns=np.array([k[2] * US for k in ordered], np.int64),
+            duration_ns=np.array([k[3] * US for k in ordered], np.int64),
+            name_id=np.array([names.index(k[0]) for k in ordered], np.int32),
+            category=np.full(len(ordered), Category.KERNEL, np.uint8),
+            lane_id=np.array([streams.index(k[1]) for k in ordered], np.int32),
+            correlation=np.zeros(len(ordered), np.int64),
+            names=tuple(names),
+            lanes=tuple(Lane("stream", 0, s) for s in streams),
+            window_ns=(0, step_us * US),
+            training_lane=None,
+        ),
+    )
+
+
+def test_the_rank_that_arrives_last_is_the_straggler() -> None:
+    # rank 0  [gemm---](all reduce---------------)      waits 500 of 600
+    # rank 1  [gemm------------------](all reduce)      arrives last: 100, the transfer
+    # rank 2  [gemm-----](all reduce-------------)      waits 400 of 500
+    found = compare_ranks(
+        {
+            0: rank_run([("gemm", 7, 0, 200), (ALL_REDUCE, 9, 200, 600)]),
+            1: rank_run([("gemm", 7, 0, 700), (ALL_REDUCE, 9, 700, 100)]),
+            2: rank_run([("gemm", 7, 0, 300), (ALL_REDUCE, 9, 300, 500)]),
+        }
+    )
+    assert found.straggler == 1
+    assert found.collectives == 1
+    assert [(r.waiting_us, r.transfer_us) for r in found.ranks] == [(500, 100), (0, 100), (400, 100)]
+
+
+def test_the_users_threshold_says_how_long_others_must_wait_for_a_straggler() -> None:
+    runs = {0: rank_run([(ALL_REDUCE, 9, 200, 300)]), 1: rank_run([(ALL_REDUCE, 9, 400, 100)])}
+    known = {rank: facts(run) for rank, run in runs.items()}
+    share = 200 / 1_000
+    assert ranks.compare_ranks(known, skew_notice=share).straggler == 1
+    assert ranks.compare_ranks(known, skew_notice=share + 0.01).straggler is None
+    job, patient = Ranks("made", runs, 2), DEFAULT.changed({"skew_notice": share + 0.01})
+    assert diagnose_job(job, patient).diagnosis.first.key != "straggler"
+    assert diagnose_job(job, DEFAULT).diagnosis.first.key == "straggler"
+
+
+def test_ranks_in_step_have_no_straggler() -> None:
+    found = compare_ranks({r: rank_run([(ALL_REDUCE, 9, 200 + r, 300 - r)]) for r in range(4)})
+    assert found.straggler is None
+    assert found.collectives == 1
+
+
+def test_communication_beside_compute_is_hidden() -> None:
+    #  0      100     200     300
+    #  [gemm----------)            stream 7
+    #          [all reduce----)    stream 9: 100 hidden, 100 exposed
+    (rank,) = compare_ranks({5: rank_run([("gemm", 7, 0, 200), (ALL_REDUCE, 9, 100, 200)])}).ranks
+    assert (rank.communication_us, rank.overlapped_us, rank.exposed_us) == (200, 100, 100)
+    assert rank.breakdown.steps[0].parts_ns["communication"] == 100 * US
+    assert rank.waiting_us is None and rank.transfer_us is None
+
+
+def test_different_collectives_are_not_put_side_by_side() -> None:
+    found = compare_ranks(
+        {
+            0: rank_run([(ALL_REDUCE, 9, 0, 10)]),
+            3: rank_run([(ALL_REDUCE, 9, 0, 10), (ALL_REDUCE, 9, 20, 10)]),
+        }
+    )
+    assert found.collectives is None and found.straggler is None
+    assert found.mismatch is not None and "ranks 0 and 3" in found.mismatch and "1 and 2" in found.mismatch
+
+
+@given(st.lists(st.lists(st.integers(1, 200), min_size=4, max_size=4), min_size=2, max_size=6))
+def test_waiting_and_transfer_are_the_kernels_time(durations: list[list[int]]) -> None:
+    runs = {r: rank_run([(ALL_REDUCE, 9, 250 * i, d) for i, d in enumerate(ds)]) for r, ds in enumerate(durations)}
+    for rank, spent in zip(compare_ranks(runs).ranks, durations, strict=True):
+        assert rank.waiting_us is not None and rank.transfer_us is not None
+        assert rank.waiting_us + rank.transfer_us == pytest.approx(sum(spent))
+        assert rank.transfer_us == pytest.approx(sum(min(d[i] for d in durations) for i in range(4)))
+        assert rank.exposed_us == pytest.approx(rank.communication_us)
+
+
+# -- what is found about the job -------------------------------------------------------------------------------------
+
+
+def said(key: str, us: float | None, summary: str = "Something is slow.") -> Diagnosis:
+    found = Finding(key, summary, (Evidence("so it is"),), us, "measured", parts=("launch",), only_after=("x",))
+    return Diagnosis((found,))
+
+
+def job(count: int, exposed_fraction: float = 0.0) -> RankComparison:
+    """Ranks in step, whose communication is hidden but for that share of the step."""
+    exposed = int(1_000 * exposed_fraction)
+    kernels: list[Kernel] = [("gemm", 7, 0, 1_000 - exposed), (ALL_REDUCE, 20, 900 - exposed, 100 + exposed)]
+    return compare_ranks(dict.fromkeys(range(count), rank_run(kernels)))
+
+
+def test_what_most_ranks_have_in_common_is_found_about_the_job() -> None:
+    each = {0: said("launch_bound", 300.0), 1: said("launch_bound", 100.0), 2: said("launch_bound", 200.0)}
+    found = diagnose_ranks(job(4), {**each, 3: said("healthy", None)})
+    assert [f.key for f in found.findings] == ["launch_bound"]
+    assert found.first.summary == "Something is slow. It is so on 3 of the 4 ranks."
+    assert found.first.recoverable_us_per_step == 200.0 and found.first.only_after == ()
+    assert "rank 2" in found.first.evidence[0].words
+    assert "It is so on all ranks." in diagnose_ranks(job(3), each).first.summary
+
+
+def test_ranks_with_troubles_of_their_own_keep_in_step_and_that_is_said() -> None:
+    each = {0: said("launch_bound", 300.0), 1: said("data_starved", 100.0), 2: said("healthy", None)}
+    found = diagnose_ranks(job(3), each)
+    assert found.first.key == "healthy"
+    assert [e.words for e in found.first.evidence[1:]] == [
+        "Rank 0 by itself: Something is slow",
+        "Rank 1 by itself: Something is slow",
+    ]
+
+
+@pytest.mark.parametrize(("us", "first"), [(300.0, "launch_bound"), (100.0, "exposed_communication")])
+def test_the_costliest_of_a_job_comes_first_and_says_what_is_next(us: float, first: str) -> None:
+    found = diagnose_ranks(job(2, 0.2), {0: said("launch_bound", us), 1: said("launch_bound", us)})
+    assert found.first.key == first and len(found.findings) == 2
+    assert found.first.after.startswith("Next comes ") and found.findings[1].after == ""
+
+
+def test_a_real_job_with_a_late_rank() -> None:
+    found = compare_ranks({i: load_run(path(f"v100_dlrm_8ranks/rank{i}")) for i in range(8)})
+    [straggler] = diagnose_ranks(found).findings  # moving the data is 1 % of the step: all else is the wait
+    assert straggler.key == "straggler" and "Rank 7 arrives last" in straggler.summary
+    assert straggler.recoverable_us_per_step == pytest.approx(6_034, rel=0.01)
+    even = dataclasses.replace(found, straggler=None)
+    [exposed] = diagnose_ranks(even).findings
+    assert exposed.key == "exposed_communication"
+    quiet = tuple(dataclasses.replace(r, exposed_us=0.01 * r.step_us) for r in found.ranks)
+    assert diagnose_ranks(dataclasses.replace(even, ranks=quiet)).first.key == "healthy"
+
+
+def test_the_thresholds_of_a_job_are_those_of_its_ranks() -> None:
+    runs = {rank: synthetic.gpu_case().run for rank in range(2)}
+    given = Ranks("somewhere", runs, None)
+    usual, silent = (diagnose_job(given, t) for t in (DEFAULT, DEFAULT.changed({"silence": 1.0})))
+    assert usual.each[0].findings != silent.each[0].findings
+    assert RankedReport(given, silent.facts, silent.comparison, silent.each, silent.diagnosis).json()["per_rank"]

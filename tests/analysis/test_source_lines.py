@@ -1,0 +1,372 @@
+"""The user's line: which one a stretch of time belongs to, from looks at the stack or from a trace's own stacks."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpulab
+from gpulab.analysis.breakdown import layers
+from gpulab.analysis.host.source_lines import line_of, lines_of
+from gpulab.capture.pauses.source_lines import Naming, users_spot
+from gpulab.capture.pauses.stack_sampler import LineSampler
+from gpulab.intervals import EMPTY, Intervals
+from gpulab.run import Category, Lane, Place, Run, StackSamples, Timeline
+from tests.support import synthetic
+from tests.support.kernel_session import kernel
+from tests.support.paths import ROOT
+from tests.support.real_traces import path as trace_path
+
+torch = pytest.importorskip("torch")
+
+MS = 1_000_000
+PLACES = (Place("cell", 2, "", "a()"), Place("cell", 3, "", "b()"), Place("lib.py", 7, "f", "c()"))
+
+
+def run_with(stack: StackSamples | None, timeline: Timeline | None = None) -> Run:
+    run = synthetic.cpu_case().run
+    return dataclasses.replace(run, stack=stack, places=PLACES, timeline=timeline)
+
+
+def looks(rows: list[tuple[int, int]]) -> StackSamples:
+    t = np.array([t for t, _ in rows], np.int64) * MS
+    return StackSamples(t, np.array([p for _, p in rows], np.int32), 0)
+
+
+def times(*pairs: tuple[int, int]) -> Intervals:
+    return np.array(pairs, np.int64).reshape(-1, 2) * MS
+
+
+def test_the_line_with_most_of_the_looks() -> None:
+    run = run_with(looks([(2, 0), (4, 1), (6, 1), (8, 1), (10, 0), (12, 2), (14, 2)]))
+    assert line_of(run, times((3, 9))) == PLACES[1]
+    assert line_of(run, times((11, 15))) == PLACES[2]
+    assert line_of(run, EMPTY) is None
+    assert [(x.place, x.looks) for x in lines_of(run, times((0, 15)))] == [
+        (PLACES[1], 3),
+        (PLACES[0], 2),
+        (PLACES[2], 2),
+    ]
+    assert line_of(run, times((0, 15))) is None, "3 of 7 is no answer"
+
+
+def test_one_look_is_no_evidence_but_a_long_call_is() -> None:
+    usual = [(2 * i, 0) for i in range(1, 20)]
+    run = run_with(looks([*usual, (80, 1), (82, 0), (84, 0)]))  # the call of line 1 held the lock from 38 to 80
+    assert line_of(run, times((39, 79))) == PLACES[1], "the look came when the call had ended"
+    assert line_of(run, times((81, 83))) is None, "a single look"
+    assert line_of(run, times((39, 45))) is None, "most of the call is elsewhere"
+
+
+def test_time_outside_the_users_code_counts_against_a_line() -> None:
+    run = run_with(looks([(2, -1), (4, 0), (6, 0), (8, -1), (10, -1), (12, -1)]))
+    assert line_of(run, times((0, 13))) is None
+    assert lines_of(run, times((0, 13)))[0].share == pytest.approx(2 / 6)
+
+
+def test_without_looks_and_without_stacks_there_is_no_line() -> None:
+    assert line_of(run_with(None), times((0, 100))) is None
+    empty = StackSamples(np.empty(0, np.int64), np.empty(0, np.int32))
+    assert line_of(run_with(empty), times((0, 100))) is None
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 30), st.integers(-1, 2)), min_size=1, max_size=40),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(1, 40)), max_size=6),
+)
+def test_against_counting_by_hand(gaps: list[tuple[int, int]], pieces: list[tuple[int, int]]) -> None:
+    rows, at = [], 0
+    for gap, place in gaps:
+        at += gap
+        rows.append((at, place))
+    wanted: list[tuple[int, int]] = []
+    end = 0
+    for gap, length in pieces:
+        wanted.append((end + gap + 1, end + gap + 1 + length))
+        end = wanted[-1][1]
+    inside = {t for a, b in wanted for t in range(a, b)}
+    waits = sorted(g for g, _ in gaps)
+    usual = float(np.median(waits))
+    weight: dict[int, int] = {}
+    before = 0
+    for t, place in rows:
+        mine = sum(u in inside for u in range(before, t))
+        late = t - before > 2 * usual and 2 * mine > t - before
+        if (t in inside or late) and mine:
+            weight[place] = weight.get(place, 0) + mine
+        before = t
+    total = sum(weight.values())
+    found = {x.place: x.share for x in lines_of(run_with(looks(rows)), times(*wanted))}
+    assert found == pytest.approx({PLACES[p]: w / total for p, w in weight.items() if p >= 0})
+
+
+# -- the thread that looks ------------------------------------------------------------------------------------------
+
+
+def spots_while(work: Any) -> list[Any]:
+    sampler = LineSampler()
+    sampler.start()
+    try:
+        work()
+    finally:
+        sampler.stop()
+    assert len(sampler.seen.t_ns) == len(sampler.seen.spots)
+    return sampler.seen.spots
+
+
+def test_the_sleeping_line_is_seen_and_nothing_stays() -> None:
+    def work() -> None:
+        threading.Event().wait(0.3)  # within Python's own library
+
+    spots = [s for s in spots_while(work) if s is not None]
+    assert {s[0] for s in spots} == {__file__}
+    assert (work.__code__.co_firstlineno + 1) in [s[1] for s in spots if s[2].endswith("work")]
+    assert {s[2].split(".")[-1] for s in spots} <= {"work", "spots_while"}
+    assert not [t for t in threading.enumerate() if t.name == "gpulab-lines"]
+
+
+def test_a_call_that_holds_the_lock_is_seen_at_its_own_line() -> None:
+    ended = []
+
+    def work() -> None:
+        sorted(range(3_000_000), key=None)  # one long call in C
+        ended.append(time.perf_counter_ns())
+
+    sampler = LineSampler()
+    sampler.start()
+    began = time.perf_counter_ns()
+    work()
+    sampler.stop()
+    line = work.__code__.co_firstlineno + 1
+    since, longest = began, (0, 0)
+    for t, spot in zip(sampler.seen.t_ns, sampler.seen.spots, strict=True):
+        if began < t <= ended[0] and spot is not None and spot[2].endswith("work"):
+            longest = max(longest, (t - since, spot[1]))
+        since = max(t, began)
+    assert longest[1] == line, "the look after the longest wait stands at the call that it waited for"
+
+
+def test_a_frame_is_not_kept() -> None:
+    import weakref
+
+    class Thing:
+        pass
+
+    def work() -> weakref.ref[Thing]:
+        thing = Thing()
+        time.sleep(0.05)
+        return weakref.ref(thing)
+
+    sampler = LineSampler()
+    sampler.start()
+    seen = work()
+    sampler.stop()
+    assert seen() is None
+
+
+def test_the_innermost_line_of_the_users() -> None:
+    spot = users_spot(sys._getframe())
+    assert spot is not None and spot[0] == __file__ and spot[2] == "test_the_innermost_line_of_the_users"
+
+
+def test_places_of_a_file_have_their_text_and_equal_ones_are_one() -> None:
+    naming = Naming("", 0)
+    spot = users_spot(sys._getframe())
+    assert naming.number(spot) == naming.number(spot) == 0 and naming.number(None) == -1
+    (place,) = naming.places
+    assert place.text == "spot = users_spot(sys._getframe())" and place.file == __file__
+
+
+def test_a_block_names_the_lines_of_a_script() -> None:
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gpulab.profile(show=False, save=False, trace_steps=8) as p:
+        for _ in range(40):
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            time.sleep(0.05)  # what takes the time
+    assert p.run.timeline is not None
+    place = line_of(p.run, np.array([p.run.timeline.window_ns]))
+    assert place is not None and place.text == "time.sleep(0.05)  # what takes the time" and place.file == __file__
+
+
+# -- real cells -----------------------------------------------------------------------------------------------------
+
+SETUP = f"""
+import sys, time, torch
+sys.path[:0] = [".", {str(ROOT)!r}]
+import numpy as np
+import gpulab
+from gpulab.analysis.host.source_lines import line_of
+from torch import nn
+from torch.utils.data import DataLoader
+from slow_items import Slow
+%load_ext gpulab
+model = nn.Linear(8, 2); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+def found(run, wait):
+    from gpulab.analysis.breakdown import layers
+    from gpulab.intervals import subtract
+    waiting = layers(run.timeline, None)["data_wait"]
+    place = line_of(run, waiting if wait else subtract(np.array([run.timeline.window_ns]), waiting))
+    return None if place is None else [place.file.split("/")[-1], place.line, place.text, place.function]
+"""
+
+ITEMS = """import time
+import torch
+
+
+class Slow(torch.utils.data.Dataset):
+    pause = 0.004
+
+    def __len__(self):
+        return 240
+
+    def transform(self, x):
+        time.sleep(self.pause)
+        return x
+
+    def __getitem__(self, i):
+        return self.transform(torch.zeros(8)), i % 2
+"""
+
+HELPER = """%%gpuprofile helper --no-live --trace-steps 6
+# a comment
+
+def helper():
+    time.sleep(0.03)
+
+Slow.pause = 0
+for x, y in DataLoader(Slow(), batch_size=8):
+    nn.functional.cross_entropy(model(x), y).backward()
+    opt.step()
+    helper()
+"""
+
+TRANSFORM = """%%time
+%%gpuprofile transform --no-live --trace-steps 6
+Slow.pause = 0.004
+for x, y in DataLoader(Slow(), batch_size=8):
+    nn.functional.cross_entropy(model(x), y).backward()
+    opt.step()
+"""
+
+ITEM = """%%gpuprofile item --no-live --trace-steps 6
+Slow.pause = 0
+big = torch.randn(700, 700)
+for x, y in DataLoader(Slow(), batch_size=8):
+    loss = nn.functional.cross_entropy(model(x), y)
+    loss.backward()
+    opt.step()
+    print(sum((big @ big).abs().mean().item() for _ in range(4)))
+"""
+
+
+@pytest.mark.parametrize("kernel_name", ["python3", "gpulab-ipykernel6"])
+def test_known_lines_of_real_cells(tmp_path: Path, kernel_name: str) -> None:
+    (tmp_path / "slow_items.py").write_text(ITEMS)
+    with kernel(tmp_path, kernel_name=kernel_name) as session:
+        for cell in (SETUP, HELPER, TRANSFORM, ITEM):
+            assert session.run(cell).error is None
+        helper = session.value("found(gpulab.runs['helper'], False)")
+        transform = session.value("found(gpulab.runs['transform'], True)")
+        item = session.value("found(gpulab.runs['item'], False)")
+        plain = session.value("[str(p) for p in gpulab.runs['transform'].places]")
+
+        assert session.left_behind() == {}
+    assert helper == ["cell", 5, "time.sleep(0.03)", "helper"]
+    assert transform[0] == "slow_items.py" and transform[1:] == [12, "time.sleep(self.pause)", "Slow.transform"]
+    assert item is not None and item[:2] == ["cell", 8]
+    assert all(p.startswith(("line 4 of the cell: for", "line 5 of", "line 6 of")) for p in plain if "of the cell" in p)
+
+
+def test_code_of_a_thread_is_seen_as_well(tmp_path: Path) -> None:
+    """The panel and the labs run a cell in a thread, compiled without IPython."""
+    from gpulab.tuning.function_code import TextCode
+
+    text = (
+        "import time, torch\n"
+        "model = torch.nn.Linear(4, 2); optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "for _ in range(40):\n"
+        "    model(torch.randn(8, 4)).sum().backward(); optimizer.step()\n"
+        "    time.sleep(0.05)\n"
+    )
+    runs: list[Run] = []
+
+    def work() -> None:
+        with gpulab.profile(show=False, save=False, trace_steps=8, source="cell", code=text) as p:
+            TextCode.parsed(text, {}).run(quiet=True)
+        runs.append(p.run)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    (run,) = runs
+    assert run.timeline is not None
+    assert str(line_of(run, np.array([run.timeline.window_ns]))) == "line 5 of the cell: time.sleep(0.05)"
+
+
+# -- stacks in a trace ----------------------------------------------------------------------------------------------
+
+
+def test_the_innermost_function_of_the_users_in_a_trace_with_stacks() -> None:
+    names = ("train.py(3): main", "train.py(9): load", "torch/nn/modules/module.py(1): _call_impl", "json/x.py(1): f")
+    rows = [(0, 100, 0), (10, 30, 1), (12, 8, 2), (50, 20, 2), (80, 5, 3)]
+    n = len(rows)
+    timeline = Timeline(
+        start_ns=np.array([r[0] for r in rows], np.int64) * MS,
+        duration_ns=np.array([r[1] for r in rows], np.int64) * MS,
+        name_id=np.array([r[2] for r in rows], np.int32),
+        category=np.full(n, int(Category.PYTHON_FUNCTION), np.uint8),
+        lane_id=np.zeros(n, np.int32),
+        correlation=np.zeros(n, np.int64),
+        names=names,
+        lanes=(Lane("thread", 1, 1),),
+        window_ns=(0, 100 * MS),
+        training_lane=0,
+    )
+    run = run_with(None, timeline)
+    assert line_of(run, times((11, 39))) == Place("train.py", 9, "load")
+    assert line_of(run, times((50, 90))) == Place("train.py", 3, "main")
+    shares = {x.place.function: x.share for x in lines_of(run, times((0, 100)))}
+    assert shares == pytest.approx({"main": 0.7, "load": 0.3})
+
+
+def test_a_real_trace_with_stacks_names_the_users_function() -> None:
+    run = gpulab.load(trace_path("h100_owlv2_starved"))
+    assert isinstance(run, Run) and run.timeline is not None
+    place = line_of(run, layers(run.timeline, 0)["data_wait"])
+    assert place is not None and place.function == "run_on_input" and place.file.endswith("pipeline/model.py")
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_no_collection_begins_while_the_stack_is_looked_at(enabled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython holds a lock in `_current_frames` that a thread which starts meanwhile waits for."""
+    import gc
+
+    current_frames, seen = sys._current_frames, []
+
+    def looked() -> dict[int, Any]:
+        seen.append(gc.isenabled())
+        return current_frames()
+
+    monkeypatch.setattr(sys, "_current_frames", looked)
+    if not enabled:
+        gc.disable()
+    try:
+        sampler = LineSampler()
+        sampler.start()
+        while len(seen) < 3:
+            time.sleep(0.001)
+        sampler.stop()
+        assert not any(seen) and gc.isenabled() is enabled
+    finally:
+        gc.enable()

@@ -1,0 +1,373 @@
+"""From a run to its diagnosis through the doors: real traces, thresholds of the user's own, report, page and JSON."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import functools
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpulab
+from gpulab import cli
+from gpulab.analysis.facts import facts
+from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US
+from gpulab.analysis.host.dataloader import WaitParts, WorkerRow
+from gpulab.diagnosis.diagnose import FAULT, diagnose
+from gpulab.diagnosis.finding import Diagnosis, Evidence
+from gpulab.diagnosis.headline import headline
+from gpulab.diagnosis.rules import kinds
+from gpulab.errors import UsageError
+from gpulab.prediction.prediction import Prediction
+from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
+from gpulab.thresholds import DEFAULT, SOURCES, Thresholds
+from gpulab.views.report.diagnosis import Diagnosed
+from gpulab.views.report.document import document
+from gpulab.views.report.findings import finding_sections, untold_sections
+from gpulab.views.report.report import Report
+from tests.support import real_traces, synthetic
+from tests.support import trace_files as made_traces
+from tests.support.paths import ROOT
+from tests.support.rule_cases import case_of, finding, inside, run_of
+
+UNITS = (100, 1e3, 1000, 1e6, 1e9)
+ASKED_FOR = {
+    "key", "summary", "evidence", "recoverable_us_per_step", "confidence", "knob", "predicted_ratio",
+    "predicted_interval", "source_line", "lesson",
+}  # fmt: skip
+BATCHES = {"small_batch", "memory_underused"}
+DATA = {"data_starved", "cpu_preprocessing", "storage_bound", "slow_collate"}
+
+
+@pytest.fixture
+def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder, with the store in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "own"))
+    (tmp_path / "own").mkdir()
+    return tmp_path
+
+
+@functools.cache
+def _diagnosed(path: Path) -> Diagnosis:
+    run = gpulab.load(path)
+    assert isinstance(run, Run)
+    return diagnose(facts(run))
+
+
+def trace_of(name: str) -> Diagnosis:
+    return _diagnosed(real_traces.path(name))
+
+
+def no_larger_batch(found: Diagnosis) -> bool:
+    """Neither by key, nor by knob, nor in the words of a cure."""
+    asked = [f for f in found.findings if f.key in BATCHES or "batch_size" in dict(f.settings)]
+    return not asked and not any("larger batch" in f.cure or "batch size" in f.cure for f in found.findings)
+
+
+# Real traces
+
+
+def test_the_starved_trace_gives_back_what_its_cure_saved() -> None:
+    found = trace_of("v100_resnet50_workers0")
+    assert found.first.key == "data_starved" and found.first.recoverable_us_per_step is not None
+    assert 50e3 <= found.first.recoverable_us_per_step <= 60e3  # four workers saved 50 ms of each step
+    assert dict(found.first.settings) == {"workers": "2"} and found.first.prediction is not None
+    low, high = found.first.prediction.interval or (0, 0)
+    assert low <= 0.67 <= high  # measured with four workers: 0.67 to 0.70
+    assert {f.key for f in found.findings[1:]} == {"unfused_optimizer", "no_mixed_precision"}
+    assert no_larger_batch(found)
+
+
+def test_the_cured_trace_does_not_starve() -> None:
+    assert not (DATA & {f.key for f in trace_of("v100_resnet50_workers4").findings})
+
+
+def test_no_larger_batch_for_the_starving_h100() -> None:
+    found = trace_of("h100_owlv2_starved")
+    assert found.first.key == "data_starved"
+    assert no_larger_batch(found)
+
+
+@pytest.mark.parametrize("name", ["v100_ddp_healthy", "mi300_resnet_healthy"])
+def test_no_data_and_no_launch_finding_for_a_busy_gpu(name: str) -> None:
+    assert not ((DATA | {"launch_bound"}) & {f.key for f in trace_of(name).findings})
+
+
+@pytest.mark.parametrize("name", real_traces.SINGLE)
+def test_every_real_trace_has_one_headline_and_no_fault(name: str) -> None:
+    found = trace_of(name)
+    assert found.total_us is not None
+    assert sum(f.recoverable_us_per_step or 0 for f in found.findings) <= found.total_us * (1 + 1e-9)
+    assert not [u for u in found.untold if FAULT in u.record]
+    assert {f.key for f in found.findings} <= {k.key for k in kinds()}
+    assert sum(f.key in ("healthy", "cannot_tell") for f in found.findings) <= 1
+
+
+def test_the_ranks_of_a_job(somewhere: Path) -> None:
+    real_traces.path("v100_dlrm_8ranks/rank0")
+    found = gpulab.diagnose(real_traces.folder() / "v100_dlrm_8ranks")
+    assert found.first.key == "straggler" and "Rank 7" in found.first.summary
+    ranks = gpulab.load(real_traces.folder() / "v100_dlrm_8ranks")
+    assert isinstance(ranks, Ranks)
+    document = gpulab.report(ranks).json()
+    assert document["findings"][0]["key"] == document["headline"]["key"] == "straggler"  # type: ignore[index]
+    assert "1. WAITING FOR THE SLOWEST GPU" in gpulab.report(ranks).text()
+
+
+# The door
+
+
+def test_a_finding_carries_what_was_promised(somewhere: Path) -> None:
+    path = made_traces.write(
+        somewhere, made_traces.text([e for i in range(6) for e in made_traces.step(i, i * 1000.0)])
+    )
+    for given in (str(path), path, gpulab.load(path)):
+        found = gpulab.diagnose(given)  # type: ignore[arg-type]
+        assert isinstance(found, Diagnosed)
+        assert all(hasattr(f, name) for f in found.findings for name in ASKED_FOR)
+    assert found.first.key == found.headline.key and found.first.summary in " ".join(repr(found).split())
+    assert found.of(found.first.key) is found.first and found.of("no such key") is None
+
+
+def test_the_json_of_a_report_has_the_findings(somewhere: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made_traces.write(
+        somewhere, made_traces.text([e for i in range(6) for e in made_traces.step(i, i * 1000.0)])
+    )
+    assert cli.main(["report", str(path), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["findings"] and all(set(f) >= ASKED_FOR for f in document["findings"])
+    assert document["findings"][0]["key"] == document["headline"]["key"]
+    assert all(set(u) == {"key", "what", "record"} for u in document["untold"])
+
+
+def test_the_json_keys_are_described() -> None:
+    told = (ROOT / "docs" / "report-json.md").read_text(encoding="utf-8")
+    made = dataclasses.replace(finding("launch_bound", 1.0), prediction=Prediction({}, 0.5, (0.4, 0.6), "so"))
+    document = Diagnosed(Diagnosis((made,))).json()["findings"][0]  # type: ignore[index]
+    assert all(f"`{key}`" in told for key in document)
+
+
+def test_the_json_keys_of_a_whole_report_are_described() -> None:
+    told = (ROOT / "docs" / "report-json.md").read_text(encoding="utf-8")
+    run = dataclasses.replace(
+        run_of(wait=0.5),
+        pauses=(Pause("gc", 0, 1_000_000),),
+        more_pauses=(PauseSum("gc", 3, 900_000),),
+        alerts=(Alert("data_starved", "It waits.", 0),),
+    )
+    loading = dataclasses.replace(
+        inside(read_ms=1), wait=WaitParts(1.0, 0.0, 0.0, 0.0, 0.0), workers=(WorkerRow(-1, 1, 1.0, None),)
+    )
+    case = case_of(run, {"data_wait": 0.5}, loading)
+    made: Any = document(case.facts, diagnose(case.facts, predict_cures=False))
+    keys = [*made, *made["loading"], *made["loading"]["wait"], *made["loading"]["workers"][0]]
+    keys += [key for rows in ("pauses", "more_pauses", "alerts") for key in made[rows][0]]
+    assert [key for key in keys if f"`{key}`" not in told] == []
+
+
+# Thresholds
+
+
+def test_every_threshold_has_its_source() -> None:
+    assert set(SOURCES) == {f.name for f in dataclasses.fields(Thresholds)}
+    page = (ROOT / "docs" / "thresholds.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    assert rows == [f"| `{name}` | {getattr(DEFAULT, name):g} | {source} |" for name, source in SOURCES.items()]
+
+
+def test_the_report_and_the_findings_count_the_same_short_kernels() -> None:
+    assert DEFAULT.short_kernel_us == SHORT_KERNEL_US
+
+
+def test_every_threshold_decides_something() -> None:
+    package = Path(gpulab.__file__).parent
+    code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
+    assert [f.name for f in dataclasses.fields(Thresholds) if not re.search(rf"\.{f.name}\b", code)] == []
+
+
+def _limits_in(path: Path) -> list[str]:
+    """Comparisons with a figure that has no name."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    compared = [node for node in ast.walk(tree) if isinstance(node, ast.Compare)]
+    return [f"{path.name}:{node.lineno}" for node in compared if any(map(_is_limit, ast.walk(node)))]
+
+
+def _is_limit(node: ast.AST) -> bool:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return isinstance(node.right, ast.Constant) and node.right.value not in UNITS
+    return isinstance(node, ast.Constant) and isinstance(node.value, float) and node.value not in (0.0, 1.0, *UNITS)
+
+
+def test_no_rule_has_a_limit_without_a_name() -> None:
+    rules = Path(gpulab.__file__).parent / "diagnosis" / "rules"
+    assert [limit for path in sorted(rules.glob("*.py")) for limit in _limits_in(path)] == []
+
+
+def starving() -> Run:
+    return run_of(wait=0.15)
+
+
+def test_thresholds_decide_what_is_told(somewhere: Path) -> None:
+    known = case_of(starving(), {"data_wait": 0.15}).facts
+    assert diagnose(known).first.key == "data_starved"
+    patient = DEFAULT.changed({"data_wait_notice": 0.2})
+    assert diagnose(known, patient).first.key != "data_starved"
+    assert gpulab.diagnose(synthetic.cpu_case().run, {"data_wait_notice": 0.9, "data_wait_bad": 0.95}).of("x") is None
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"data_wait_notise": 0.2}, "Nearest: data_wait_notice"),
+        ({"data_wait_notice": 0.3}, "contradict each other"),
+        ({"silence": 1.5}, "a share from 0 to 1"),
+        ({"silence": float("nan")}, "is a number"),
+        ({"silence": "much"}, "is a number"),
+        ({"silence": True}, "is a number"),
+        ({"short_kernel_us": -1.0}, "a time in µs"),
+    ],
+)
+def test_thresholds_that_cannot_be_are_one_line(values: dict[str, float], words: str, somewhere: Path) -> None:
+    with pytest.raises(UsageError, match=words) as raised:
+        gpulab.diagnose(starving(), values)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("folder", [".", "own"])
+def test_the_users_file_sets_thresholds(folder: str, somewhere: Path) -> None:
+    (somewhere / folder / "gpulab.toml").write_text("[thresholds]\ndata_wait_notice = 0.4\ndata_wait_bad = 0.5\n")
+    run = starving()
+    assert gpulab.diagnose(run).of("data_starved") is None
+    lower = {"data_wait_notice": 0.1}
+    assert gpulab.diagnose(run, lower).of("data_starved") is not None
+    (somewhere / "gpulab.toml").write_text("[alerts]\nwaits = 1\n")  # the current folder's file counts alone
+    assert gpulab.diagnose(run).of("data_starved") is not None
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"[thresholds\n", "is not TOML"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"thresholds = 3\n", r"write \[thresholds\]"),
+        (b"[thresholds]\nnothing = 1\n", "There is no threshold 'nothing'"),
+        (b"[thresholds]\ndata_wait_notice = 0.5\ndata_wait_bad = 0.2\n", "contradict"),
+        (b"[thresholds]\nsilence = 'loud'\n", "is a number"),
+    ],
+)
+def test_a_broken_file_is_one_line_and_loses_no_report(content: bytes, words: str, somewhere: Path) -> None:
+    (somewhere / "gpulab.toml").write_bytes(content)
+    run = starving()
+    with pytest.raises(UsageError, match=words) as raised:
+        gpulab.diagnose(run)
+    assert "\n" not in str(raised.value)
+    report = gpulab.report(run)
+    assert report.headline.key == "data_starved"
+    told = " ".join(report.text().split())
+    assert "Your thresholds were not used, the usual ones were" in told
+    assert "Your thresholds were not used" in report.html() and "Your thresholds were not used" in report.fragment()
+
+
+def test_a_folder_in_place_of_the_file_is_no_file(somewhere: Path) -> None:
+    (somewhere / "gpulab.toml").mkdir()
+    assert gpulab.diagnose(starving()).of("data_starved") is not None
+
+
+# What is shown
+
+
+def full(key: str = "launch_bound", **more: object) -> Diagnosis:
+    prediction = Prediction({"compile": "default"}, 0.8, (0.7, 0.9), "Replayed without launches.", memory_ratio=1.1)
+    made = finding(
+        key, 4_000.0, "launch", settings=(("compile", "default"),), cure="Compile it.", lesson="03_starving_gpu",
+        source_line="line 3 of the cell: model(x)", prediction=prediction, after="Next comes nothing.",
+    )  # fmt: skip
+    made = dataclasses.replace(made, evidence=(Evidence("one figure"), Evidence("another", (10**9, 2 * 10**9))), **more)
+    return Diagnosis((made,), (), 20_000.0, 20_000.0)
+
+
+def test_a_section_tells_all_that_is_known_of_a_finding() -> None:
+    (section,) = finding_sections(full(), below_headline=False)
+    rows = {row.cells[0]: row.cells[1] for row in section.rows}
+    assert section.title == "1. Starting work on the GPU" and section.lead
+    assert rows["would give back"] == "at most 4.00 ms per step, 20 % of a typical step (this was measured)"
+    assert rows["predicted"].startswith("0.80 of today's time (1.25 times as fast), between 0.70 and 0.90")
+    assert "1.10 of today's peak of the GPU's memory" in rows["predicted"]
+    assert rows["your line"] == "line 3 of the cell: model(x)" and "--ab compile=default" in rows["try it"]
+    assert "(see the timeline from 1.000 s on)" in " ".join(row.cells[1] for row in section.rows)
+
+
+def test_what_leaving_it_out_should_bring_is_told_where_no_knob_does_it() -> None:
+    gone = Prediction({}, 0.4, (0.3, 0.5), "60 ms of 100 ms of training, in 4 places")
+    rows = finding_sections(full(settings=(), prediction=gone), below_headline=False)[0].rows
+    told = {row.cells[0]: row.cells[1] for row in rows}
+    assert told["without it"].startswith("predicted: 0.40 of today's time") and "predicted" not in told
+    nothing = Prediction({}, None, None, "", refused="nothing is known")
+    quiet = finding_sections(full(settings=(), prediction=nothing), below_headline=False)[0].rows
+    assert not {"without it", "predicted"} & {row.cells[0] for row in quiet}
+
+
+def test_what_stands_in_the_headline_is_not_said_again() -> None:
+    (section,) = finding_sections(full(), below_headline=True)
+    words = " ".join(cell for row in section.rows for cell in row.cells)
+    assert "one figure" not in words.lower() and "Another" in words and "launch_bound." not in words
+
+
+def test_a_range_without_a_middle_and_a_refusal_are_said_as_such() -> None:
+    sign = Prediction({}, 0.9, (0.7, 1.1), "So.", only_sign=True)
+    refused = Prediction({}, None, None, "", refused="nothing is known")
+    shown = [finding_sections(full(prediction=p), below_headline=True)[0].rows for p in (sign, refused, None)]
+    told = [next(r.cells[1] for r in rows if r.cells[0] == "predicted") for rows in shown]
+    assert told[0].startswith("between 0.70 and 1.10 of today's time") and "times as fast" not in told[0]
+    assert told[1] == "nothing is predicted: nothing is known" and told[2] == "not predicted"
+
+
+def test_at_most_five_findings_are_shown_and_the_rest_is_counted() -> None:
+    keys = [k.key for k in kinds() if not k.is_verdict][:8]
+    found = Diagnosis(tuple(finding(k, 1e3) for k in keys), (), 20_000.0, 20_000.0)
+    sections = finding_sections(found, below_headline=True)
+    assert len(sections) == 6 and "3 smaller findings not shown" in sections[-1].lines[0]
+    assert len(Diagnosed(found).json()["findings"]) == 8  # type: ignore[arg-type]
+
+
+def test_a_healthy_run_is_silent(somewhere: Path) -> None:
+    found = diagnose(case_of(run_of()).facts)
+    assert finding_sections(found, below_headline=True) == () and untold_sections(found) == ()
+    assert headline(found.first).level == "good"
+
+
+def test_the_findings_follow_the_headline() -> None:
+    case = synthetic.cpu_case()
+    report = Report(case.facts, full())
+    text, page = report.text(), report.html()
+    assert text.index("1. STARTING WORK ON THE GPU") < text.index("STEP TIME")
+    assert page.index("</header>") < page.index("1. Starting work on the GPU") < page.index('class="picture"')
+    assert report.fragment().index("1. Starting work") < report.fragment().index("Step time")
+
+
+def test_hostile_words_stay_words() -> None:
+    case = synthetic.hostile_case()
+    shown = Diagnosed(case.diagnosis, "a run")
+    assert "<script>" not in shown.fragment() and "\x1b" not in shown.text() and "\u202e" not in repr(shown)
+    json.dumps(shown.json(), allow_nan=False)
+
+
+def test_what_could_not_be_told_is_grouped_by_what_to_do(somewhere: Path) -> None:
+    found = diagnose(dataclasses.replace(case_of(run_of(wait=0.5), {"data_wait": 0.5}).facts))
+    (section,) = untold_sections(found)
+    assert len(section.rows) == 1 and "batches" in section.rows[0].cells[1]
+    assert np.isfinite(found.step_us or 0)
+
+
+def test_a_trace_without_stacks_says_how_to_have_lines_named() -> None:
+    case = synthetic.gpu_case()
+    run = dataclasses.replace(case.run, source="trace", stack=None)
+    notes = diagnose(dataclasses.replace(case.facts, run=run)).notes
+    assert len(notes) == 1 and "with_stack=True" in notes[0]
+    assert not diagnose(case.facts).notes

@@ -1,0 +1,332 @@
+"""After an error of the GPU that stays: the user's own exception is the one seen, and nothing of gpulab goes on."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+
+import gpulab
+from gpulab.analysis.facts import facts
+from gpulab.capture.recorder import Capture
+from gpulab.capture.steps.loop import Loop
+from gpulab.capture.steps.profiler_window import SACRIFICED, Window
+from gpulab.errors import DeviceLost, GpulabError, StoreError
+from gpulab.knobs.dataloader.options import LoaderOption
+from gpulab.prediction.predict import predict
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.schedule import Size
+from gpulab.tuning.trial import Setting, Stopper, short_trial
+from tests.support.fake_cuda import ASSERT, FakeCuda
+
+SETUP = """
+from tests.support import fake_cuda
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+gpu = fake_cuda.FakeEvent
+data = TensorDataset(torch.randn(400, 8), torch.randint(0, 3, (400,)))
+model = nn.Linear(8, 3)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = DataLoader(data, batch_size=4)
+fails_at = -1
+"""
+CELL = """
+for number, (x, y) in enumerate(loader, 1):
+    loss = nn.functional.cross_entropy(model(x), y)
+    if number == fails_at:
+        gpu.fake.fail()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+NEXT_STEP = "Restart the kernel: the GPU's context is lost after this error."
+
+
+@pytest.fixture
+def names(fake_cuda: FakeCuda) -> dict[str, Any]:
+    """A notebook that uses the first GPU."""
+    fake_cuda.start()
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, namespace)
+    return namespace
+
+
+def compared(cell: str, knobs: dict[str, object], names: dict[str, Any], **more: Any) -> Any:
+    """Compare the cell as written with itself under these knobs."""
+    given = {"pairs": 2, "steps": 4, "budget_s": 20.0, "save": False, "show": False, **more}
+    return gpulab.experiment(cell, knobs, namespace=names, **given)
+
+
+def lines(error: BaseException) -> str:
+    """The lines of code in its traceback."""
+    return "".join(traceback.format_tb(error.__traceback__))
+
+
+def profiler_is_off() -> bool:
+    """Neither torch's library nor its Python part believes that a profiler runs."""
+    return not torch._C._autograd._profiler_enabled() and not torch.autograd.profiler._is_profiler_enabled
+
+
+def test_a_window_on_a_lost_gpu(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start()
+    window = Window("cuda")
+    window.start()
+    torch.ones(3) + 1
+    fake_cuda.error = ASSERT
+    recording = window.stop()
+    assert profiler_is_off()
+    assert "aten::add" in recording.timeline(0).names, "what was recorded of the host is kept"
+
+
+def test_a_window_waits_for_the_gpus_in_use_only(fake_cuda: FakeCuda) -> None:
+    fake_cuda.clock_ns = 0
+    fake_cuda.start(1)
+    fake_cuda.current = 0  # the code says cuda:1 wherever it means it
+    window = Window("cuda")
+    window.start()
+    fake_cuda.current = 1
+    fake_cuda.enqueue(5_000_000)
+    fake_cuda.current = 0
+    window.stop()
+    assert fake_cuda.clock_ns == 5_000_000 and fake_cuda.contexts == []
+
+
+def test_a_window_on_code_of_the_cpu_starts_no_cuda(fake_cuda: FakeCuda) -> None:
+    window = Window("cuda")
+    window.start()
+    torch.ones(3) + 1
+    assert "aten::add" in window.stop().timeline(0).names
+    assert fake_cuda.started_by is None and fake_cuda.contexts == []
+
+
+CAPTURING = CELL.replace("    loss =", "    graph = gpu.fake.capture()\n    graph.__enter__()\n    loss =")
+CAPTURING += "    graph.__exit__(None, None, None)\n"
+
+
+@pytest.mark.parametrize("trains", ["optimizer.step()", "model.weight.data -= 0.1 * model.weight.grad"])
+def test_steps_inside_a_graph_capture(names: dict[str, Any], fake_cuda: FakeCuda, trains: str) -> None:
+    with gpulab.profile(show=False, save=False, live=False, device="cuda", steps=30) as profile:
+        exec(CAPTURING.replace("optimizer.step()", trains), names)
+    assert fake_cuda.violations == [] and fake_cuda.captured == []
+    assert len(profile.run.steps) >= 30
+
+
+def test_blocks_of_steps_inside_a_graph_capture(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
+    compared(CAPTURING, {"workers": 1}, names)
+    assert fake_cuda.violations == [] and fake_cuda.captured == []
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 8])
+def test_a_profiled_block(names: dict[str, Any], step: int) -> None:
+    names["fails_at"] = step
+    profile = gpulab.profile(show=False, save=False, live=False)
+    with pytest.raises(RuntimeError, match=ASSERT) as caught, profile:
+        exec(CELL, names)
+    assert "in fail\n" in lines(caught.value) and profiler_is_off()
+    assert profile.run.outcome == "failed" and ASSERT in profile.run.outcome_detail
+    assert not [m.reason for m in profile.run.missing if "gpulab failed" in m.reason]
+    assert len(profile.run.steps) >= step - 1
+
+
+@pytest.mark.parametrize("step", [1, 3, 5, 8, 20])
+def test_the_cell_as_written_fails(names: dict[str, Any], step: int) -> None:
+    names["fails_at"] = step
+    with pytest.raises(RuntimeError, match=ASSERT) as caught:
+        compared(CELL, {"workers": 1}, names)
+    assert "in fail\n" in lines(caught.value) and profiler_is_off()
+    assert caught.value.__notes__ == [NEXT_STEP]
+    experiment = gpulab.experiments[-1].found
+    assert experiment.stopped and f"{ASSERT}. {NEXT_STEP}" in " ".join(experiment.notes)
+
+
+def test_an_arm_fails(names: dict[str, Any]) -> None:
+    with pytest.raises(RuntimeError, match=ASSERT) as caught:
+        compared(CELL, {"fails_at": [5, -2]}, names)
+    assert "in fail\n" in lines(caught.value) and profiler_is_off() and caught.value.__notes__ == [NEXT_STEP]
+    sides = gpulab.experiments[-1].found.sides
+    assert ASSERT in sides[1].failure and sides[2].facts is None, "nothing more was run"
+
+
+def test_a_block_of_an_arm_fails(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
+    cell = "gpu.fake.calls.append('run')\n" + CELL.replace(
+        "number == fails_at", "fails_at == -2 and gpu.fake.calls.count('run') > 2"
+    )
+    with pytest.raises(RuntimeError, match=ASSERT) as caught:
+        compared(cell, {"fails_at": [-2]}, names)
+    assert "in fail\n" in lines(caught.value) and caught.value.__notes__ == [NEXT_STEP]
+    side = gpulab.experiments[-1].found.sides[1]
+    assert side.facts is not None and not side.blocks and ASSERT in side.failure
+    assert "run" not in fake_cuda.calls[fake_cuda.calls.index("launch") :], "nothing more was run"
+
+
+def test_an_error_that_the_cell_swallows(names: dict[str, Any]) -> None:
+    names["fails_at"] = 5
+    cell = "try:\n" + CELL.replace("\n", "\n    ") + "\nexcept RuntimeError:\n    pass\n"
+    with pytest.raises(DeviceLost, match=f"{ASSERT}. Restart the kernel") as caught:
+        compared(cell, {"workers": 1}, names)
+    assert profiler_is_off() and not hasattr(caught.value, "__notes__")
+
+
+def test_nothing_is_foretold_where_no_kernel_comes_back(names: dict[str, Any]) -> None:
+    with gpulab.profile(show=False, save=False, live=False, device="cuda") as profile:
+        exec(CELL, names)
+    assert profile.run.timeline is not None and not profile.run.timeline.has_device_events
+    foretold = predict(facts(profile.run), {"workers": "1"})
+    assert foretold.refused == "there is no trace of the GPU's work to play again" and foretold.ratio is None
+
+
+def test_an_experiment_on_a_gpu_that_is_lost_already(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
+    fake_cuda.error = ASSERT
+    with pytest.raises(DeviceLost, match="Restart the kernel"):
+        compared(CELL, {"workers": 1}, names)
+
+
+def test_a_cell_on_a_gpu_that_is_lost_already_runs(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
+    fake_cuda.error = ASSERT
+    with gpulab.profile(show=False, save=False, live=False, whole=True) as profile:
+        exec(CELL, names)
+    assert profile.run.outcome == "completed" and len(profile.run.steps) == 100
+
+
+def test_a_knob_that_cannot_be_taken_out_after_it(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    applied = LoaderOption.applied
+
+    @contextmanager
+    def waits_at_its_end(self: Any, value: Any) -> Any:
+        with applied(self, value) as log:
+            try:
+                yield log
+            finally:
+                torch.cuda.synchronize()
+
+    monkeypatch.setattr(LoaderOption, "applied", waits_at_its_end)
+    with pytest.raises(RuntimeError, match=ASSERT) as caught:
+        compared(CELL, {"workers": 1, "fails_at": 5}, names)
+    assert "in fail\n" in lines(caught.value)
+
+
+def test_a_record_that_fails_does_not_hide_the_users_error(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = Capture.finish
+
+    def breaks(self: Capture, *given: Any) -> Any:
+        finish(self, *given)
+        raise StoreError("the record is broken")
+
+    monkeypatch.setattr(Capture, "finish", breaks)
+    with pytest.raises(ZeroDivisionError) as caught:
+        compared("epoch = 1 / 0\n" + CELL, {"workers": 1}, names)
+    assert "<cell>" in lines(caught.value)
+
+
+def test_after_an_arm_without_memory_the_next_one_runs(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
+    names["size"] = 10
+    names["train"] = None
+    cell = f"""
+def train():
+    block = gpu.fake.allocate(size * 2**30)
+    assert gpu.fake.allocated[0] == size * 2**30, "memory of an earlier run is still held"
+    {CELL.replace(chr(10), chr(10) + "    ")}
+        if size == 50 and number == 6:
+            more = gpu.fake.allocate(size * 2**30)
+train()
+"""
+    sides = compared(cell, {"size": [50, 70]}, names).found.sides
+    assert sides[1].failure.startswith("out of memory") and not sides[1].blocks
+    assert not sides[2].failure and len(sides[2].blocks) == 2
+    assert fake_cuda.allocated == [0, 0] and fake_cuda.error is None
+
+
+# -- faults of our own -------------------------------------------------------------------------------------------------
+
+
+def test_a_profiler_that_cannot_be_ended_costs_the_trace_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop = Window.stop
+
+    def broken(window: Window) -> Any:
+        stop(window)
+        raise ValueError("no end")
+
+    monkeypatch.setattr(Window, "stop", broken)
+    with gpulab.profile(show=False, save=False, live=False, device="cpu", whole=True) as p:
+        torch.ones(3) + 1
+    assert p.run.timeline is None
+    assert any("could not be ended (ValueError: no end)" in m.reason for m in p.run.missing)
+
+
+def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: Any) -> None:
+        raise ValueError("no note")
+
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, namespace)
+    cell = TextCode.parsed(CELL, namespace)
+    monkeypatch.setattr(Loop, "_note_step", broken)
+    ended = short_trial(Setting(cell, {}, "as written"), Size(1, 2), Stopper(), on_gpu=False)
+    assert isinstance(ended, GpulabError) and "no note" in str(ended)
+
+
+# -- kernels that a session of the profiler may lose -------------------------------------------------------------------
+
+
+def test_each_session_begins_with_kernels_that_may_be_lost(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Kernels:
+        def add_(self, number: int) -> None:
+            counts[-1] += 1
+
+    fake_cuda.start()
+    monkeypatch.setattr(torch, "zeros", lambda *size, device: Kernels())
+    counts: list[int] = []
+    for _ in range(2):
+        counts.append(0)
+        window = Window("cuda")
+        window.start()
+        window.stop()
+    assert counts[0] >= SACRIFICED and counts[1] == counts[0] + 1, "one more is lost with each session of a process"
+
+
+def test_kernels_of_ours_are_not_seen_by_the_users_modes(fake_cuda: FakeCuda) -> None:
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Log(TorchDispatchMode):
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[str] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            self.seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    fake_cuda.start()
+    window = Window("cuda")
+    with Log() as log:
+        window.start()
+        seen = list(log.seen)
+    window.stop()
+    assert not [name for name in seen if "add_" in name or "zeros" in name]
+
+
+def test_a_window_asks_kineto_for_sizes_and_occupancy() -> None:
+    window = Window("cuda")
+    window.start()
+    torch.ones(3) + 1
+    events = window.stop().profile.profiler.kineto_results.events()
+    (event,) = [e for e in events if e.name() == "aten::add"]
+    assert event.metadata_json(), "without the session's option this is empty"
+
+
+def test_a_second_profiled_run_says_that_the_profiler_is_attached(names: dict[str, Any]) -> None:
+    for _ in range(2):
+        profile = gpulab.profile(show=False, save=False, live=False)
+        with profile:
+            exec(CELL, names)
+    assert [c for c in profile.run.choices if c.value == "attached since an earlier run"]

@@ -1,0 +1,209 @@
+"""What is said of a DataLoader from inside: against a dumber oracle, and from real cells whose slow part is planted."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import gpulab
+from gpulab.analysis.host.dataloader import LoadingFacts, loading
+from gpulab.run import Batches, Run, Steps
+from gpulab.store.folders import Store
+from gpulab.views.report.report import Report
+from tests.support.loading_datasets import Burn, Planted, slow_collate
+from tests.support.synthetic import cpu_case
+
+EPS = 1e-6
+MS = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Made:
+    """One batch, in ns."""
+
+    worker: int
+    start: int
+    parts: tuple[int, int, int]
+    cpu: tuple[float, float, float]  # share of each part
+    core: int
+    asked: int  # before its end; negative: after it
+    hand: int
+    pin: int
+    items: int
+
+    @property
+    def end(self) -> int:
+        return self.start + sum(self.parts)
+
+    @property
+    def answered(self) -> int:
+        return max(self.end, self.asked_at) + self.hand + max(self.pin, 0)
+
+    @property
+    def asked_at(self) -> int:
+        return max(0, self.end - self.asked)
+
+
+made = st.builds(
+    Made,
+    worker=st.integers(0, 2),
+    start=st.integers(0, 10**9),
+    parts=st.tuples(*(st.integers(0, 10**7) for _ in range(3))),
+    cpu=st.tuples(*(st.floats(0, 1) for _ in range(3))),
+    core=st.integers(-1, 10**7),
+    asked=st.integers(-(10**7), 10**7),
+    hand=st.integers(0, 10**6),
+    pin=st.sampled_from([-1, 0, 1000, 50_000]),
+    items=st.integers(0, 64),
+)
+
+
+def run_of(rows: list[Made]) -> Run:
+    """Without steps: then the batches after the first one count."""
+    rows = sorted(rows, key=lambda r: r.answered)
+
+    def column(values: list[int]) -> Any:
+        return np.array(values, np.int64)
+
+    cpu = [[int(share * part) for share, part in zip(r.cpu, r.parts, strict=True)] for r in rows]
+    batches = Batches(
+        worker=np.array([r.worker for r in rows], np.int32),
+        start_ns=column([r.start for r in rows]),
+        end_ns=column([r.end for r in rows]),
+        read_ns=column([r.parts[0] for r in rows]),
+        transform_ns=column([r.parts[1] for r in rows]),
+        collate_ns=column([r.parts[2] for r in rows]),
+        read_cpu_ns=column([c[0] for c in cpu]),
+        transform_cpu_ns=column([c[1] for c in cpu]),
+        collate_cpu_ns=column([c[2] for c in cpu]),
+        item_count=column([r.items for r in rows]),
+        core_wait_ns=column([r.core for r in rows]),
+        asked_ns=column([r.asked_at for r in rows]),
+        answered_ns=column([r.answered for r in rows]),
+        pin_ns=column([r.pin for r in rows]),
+    )
+    empty = dataclasses.replace(cpu_case().run, steps=Steps.empty(), timeline=None, traced_numbers=())
+    return dataclasses.replace(empty, batches=batches, loader=None)
+
+
+def median_us(values: list[int]) -> float:
+    return float(np.median(values)) / 1e3
+
+
+@given(st.lists(made, min_size=4, max_size=12))
+def test_figures_are_those_of_a_dumber_oracle(rows: list[Made]) -> None:
+    known = loading(run_of(rows))
+    assert known is not None
+    counted = sorted(rows, key=lambda r: r.answered)[1:]
+    assert known.batches == len(counted)
+    assert known.batch_us == median_us([r.end - r.start for r in counted])
+    assert known.read_us == median_us([r.parts[0] for r in counted])
+    assert known.collate_us == median_us([r.parts[2] for r in counted])
+    waited = [r for r in counted if r.asked_at < r.end]
+    hand = [max(0, r.answered - r.end - max(0, r.pin)) for r in waited]
+    assert known.hand_over_us == (median_us(hand) if waited else None)
+    total = [r.answered - r.asked_at for r in counted]
+    assert known.wait is not None
+    assert known.wait.total_us == pytest.approx(median_us(total), abs=EPS) or sum(total) == 0
+    for row in known.workers:
+        mine = [r for r in counted if r.worker == row.worker]
+        assert row.batches == len(mine) and row.batch_us == median_us([r.end - r.start for r in mine])
+        assert row.read_us == median_us([r.parts[0] for r in mine])
+        assert row.transform_us == median_us([r.parts[1] for r in mine])
+        assert row.collate_us == median_us([r.parts[2] for r in mine])
+        handed = [max(0, r.answered - r.end - max(0, r.pin)) for r in mine if r.asked_at < r.end]
+        assert row.hand_over_us == (median_us(handed) if handed else None)
+        assert row.waited_fraction is None or 0 <= row.waited_fraction <= 1
+    assert sum(row.batches for row in known.workers) == len(counted)
+    for fraction in (known.read_waited_fraction, known.transform_waited_fraction, known.core_wait_fraction):
+        assert fraction is None or fraction >= 0
+    if known.read_waited_fraction is not None:
+        assert known.read_waited_fraction <= 1
+
+
+@given(st.lists(made, min_size=4, max_size=12), st.data())
+def test_what_is_waited_for_on_no_core_is_neither_work_nor_a_taken_core(rows: list[Made], data: Any) -> None:
+    """One part only, so that the oracle needs no sharing out."""
+    alone = [dataclasses.replace(r, parts=(r.parts[0] + 1, 0, 0), core=0) for r in rows]
+    known = loading(run_of(alone))
+    assert known is not None and known.transform_waited_fraction is None
+    counted = sorted(alone, key=lambda r: r.answered)[1:]
+    wall = sum(r.parts[0] for r in counted)
+    cpu = sum(int(r.cpu[0] * r.parts[0]) for r in counted)
+    assert known.read_waited_fraction == pytest.approx(1 - cpu / wall, abs=EPS)
+    crowded = [dataclasses.replace(r, core=r.parts[0]) for r in alone]
+    again = loading(run_of(crowded))
+    assert again is not None and again.read_waited_fraction is not None
+    idle = sum(r.parts[0] for r in counted if int(r.cpu[0] * r.parts[0]) == 0)  # of these no core was used at all
+    assert again.read_waited_fraction == pytest.approx(idle / wall, abs=EPS)
+    assert again.core_wait_fraction == pytest.approx(1.0)
+
+
+def test_without_batches_there_is_nothing_to_say() -> None:
+    assert loading(cpu_case().run) is None
+    assert loading(run_of([])) is None
+
+
+def profiled(loader: Any) -> Report:
+    """A cell that trains on it."""
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gpulab.profile(show=False, trace=False) as p:
+        for _ in range(2):
+            for batch in loader:
+                model(batch).sum().backward()
+                optimizer.step()
+    assert p.report is not None
+    return p.report
+
+
+def inside(report: Report) -> LoadingFacts:
+    assert report.facts.loading is not None
+    return report.facts.loading
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_waiting_in_getitem_reads_as_waiting(workers: int) -> None:
+    report = profiled(DataLoader(Planted(48, wait_s=0.05), batch_size=4, num_workers=workers))  # longer than for a core
+    found = inside(report)
+    assert found.read_us > 3 * (found.collate_us + found.transform_us)
+    assert found.read_waited_fraction is not None and found.read_waited_fraction > 0.5
+    assert found.wait is not None
+    assert found.wait.read_us > 3 * (found.wait.collate_us + found.wait.transform_us)
+    text = report.text()
+    assert "INSIDE THE DATALOADER" in text and "waits for a disk, a network or a lock" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_transform_reads_as_work_in_the_transform(workers: int) -> None:
+    found = inside(profiled(DataLoader(Planted(48, transform=Burn(0.004)), batch_size=4, num_workers=workers)))
+    assert found.transform_us > 3 * (found.collate_us + found.read_us)
+    assert found.transform_waited_fraction is not None and found.transform_waited_fraction < 0.5
+    assert found.wait is not None
+    assert found.wait.transform_us > 3 * (found.wait.read_us + found.wait.collate_us)
+
+
+def test_a_slow_collate_reads_as_putting_together() -> None:
+    found = inside(profiled(DataLoader(Planted(48), batch_size=4, num_workers=1, collate_fn=slow_collate)))
+    assert found.collate_us > 3 * (found.transform_us + found.read_us)
+    assert found.wait is not None
+    assert found.wait.collate_us > 3 * (found.wait.read_us + found.wait.transform_us)
+
+
+def test_it_is_in_every_view_and_in_the_store() -> None:
+    report = profiled(DataLoader(Planted(48, wait_s=0.001, transform=Burn(0.001)), batch_size=4, num_workers=2))
+    figures = json.loads(json.dumps(report.json()))["loading"]
+    assert figures["batches"] == inside(report).batches and len(figures["workers"]) == 2
+    assert figures["wait"]["read_us"] >= 0
+    for shown in (report.html(), report.fragment(), report.text()):
+        assert "Inside the DataLoader".lower() in shown.lower() and "putting together" in shown
+    again = Store().load(report.facts.run.id)
+    assert loading(again) == inside(report)

@@ -1,0 +1,184 @@
+"""The peak of GPU memory of one run, where torch keeps one for the whole process. CUDA is scripted."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+from gpulab.capture.meters import memory_peaks
+from gpulab.capture.meters.memory_peaks import PeakWatch, count_anew
+from gpulab.run import Choice, Device, Memory, Missing, Settings
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.trial import Setting, Stopper, full_trial
+from tests.support.fake_cuda import FakeCuda
+
+GIB = 2**30
+H100 = Device("cuda", "Fake H100", 0, memory_total_bytes=80 * GIB)
+SECOND = Device("cuda", "Fake H100", 1, memory_total_bytes=80 * GIB)
+
+
+def allocated_and_freed(fake: FakeCuda, gib: int, index: int = 0) -> None:
+    block = fake.allocate(gib * GIB, index)
+    del block
+    gc.collect()
+
+
+def peak_gib(watch: PeakWatch, device: Device = H100) -> tuple[float | None, tuple[Missing, ...]]:
+    found, missing = watch.peaks(device, {})
+    peak = found.peak_allocated_bytes
+    return None if peak is None else peak / GIB, missing
+
+
+def test_the_first_run_has_the_peak_of_the_process(fake_cuda: FakeCuda) -> None:
+    watch = PeakWatch()
+    fake_cuda.start()
+    allocated_and_freed(fake_cuda, 10)
+    assert peak_gib(watch) == (10, ())
+    assert watch.peaks(H100, {"peak_rss_bytes": 5.0})[0] == Memory(10 * GIB, 10 * GIB, 5, 80 * GIB)
+
+
+def test_a_second_run_that_needs_more_has_its_own(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start()
+    allocated_and_freed(fake_cuda, 10)
+    watch = PeakWatch()
+    allocated_and_freed(fake_cuda, 12)
+    assert peak_gib(watch) == (12, ())
+
+
+def test_a_leaner_second_run_has_what_was_read_before_its_backward_passes(
+    fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory_peaks, "APART_NS", 0)
+    monkeypatch.setattr(memory_peaks, "READING_SHARE", 1e9)
+    fake_cuda.start()
+    allocated_and_freed(fake_cuda, 10)
+    watch = PeakWatch()
+    weights = fake_cuda.allocate(2 * GIB)
+    for activations in (3, 4, 3):
+        block = fake_cuda.allocate(activations * GIB)
+        watch.at_backward()
+        del block
+        gc.collect()
+        watch.at_step()
+    del weights
+    peak, (missing,) = peak_gib(watch)
+    assert peak == 6 and missing.key == "memory" and "exact" in missing.what and "10.0 GiB" in missing.reason
+    assert torch.cuda.max_memory_allocated(0) == 10 * GIB, "the user's own peak is as it was"
+
+
+def test_where_the_process_is_at_its_peak_the_run_has_an_exact_one(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start()
+    weights = fake_cuda.allocate(10 * GIB)
+    watch = PeakWatch()
+    del weights
+    gc.collect()
+    allocated_and_freed(fake_cuda, 3)
+    assert peak_gib(watch) == (10, ()), "the run began with 10 GiB"
+
+
+def test_an_experiment_counts_each_run_anew_and_says_so(fake_cuda: FakeCuda) -> None:
+    assert count_anew() is None and not fake_cuda.initialized, "no CUDA, nothing to tell"
+    fake_cuda.start()
+    allocated_and_freed(fake_cuda, 10)
+    assert isinstance(count_anew(), Choice)
+    watch = PeakWatch()
+    allocated_and_freed(fake_cuda, 4)
+    assert peak_gib(watch) == (4, ())
+
+
+def test_readings_are_seldom(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    nested = torch.cuda.memory_stats_as_nested_dict
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda i: asked.append(i) or nested(i))
+    now = [0]
+    monkeypatch.setattr(memory_peaks, "perf_counter_ns", lambda: now[0])
+    fake_cuda.start()
+    watch = PeakWatch()
+    asked.clear()
+    for _ in range(1000):
+        now[0] += 100_000
+        watch.at_backward()
+        watch.at_step()
+    assert len(asked) == 2 * 2 * 5, "0.1 s: five readings of two GPUs at each of two places"
+
+
+def test_a_watch_makes_no_context_and_does_not_start_cuda(fake_cuda: FakeCuda) -> None:
+    watch = PeakWatch()
+    watch.at_step()
+    peak, (missing,) = peak_gib(watch)
+    assert peak is None and "never used" in missing.reason
+    fake_cuda.start(1)
+    watch.at_backward()
+    allocated_and_freed(fake_cuda, 1, index=1)
+    assert watch.busiest() == 1 and peak_gib(watch, SECOND) == (1, ())
+    assert peak_gib(watch)[0] is None, "GPU 0 was not used: no peak of 0 bytes"
+    assert fake_cuda.in_use == {1} and fake_cuda.contexts == [] and fake_cuda.started_by is None
+
+
+def test_an_earlier_run_on_another_gpu_does_not_count_as_this_one(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start(0)
+    allocated_and_freed(fake_cuda, 10, index=0)
+    watch = PeakWatch()
+    assert watch.busiest() is None
+    allocated_and_freed(fake_cuda, 2, index=1)
+    assert watch.busiest() == 1
+
+
+def test_an_allocator_of_the_users_own_tells_nothing(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(index: int) -> dict[str, object]:
+        raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats")
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", refuses)
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refuses)
+    fake_cuda.start()
+    watch = PeakWatch()
+    watch.at_step()
+    assert count_anew() is None and watch.busiest() is None
+    peak, (missing,) = peak_gib(watch)
+    assert peak is None and "allocator" in missing.reason
+    assert memory_peaks.gpu_peak_bytes(H100) == 0
+
+
+def test_the_real_allocators_statistics_are_nested_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`memory_stats` flattens what the C extension gives: the real nesting, asked for one key."""
+    of = ({"all": {"current": 1, "peak": 2}}, {"all": {"current": 3, "peak": 4}})
+    nested = dict(zip(("allocated_bytes", "reserved_bytes"), of, strict=True))
+    monkeypatch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", lambda device=None: nested)
+    flat = torch.cuda.memory.memory_stats()
+    read = memory_peaks._reading(nested)
+    assert read.allocated == flat["allocated_bytes.all.current"] == 1
+    assert read.allocated_peak == flat["allocated_bytes.all.peak"] == 2
+    assert read.reserved == flat["reserved_bytes.all.current"] == 3
+    assert read.reserved_peak == flat["reserved_bytes.all.peak"] == 4
+
+
+def test_on_a_cpu_there_is_the_memory_of_the_processes_alone() -> None:
+    found, missing = PeakWatch().peaks(Device("cpu", "CPU"), {"peak_rss_bytes": 7.0})
+    assert found == Memory(peak_rss_bytes=7) and missing == ()
+
+
+def test_a_full_run_of_an_experiment_has_its_own_peak_and_says_how(fake_cuda: FakeCuda) -> None:
+    """Two arms in one process: the second one needs less."""
+    fake_cuda.start()
+    code = """
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters())
+for _ in range(2):
+    block = fake.allocate(size)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    del block
+"""
+    runs = []
+    for gib in (10, 4):
+        names = {"fake": fake_cuda, "size": gib * GIB}
+        setting = Setting(TextCode.parsed(code, names), {}, "arm")
+        settings = Settings(live=False, save=False, trace=False, device="cpu")
+        trial = full_trial(setting, settings, Stopper(), None, quiet=True)
+        assert trial.error is None
+        runs.append(trial.run)
+        assert torch.cuda.max_memory_allocated(0) == gib * GIB
+    assert all(any(c.value == "counted anew for each run" for c in run.choices) for run in runs)

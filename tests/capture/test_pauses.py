@@ -1,0 +1,406 @@
+"""Pauses: saving, evaluation, garbage, logging and compilation are found, with their line; what trains never is."""
+
+from __future__ import annotations
+
+import gc
+import io
+import logging
+import sys
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
+from gpulab.capture.pauses.loader_passes import Pass, Passes
+from gpulab.capture.pauses.no_grad import GradOff, Stretch
+from gpulab.capture.pauses.pauses import MOST, Pauses
+from gpulab.run import Pause
+from tests.support.kernel_session import kernel
+
+torch = pytest.importorskip("torch")
+
+
+NO_STEPS = np.zeros(0, dtype=np.int64)
+MS = 1_000_000
+
+
+class Marks:
+    """Drives `Passes` as a loop does; each mark takes one unit of time."""
+
+    def __init__(self) -> None:
+        self.passes, self.t, self.found = Passes(), 0, list[Pass]()
+
+    def _ask(self, loader: int, *, fresh: bool, batch: bool, end: bool) -> None:
+        self.t += 1
+        self.found += self.passes.asked(loader, self.t, fresh=fresh)
+        self.t += 1
+        self.passes.answered(self.t, batch=batch, end=end)
+
+    def begin(self, loader: int) -> None:
+        self._ask(loader, fresh=True, batch=False, end=False)
+
+    def batch(self, loader: int) -> None:
+        self._ask(loader, fresh=False, batch=True, end=False)
+
+    def end(self, loader: int) -> None:
+        self._ask(loader, fresh=False, batch=False, end=True)
+
+    def train(self) -> None:
+        self.t += 1
+        self.found += self.passes.trained()
+
+    def whole(self, loader: int, batches: int, *, trains: bool) -> None:
+        self.begin(loader)
+        for _ in range(batches):
+            self.batch(loader)
+            if trains:
+                self.train()
+        self.end(loader)
+
+    def evaluations(self) -> list[tuple[int, int]]:
+        self.found += self.passes.finish()
+        return [(p.loader, p.batches) for p in self.found]
+
+
+def test_a_pass_without_training_is_evaluation_and_one_with_it_is_not() -> None:
+    marks = Marks()
+    marks.whole(9, 3, trains=False)
+    for _ in range(2):
+        marks.whole(1, 5, trains=True)
+        marks.whole(9, 3, trains=False)
+    marks.whole(1, 5, trains=False)  # accuracy on the training data
+    assert marks.evaluations() == [(9, 3), (9, 3), (9, 3), (1, 5)]
+
+
+def test_evaluation_in_the_middle_of_an_epoch_whole_or_left_early() -> None:
+    marks = Marks()
+    marks.begin(1)
+    for i in range(6):
+        marks.batch(1)
+        if i == 2:
+            marks.whole(9, 4, trains=False)
+        if i == 4:
+            marks.begin(9)
+            marks.batch(9)
+        marks.train()
+    assert sorted(marks.evaluations()) == [(9, 1), (9, 4)]
+
+
+def test_two_loaders_that_feed_each_step_together_are_both_training() -> None:
+    marks = Marks()
+    marks.begin(1)
+    marks.begin(2)
+    for _ in range(4):
+        marks.batch(1)
+        marks.batch(2)
+        marks.train()
+    assert marks.evaluations() == []
+
+
+def test_a_loop_that_asks_one_batch_ahead_does_not_evaluate() -> None:
+    marks = Marks()
+    for _ in range(3):  # Accelerate: the end is known before the last batch is trained on
+        marks.begin(1)
+        marks.batch(1)
+        marks.end(1)
+        marks.train()
+    assert marks.evaluations() == []
+
+
+@given(st.lists(st.tuples(st.sampled_from(["train", "evaluate"]), st.integers(1, 5)), max_size=12))
+def test_whole_passes_in_any_order(plan: list[tuple[str, int]]) -> None:
+    marks = Marks()
+    for what, batches in plan:
+        marks.whole(1 if what == "train" else 9, batches, trains=what == "train")
+    assert marks.evaluations() == [(9, n) for what, n in plan if what == "evaluate"]
+
+
+def test_left_passes_are_bounded_and_none_is_lost() -> None:
+    marks = Marks()
+    marks.begin(1)
+    for _ in range(500):
+        marks.batch(1)
+        marks.train()
+        marks.begin(9)
+        marks.batch(9)
+    marks.batch(1)
+    marks.train()
+    assert len(marks.passes._left) < 100
+    assert marks.evaluations() == [(9, 1)] * 500
+
+
+def test_short_ones_and_those_beyond_the_bound_are_counted() -> None:
+    pauses = Pauses()
+    for i in range(MOST + 5):
+        pauses.add("gc", 10 * i, 10 * i + 2_000_000, None)
+    for _ in range(3):
+        pauses.add("logging", 0, 100, None)
+    more = {s.kind: (s.count, s.total_ns) for s in pauses.finish(NO_STEPS, trains=True)}
+    assert len(pauses.heard) == MOST and more == {"gc": (5, 10_000_000), "logging": (3, 300)}
+
+
+def test_without_training_nothing_is_evaluation() -> None:
+    pauses = Pauses()
+    pauses.asked(1, None, 0, fresh=True)
+    pauses.answered(1, batch=False, end=False)
+    pauses.asked(1, None, 2, fresh=False)
+    pauses.answered(3, batch=True, end=False)
+    pauses.asked(1, None, 4, fresh=False)
+    pauses.answered(5, batch=False, end=True)
+    pauses.finish(NO_STEPS, trains=False)
+    assert pauses.heard == []
+
+
+def stretches(times: list[tuple[int, int]], spot: Any = ("f", 1, "")) -> GradOff:
+    """Gradients off during these times, in ms."""
+    heard = GradOff()
+    for start, end in times:
+        heard.entered(start * MS)
+        heard.entered(start * MS + 1)  # a function that switches off what is off already
+        heard.left(end * MS - 1, lambda: ("inner", 0, ""))
+        heard.left(end * MS, lambda: spot)
+    return heard
+
+
+def test_what_runs_without_gradients_in_few_steps_is_evaluation_and_in_most_it_is_training() -> None:
+    starts = np.arange(0, 1000, 10) * MS
+    each_tenth = [(t, t + 5) for t in range(100, 1000, 100)]
+    each = [(t + 1, t + 4) for t in range(0, 1000, 10)]
+    found = stretches(each_tenth).evaluations([], starts)
+    assert [(s.start_ns // MS, s.end_ns // MS) for s in found] == each_tenth and {s.spot for s in found} == {
+        ("f", 1, "")
+    }
+    assert stretches(each).evaluations([], starts) == ()
+    both = stretches(each)
+    both._found += stretches(each_tenth, ("sample", 2, ""))._found
+    assert [s.spot for s in both.evaluations([], starts)] == [("sample", 2, "")] * len(each_tenth)
+
+
+def test_what_is_short_or_trains_within_or_was_entered_before_the_run_is_no_evaluation() -> None:
+    heard = GradOff()
+    heard.left(5 * MS, lambda: None)
+    heard.entered(6 * MS)
+    heard.left(6 * MS + 999, lambda: None)
+    heard.entered(10 * MS)
+    heard.trained()
+    heard.left(20 * MS, lambda: None)
+    assert heard.evaluations([], np.arange(0, 300, 30) * MS) == ()
+    heard.entered(60 * MS)  # what stays entered, as a generator does that is left early, hides nothing later
+    heard.trained()
+    heard.entered(70 * MS)
+    heard.left(75 * MS, lambda: None)
+    assert [s.start_ns for s in heard.evaluations([], np.arange(0, 300, 30) * MS)] == [70 * MS]
+
+
+@given(st.lists(st.integers(1, 30), max_size=30), st.lists(st.integers(1, 30), max_size=30))
+def test_passes_and_stretches_tell_all_time_of_either_once(stretched: list[int], passed: list[int]) -> None:
+    heard = stretches([(a, b) for a, b in _apart(stretched)])
+    passes = [Stretch(a * MS, b * MS, ("p", i, ""), "1 batch") for i, (a, b) in enumerate(_apart(passed))]
+    found = heard.evaluations(passes, np.arange(0, 2000) * MS)
+    told = {t for s in found for t in range(s.start_ns // MS, s.end_ns // MS)}
+    wholly = {t for s in heard._found for t in range(s.start_ns // MS, s.end_ns // MS) if _inside(s, passes)}
+    assert told >= {t for p in passes for t in range(p.start_ns // MS, p.end_ns // MS)}
+    assert told >= wholly
+    assert sum((s.end_ns - s.start_ns) // MS for s in found) == len(told)
+
+
+def _apart(lengths: list[int]) -> list[tuple[int, int]]:
+    """Stretches with the numbers in turn as gap and length."""
+    at, found = 0, []
+    for gap, length in zip(lengths[::2], lengths[1::2], strict=False):
+        found.append((at + gap, at + gap + length))
+        at += gap + length
+    return found
+
+
+def _inside(stretch: Stretch, passes: list[Stretch]) -> bool:
+    """Whether no pass begins before the stretch and ends in it, or the other way round."""
+    touching = [p for p in passes if p.start_ns < stretch.end_ns and stretch.start_ns < p.end_ns]
+    return all(stretch.start_ns <= p.start_ns and p.end_ns <= stretch.end_ns for p in touching)
+
+
+def test_gradients_are_switched_as_ever_and_the_hooks_hear_the_users_line() -> None:
+    switches = (torch.no_grad, torch.inference_mode)
+    before = [dict(vars(s)) for s in switches]
+    pauses = Pauses()
+    layer = torch.nn.Linear(2, 2)
+
+    @torch.inference_mode()
+    def sample() -> Any:
+        time.sleep(0.002)
+        return layer(torch.ones(2))
+
+    with ExitStack() as undo:
+        PauseHooks(pauses, undo).install()
+        assert not sample().requires_grad and layer(torch.ones(2)).requires_grad
+        with suppress(KeyError), torch.no_grad():
+            time.sleep(0.002)
+            assert not torch.is_grad_enabled()
+            raise KeyError
+        assert torch.is_grad_enabled()
+    assert [dict(vars(s)) for s in switches] == before
+    pauses.finish(np.arange(0, 100) * MS + time.perf_counter_ns() - 100 * MS, trains=True)
+    told = [(p[3] and p[3][2], p[4]) for p in pauses.heard if p[0] == "evaluation"]
+    name = test_gradients_are_switched_as_ever_and_the_hooks_hear_the_users_line.__name__
+    assert told == [(name, "without gradients")] * 2
+
+
+def test_hooks_hear_the_outermost_save_once_and_leave_everything_as_it_was(tmp_path: Path) -> None:
+    before = {t: _found(t) for t in TARGETS}
+    callbacks = list(gc.callbacks)
+    pauses = Pauses()
+    with ExitStack() as undo:
+        PauseHooks(pauses, undo).install()
+        assert torch.save is not before[TARGETS[0]]
+        np.savez(tmp_path / "a.npz", a=np.zeros(3))
+        torch.save({"a": torch.zeros(3)}, tmp_path / "a.pt")
+        with pytest.raises(AttributeError):
+            torch.save(lambda: 0, tmp_path / "b.pt")
+        gc.collect()
+    assert {t: _found(t) for t in TARGETS} == before and gc.callbacks == callbacks
+    saves = [(p[4], p[3] and p[3][0]) for p in pauses.heard if p[0] == "checkpoint_save"]
+    assert saves == [
+        ("numpy.savez: a.npz", __file__),
+        ("torch.save: a.pt", __file__),
+        ("torch.save: b.pt", __file__),
+    ]
+    torch.save({}, tmp_path / "c.pt")
+    assert len([p for p in pauses.heard if p[0] == "checkpoint_save"]) == 3
+
+
+def _found(target: Any) -> Any:
+    owner = sys.modules.get(target.module)
+    owner = vars(owner).get(target.owner) if owner is not None and target.owner else owner
+    return None if owner is None else vars(owner).get(target.name)
+
+
+def test_a_library_imported_during_the_run_is_heard_from_the_next_look_on() -> None:
+    name = "lightning.pytorch.trainer.trainer"
+    kept = sys.modules.get(name)
+    made: Any = type(sys)(name)
+    made.Trainer = type("Trainer", (), {"save_checkpoint": lambda self, path: torch.save({}, io.BytesIO()) or path})
+    pauses = Pauses()
+    try:
+        sys.modules.pop(name, None)
+        with ExitStack() as undo:
+            hooks = PauseHooks(pauses, undo)
+            hooks.install()
+            sys.modules[name] = made
+            hooks.look()
+            assert made.Trainer().save_checkpoint("last.ckpt") == "last.ckpt"
+        assert [p[4] for p in pauses.heard] == ["Trainer.save_checkpoint: last.ckpt"]
+    finally:
+        sys.modules.pop(name, None)
+        if kept is not None:
+            sys.modules[name] = kept
+
+
+def test_other_threads_are_not_heard() -> None:
+    import threading
+
+    pauses = Pauses()
+    handler = logging.StreamHandler(io.StringIO())
+    record = logging.LogRecord("a", logging.INFO, "f", 1, "m", (), None)
+    with ExitStack() as undo:
+        PauseHooks(pauses, undo).install()
+        other = threading.Thread(target=lambda: [handler.handle(record) for _ in range(50)])
+        other.start()
+        other.join()
+        handler.handle(record)
+    more = {s.kind: s.count for s in pauses.finish(NO_STEPS, trains=True)}
+    assert more.get("logging", 0) + sum(p[0] == "logging" for p in pauses.heard) == 1
+
+
+SETUP = """
+import gc, logging, time, torch, gpulab
+%load_ext gpulab
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Linear(8, 2); opt = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(320, 8), torch.zeros(320).long()), batch_size=16)
+valid = DataLoader(TensorDataset(torch.randn(64, 8), torch.zeros(64).long()), batch_size=16)
+class Slow(logging.Handler):
+    def emit(self, record): time.sleep(0.003)
+log = logging.getLogger("train"); log.addHandler(Slow()); log.propagate = False
+compiled = torch.compile(model, backend="eager")
+@torch.compile(backend="eager", fullgraph=True)
+def target(x):
+    with torch.no_grad():
+        return model(x)
+"""
+
+CELL = """%%gpuprofile pauses --no-live
+for i, (x, y) in enumerate(loader):
+    loss = nn.functional.cross_entropy(compiled(x), y)
+    opt.zero_grad(); loss.backward(); opt.step()
+    if i % 5 == 4:
+        torch.save(model.state_dict(), "m.pt")
+        gc.collect()
+        log.error("slow")
+    assert not target(x).requires_grad
+    if i % 10 == 9:
+        with torch.no_grad():
+            for vx, vy in valid:
+                compiled(vx)
+    if i % 10 == 7:
+        with torch.inference_mode():
+            time.sleep(0.005)
+"""
+
+
+def test_a_real_cell_names_the_line_of_each_pause(tmp_path: Path) -> None:
+    with kernel(tmp_path) as session:
+        assert session.run(SETUP).error is None
+        answer = session.run(CELL)
+        assert answer.error is None
+        _, tables = answer.report()
+        found = session.value(
+            "[[p.kind, p.place >= 0 and str(r.places[p.place]), p.detail, p.end_ns - p.start_ns]"
+            " for r in [gpulab.runs['pauses']] for p in r.pauses]"
+        )
+        document = session.value("gpulab.report(gpulab.runs['pauses']).json()['pauses'][0]")
+        left = session.left_behind()
+    lines: dict[str, set[str]] = {}
+    for kind, line, _, _ in found:
+        lines.setdefault(kind, set()).add(line)
+    assert lines["checkpoint_save"] == {'line 6 of the cell: torch.save(model.state_dict(), "m.pt")'}
+    assert lines["evaluation"] == {
+        "line 12 of the cell: for vx, vy in valid:",
+        "line 15 of the cell: with torch.inference_mode():",
+    }
+    assert lines["logging"] == {'line 8 of the cell: log.error("slow")'}
+    assert "line 3 of the cell: loss = nn.functional.cross_entropy(compiled(x), y)" in lines["compile"]
+    assert "line 7 of the cell: gc.collect()" in lines["gc"]
+    assert len([f for f in found if f[0] == "checkpoint_save"]) == 4
+    assert [f[2] for f in found if f[0] == "evaluation"] == ["without gradients", "4 batches"] * 2
+    assert all(ns >= 3_000_000 for kind, _, _, ns in found if kind == "logging")
+    assert "Pauses" in tables and "gc.collect()" in tables
+    assert set(document) == {"kind", "start_us", "end_us", "source_line", "detail"}
+    assert left == {}
+
+
+def test_a_pause_that_the_trace_does_not_name_is_other_and_the_parts_still_sum() -> None:
+    import dataclasses
+
+    from gpulab.analysis.breakdown import breakdown, placed
+    from tests.support import synthetic
+
+    for case in (synthetic.cpu_case(), synthetic.gpu_case()):
+        run = case.run
+        assert run.timeline is not None
+        start, end = run.timeline.window_ns
+        pauses = tuple(Pause("gc", at, at + (end - start) // 40) for at in range(start, end, (end - start) // 10))
+        plain, told = breakdown(run), breakdown(dataclasses.replace(run, pauses=pauses))
+        assert plain is not None and told is not None
+        for a, b in zip(plain.steps, told.steps, strict=True):
+            assert sum(b.parts_ns.values()) == b.end_ns - b.start_ns
+            moved = b.parts_ns["other"] - a.parts_ns["other"]
+            assert moved == a.parts_ns["unknown"] - b.parts_ns["unknown"] >= 0
+        assert told.share["other"] > plain.share["other"] or plain.share["unknown"] == 0
+        assert placed(run.timeline, told) is not None

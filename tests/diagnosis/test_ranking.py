@@ -1,0 +1,173 @@
+"""Arbitration: no time counted twice, no contradicted advice, one headline, and silence where all is well."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.analysis.breakdown import PARTS
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import BETWEEN, Finding
+from gpulab.diagnosis.ranking import rank_findings, total_us
+from gpulab.diagnosis.rules import kinds, title_of
+from gpulab.diagnosis.rules.dataloader import data_starved
+from gpulab.run import Run
+from gpulab.thresholds import DEFAULT
+from tests.support.rule_cases import STEP_MS, case_of, finding, run_of
+
+STEP_US = STEP_MS * 1e3
+GPU = run_of(gpu=True)
+HEALTHY = finding("healthy", None, level="good")
+
+shares = st.lists(st.floats(0, 1), min_size=len(PARTS), max_size=len(PARTS)).map(
+    lambda raw: {p: v / (sum(raw) or 1) for p, v in zip(PARTS, raw, strict=True)}
+)
+claims = st.lists(
+    st.sampled_from([*PARTS, "compute/matrix", "compute/pointwise", "launch/optimizer", BETWEEN, f"{BETWEEN}/gc"]),
+    min_size=1,
+    max_size=4,
+    unique=True,
+).map(tuple)
+
+
+@st.composite
+def found(draw: st.DrawFn) -> list[Finding]:
+    """Findings of different keys, each with some time of some parts."""
+    keys = draw(st.lists(st.sampled_from(sorted(k.key for k in kinds() if not k.is_verdict)), max_size=8, unique=True))
+    made = []
+    for i, key in enumerate(keys):
+        us = draw(st.none() | st.floats(0, STEP_US))
+        more = {
+            "confidence": draw(st.sampled_from(["measured", "likely", "possible"])),
+            "only_after": tuple(keys[: draw(st.integers(0, i))][-2:]),
+            "between_us_per_step": draw(st.floats(0, STEP_US)),
+        }
+        made.append(finding(key, us, *draw(claims), **more))
+    return made
+
+
+def times(result: tuple[Finding, ...]) -> dict[str, float | None]:
+    return {f.key: f.recoverable_us_per_step for f in result}
+
+
+def test_where_the_memory_is_full_nothing_that_needs_more_is_advised() -> None:
+    run = run_of(wait=0.5)
+    memory = dataclasses.replace(run.memory, peak_rss_bytes=95)
+    environment = dataclasses.replace(run.environment, memory_total_bytes=100)
+    full = case_of(dataclasses.replace(run, memory=memory, environment=environment), {"data_wait": 0.5})
+    starved = data_starved(full)
+    assert isinstance(starved, Finding) and starved.settings == () and starved.knob is None
+    assert "nearly full" in starved.cure and starved.otherwise and starved.cure.endswith(starved.otherwise)
+    with_room = data_starved(case_of(run, {"data_wait": 0.5}))
+    assert isinstance(with_room, Finding) and with_room.settings
+
+
+@given(shares, found())
+def test_no_time_is_counted_twice(split: dict[str, float], answers: list[Finding]) -> None:
+    case = case_of(GPU, split)
+    result = rank_findings(case, [*answers, HEALTHY])
+    whole = total_us(case, result)
+    given_back = [f.recoverable_us_per_step or 0.0 for f in result]
+    assert whole is not None and sum(given_back) <= whole * (1 + 1e-9)
+    asked = times(tuple(answers))
+    inside = sum(t for f, t in zip(result, given_back, strict=True) if BETWEEN not in {p[:13] for p in f.parts})
+    assert inside <= STEP_US * (1 + 1e-9)
+    for f in result:
+        if f.key in asked and f.recoverable_us_per_step is not None:
+            assert f.recoverable_us_per_step <= (asked[f.key] or 0.0) * (1 + 1e-9)
+            assert f.recoverable_us_per_step >= DEFAULT.silence * STEP_US * (1 - 1e-9)
+    for part in PARTS:  # what claims one part alone cannot give back more than it holds
+        alone = [f.recoverable_us_per_step or 0.0 for f in result if {p.partition("/")[0] for p in f.parts} == {part}]
+        assert sum(alone) <= case.part_us(part) + 1.0
+    assert len({f.key for f in result}) == len(result) >= 1
+
+
+@given(shares, found())
+def test_what_depends_on_a_cure_comes_after_it(split: dict[str, float], answers: list[Finding]) -> None:
+    result = rank_findings(case_of(GPU, split), [*answers, HEALTHY])
+    place = {f.key: i for i, f in enumerate(result)}
+    costly = [f for f in result if f.recoverable_us_per_step is not None]  # hints come last in any case
+    known = {f.key for f in costly}
+    assert all(place[key] < place[f.key] for f in costly for key in f.only_after if key in known)
+
+
+RUNS = [run_of(gpu=gpu, wait=w, workers=n) for gpu in (False, True) for w in (0.0, 0.08, 0.5) for n in (0, 3)]
+
+
+@given(shares, st.sampled_from(RUNS))
+def test_the_rules_never_promise_more_than_the_step(split: dict[str, float], run: Run) -> None:
+    case = case_of(run, split)
+    found_out = diagnose(case.facts, predict_cures=False)
+    assert found_out.total_us is not None
+    assert sum(f.recoverable_us_per_step or 0.0 for f in found_out.findings) <= found_out.total_us * (1 + 1e-9)
+    assert not [u for u in found_out.untold if "fault" in u.record]
+
+
+def test_two_cures_of_the_very_same_time_count_once() -> None:
+    case = case_of(GPU, {"compute": 1.0})
+    mixed = finding("no_mixed_precision", 8_000.0, "compute/matrix")
+    tf32 = finding("no_tf32", 6_000.0, "compute/matrix")
+    fewer = finding("memory_bound_ops", 2_000.0, "compute/pointwise")
+    result = rank_findings(case, [tf32, mixed, fewer, HEALTHY])
+    assert times(result) == {"no_mixed_precision": 8_000.0, "memory_bound_ops": 2_000.0}
+
+
+def test_a_finding_that_lost_a_part_of_its_time_says_to_whom() -> None:
+    case = case_of(GPU, {"launch": 0.5, "compute": 0.5})
+    first, second = finding("launch_bound", 8_000.0, "launch"), finding("unfused_optimizer", 4_000.0, "launch")
+    result = rank_findings(case, [second, first, HEALTHY])
+    assert times(result) == {"launch_bound": 8_000.0, "unfused_optimizer": pytest.approx(2_000.0)}
+    assert result[1].shares_with == ("launch_bound",)
+
+
+def test_a_cause_takes_the_place_of_its_symptom() -> None:
+    case = case_of(GPU, {"data_wait": 0.5})
+    symptom = finding("data_starved", 0.5 * STEP_US, "data_wait")
+    cause = finding("storage_bound", 0.5 * STEP_US, "data_wait")
+    assert times(rank_findings(case, [symptom, cause, HEALTHY])) == {"storage_bound": 0.5 * STEP_US}
+
+
+def test_what_comes_next_and_how_much_that_would_bring() -> None:
+    case = case_of(GPU, {"data_wait": 0.5, "launch": 0.2})
+    result = rank_findings(
+        case, [finding("launch_bound", 0.2 * STEP_US, "launch"), finding("data_starved", 0.5 * STEP_US, "data_wait")]
+    )
+    assert [f.key for f in result] == ["data_starved", "launch_bound"]
+    assert title_of("launch_bound") in result[0].after and "at most 1.67 times" in result[0].after  # 50 of 100, then 30
+    assert result[1].after.startswith("Nothing else is known")
+
+
+def test_pauses_count_besides_the_step() -> None:
+    case = case_of(GPU, {"launch": 0.5})
+    result = rank_findings(
+        case,
+        [finding("checkpoint_save", 3 * STEP_US, BETWEEN), finding("launch_bound", 0.5 * STEP_US, "launch"), HEALTHY],
+    )
+    assert times(result) == {"checkpoint_save": 3 * STEP_US, "launch_bound": 0.5 * STEP_US}
+    assert total_us(case, result) == pytest.approx(4 * STEP_US)
+    assert "at most 1.33 times" not in result[1].after and "at most 2.0 times" in result[0].after
+
+
+def test_what_is_below_the_silence_is_not_told() -> None:
+    small = finding("launch_bound", 0.02 * STEP_US, "launch")
+    assert [f.key for f in rank_findings(case_of(GPU, {"launch": 0.02}), [small, HEALTHY])] == ["healthy"]
+    loud = case_of(GPU, {"launch": 0.02}, thresholds=dataclasses.replace(DEFAULT, silence=0.01))
+    assert [f.key for f in rank_findings(loud, [small, HEALTHY])] == ["launch_bound"]
+
+
+def test_a_hint_does_not_take_the_headline_from_a_healthy_run() -> None:
+    hint = finding("memory_underused", None, confidence="possible")
+    shared = finding("gpu_shared", None, confidence="measured")
+    assert [f.key for f in rank_findings(case_of(GPU), [hint, HEALTHY])] == ["healthy", "memory_underused"]
+    assert [f.key for f in rank_findings(case_of(GPU), [hint, shared, HEALTHY])] == ["gpu_shared", "memory_underused"]
+
+
+def test_what_is_measured_stands_before_an_upper_bound_of_the_same_size() -> None:
+    case: RuleContext = case_of(GPU, {"data_wait": 0.4, "compute": 0.6})
+    bound = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix", confidence="likely")
+    waits = finding("data_starved", 0.4 * STEP_US, "data_wait")
+    assert [f.key for f in rank_findings(case, [bound, waits, HEALTHY])] == ["data_starved", "no_mixed_precision"]

@@ -1,0 +1,647 @@
+"""The DataLoader's knobs: what they change, that the data and random numbers stay, that nothing is left."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import multiprocessing
+import random
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from gpulab.capture.recorder import Capture
+from gpulab.errors import UsageError
+from gpulab.knobs.dataloader import options as loader_options
+from gpulab.knobs.dataloader.options import (
+    BATCH_SIZE,
+    PERSISTENT_WORKERS,
+    PIN_MEMORY,
+    PREFETCH,
+    WORKERS,
+    with_settings,
+)
+from gpulab.knobs.knob import Knob, KnobEffects, Value
+from gpulab.knobs.observe.describe import observed_loader
+from gpulab.knobs.observe.observation import Observation, ObservedLoader
+from gpulab.run import Device, Run, Settings
+from tests.support.leftovers import is_own_code
+
+LENGTH = 26
+OPTIONS = (WORKERS, PREFETCH, PIN_MEMORY, PERSISTENT_WORKERS, BATCH_SIZE)
+
+
+class Squares(Dataset):
+    """Items of a function of their index, and the process that made them."""
+
+    def __len__(self) -> int:
+        return LENGTH
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        info = torch.utils.data.get_worker_info()
+        return torch.tensor([float(i), float(i) ** 2]), -1 if info is None else info.id
+
+
+class Bucketed:
+    """A batch_sampler that draws as soon as it is asked, from torch and from Python."""
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = torch.randperm(20).reshape(5, 4).tolist()
+        random.shuffle(batches)
+        return iter(batches)
+
+
+class Counting(IterableDataset):
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (torch.tensor(float(i)) for i in range(LENGTH))
+
+
+@contextmanager
+def applied(settings: Mapping[Knob, Value]) -> Iterator[dict[str, KnobEffects]]:
+    with ExitStack() as stack:
+        yield {knob.name: stack.enter_context(knob.applied(value)) for knob, value in settings.items()}
+
+
+def workers() -> int:
+    gc.collect()
+    return len(multiprocessing.active_children())
+
+
+def measured(code: Callable[[], object], settings: Mapping[Knob, Value]) -> tuple[Run, dict[str, KnobEffects]]:
+    capture = Capture(Settings(trace=False, live=False, save=False), "block")
+    capture.start()
+    try:
+        with applied(settings) as logs:
+            code()
+    finally:
+        run, _ = capture.finish("completed")
+    return run, logs
+
+
+def observation(*loaders: DataLoader[Any]) -> Observation:
+    return Observation(Device("cpu", "CPU"), tuple(map(observed_loader, loaders)))
+
+
+def train(loader: DataLoader[Any], epochs: int = 1) -> None:
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    for _ in range(epochs):
+        for x, _worker in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+
+
+# -- the same data, the same random numbers ---
+
+
+def plain(**options: Any) -> DataLoader[Any]:
+    return DataLoader(Squares(), batch_size=4, **options)
+
+
+LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
+    "in order": plain,
+    "shuffled": lambda: plain(shuffle=True),
+    "own generator": lambda: plain(shuffle=True, generator=torch.Generator().manual_seed(5)),
+    "drop_last": lambda: plain(shuffle=True, drop_last=True),
+    "weighted": lambda: plain(sampler=WeightedRandomSampler([i + 1.0 for i in range(LENGTH)], 30)),
+    "with replacement": lambda: plain(
+        sampler=RandomSampler(Squares(), replacement=True, num_samples=70, generator=torch.Generator().manual_seed(2))
+    ),
+    "own batch_sampler": lambda: DataLoader(Squares(), batch_sampler=BatchSampler(RandomSampler(Squares()), 5, False)),
+    "bucketed": lambda: DataLoader(Squares(), batch_sampler=Bucketed()),
+    "bucketed, workers": lambda: DataLoader(Squares(), batch_sampler=Bucketed(), num_workers=1),
+    "bucketed, persistent": lambda: DataLoader(
+        Squares(), batch_sampler=Bucketed(), num_workers=1, persistent_workers=True
+    ),
+    "no batches": lambda: DataLoader(Squares(), batch_size=None, shuffle=True),
+    "workers": lambda: plain(shuffle=True, num_workers=1),
+    "persistent": lambda: plain(shuffle=True, num_workers=1, persistent_workers=True),
+    "persistent, own generator": lambda: plain(
+        shuffle=True, num_workers=1, persistent_workers=True, generator=torch.Generator().manual_seed(3)
+    ),
+}
+PERSISTENT = {PERSISTENT_WORKERS: True, WORKERS: 2}
+NOT_PERSISTENT = {PREFETCH: 3, PERSISTENT_WORKERS: False, WORKERS: 1}
+CASES: list[tuple[str, Mapping[Knob, Value]]] = [
+    *((kind, PERSISTENT) for kind in LOADERS),
+    *((kind, NOT_PERSISTENT) for kind in LOADERS if kind not in ("in order", "drop_last")),
+    *((kind, {WORKERS: 0}) for kind in LOADERS if LOADERS[kind]().num_workers),
+]
+
+
+def story(loader: DataLoader[Any], epochs: int = 3) -> list[Any]:
+    """All that a cell can see of the data and of random numbers, over some epochs, the second cut short."""
+    torch.manual_seed(7)
+    random.seed(7)
+    seen: list[Any] = []
+    for epoch in range(epochs):
+        stop = 2 if epoch == 1 else None
+        seen += [x.tolist() for x, _ in itertools.islice(loader, stop)]
+        seen.append(torch.rand(2).tolist())
+    seen += [torch.get_rng_state().tolist(), random.getstate()]
+    if loader.generator is not None:
+        seen.append(loader.generator.get_state().tolist())
+    return seen
+
+
+@pytest.mark.parametrize(("kind", "settings"), CASES)
+def test_data_and_random_numbers_are_as_without(kind: str, settings: Mapping[Knob, Value]) -> None:
+    expected = story(LOADERS[kind]())
+    loader = LOADERS[kind]()
+    with applied(settings) as logs:
+        seen = story(loader)
+    assert seen == expected
+    assert all(log.counts.get("loaders", 0) + log.counts.get("loaders as written", 0) for log in logs.values())
+    assert loader._iterator is None
+    assert workers() == 0
+
+
+@pytest.mark.parametrize("settings", [PERSISTENT, NOT_PERSISTENT, {WORKERS: 0}])
+def test_a_loader_whose_workers_already_live_draws_no_seed_anew(settings: Mapping[Knob, Value]) -> None:
+    def after_one_epoch() -> DataLoader[Any]:
+        loader = LOADERS["persistent, own generator"]()
+        torch.manual_seed(1)
+        list(loader)
+        return loader
+
+    expected = story(after_one_epoch())
+    loader = after_one_epoch()
+    own = loader._iterator
+    with applied(settings):
+        assert story(loader) == expected
+    assert loader._iterator is own
+    assert own is not None and all(w.is_alive() for w in own._workers)
+    assert len(list(loader)) == 7
+
+
+def test_workers_seeds_are_the_same_where_only_the_prefetch_changes() -> None:
+    class Noise(Squares):
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+            return torch.rand(2), i
+
+    def noise() -> list[Any]:
+        torch.manual_seed(3)
+        loader = DataLoader(Noise(), batch_size=4, num_workers=2, shuffle=True)
+        return [x.tolist() for _ in range(2) for x, _ in loader]
+
+    expected = noise()
+    with applied({PREFETCH: 5}):
+        assert noise() == expected
+
+
+# -- what is changed, and what is not ---
+
+
+def test_workers_make_the_batches_of_a_loader_built_before() -> None:
+    loader = plain()
+    before = dict(vars(loader))
+    with WORKERS.applied(2) as log:
+        made_by = {int(w) for _, ids in loader for w in ids}
+    assert made_by == {0, 1}
+    assert log.counts == {"loaders": 1, "epochs": 1, "worker starts": 1, "worker processes": 2}
+    assert vars(loader) == before
+    assert {int(w) for _, ids in loader for w in ids} == {-1}
+
+
+def test_everything_else_of_the_loader_is_kept() -> None:
+    def collate(items: list[Any]) -> list[float]:
+        return [float(x[0]) for x, _ in items]
+
+    def init(worker: int) -> None:
+        torch.set_num_threads(1)
+
+    loader = DataLoader(
+        Squares(), 4, num_workers=1, collate_fn=collate, worker_init_fn=init, timeout=30, multiprocessing_context="fork"
+    )
+    with applied({WORKERS: 2, PREFETCH: 3}):
+        iterator = iter(loader)
+        assert iterator._collate_fn is collate and iterator._worker_init_fn is init and iterator._timeout == 30
+        assert iterator._num_workers == 2 and iterator._prefetch_factor == 3
+        assert iterator._index_sampler is loader.batch_sampler  # by which the capture knows the loader
+        assert next(iterator) == [0.0, 1.0, 2.0, 3.0]
+    with WORKERS.applied(0):
+        assert next(iter(loader)) == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations((WORKERS, PREFETCH, PERSISTENT_WORKERS, BATCH_SIZE))][::5])
+def test_options_combine_in_any_order(order: tuple[Knob, ...]) -> None:
+    values = {WORKERS: 1, PREFETCH: 3, PERSISTENT_WORKERS: True, BATCH_SIZE: 13}
+    loader = plain()
+    with applied({knob: values[knob] for knob in order}) as logs:
+        iterator = iter(loader)
+        assert (iterator._num_workers, iterator._prefetch_factor, iterator._persistent_workers) == (1, 3, True)
+        assert [len(x) for x, _ in iterator] == [13, 13]
+        assert len(loader) == 2
+    assert all(log.counts["loaders"] == 1 and not log.refused for log in logs.values())
+    assert len(loader) == 7
+
+
+def test_contexts_may_be_left_in_any_order_and_the_inner_value_counts() -> None:
+    loader = plain()
+    outer, inner = BATCH_SIZE.applied(2), BATCH_SIZE.applied(13)
+    outer.__enter__()
+    inner.__enter__()
+    assert len(next(iter(loader))[0]) == 13
+    outer.__exit__(None, None, None)
+    assert len(next(iter(loader))[0]) == 13
+    inner.__exit__(None, None, None)
+    assert len(next(iter(loader))[0]) == 4
+    assert not is_own_code(DataLoader.__iter__)
+
+
+def test_a_patch_that_somebody_buried_does_nothing_afterwards() -> None:
+    original = DataLoader.__iter__
+    with BATCH_SIZE.applied(13):
+        ours = DataLoader.__iter__
+        DataLoader.__iter__ = lambda self: ours(self)  # type: ignore[method-assign]
+    try:
+        assert len(next(iter(plain()))[0]) == 4
+        with BATCH_SIZE.applied(2):
+            assert len(next(iter(plain()))[0]) == 2
+    finally:
+        DataLoader.__iter__ = original  # type: ignore[method-assign]
+
+
+def test_the_batch_size_changes_the_length_and_keeps_drop_last_and_sampler() -> None:
+    loader = plain(drop_last=True, shuffle=True)
+    with BATCH_SIZE.applied(10):
+        assert len(loader) == 2
+        batches = [x[:, 0] for x, _ in loader]
+        assert [len(b) for b in batches] == [10, 10]
+    assert len(loader) == 6 and loader.batch_size == 4
+
+
+def test_a_subclass_that_calls_super_and_one_that_makes_its_own_iterators() -> None:
+    class Doubled(DataLoader[Any]):
+        def __iter__(self) -> Any:
+            for x, _ in super().__iter__():
+                yield 2 * x
+
+    class Tagged(DataLoader[Any]):
+        tag = "mine"
+
+        def _get_iterator(self) -> Any:
+            return ((self.tag, x) for x, _ in super()._get_iterator())
+
+    with BATCH_SIZE.applied(13):
+        assert [len(x) for x in Doubled(Squares(), 4)] == [13, 13]
+        assert [(tag, len(x)) for tag, x in Tagged(Squares(), 4)] == [("mine", 13)] * 2
+    with WORKERS.applied(1):
+        hidden = iter(Tagged(Squares(), 4))
+        next(hidden)
+        assert workers() == 1
+    assert workers() == 0
+
+
+def test_other_threads_and_worker_processes_are_left_alone() -> None:
+    class Inner(Squares):
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+            return torch.tensor(float(len(next(iter(plain()))[0]))), i
+
+    seen: list[int] = []
+    loader = plain()
+    with applied({WORKERS: 1, BATCH_SIZE: 13}):
+        other = threading.Thread(target=lambda: seen.append(len(next(iter(loader))[0])))
+        other.start()
+        other.join()
+        x, _ = next(iter(DataLoader(Inner(), 4)))
+    assert seen == [4]
+    assert x.tolist() == [4.0] * 13
+
+
+# -- nothing is left ---
+
+
+def test_workers_of_an_interrupted_epoch_end_with_the_context() -> None:
+    kept: list[Any] = []
+
+    def cell() -> None:
+        with WORKERS.applied(2):
+            kept.append(iter(plain()))
+            next(kept[0])
+            assert workers() == 2
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        cell()
+    assert workers() == 0
+
+
+def test_persistent_workers_live_through_the_epochs_and_end_with_the_context() -> None:
+    loader = plain()
+    with applied({WORKERS: 1, PERSISTENT_WORKERS: True}) as logs:
+        for _ in range(3):
+            list(loader)
+        assert workers() == 1
+    assert workers() == 0
+    counts = logs["persistent_workers"].counts
+    assert (counts["epochs"], counts["worker starts"]) == (3, 1)
+
+
+def test_the_copy_of_a_loader_ends_with_it() -> None:
+    with applied({WORKERS: 1, PERSISTENT_WORKERS: True}):
+        for _ in range(3):
+            list(plain())
+        assert workers() == 0
+
+
+# -- loaders that are left as they are ---
+
+
+@pytest.mark.parametrize("knob", [WORKERS, PREFETCH, PERSISTENT_WORKERS, BATCH_SIZE])
+def test_an_iterable_dataset_is_left_as_it_is_with_the_reason(knob: Knob) -> None:
+    loader = DataLoader(Counting(), 4)
+    with knob.applied(2) as log:
+        assert [len(x) for x in loader] == [4] * 6 + [2]
+    assert "IterableDataset" in log.refused[0]
+    assert "IterableDataset" in (knob.refuses(observation(loader), 2) or "")
+
+
+def test_the_others_are_changed_where_one_is_left() -> None:
+    with applied({BATCH_SIZE: 13, WORKERS: 1}) as logs:
+        list(DataLoader(Counting(), 4))
+        assert len(next(iter(plain()))[0]) == 13
+    assert logs["batch_size"].counts["loaders"] == 1 and len(logs["batch_size"].refused) == 1
+
+
+def test_batch_sizes_that_cannot_be() -> None:
+    class Own(BatchSampler):
+        pass
+
+    own = DataLoader(Squares(), batch_sampler=Own(SequentialSampler(Squares()), 3, False))
+    unbatched = DataLoader(Squares(), batch_size=None)
+    for loader, words in ((own, "batch_sampler"), (unbatched, "batch_size=None")):
+        assert words in (BATCH_SIZE.refuses(observation(loader), 2) or "")
+        with BATCH_SIZE.applied(2) as log:
+            assert len(list(loader)) == len(loader)
+        assert words in log.refused[0]
+    assert "batch_size=26" in (BATCH_SIZE.refuses(observation(plain()), 27) or "")
+    assert "batch_size=1" in (BATCH_SIZE.refuses(observation(plain()), 0) or "")
+    assert BATCH_SIZE.refuses(observation(plain()), 26) is None
+    with BATCH_SIZE.applied(27) as log:
+        assert len(next(iter(plain()))[0]) == 4
+    assert "26 items" in log.refused[0]
+
+
+def test_what_needs_workers_says_so_unless_they_are_set_too() -> None:
+    seen = observation(plain())
+    for knob, value in ((PREFETCH, 4), (PERSISTENT_WORKERS, True)):
+        assert "workers=2" in (knob.refuses(seen, value) or "")
+        assert knob.refuses(with_settings(seen, {"workers": 2, knob.name: value}), value) is None
+        with knob.applied(value) as log:
+            list(plain())
+        assert "workers=2" in log.refused[0]
+    assert PERSISTENT_WORKERS.refuses(seen, False) is None
+    with_workers = observation(plain(num_workers=1))
+    assert "workers=2" in (PREFETCH.refuses(with_settings(with_workers, {"workers": 0}), 4) or "")
+
+
+def test_no_loader_no_option() -> None:
+    for knob in OPTIONS:
+        assert knob.refuses(Observation(Device("cpu", "CPU")), knob.options[-1]) == "the cell iterates no DataLoader"
+        assert knob.value_in(Observation(Device("cpu", "CPU"))) is None
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_dataset_of_the_notebook_cannot_go_to_workers_that_are_not_forked(method: str) -> None:
+    seen = observation(plain())
+    (loader,) = seen.loaders
+    fits: Callable[[ObservedLoader], Observation] = lambda one: replace(seen, loaders=(one,))  # noqa: E731
+    why = WORKERS.refuses(fits(replace(loader, dataset_from_main=True, start_method=method)), 2)
+    assert why is not None and method in why and ".py" in why
+    assert WORKERS.refuses(fits(replace(loader, dataset_from_main=True, start_method=method)), 0) is None
+    assert WORKERS.refuses(fits(replace(loader, dataset_from_main=True, start_method="fork")), 2) is None
+    assert WORKERS.refuses(fits(replace(loader, start_method=method)), 2) is None
+
+
+def test_little_shared_memory_is_said_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loader_options, "_shared_memory_bytes", lambda: 64 * 2**20)
+    assert "64.0 MiB" in WORKERS.cautions(observation(plain()), 2)[0]
+    assert WORKERS.cautions(observation(plain()), 0) == ()
+    assert WORKERS.refuses(observation(plain()), 2) is None
+    with WORKERS.applied(1) as log:
+        pass
+    assert "Bus error" in log.notes[0]
+
+
+# -- values ---
+
+
+@pytest.mark.parametrize(
+    ("knob", "text", "nearest"),
+    [
+        (WORKERS, "-1", "workers=0"),
+        (WORKERS, "2.4", "workers=2"),
+        (WORKERS, "many", "workers=0"),
+        (PREFETCH, "0", "prefetch=1"),
+        (BATCH_SIZE, "0", "batch_size=1"),
+        (PIN_MEMORY, "onn", "pin_memory=on"),
+        (PERSISTENT_WORKERS, "fals", "persistent_workers=off"),
+    ],
+)
+def test_a_wrong_value_names_knob_text_and_nearest(knob: Knob, text: str, nearest: str) -> None:
+    with pytest.raises(UsageError) as e:
+        knob.parse(text)
+    assert f"{knob.name}={text}" in str(e.value) and "\n" not in str(e.value)
+    if nearest != "persistent_workers=off":
+        assert nearest in str(e.value)
+
+
+def test_values_found_and_made_permanent() -> None:
+    seen = observation(plain(num_workers=1, persistent_workers=True))
+    assert [knob.value_in(seen) for knob in OPTIONS] == [1, 2, False, True, 4]
+    assert WORKERS.parse("3") == 3 and PIN_MEMORY.parse("true") is True and BATCH_SIZE.parse(" 16 ") == 16
+    kept = WORKERS.code_edit(seen, 4)
+    assert (kept.call, kept.keyword, kept.literal) == ("DataLoader", "num_workers", "4")
+    assert PIN_MEMORY.code_edit(seen, True).snippet == "DataLoader(…, pin_memory=True)"
+
+
+# -- took it effect? ---
+
+
+@pytest.mark.parametrize(
+    ("knob", "value", "others", "words"),
+    [
+        (WORKERS, 1, {}, "1 worker process was alive"),
+        (PREFETCH, 3, {WORKERS: 1}, "up to 3 batches"),
+        (PERSISTENT_WORKERS, True, {WORKERS: 1}, "started once for 3 epochs"),
+        (BATCH_SIZE, 13, {}, "batches of 13 samples"),
+        (BATCH_SIZE, 13, {WORKERS: 1}, "batches of 13 samples"),
+    ],
+)
+def test_verified_from_a_run(knob: Knob, value: Value, others: Mapping[Knob, Value], words: str) -> None:
+    loader = plain()
+    run, logs = measured(lambda: train(loader, 3), {knob: value, **others})
+    result = knob.verify(observation(loader), value, logs[knob.name], run)
+    assert result.state == "took effect" and words in result.evidence
+    untouched, _ = measured(lambda: train(loader, 3), {})
+    assert knob.verify(observation(loader), value, KnobEffects({"loaders": 1}), untouched).state == "no effect"
+    assert run.loader is not None and run.loader.dataset == "Squares"
+
+
+def test_more_workers_than_cores_are_allowed_and_said() -> None:
+    loader = plain()
+    run, logs = measured(lambda: train(loader), {WORKERS: 2})
+    run = replace(run, environment=replace(run.environment, usable_cores=1.0))
+    assert "more than the 1 usable cores" in WORKERS.verify(observation(loader), 2, logs["workers"], run).evidence
+
+
+def test_persistence_cannot_be_told_from_one_epoch() -> None:
+    loader = plain()
+    run, logs = measured(lambda: train(loader), {WORKERS: 1, PERSISTENT_WORKERS: True})
+    result = PERSISTENT_WORKERS.verify(observation(loader), True, logs["persistent_workers"], run)
+    assert result.state == "cannot tell" and "one epoch" in result.evidence
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="memory can be pinned here")
+@pytest.mark.filterwarnings("error")
+def test_pinning_without_a_gpu_says_that_it_does_nothing() -> None:
+    loader = plain()
+    assert PIN_MEMORY.refuses(observation(loader), True) is None
+    run, logs = measured(lambda: train(loader), {PIN_MEMORY: True})
+    result = PIN_MEMORY.verify(observation(loader), True, logs["pin_memory"], run)
+    assert result.state == "no effect" and "no GPU" in result.evidence
+
+
+def test_a_value_as_written_and_a_loop_without_a_loader_have_no_effect() -> None:
+    loader = plain()
+    run, logs = measured(lambda: train(loader), {WORKERS: 0})
+    result = WORKERS.verify(observation(loader), 0, logs["workers"], run)
+    assert (result.state, result.evidence) == ("no effect", "the DataLoader has workers=0 as written")
+    run, logs = measured(lambda: None, {WORKERS: 2})
+    assert WORKERS.verify(observation(), 2, logs["workers"], run).state == "no effect"
+
+
+def test_the_capture_sees_one_loader_for_all_epochs() -> None:
+    loader = plain(shuffle=True)
+    run, _ = measured(lambda: train(loader, 3), {WORKERS: 1, BATCH_SIZE: 13})
+    assert run.loader is not None
+    assert (run.loader.num_workers, run.loader.batch_size, run.loader.length) == (1, 13, 2)
+    assert len(run.steps) == 6 and set(run.steps.sample_count.tolist()) == {13}
+
+
+# -- libraries ---
+
+
+def test_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+
+    def cell(epochs: int) -> list[Any]:
+        accelerator = accelerate.Accelerator(cpu=True)
+        torch.manual_seed(3)
+        model = torch.nn.Linear(2, 1)
+        model, optimizer, loader = accelerator.prepare(
+            model, torch.optim.SGD(model.parameters(), 1e-4), plain(shuffle=True)
+        )
+        seen: list[Any] = [len(loader)]
+        for _ in range(epochs):
+            for x, _ids in loader:
+                seen.append(x[:, 0].tolist())
+                accelerator.backward(model(x).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+        return seen
+
+    expected = cell(2)
+    seen: list[Any] = []
+    run, logs = measured(lambda: seen.extend(cell(2)), {WORKERS: 2})
+    assert seen == expected
+    assert WORKERS.verify(observation(plain()), 2, logs["workers"], run).state == "took effect"
+    run, logs = measured(lambda: seen.extend(cell(2)), {BATCH_SIZE: 13})
+    assert BATCH_SIZE.verify(observation(plain()), 13, logs["batch_size"], run).state == "took effect"
+    assert seen[len(expected)] == 2 and len(seen[len(expected) + 1]) == 13
+
+
+def test_lightning() -> None:
+    lightning = pytest.importorskip("lightning")
+    steps: list[int] = []
+
+    class Model(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            steps.append(len(batch[0]))
+            return self.layer(batch[0]).sum()
+
+        def validation_step(self, batch: Any, number: int) -> None:
+            pass
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), 1e-4)
+
+    def cell() -> None:
+        trainer = lightning.Trainer(
+            max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False,
+        )  # fmt: skip
+        trainer.fit(Model(), plain(shuffle=True), plain())
+
+    run, logs = measured(cell, {WORKERS: 1, BATCH_SIZE: 13})
+    assert steps == [13] * 4
+    assert WORKERS.verify(observation(plain()), 1, logs["workers"], run).state == "took effect"
+    assert logs["workers"].counts["loaders"] == 2  # the evaluation's too
+
+
+def test_transformers(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes: list[int] = []
+
+    class Items(Squares):
+        def __getitem__(self, i: int) -> Any:
+            return {"x": torch.tensor([float(i), 1.0]), "labels": torch.tensor(1.0)}
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
+            sizes.append(len(x))
+            return {"loss": (self.layer(x)[:, 0] - labels).square().mean()}
+
+    def cell() -> None:
+        arguments = transformers.TrainingArguments(
+            output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=2, report_to=[], use_cpu=True,
+            save_strategy="no", disable_tqdm=True, logging_strategy="no",
+        )  # fmt: skip
+        transformers.Trainer(Model(), arguments, train_dataset=Items()).train()
+
+    run, logs = measured(cell, {WORKERS: 1, BATCH_SIZE: 13})
+    assert sizes == [13] * 4
+    assert WORKERS.verify(observation(plain()), 1, logs["workers"], run).state == "took effect"
+
+
+# -- random numbers of other libraries ---
+
+
+def test_no_other_random_numbers_are_drawn() -> None:
+    random.seed(1)
+    np.random.seed(1)
+    expected = random.getstate(), np.random.get_state()[1].tolist()
+    loader = DataLoader(TensorDataset(torch.arange(8.0)), 4)
+    with applied({WORKERS: 1, PERSISTENT_WORKERS: True}):
+        list(loader)
+        list(loader)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == expected

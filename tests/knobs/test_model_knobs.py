@@ -1,0 +1,439 @@
+"""Layout, attention and compilation of models that know nothing of them; and all model knobs together, in any order."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402
+from hypothesis import HealthCheck, given, settings  # noqa: E402
+from hypothesis import strategies as st  # noqa: E402
+from torch import nn  # noqa: E402
+from torch._dynamo.eval_frame import OptimizedModule  # noqa: E402
+from torch._dynamo.variables import nn_module  # noqa: E402
+from torch.amp import autocast_mode  # noqa: E402
+from torch.nn.modules import module as modules_of_torch  # noqa: E402
+from torch.optim import optimizer as optimizers_of_torch  # noqa: E402
+
+from gpulab.errors import UsageError  # noqa: E402
+from gpulab.knobs.knob import Knob, KnobEffects, Value  # noqa: E402
+from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
+from gpulab.knobs.model.amp import AMP  # noqa: E402
+from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
+from gpulab.knobs.model.compile import COMPILE  # noqa: E402
+from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
+from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
+from gpulab.knobs.model.tf32 import TF32  # noqa: E402
+from gpulab.knobs.observe.observation import Observation, ObservedModule  # noqa: E402
+from tests.knobs.test_optimizer_knobs import looks  # noqa: E402
+from tests.knobs.test_precision_knobs import settings as precision_settings  # noqa: E402
+from tests.support.knob_cells import CPU, H100, T4, Cell, Net, new_cell, observation_of, same, traced  # noqa: E402
+
+MODULE = ObservedModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
+SCENE = Observation(CPU, modules=(MODULE,))
+LAST = torch.channels_last
+
+
+def observation(**changes: Any) -> Observation:
+    return Observation(CPU, modules=(dataclasses.replace(MODULE, **changes),))
+
+
+@pytest.fixture
+def light_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """torch.compile without code generation: what the knob does is the same, and quick."""
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    yield
+    COMPILE.forget()
+    torch.compiler.reset()
+
+
+# -- channels_last -----------------------------------------------------------------------------------------------------
+
+
+def layouts(cell: Cell) -> list[object]:
+    """Where each weight lies, and how its optimizer states do."""
+    state = cell.optimizer.state
+    return [
+        (
+            p.data_ptr(),
+            p.stride(),
+            [v.stride() for v in state.get(p, {}).values() if isinstance(v, torch.Tensor)],
+        )
+        for p in cell.model.parameters()
+    ]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_channels_last_lays_out_weights_inputs_and_states_and_takes_it_back(fused: bool) -> None:
+    cell, plain = new_cell(fused=fused), new_cell(fused=fused)
+    cell.run(), plain.run()
+    before, seen = layouts(cell), []
+
+    class Watching(nn.Conv2d):
+        def forward(self, x: Any) -> Any:
+            seen.append((x.is_contiguous(memory_format=LAST), self.weight.is_contiguous(memory_format=LAST)))
+            return super().forward(x)
+
+    cell.model.convolve.__class__ = Watching
+    weight = cell.model.convolve.weight
+    with CHANNELS_LAST.applied(True) as log:
+        cell.run()
+        assert cell.optimizer.state[weight]["exp_avg"].is_contiguous(memory_format=LAST)
+        assert weight.grad is not None and weight.grad.is_contiguous(memory_format=LAST)
+    plain.run()
+    assert seen == [(True, True)] * 6 and log.counts == {"weights": 1, "inputs": 6}
+    assert layouts(cell) == before and cell.model.convolve.weight is weight
+    assert same(cell.weights, plain.weights)
+    cell.run(), plain.run()
+    assert same(cell.weights, plain.weights) and len(seen) == 12 and seen[-1] == (False, False)
+
+
+def test_a_model_that_is_channels_last_can_be_made_contiguous() -> None:
+    cell = new_cell()
+    cell.model.to(memory_format=LAST)
+    before = layouts(cell)
+    with CHANNELS_LAST.applied(False) as log:
+        cell.run()
+        assert cell.model.convolve.weight.is_contiguous()
+    assert log.counts == {"weights": 1} and [b[:2] for b in layouts(cell)] == [b[:2] for b in before]  # type: ignore[index]
+    with CHANNELS_LAST.applied(True) as log:
+        cell.run()
+    assert "weights" not in log.counts
+
+
+def test_layout_of_weights_within_one_larger_tensor_and_of_other_modules_is_left() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    whole = torch.zeros(8 * 3 * 3 * 3 + 5)
+    model[0].weight.data = whole[5:].view(8, 3, 3, 3)
+    with CHANNELS_LAST.applied(True) as log:
+        model(torch.ones(1, 3, 4, 4))
+        nn.LayerNorm(4)(torch.ones(1, 3, 4, 4))
+    assert log.counts == {"inputs": 1} and "larger tensor" in log.refused[0]
+    assert model[0].weight.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+
+
+def test_a_model_that_the_cell_moves_stays_where_it_was_moved() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    with CHANNELS_LAST.applied(True):
+        model(torch.ones(1, 3, 4, 4))
+        model.double()
+    assert model[0].weight.dtype == torch.float64
+
+
+def test_channels_last_says_what_it_did() -> None:
+    seen = observation_of(new_cell())
+    assert CHANNELS_LAST.value_in(seen) is False and CHANNELS_LAST.refuses(seen, True) is None
+    run, (log,) = traced(new_cell(), (CHANNELS_LAST, True))
+    said = CHANNELS_LAST.verify(seen, True, log, run)
+    assert said.state == "took effect" and "1 weights and 6 inputs" in said.evidence
+    assert CHANNELS_LAST.verify(seen, False, KnobEffects(), run).evidence.endswith("laid out channels first as written")
+    assert (
+        "are the same layout" in CHANNELS_LAST.verify(seen, True, KnobEffects(), run).evidence
+    )  # found off, nothing to do
+    assert CHANNELS_LAST.value_in(observation(memory_format="channels_last")) is True
+    assert (
+        CHANNELS_LAST.value_in(observation(memory_format="mixed")) is CHANNELS_LAST.value_in(Observation(CPU)) is None
+    )
+    for without in (observation(has_convolution=False), observation(memory_format=None), Observation(CPU)):
+        assert "convolution" in str(CHANNELS_LAST.refuses(without, True))
+    assert "channels_last" in CHANNELS_LAST.code_edit(seen, True).snippet
+
+
+# -- attention ---------------------------------------------------------------------------------------------------------
+
+
+def sdp_flags() -> list[bool]:
+    kinds = ("flash", "mem_efficient", "math", "cudnn")
+    return [getattr(torch._C, f"_get_{kind}_sdp_enabled")() for kind in kinds]
+
+
+@pytest.mark.parametrize(("value", "flags"), [("math", [0, 0, 1, 0]), ("flash", [1, 0, 1, 0]), ("auto", [1, 1, 1, 1])])
+def test_attention_runs_on_the_back_end_and_the_flags_come_back(value: str, flags: list[int]) -> None:
+    before, seen = sdp_flags(), observation_of(new_cell())
+    assert seen.attention == "flash" and ATTENTION.value_in(seen) == "auto" and all(before)
+    inside: list[list[bool]] = []
+    cell = new_cell()
+    cell.after_backward = lambda: inside.append(sdp_flags())
+    run, (log,) = traced(cell, (ATTENTION, value))
+    said = ATTENTION.verify(seen, value, log, run)
+    assert inside[0] == [bool(flag) for flag in flags] and sdp_flags() == before
+    assert said.state == ("took effect" if value == "math" else "no effect")
+    assert ("attention_math" if value == "math" else "flash") in said.evidence
+
+
+def test_attention_falls_back_and_says_so() -> None:
+    class Masked(Net):
+        def forward(self, x: Any) -> Any:
+            q = torch.relu(self.convolve(x)).flatten(2).transpose(1, 2).unsqueeze(1)
+            mask = q.mean(-1, keepdim=True).expand(-1, -1, -1, 36)  # one that needs a gradient is not for flash
+            return self.head(self.project(F.scaled_dot_product_attention(q, q, q, mask)).mean((1, 2)))
+
+    def cell() -> Cell:
+        model = Masked()
+        return Cell(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    run, (log,) = traced(cell(), (ATTENTION, "flash"))
+    said = ATTENTION.verify(observation_of(cell()), "flash", log, run)
+    assert said.state == "no effect" and "flash attention does not take these inputs" in said.evidence
+
+
+def test_attention_refuses_where_there_is_none() -> None:
+    without = dataclasses.replace(SCENE, operators=frozenset({"aten::mm"}))
+    assert "by hand" in str(ATTENTION.refuses(without, "math")) and ATTENTION.value_in(without) is None
+    assert "only a trace shows" in str(ATTENTION.refuses(SCENE, "math"))
+    with_it = dataclasses.replace(SCENE, attention="flash")
+    assert "GPUs only" in str(ATTENTION.refuses(with_it, "efficient")) and ATTENTION.refuses(with_it, "math") is None
+    assert ATTENTION.refuses(dataclasses.replace(with_it, device=H100), "efficient") is None
+    with pytest.raises(UsageError, match="Nearest: attention=flash"):
+        ATTENTION.parse("flahs")
+    compile(ATTENTION.code_edit(with_it, "flash").snippet.replace("…", "pass"), "snippet", "exec")
+
+
+# -- compile -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
+def test_compile_really_compiles_on_the_cpu_flags_the_step_and_is_taken_back(torch_without_a_space: None) -> None:
+    from gpulab.run import StepFlag
+
+    torch.compiler.reset()
+    seen, plain = observation_of(new_cell()), new_cell()
+    plain.run()
+    assert COMPILE.value_in(seen) == "off" and COMPILE.refuses(seen, "default") is None
+    try:
+        first = new_cell()
+        run, (log,) = traced(first, (COMPILE, "default"))
+        again, _ = traced(new_cell(), (COMPILE, "default"))
+    finally:
+        COMPILE.forget()
+    said = COMPILE.verify(seen, "default", log, run)
+    assert said.state == "took effect" and "Torch-Compiled Region" in said.evidence
+    assert same(first.weights, plain.weights)
+    assert "_compiled_call_impl" not in vars(first.model)
+    assert run.steps.flags[0] & StepFlag.COMPILE and not (again.steps.flags & StepFlag.COMPILE).any()
+    assert not torch._dynamo.eval_frame.cached_backends
+    unchanged, _ = traced(new_cell())
+    assert COMPILE.verify(seen, "default", log, unchanged).state == "no effect"
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler is looked for first")
+def test_compile_refuses_paths_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__file__", "/home/me/my work/torch/__init__.py")
+    refusal = str(COMPILE.refuses(dataclasses.replace(SCENE, device=CPU), "default"))
+    assert "a folder with a space in its name" in refusal and "/home/me/my work" in refusal
+
+
+@pytest.mark.parametrize(
+    "make", [Net, lambda: nn.Sequential(nn.Linear(6, 6), nn.ReLU())], ids=["the user's class", "torch's class"]
+)
+def test_blocks_after_the_first_compile_nothing_anew(light_compiler: None, make: Callable[[], nn.Module]) -> None:
+    stats = torch._dynamo.utils.counters["stats"]
+    graphs = [stats["unique_graphs"]]
+    model = make()
+    for _ in range(3):
+        with COMPILE.applied("default") as log:
+            out = model(torch.ones(1, 3, 6, 6))
+            nn.MSELoss()(out, torch.zeros_like(out)).backward()
+            assert log.counts == {"modules compiled": 1} and not log.refused
+        model(torch.ones(1, 3, 6, 6))
+        graphs.append(stats["unique_graphs"])
+    assert graphs[1] > graphs[0] and graphs[1] == graphs[2] == graphs[3]
+
+
+def test_what_the_user_compiled_is_left_and_stays_compiled(light_compiler: None) -> None:
+    mine, theirs = torch.compile(Net()), Net()
+    theirs.compile()
+    compiled = vars(theirs)["_compiled_call_impl"]
+    x = torch.ones(1, 3, 6, 6)
+    mine(x), theirs(x)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    with COMPILE.applied("default") as log:
+        mine(x), theirs(x)
+    COMPILE.forget()
+    mine(x), theirs(x)
+    assert not log.counts and vars(theirs)["_compiled_call_impl"] is compiled
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+
+
+def test_what_cannot_be_compiled_runs_as_it_is_and_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(graph: Any, inputs: Any) -> Any:
+        raise ValueError("no such instruction")
+
+    torch.compiler.reset()
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=broken))
+    cell, plain = new_cell(), new_cell()
+    with COMPILE.applied("default") as log:
+        cell.run()
+    plain.run()
+    COMPILE.forget()
+    run, _ = traced(new_cell())
+    assert same(cell.weights, plain.weights, exactly=True) and "no such instruction" in log.refused[0]
+    assert COMPILE.verify(SCENE, "default", log, run).state == "no effect"
+    assert "_compiled_call_impl" not in vars(cell.model)
+
+
+def test_compile_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "no torch.nn.Module" in str(COMPILE.refuses(observation(parameter_count=0), "default"))
+    assert "itself" in str(COMPILE.refuses(observation(compiled=True), "default"))
+    assert COMPILE.value_in(observation(compiled=True)) is None and COMPILE.refuses(SCENE, "off") is None
+    assert "CUDA graphs" in str(COMPILE.refuses(SCENE, "reduce-overhead"))
+    monkeypatch.setattr(shutil, "which", lambda command: None)
+    assert "C++ compiler" in str(COMPILE.refuses(SCENE, "default"))
+    assert "7.0" in str(
+        COMPILE.refuses(
+            dataclasses.replace(SCENE, device=dataclasses.replace(T4, details={"compute_capability": "6.1"})), "default"
+        )
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert "Triton" in str(COMPILE.refuses(dataclasses.replace(SCENE, device=H100), "default"))
+    with pytest.raises(UsageError, match="Nearest: compile=reduce-overhead"):
+        COMPILE.parse("reduce")
+    assert "reduce-overhead" in COMPILE.code_edit(SCENE, "reduce-overhead").snippet
+
+
+def test_compile_needs_the_headers_of_python(
+    torch_without_a_space: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda command: "/bin/true")
+    monkeypatch.setattr("sysconfig.get_path", lambda name: str(tmp_path))
+    assert "header files" in str(COMPILE.refuses(SCENE, "default"))
+    (tmp_path / "Python.h").touch()
+    assert COMPILE.refuses(SCENE, "default") is None
+
+
+# -- all together ------------------------------------------------------------------------------------------------------
+
+SETTINGS: tuple[tuple[Knob, Value], ...] = (
+    (AMP, "bf16"),
+    (AMP, "fp16"),
+    (TF32, True),
+    (ATTENTION, "math"),
+    (FUSED_OPTIMIZER, True),
+    (CHANNELS_LAST, True),
+    (ACCUMULATE, 2),
+    (COMPILE, "default"),
+)
+LIGHT = SETTINGS[:-1]
+
+
+def everything(cell: Cell) -> list[object]:
+    """All that the knobs could leave behind, in torch and on the user's objects."""
+    hooks = [
+        list(hooks)
+        for module in (modules_of_torch, optimizers_of_torch)
+        for name, hooks in vars(module).items()
+        if name.startswith("_global_") and isinstance(hooks, dict)
+    ]
+    patched = [
+        vars(nn.Module)["__call__"],
+        vars(OptimizedModule)["_initialize"],
+        vars(autocast_mode.autocast)["__enter__"],
+        torch.autograd.backward,
+        torch.compile,
+        nn_module.unpatched_nn_module_call,
+        torch._dynamo.utils.unpatched_nn_module_call,
+    ]
+    on_modules = [sorted(vars(m)) for m in cell.model.modules()]
+    autocast = [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()]
+    objects = [id(p) for p in cell.model.parameters()]
+    return [
+        hooks, patched, on_modules, autocast, objects, sdp_flags(), precision_settings(), layouts(cell),
+        looks(cell.optimizer),
+    ]  # fmt: skip
+
+
+class Interrupt(BaseException):
+    """Not an Exception, as KeyboardInterrupt."""
+
+
+def interrupt(cell: Cell, where: str) -> None:
+    """Have the third call there end the run."""
+    calls = iter(range(100))
+
+    def count(*args: Any) -> None:
+        if next(calls) == 2:
+            raise Interrupt
+
+    if where == "in the model":
+        cell.model.head.register_forward_hook(count)
+    elif where == "in the backward pass":
+        cell.model.head.weight.register_hook(count)
+    elif where == "after it":
+        cell.after_backward = count
+    else:
+        cell.optimizer.register_step_pre_hook(count)
+
+
+PLACES = ("in the model", "in the backward pass", "after it", "in the step")
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(order=st.permutations(LIGHT).flatmap(lambda p: st.integers(0, len(p)).map(lambda n: p[:n])),
+       where=st.sampled_from([None, *PLACES]), trained_before=st.booleans())  # fmt: skip
+def test_in_any_order_and_however_it_ends_everything_is_as_before(
+    order: list[tuple[Knob, Value]], where: str | None, trained_before: bool
+) -> None:
+    _leave_nothing(order, where, trained_before)
+
+
+@pytest.mark.parametrize("where", [None, *PLACES])
+@pytest.mark.parametrize("reverse", [False, True])
+def test_with_compilation_too(light_compiler: None, where: str | None, reverse: bool) -> None:
+    _leave_nothing(list(reversed(SETTINGS) if reverse else SETTINGS), where, trained_before=True)
+
+
+def _leave_nothing(order: list[tuple[Knob, Value]], where: str | None, trained_before: bool) -> None:
+    cell, plain = new_cell(), new_cell()
+    plain.run()
+    cell.run(steps=6 if trained_before else 0)
+    if where is not None:
+        interrupt(cell, where)
+    before, weights = everything(cell), cell.weights
+    reached = False
+    try:
+        with ExitStack() as undo:
+            for knob, value in order:
+                undo.enter_context(knob.applied(value))
+            cell.run()
+            reached = True
+    except Interrupt:
+        pass
+    finally:
+        AMP.forget()
+    assert reached is (where is None)
+    if not trained_before:  # states are the user's training
+        for p in cell.model.parameters():
+            cell.optimizer.state.pop(p, None)
+    assert everything(cell) == before
+    assert all(p.grad is None or p.grad.stride() == p.stride() for p in cell.model.parameters())
+    assert len({*order}) == 0 or not same(cell.weights, weights)
+    assert all(w.isfinite().all() for w in cell.weights)
+
+
+@pytest.mark.parametrize(
+    "order", [SETTINGS[1:], SETTINGS[:0:-1], (*SETTINGS[:1], *SETTINGS[2:])], ids=["fp16", "fp16 back", "bf16"]
+)
+def test_together_they_all_take_effect_and_train(light_compiler: None, order: tuple[tuple[Knob, Value], ...]) -> None:
+    seen = observation_of(new_cell())
+    cell = new_cell()
+    run, logs = traced(cell, *order)
+    AMP.forget()
+    for (knob, value), log in zip(order, logs, strict=True):
+        if knob is not TF32:
+            said = knob.verify(seen, value, log, run)
+            assert said.state == "took effect", (knob.name, said)
+    accumulated, larger = new_cell(), new_cell()
+    with ACCUMULATE.applied(2):
+        accumulated.run()
+    assert all((a - b).abs().max() < 0.05 for a, b in zip(cell.weights, accumulated.weights, strict=True))
+    assert not same(cell.weights, larger.weights)

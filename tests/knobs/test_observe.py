@@ -1,0 +1,548 @@
+"""What a run is seen to use: the facts from which knobs tell their values, and nothing left behind."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import threading
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
+
+from gpulab.capture.recorder import Capture
+from gpulab.knobs.observe import watch
+from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observe.watch import Observed, attention_backend, observe
+from gpulab.run import Device, Run, Settings
+from tests.support import cells_libraries
+from tests.support import cells_plain as cells
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def offline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+
+
+def captured(cell: Callable[[], object], *, trace: bool = True) -> tuple[Run, Observed]:
+    """A full capture of a cell that is observed."""
+    capture = Capture(Settings(live=False, save=False, trace=trace), "block", "loss.backward()")
+    capture.start()
+    try:
+        with observe() as seen:
+            cell()
+    finally:
+        run, _ = capture.finish("completed")
+    return run, seen
+
+
+def observation(cell: Callable[[], object], *, trace: bool = False) -> Observation:
+    run, seen = captured(cell, trace=trace)
+    return seen.observation(run)
+
+
+def data(samples: int = 24) -> TensorDataset:
+    return TensorDataset(torch.randn(samples, 8), torch.randint(0, 3, (samples,)))
+
+
+def train(net: nn.Module, batches: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
+# -- loops of all kinds ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("cell", "loaders", "optimizers", "trained"),
+    [
+        (cells.one_epoch, 1, ["AdamW"], ["Sequential"]),
+        (cells.three_epochs, 1, ["SGD"], ["Sequential"]),
+        (cells.evaluated, 2, ["SGD"], ["Sequential"]),
+        (cells.evaluated_before_and_anew, None, ["SGD"], ["Sequential"]),
+        (cells.gan, 1, None, None),
+        (cells.sliced, 0, None, ["Sequential"]),
+        (cells.inference, 1, [], []),
+        (cells.by_hand, 1, [], []),
+        (cells_libraries.accelerated, 1, ["AdamW"], ["Sequential"]),
+        (cells_libraries.accelerated_accumulation, 1, ["SGD"], ["Sequential"]),
+    ],
+    ids=lambda v: getattr(v, "__name__", None),
+)
+def test_unmodified_cells(
+    cell: Callable[[list[Any]], None], loaders: int | None, optimizers: list[str] | None, trained: list[str] | None
+) -> None:
+    kept: list[Any] = []
+    run, seen = captured(functools.partial(cell, kept), trace=False)
+    found = seen.observation(run)
+    if loaders is not None:
+        assert len(found.loaders) == loaders
+    if optimizers is not None:
+        assert [o.class_name for o in found.optimizers] == optimizers
+    if trained is not None:
+        assert [m.class_name for m in found.modules if m.trained] == trained
+    assert not found.grad_scaler
+    if found.loaders and run.loader is not None:
+        assert found.loaders[0].record == run.loader
+
+
+def test_lightning(tmp_path: Path) -> None:
+    run, seen = captured(functools.partial(cells_libraries.lightning_trainer, [], tmp_path), trace=False)
+    found = seen.observation(run)
+    assert [observed_loader.record.batch_size for observed_loader in found.loaders] == [5, 10]
+    assert found.loader is not None and found.loader.record == run.loader
+    assert [o.class_name for o in found.optimizers] == ["AdamW"]
+    assert [m.class_name for m in found.modules if m.trained] == ["Sequential"]
+
+
+def test_hugging_face_trainer(tmp_path: Path) -> None:
+    run, seen = captured(functools.partial(cells_libraries.hugging_face_trainer, [], tmp_path), trace=True)
+    found = seen.observation(run)
+    assert found.loader is not None and found.loader.record.batch_size == 4 and found.loader.record == run.loader
+    assert found.loader.record.own_collate
+    assert [o.class_name for o in found.optimizers] == ["AdamW"]
+    assert [m.class_name for m in found.modules if m.trained] == ["GPT2LMHeadModel"]
+    assert found.attention is not None and "aten::addmm" in found.operators
+
+
+# -- loaders -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_loader_that_feeds_the_steps_comes_first() -> None:
+    net = nn.Linear(8, 3)
+
+    def cell() -> None:
+        with torch.no_grad():
+            for x, _ in DataLoader(data(), batch_size=6):
+                net(x)
+        train(net, DataLoader(data(), batch_size=4, drop_last=True, shuffle=True))
+
+    found = observation(cell)
+    assert [observed_loader.record.batch_size for observed_loader in found.loaders] == [4, 6]
+
+
+def test_what_limits_a_loader() -> None:
+    class Own(BatchSampler):
+        pass
+
+    class Mine(DataLoader[Any]):
+        pass
+
+    plain = DataLoader(data(), batch_size=4)
+    own = Mine(data(), batch_sampler=Own(RandomSampler(data()), 4, True), collate_fn=lambda items: items)
+    single = DataLoader(data(), batch_size=None)
+    found = {
+        (
+            observed_loader.custom_batch_sampler,
+            observed_loader.record.own_collate,
+            observed_loader.record.batch_size,
+        )
+        for observed_loader in observation(lambda: [next(iter(loader)) for loader in (plain, own, single)]).loaders
+    }
+    assert found == {
+        (False, False, 4),
+        (True, True, 4),
+        (False, True, None),  # torch's own for single items
+    }
+
+
+def test_what_was_defined_in_a_notebook_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+    from types import ModuleType
+
+    class Here(TensorDataset):
+        pass
+
+    Here.__module__ = "__main__"
+    loaders = [DataLoader(torch.utils.data.Subset(Here(torch.ones(4)), [0, 1])), DataLoader(data())]
+    main = ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    found = observation(lambda: [list(loader) for loader in loaders]).loaders
+    assert sorted(observed_loader.dataset_from_main for observed_loader in found) == [False, True]
+    main.__file__ = "script.py"
+    in_script = observation(lambda: [list(loader) for loader in loaders]).loaders
+    assert [observed_loader.dataset_from_main for observed_loader in in_script] == [False, False]
+    assert found[0].start_method in ("fork", "spawn", "forkserver")
+
+
+# -- optimizers --------------------------------------------------------------------------------------------------------
+
+
+def test_optimizers_and_their_forms() -> None:
+    net = nn.Linear(8, 3).to(torch.float64)
+    optimizers = [
+        torch.optim.AdamW(net.parameters(), fused=True),
+        torch.optim.SGD(net.parameters(), foreach=False),
+        torch.optim.Adadelta(net.parameters()),
+        torch.optim.LBFGS(net.parameters()),
+    ]
+
+    def closure() -> torch.Tensor:
+        for p in net.parameters():
+            p.grad = torch.zeros_like(p)
+        return torch.zeros(())
+
+    found = observation(lambda: [o.step(closure) for o in optimizers for _ in range(2)]).optimizers
+    assert [(o.class_name, o.supports_fused, o.fused, o.takes_closure) for o in found] == [
+        ("AdamW", True, True, False),
+        ("SGD", True, None, False),
+        ("Adadelta", False, None, False),
+        ("LBFGS", False, None, True),
+    ]
+    assert {(o.parameter_devices, o.parameter_dtypes) for o in found} == {(("cpu",), ("float64",))}
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_is_trained_only_where_a_backward_pass_follows_in_training_mode() -> None:
+    student, teacher, critic, loss = (
+        nn.Linear(8, 3),
+        nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 3)).eval(),
+        nn.Sequential(nn.Linear(3, 1)),
+        nn.MSELoss(),
+    )
+
+    def cell() -> None:
+        for x, _ in DataLoader(data(), batch_size=4):
+            with torch.no_grad():
+                critic(student(x))
+            loss(student(x), teacher(x)).backward()
+
+    assert [(m.class_name, m.trained) for m in observation(cell).modules] == [
+        ("Linear", True),
+        ("Sequential", False),  # the teacher, which is larger
+        ("Sequential", False),
+        ("MSELoss", False),
+    ]
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_training_that_begins_long_after_evaluation_is_seen(by_hand: bool) -> None:
+    net, batches = nn.Linear(8, 3), [(torch.randn(4, 8), torch.randint(0, 3, (4,)))] * 300
+
+    def cell() -> None:
+        with torch.no_grad():
+            for x, _ in batches:
+                net(x)
+        if not by_hand:
+            train(net, batches)
+            return
+        for x, y in batches:
+            cross_entropy(net(x), y).backward()
+
+    assert [m.trained for m in observation(cell).modules] == [True]
+
+
+def test_what_a_module_is_made_of() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1).to(torch.bfloat16)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.b(self.a(x).to(torch.bfloat16))
+
+    plain, last, mixed = (
+        Net(),
+        Net().to(memory_format=torch.channels_last),
+        nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)),
+    )
+    mixed[1].to(memory_format=torch.channels_last)
+    x = torch.randn(1, 3, 8, 8)
+    found = observation(lambda: [m(x) for m in (plain, last, mixed, nn.Linear(8, 2))]).modules
+    assert [(m.class_name, m.has_convolution, m.memory_format) for m in found] == [
+        ("Sequential", True, "mixed"),
+        ("Net", True, "contiguous"),
+        ("Net", True, "channels_last"),
+        ("Linear", False, None),
+    ]
+    assert (
+        found[1].parameter_dtypes == ("float32", "bfloat16") and found[1].parameter_count == 3 * 4 * 9 + 4 + 4 * 4 + 4
+    )
+
+
+def test_a_lazy_module_is_described_as_far_as_it_goes() -> None:
+    assert [m.class_name for m in observation(lambda: nn.LazyLinear(3)(torch.ones(2, 4))).modules] == ["LazyLinear"]
+
+
+@pytest.mark.parametrize("where", ["around", "inside", "decorated"])
+def test_autocast_is_seen_around_and_inside_of_the_call(where: str) -> None:
+    class Net(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16, enabled=where == "inside"):
+                return super().forward(x)
+
+    net: nn.Module = Net(8, 3)
+    if where == "decorated":
+        net = nn.Linear(8, 3)
+        net.forward = torch.autocast("cpu", torch.bfloat16)(net.forward)  # type: ignore[method-assign]
+
+    def cell() -> None:
+        with torch.autocast("cpu", torch.bfloat16, enabled=where == "around"):
+            (nn.Linear(8, 3) if where == "around" else net)(torch.ones(2, 8))
+        nn.Flatten()(torch.ones(1, 1))
+        with torch.autocast("cpu", torch.bfloat16):  # after the call
+            pass
+
+    assert [m.autocast_dtype for m in observation(cell).modules] == ["bfloat16", None]
+
+
+def test_a_compiled_module_is_seen_and_nothing_of_ours_is_compiled_into_it() -> None:
+    torch._dynamo.reset()
+    compiled_calls: list[str] = []
+
+    def backend(graph: Any, _: Any) -> Any:
+        compiled_calls.append("compiled")
+        return graph.forward
+
+    outside, inside, in_place = (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)) for _ in range(3))
+    before = torch.compile(outside, backend=backend)
+    in_place.compile(backend=backend)
+    made: list[Any] = []
+
+    def cell() -> None:
+        made.append(torch.compile(inside, backend=backend))
+        for module in (before, in_place, *made):
+            for _ in range(2):
+                cross_entropy(module(torch.ones(2, 8)), torch.zeros(2, dtype=torch.long)).backward()
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*global hooks")
+        found = observation(cell).modules
+        assert [(m.class_name, m.compiled, m.trained) for m in found] == [("Sequential", True, True)] * 3
+        count = len(compiled_calls)
+        for module in (before, in_place, *made):
+            module(torch.ones(2, 8)).sum().backward()
+        assert len(compiled_calls) == count  # what was compiled while we watched still fits
+    torch._dynamo.reset()
+
+
+def test_a_call_within_a_module_is_not_outermost_also_where_the_outer_one_was_not_noted() -> None:
+    class Inner(nn.Linear):
+        pass
+
+    class Outer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.count = Inner(8, 3), 0
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.count += 1
+            if self.count == 100:
+                next(iter(DataLoader(data())))
+            return self.inner(x)
+
+    outer = Outer()
+    assert [m.class_name for m in observation(lambda: [outer(torch.ones(2, 8)) for _ in range(120)]).modules] == [
+        "Outer"
+    ]
+
+
+# -- scaler, settings, operators ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_gradient_scaler_counts_where_it_scales(enabled: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+    assert observation(lambda: scaler.scale(torch.ones(()))).grad_scaler is enabled
+
+
+def test_operators_and_attention_come_from_the_trace() -> None:
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            q = x.reshape(1, 1, -1, 8)
+            return self.layer(nn.functional.scaled_dot_product_attention(q, q, q).reshape(-1, 8))
+
+    found = observation(lambda: train(Net(), DataLoader(data(48), batch_size=4)), trace=True)
+    assert found.attention in ("flash", "math") and "aten::addmm" in found.operators
+    without = observation(lambda: train(nn.Linear(8, 3), DataLoader(data(48), batch_size=4)), trace=True)
+    assert without.attention is None and "aten::addmm" in without.operators
+    assert observation(lambda: train(Net(), DataLoader(data(48), batch_size=4))).operators == frozenset()
+
+
+def test_the_back_end_called_most_is_the_attention() -> None:
+    names = {"aten::_scaled_dot_product_attention_math": 2, "aten::_scaled_dot_product_flash_attention_for_cpu": 3}
+    assert attention_backend(Counter(names)) == "flash"
+    assert attention_backend(Counter({"aten::mm": 5})) is None
+
+
+@pytest.mark.parametrize(
+    ("device", "tf32"),
+    [
+        (Device("cpu", "CPU"), None),
+        (Device("cuda", "T4", 0, details={"compute_capability": "7.5"}), None),
+        (Device("cuda", "H100", 0, details={"compute_capability": "9.0"}), True),
+        (Device("cuda", "B200", 0, details={"compute_capability": "10.0"}), True),
+    ],
+)
+def test_tf32_is_the_setting_while_modules_ran_on_a_gpu_that_has_it(device: Device, tf32: bool | None) -> None:
+    from dataclasses import replace
+
+    def cell() -> None:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        nn.Linear(8, 3)(torch.ones(1, 8))
+        torch.set_float32_matmul_precision(before)
+
+    run, seen = captured(cell, trace=False)
+    assert seen.observation(replace(run, device=device)).tf32 is tf32
+
+
+# -- in nobody's way ---------------------------------------------------------------------------------------------------
+
+
+def patched() -> dict[str, object]:
+    from torch.amp import GradScaler, autocast_mode
+    from torch.nn.modules import module
+    from torch.optim import optimizer
+
+    return {
+        "iter": vars(DataLoader)["__iter__"],
+        "call": vars(nn.Module)["__call__"],
+        "backward": torch.autograd.backward,
+        "scale": vars(GradScaler)["scale"],
+        "autocast": vars(autocast_mode.autocast)["__enter__"],
+        "step hooks": dict(optimizer._global_optimizer_post_hooks),
+        "module hooks": dict(module._global_forward_pre_hooks),
+    }
+
+
+@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt, SystemExit])
+def test_all_is_put_back(error: type[BaseException] | None) -> None:
+    before = patched()
+    net = nn.Linear(8, 3)
+
+    def cell() -> None:
+        with observe():
+            assert patched() != before
+            train(net, DataLoader(data(), batch_size=4))
+            if error is not None:
+                raise error("mine")
+
+    if error is None:
+        cell()
+    else:
+        with pytest.raises(error, match="mine"):
+            cell()
+    assert patched() == before
+
+
+def test_an_exception_in_a_module_passes_and_the_next_call_is_outermost_again() -> None:
+    class Fails(nn.Module):
+        def forward(self) -> None:
+            raise KeyError("mine")
+
+    def cell() -> None:
+        with pytest.raises(KeyError, match="mine"):
+            Fails()()
+        nn.Linear(8, 3)(torch.ones(1, 8))
+
+    assert {m.class_name for m in observation(cell).modules} == {"Fails", "Linear"}
+
+
+def test_no_object_is_kept() -> None:
+    with observe() as seen:
+        net, loader = nn.Linear(8, 3), DataLoader(data(), batch_size=4)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        train(net, loader, optimizer)
+        refs = [weakref.ref(thing) for thing in (net, loader, optimizer)]
+    assert len(seen.modules.facts) == len(seen.loaders.facts) == len(seen.optimizers.facts) == 1
+    assert all(not noted._met for noted in (seen.modules, seen.loaders, seen.optimizers))
+    del net, loader, optimizer
+    gc.collect()
+    assert [ref() for ref in refs] == [None] * 3
+
+
+def test_other_threads_are_not_watched() -> None:
+    def elsewhere() -> None:
+        train(nn.Linear(8, 3), DataLoader(data(), batch_size=4))
+
+    with observe() as seen:
+        thread = threading.Thread(target=elsewhere)
+        thread.start()
+        thread.join()
+    assert not (seen.loaders.facts or seen.optimizers.facts or seen.modules.facts)
+
+
+def test_module_calls_are_watched_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered = Counter[str]()
+    enters = watch.Watch.enters
+
+    def counted(
+        self: watch.Watch, module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]
+    ) -> None:
+        entered[type(module).__name__] += 1
+        enters(self, module, args, kwargs)
+
+    monkeypatch.setattr(watch.Watch, "enters", counted)
+    untouched = vars(nn.Module)["__call__"]
+    net = nn.Linear(8, 3)
+    with observe():
+        train(net, [(torch.randn(4, 8), torch.randint(0, 3, (4,)))] * 200)
+        assert vars(nn.Module)["__call__"] is untouched
+        for _ in range(100):
+            train(net, DataLoader(data(8), batch_size=1))
+    assert 0 < sum(entered.values()) <= watch.CALLS_AT_A_TIME * watch.TIMES
+
+
+def test_what_cannot_be_described_does_not_harm_the_cell() -> None:
+    class Odd(TensorDataset):
+        def __len__(self) -> int:
+            if inspect.stack()[1].function == "length_of":
+                raise RuntimeError("no length for you")
+            return super().__len__()
+
+    class Refuses(nn.Linear):
+        def modules(self) -> Iterator[nn.Module]:
+            raise RuntimeError("do not look")
+
+    net = Refuses(8, 3)
+    found = observation(lambda: train(net, DataLoader(Odd(*data().tensors), batch_size=4)))
+    assert found.loader is not None and found.loader.record.dataset_length is None
+    assert found.modules == () and net.weight.grad is not None
+
+
+def test_the_death_of_a_worker_is_not_swallowed() -> None:
+    @watch.guarded
+    def note() -> None:
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
+
+    with pytest.raises(RuntimeError, match="killed by signal"):
+        note()
+
+
+def test_many_objects_are_not_all_kept() -> None:
+    found = observation(lambda: [list(DataLoader(data(2))) for _ in range(watch.OBJECTS_KEPT + 8)])
+    assert len(found.loaders) == watch.OBJECTS_KEPT
+
+
+def test_a_module_of_which_a_part_is_compiled_is_compiled() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), torch.compile(nn.Linear(8, 3), backend="eager"))
+    assert [m.compiled for m in observation(lambda: net(torch.ones(2, 8))).modules] == [True]
+    torch._dynamo.reset()

@@ -1,0 +1,125 @@
+"""Whether a variable that was set was really read: by lines, by functions, by nobody, or not to be told."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gpulab.knobs import variable_reads
+from gpulab.knobs.knob import Verification
+from gpulab.run import Loader, Run
+from gpulab.tuning.function_code import FunctionCode, TextCode
+from gpulab.tuning.resolve import variables_set
+from tests.support.synthetic import no_step_case
+
+WITHOUT_WORKERS = replace(no_step_case().run, loader=None)
+FUNCTION = "def f():\n    return x\n"
+STEPS = (
+    "import torch\no = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)\nfor _ in range(3):\n    o.step()\n"
+)
+
+
+def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Verification:
+    """A cell in whose namespace `x` is 1 runs with another."""
+    namespace: dict[str, Any] = {"x": 1}
+    exec(earlier, namespace)
+    written = TextCode.parsed(cell, namespace)
+    found = written.variables.literals.get("x", 1)
+    used = "x" in written.variables.used
+    code = written.replacing({"x": x})
+    with variables_set(code, {"x": x}), variable_reads.watching(namespace, {"x": x}) as (lines, logs):
+        code.through(lines).run(quiet=True)
+    assert sys.getprofile() is None
+    return variable_reads.verify(x, found, used, logs["x"], run or WITHOUT_WORKERS)
+
+
+@pytest.mark.parametrize(
+    ("cell", "earlier"),
+    [
+        ("y = x", ""),
+        ("x = 1\ny = [x]", ""),
+        ("for i in range(3):\n    y = x", ""),
+        ("eval('x')", ""),
+        ("exec('y = x')", ""),
+    ],
+)
+def test_the_cells_own_lines(cell: str, earlier: str) -> None:
+    assert told(cell, earlier=earlier) == Verification("took effect", "the cell read it while it ran")
+
+
+@pytest.mark.parametrize(
+    ("cell", "earlier", "who"),
+    [
+        ("f()", FUNCTION, "f"),
+        ("x = 1\n" + FUNCTION + "f()", "", "f"),
+        ("calls['f']()", FUNCTION + "calls = {'f': f}", "f"),
+        ("class A:\n    y = x", "", "A"),
+        ("net.f(0)", "class Net:\n    def f(self, y):\n        return x\nnet = Net()", "Net.f"),
+    ],
+)
+def test_functions_that_ran(cell: str, earlier: str, who: str) -> None:
+    assert told(cell, earlier=earlier) == Verification("took effect", f"{who} ran, which reads it")
+
+
+@pytest.mark.parametrize(
+    ("cell", "earlier"),
+    [
+        ("x = 1", ""),
+        ("x = 1\nx = 2 + 3\ny = x", ""),
+        ("if False:\n    y = x", ""),
+        ("y = len('a') or f()", FUNCTION),
+        ("x = 1\n" + STEPS, ""),
+    ],
+)
+def test_what_nothing_reads_has_no_effect(cell: str, earlier: str) -> None:
+    found = told(cell, earlier=earlier)
+    assert found == Verification("no effect", "nothing was seen to read it while the code ran")
+
+
+def test_the_value_that_is_there_already() -> None:
+    assert told("y = x", x=1) == Verification("no effect", "it is 1 already")
+    assert told("x = 64\ny = x", x=64).evidence == "it is 64 already"
+
+
+def test_functions_are_not_watched_longer_than_the_first_steps() -> None:
+    late = told(STEPS + "f()", earlier=FUNCTION)
+    assert late.state == "cannot tell" and "after the first steps" in late.evidence
+
+
+def test_what_workers_read_cannot_be_told() -> None:
+    loader = Loader("Items", 10, 2, 1, 2, False, False, 5, False)
+    found = told("y = len('a') or f()", earlier=FUNCTION, run=replace(WITHOUT_WORKERS, loader=loader))
+    assert found.state == "cannot tell" and "worker processes" in found.evidence
+
+
+def test_anothers_profile_function_stays() -> None:
+    def theirs(*_: object) -> None:
+        pass
+
+    sys.setprofile(theirs)
+    try:
+        with variable_reads.watching({"x": 2}, {"x": 2}):
+            assert sys.getprofile() is theirs
+    finally:
+        sys.setprofile(None)
+
+
+def test_own_lines_assign_and_delete_in_the_namespace() -> None:
+    namespace: dict[str, Any] = {"x": 2, "z": 1}
+    with variable_reads.watching(namespace, {"x": 2}) as (lines, _):
+        TextCode.parsed("import math as m\ny = x\ndel z\ndef f():\n    return y\nw = f()", namespace).through(
+            lines
+        ).run(quiet=True)
+    assert namespace["w"] == 2 and "z" not in namespace and namespace["m"].pi
+
+
+def test_a_function_as_code() -> None:
+    namespace: dict[str, Any] = {"x": 2}
+    exec(FUNCTION, namespace)
+    code = FunctionCode(namespace["f"])
+    with variable_reads.watching(code.namespace, {"x": 2}) as (lines, logs):
+        code.through(lines).run(quiet=True)
+    assert logs["x"].notes == ["f ran, which reads it"]

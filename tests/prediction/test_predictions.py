@@ -1,0 +1,712 @@
+"""Predictions against formulas written out by hand, real traces with a known cure, and their own limits."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import gpulab
+from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.gpu import device_peaks
+from gpulab.analysis.gpu.device_peaks import peaks_of
+from gpulab.analysis.host.dataloader import LoadingFacts
+from gpulab.analysis.host.operator_costs import HostOperators
+from gpulab.analysis.host.optimizer_work import OptimizerWork
+from gpulab.analysis.steps import Spread
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.cure_predictions import with_predictions
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import Finding, Undetermined
+from gpulab.diagnosis.rules import kind_of, precision, transfers
+from gpulab.errors import UsageError
+from gpulab.intervals import EMPTY, union
+from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.observe.describe import loader_record
+from gpulab.knobs.values import written
+from gpulab.prediction.batch import fitted
+from gpulab.prediction.predict import PREDICTORS, Known, predict
+from gpulab.prediction.removal import Pauses, Waits, predict_removal
+from gpulab.run import Category, Memory, Pause, PauseKind, Samples, Series, StepFlag
+from gpulab.thresholds import DEFAULT
+from gpulab.trace.load import load_run
+from gpulab.tuning.predictions import sizes_to_run
+from gpulab.views.predictions import Predicted
+from tests.support import comparisons as made
+from tests.support import loops as made_loops
+from tests.support import real_traces, synthetic
+from tests.support import timelines as made_timelines
+from tests.support.timelines import MAIN, STREAM, Span
+
+HAND_OFF_US = 2_000.0
+LOADED = LoadingFacts(
+    batches=30,
+    items_per_batch=32.0,
+    batch_us=0.0,
+    read_us=0.0,
+    transform_us=0.0,
+    collate_us=0.0,
+    hand_over_us=None,
+    pin_us=None,
+    copy_us=None,
+    read_waited_fraction=None,
+    transform_waited_fraction=None,
+    workers=(),
+)
+
+
+def fed(
+    step_ms: float = 40.0, wait: float = 0.5, *, cores: float = 8.0, workers: int = 0, length: int | None = None
+) -> Facts:
+    """A run on a CPU that waits for that share of each step. `length`: batches of an epoch, known or not."""
+    known = made.facts_with(step_ms, {"data_wait": wait, "compute": 1 - wait}, workers=workers)
+    assert known.run.loader is not None
+    run = dataclasses.replace(
+        known.run,
+        environment=dataclasses.replace(known.run.environment, usable_cores=cores, platform="Linux-6", python="3.12.1"),
+        samples=dataclasses.replace(known.run.samples, series=()),
+        memory=Memory(peak_rss_bytes=2_000_000_000),
+        loader=dataclasses.replace(known.run.loader, length=length, own_collate=False),
+    )
+    return dataclasses.replace(known, run=run)
+
+
+def timed(known: Facts, *, batch_ms: float, read_ms: float, waited: float = 0.0, workers: int = 0) -> Facts:
+    """The same with its batches timed where they are made: what is not reading is collating."""
+    inside = dataclasses.replace(
+        LOADED,
+        batch_us=batch_ms * 1e3,
+        read_us=read_ms * 1e3,
+        collate_us=(batch_ms - read_ms) * 1e3,
+        read_waited_fraction=waited,
+    )
+    return dataclasses.replace(known, loading=inside)
+
+
+def ratio_of(known: Facts, **settings: object) -> float:
+    found = predict(known, {name: written(value) for name, value in settings.items()})
+    assert found.ratio is not None and found.interval is not None, found.refused
+    assert found.interval[0] <= found.ratio <= found.interval[1]
+    assert found.basis
+    return found.ratio
+
+
+# every knob
+
+
+def test_every_knob_has_a_formula_or_a_reason_and_no_other_has() -> None:
+    without = set(KNOBS) - set(PREDICTORS)
+    assert not without, f"add a line to PREDICTORS for {without}: a formula, or why nothing can be predicted"
+    assert set(PREDICTORS) <= set(KNOBS)
+    assert all(formula.strip() for formula in PREDICTORS.values() if isinstance(formula, str))
+
+
+def test_a_reason_in_place_of_a_formula_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(PREDICTORS, "workers", "how workers load was never measured")
+    asked = predict(synthetic.gpu_case().facts, {"workers": "2"})
+    assert asked.refused == "how workers load was never measured" and asked.ratio is None
+
+
+@pytest.mark.parametrize("case", synthetic.cases())
+@pytest.mark.parametrize("name", KNOBS)
+def test_whatever_the_run_the_answer_is_a_figure_or_a_reason(case: str, name: str) -> None:
+    known = synthetic.cases()[case].facts
+    for value in (*KNOBS[name].options, 0, 3, "nonsense"):
+        made_of_it = predict(known, {name: written(value)}, Known(sizes={8: (100.0, None), 16: (150.0, 5)}))
+        if made_of_it.refused:
+            assert made_of_it.ratio is None and made_of_it.interval is None
+            assert not made_of_it.refused.endswith(".")
+        else:
+            assert made_of_it.ratio is not None and made_of_it.interval is not None
+            assert 0 < made_of_it.interval[0] <= made_of_it.ratio <= made_of_it.interval[1] < np.inf
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"amp": "bf16"}, "CPU"),
+        ({"tf32": "on"}, "NVIDIA"),
+        ({"hidden": "64"}, "hidden"),
+        ({"workers": "many"}, "no value"),
+        ({}, "nothing is changed"),
+    ],
+)
+def test_what_the_evidence_does_not_carry_is_refused(settings: dict[str, str], why: str) -> None:
+    found = predict(fed(), settings)
+    assert found.ratio is None and why in found.refused
+    assert found.settings == settings
+
+
+def test_a_run_without_steps_is_refused() -> None:
+    assert "no complete step" in predict(synthetic.no_step_case().facts, {"workers": "2"}).refused
+
+
+@pytest.mark.parametrize("settings", [{"accumulate": "4"}, {"compile": "default"}, {"workers": "8", "accumulate": "2"}])
+def test_that_memory_is_not_foretold_is_said(settings: dict[str, str]) -> None:
+    known = synthetic.gpu_case().facts
+    found = predict(known, settings)
+    assert found.ratio is not None, found.refused
+    assert found.memory_ratio is None and "memory is not foretold" in found.memory_basis
+    shown = repr(Predicted("mine", (found,)))
+    assert "memory is not foretold" in " ".join(shown.split())
+    alone = predict(known, {"workers": "8"})
+    assert alone.memory_ratio == 1 and "nothing in the GPU's memory changes" in alone.memory_basis
+    assert "memory changes" in repr(Predicted("mine", (alone,))) and "today's peak" not in repr(Predicted("", (alone,)))
+    assert not predict(fed(), {"workers": "2"}).memory_basis
+
+
+# feeding
+
+
+@hypothesis.settings(max_examples=40)
+@given(
+    st.floats(5, 200), st.floats(0.05, 0.9), st.integers(1, 16), st.floats(1, 32), st.floats(0, 1), st.integers(0, 40)
+)
+def test_workers_against_the_formula(
+    step_ms: float, wait: float, workers: int, cores: float, waited: float, tensors: int
+) -> None:
+    known = fed(step_ms, wait, cores=cores)
+    loader = dataclasses.replace(known.run.loader, batch_tensors=tensors)  # type: ignore[type-var]
+    known = dataclasses.replace(known, run=dataclasses.replace(known.run, loader=loader))
+    assert known.step_us is not None and known.data_wait_us is not None
+    step, making = known.step_us.median, known.data_wait_us.median
+    computing = step - making
+    known = timed(known, batch_ms=making / 1e3, read_ms=making / 1e3, waited=waited)
+    expected = []
+    for handing in (0.7, 1.3):
+        cpu, receiving = making * (1 - waited), handing * (500 + tensors * 650)
+        least = (computing + receiving, making / workers, cpu / min(workers, cores))
+        expected.append(max(*least, (cpu + computing) / cores))
+    assert ratio_of(known, workers=workers) == pytest.approx(np.median(expected) / step, rel=1e-3)
+
+
+def test_more_workers_never_make_it_slower() -> None:
+    known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=30)
+    found = [ratio_of(known, workers=count) for count in (1, 2, 4, 8)]
+    assert found == sorted(found, reverse=True)
+    assert found[1] == found[3]  # two cores, and no more
+
+
+def test_waiting_items_need_no_cores() -> None:
+    busy = timed(fed(40, 0.8, cores=1), batch_ms=32, read_ms=32, waited=0.0)
+    waiting = timed(fed(40, 0.8, cores=1), batch_ms=32, read_ms=32, waited=1.0)
+    assert ratio_of(busy, workers=4) > 0.95
+    assert ratio_of(waiting, workers=4) == pytest.approx((8 + 1.8) / 40, rel=0.02)
+
+
+def test_what_is_not_known_of_the_items_widens_the_interval() -> None:
+    narrow = predict(timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=32, waited=0.0), {"workers": "4"})
+    wide = predict(fed(40, 0.8, cores=2), {"workers": "4"})
+    assert narrow.interval is not None and wide.interval is not None
+    assert wide.interval[1] / wide.interval[0] > 1.3 * narrow.interval[1] / narrow.interval[0]
+
+
+def test_putting_together_needs_a_core() -> None:
+    known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=0)
+    collating = dataclasses.replace(known.loading, read_waited_fraction=None)  # type: ignore[type-var]
+    reading = dataclasses.replace(collating, read_us=32_000.0, collate_us=0.0)
+    sure, open_ = (
+        predict(dataclasses.replace(known, loading=inside), {"workers": "4"}) for inside in (collating, reading)
+    )
+    assert sure.interval is not None and open_.interval is not None and sure.ratio is not None
+    assert sure.ratio == pytest.approx(ratio_of(known, workers=4)) and sure.interval[0] > 1.3 * open_.interval[0]
+
+
+def test_workers_that_start_with_each_epoch_cost_their_start_and_its_first_batch() -> None:
+    endless = timed(fed(40, 0.8), batch_ms=32, read_ms=32)
+    anew = timed(fed(40, 0.8, length=20), batch_ms=32, read_ms=32)
+    starting_ms = 28 + 4 * 16
+    more = ratio_of(anew, workers=4) - ratio_of(endless, workers=4)
+    assert more == pytest.approx((starting_ms + 32) / 20 / 40, rel=0.02)
+    kept = predict(anew, {"workers": "4", "persistent_workers": "on"})
+    assert kept.ratio == pytest.approx(ratio_of(endless, workers=4) + 32 / 20 / 40, rel=0.02)
+    narrow, wide = (predict(k, {"workers": "4"}).interval for k in (endless, anew))
+    assert narrow is not None and wide is not None
+    assert wide[1] - wide[0] > narrow[1] - narrow[0] + starting_ms / 20 / 40
+    spawned = dataclasses.replace(anew.run.environment, platform="macOS-15")
+    slow = dataclasses.replace(anew, run=dataclasses.replace(anew.run, environment=spawned))
+    assert ratio_of(slow, workers=4) == pytest.approx(ratio_of(endless, workers=4) + (2000 + 32) / 20 / 40, rel=1e-3)
+    seldom = predict(timed(fed(40, 0.8, length=60), batch_ms=32, read_ms=32), {"workers": "4"})
+    assert seldom.ratio == ratio_of(endless, workers=4), "in long epochs a typical step knows nothing of their start"
+    assert seldom.interval is not None and seldom.interval[1] > narrow[1] + (starting_ms + 32) / 60 / 40
+
+
+def test_workers_that_stay_save_the_start_that_was_seen_but_not_the_first_batch() -> None:
+    known = timed(fed(10, 0.1, workers=2, length=20), batch_ms=5, read_ms=5)
+    late = epochs_begin_late(known, every=20, late_ms=100)
+    found = predict(late, {"persistent_workers": "on"})
+    assert found.interval is not None and not found.only_sign
+    assert found.ratio == pytest.approx(1 - (100 - 5 - 2) / (20 * 10 + 100), rel=0.02)
+    assert found.interval[0] < found.ratio < found.interval[1] < 0.9
+    untimed = predict(dataclasses.replace(late, loading=None), {"persistent_workers": "on"})
+    assert untimed.only_sign and untimed.interval is not None
+    assert untimed.interval[0] <= 1 - 100 / 300 and untimed.interval[1] >= 1.0
+    saved = tuple(
+        Pause("checkpoint_save", start, start + 40_000_000)
+        for start in (late.run.steps.start_ns[20::20] - 60_000_000).tolist()
+    )
+    told = dataclasses.replace(late, run=dataclasses.replace(late.run, pauses=saved))
+    less = predict(told, {"persistent_workers": "on"}).ratio
+    assert less == pytest.approx(1 - (60 - 5 - 2) / (20 * 10 + 60), rel=0.02)
+
+
+def epochs_begin_late(known: Facts, *, every: int, late_ms: float) -> Facts:
+    """The same with so much more time before each `every`th step, which begins an epoch."""
+    steps, run = known.run.steps, known.run
+    number = np.arange(len(steps))
+    shift = (number // every * late_ms * 1e6).astype(np.int64)
+    flags = np.where((number % every == 0) & (number > 0), steps.flags | StepFlag.EPOCH_START, steps.flags)
+    moved = dataclasses.replace(
+        steps, start_ns=steps.start_ns + shift, end_ns=steps.end_ns + shift, flags=flags.astype(steps.flags.dtype)
+    )
+    return dataclasses.replace(known, run=dataclasses.replace(run, steps=moved))
+
+
+def with_threads(known: Facts, threads: int | None, load_pct: float = 100.0) -> Facts:
+    """The same computing with so many threads, and a processor that was so busy meanwhile."""
+    t = np.arange(0, known.run.wall_ns, 10**7)
+    curve = Series("cpu_pct", "%", "CPU", "psutil", t, np.full(len(t), load_pct))
+    environment = dataclasses.replace(known.run.environment, compute_threads=threads)
+    run = dataclasses.replace(known.run, environment=environment, samples=Samples((curve,)))
+    return dataclasses.replace(known, run=run)
+
+
+def test_back_to_no_workers() -> None:
+    known = timed(fed(20, 0.0, workers=2), batch_ms=30, read_ms=25)
+    assert ratio_of(known, workers=0) == pytest.approx((20 + 30) / 20, rel=0.05)
+
+
+def test_without_timing_a_loop_that_does_not_wait_says_nothing_of_its_workers() -> None:
+    assert "not measured" in predict(fed(20, 0.01, workers=4), {"workers": "0"}).refused
+
+
+def test_a_loop_that_waits_for_its_workers_tells_their_pace() -> None:
+    known = fed(60, 0.5, workers=1)  # one batch in 60 ms
+    assert ratio_of(known, workers=2) == pytest.approx((30 + 2) / 60, rel=0.15)
+
+
+def test_a_cache_leaves_what_puts_the_batch_together() -> None:
+    known = timed(fed(40, 0.5), batch_ms=20, read_ms=17)
+    assert ratio_of(known, cache=True) == pytest.approx((20 + 3) / 40, rel=0.03)
+
+
+def with_collate(known: Facts, own: bool | None) -> Facts:
+    assert known.run.loader is not None
+    loader = dataclasses.replace(known.run.loader, own_collate=own)
+    return dataclasses.replace(known, run=dataclasses.replace(known.run, loader=loader))
+
+
+def test_whose_collate_fn_it_is_comes_from_the_loader() -> None:
+    data = pytest.importorskip("torch.utils.data")
+    own = data.DataLoader([1, 2], collate_fn=list)
+    assert [loader_record(x).own_collate for x in (own, data.DataLoader([1, 2]))] == [True, False]
+
+
+def test_on_a_gpu_too_what_is_not_known_of_the_items_widens_the_interval() -> None:
+    known = synthetic.gpu_case().facts
+    environment = dataclasses.replace(known.run.environment, usable_cores=4.0)
+    known = dataclasses.replace(known, run=dataclasses.replace(known.run, environment=environment))
+    waiting, busy, unknown = (
+        predict(timed_or_not, {"workers": "16"}).interval
+        for timed_or_not in (
+            timed(known, batch_ms=48, read_ms=48, waited=1.0),
+            timed(known, batch_ms=48, read_ms=48, waited=0.0),
+            dataclasses.replace(
+                known, loading=dataclasses.replace(LOADED, read_waited_fraction=None, batch_us=48e3, read_us=48e3)
+            ),
+        )
+    )
+    assert waiting is not None and busy is not None and unknown is not None
+    assert busy[1] > 1.1 * waiting[1]
+    assert unknown == (pytest.approx(waiting[0]), pytest.approx(busy[1]))
+
+
+def test_settings_in_any_order() -> None:
+    known = timed(fed(40, 0.5, cores=4), batch_ms=20, read_ms=17)
+    sizes = Known(sizes={32: (40e3, None), 64: (70e3, None)})
+    one = predict(known, {"workers": "2", "cache": "on", "batch_size": "128"}, sizes)
+    other = predict(known, {"batch_size": "128", "cache": "on", "workers": "2"}, sizes)
+    assert one.ratio == other.ratio and one.interval == other.interval
+
+
+# batch
+
+
+@given(
+    st.lists(st.integers(1, 512), min_size=2, max_size=3, unique=True),
+    st.floats(0, 1e5),
+    st.floats(0.1, 1e3),
+    st.integers(1, 1024),
+)
+def test_a_straight_line_is_found_again(sizes: list[int], a: float, b: float, asked: int) -> None:
+    line = fitted({size: a + b * size for size in sizes})
+    assert line.at(asked) == pytest.approx(a + b * asked, rel=1e-3, abs=1e-3 * (a + b * max(sizes)))
+
+
+def test_a_step_below_its_floor() -> None:
+    line = fitted({8: 100.0, 64: 164.0, 128: 228.0 + 64.0})
+    assert line.at(8) == pytest.approx(100.0) and line.at(4) == pytest.approx(100.0)
+    assert line.at(256) == pytest.approx(548.0)
+
+
+def test_a_larger_batch_from_short_runs() -> None:
+    known = fed(40, 0.1)
+    short = Known(sizes={16: (30e3, 1_000), 32: (40e3, 1_500), 45: (48e3, None)})
+    found = predict(known, {"batch_size": "64"}, short)
+    assert found.ratio == pytest.approx((20 + 0.625 * 64) / 40 / 2, rel=0.02)
+    on_gpu = synthetic.gpu_case().facts
+    settings, as_written = {"batch_size": "512"}, {"batch_size": "256"}
+    short = Known(sizes={128: (9e3, 800), 256: (12e3, 1_500), 300: (13e3, None)}, found=as_written)
+    told = predict(on_gpu, settings, short)
+    assert told.memory_ratio == pytest.approx(2_900 / 1_500, rel=1e-3) and "peaks of short runs" in told.memory_basis
+    assert "1.93× today's peak of the GPU's memory" in " ".join(repr(Predicted("mine", (told,))).split())
+    beside = predict(on_gpu, {**settings, "accumulate": "2"}, short)
+    assert beside.ratio is not None
+    assert beside.memory_ratio is None
+
+
+def test_a_batch_from_one_run_is_a_range_that_knows_starving() -> None:
+    computing, starving = (predict(fed(40, wait), {"batch_size": "128"}) for wait in (0.0, 0.9))
+    assert computing.only_sign and starving.only_sign
+    assert computing.interval is not None and starving.interval is not None
+    assert computing.interval[0] == pytest.approx(0.25, rel=0.1)
+    assert starving.interval[0] > 0.85  # loading each sample takes what it takes
+
+
+def calling(share: float) -> Facts:
+    """Steps on a CPU of which so much goes to calling operators."""
+    return dataclasses.replace(fed(40, 0.0), host=HostOperators(900, 850, share, 0.0, 0.0, None), optimizer_us=None)
+
+
+def test_where_calls_take_most_of_a_step_on_a_cpu_one_run_tells_a_larger_batch() -> None:
+    known = calling(0.8)
+    assert ratio_of(known, batch_size=128) == pytest.approx(0.04 + 0.96 / 4, rel=1e-3)
+    found = predict(known, {"batch_size": "64"})
+    assert not found.only_sign and found.interval is not None
+    assert found.interval[0] < 0.5 and found.interval[1] == pytest.approx(0.3 + 0.7 / 2, rel=0.1)
+    updating = dataclasses.replace(known, optimizer_us=Spread(20e3, 20e3, 20e3, 8))
+    assert ratio_of(updating, batch_size=64) == pytest.approx(0.01 + 0.99 / 2, rel=1e-3)
+    assert predict(calling(0.4), {"batch_size": "128"}).only_sign
+    work = OptimizerWork("AdamW", "fused", 1, 0, 0, 0, 0, 0, 0, 0, 0, True, 0, EMPTY, EMPTY)
+    fused = dataclasses.replace(calling(0.1), optimizer_us=Spread(16e3, 16e3, 16e3, 8), optimizer=work)
+    fixed = 1 - (0.9 * (1 - 0.4 * 44 / 28)) ** 2
+    assert ratio_of(fused, batch_size=64) == pytest.approx(fixed / 2 + 1 - fixed, rel=1e-3), "parameters are read, too"
+    assert predict(dataclasses.replace(fused, optimizer=None), {"batch_size": "64"}).only_sign
+
+
+@given(st.integers(1, 4096), st.lists(st.integers(1, 4096), min_size=1, max_size=4))
+def test_sizes_that_are_run_are_none_that_is_foretold(before: int, targets: list[int]) -> None:
+    hypothesis.assume(before not in targets)
+    found = sizes_to_run(before, targets)
+    assert not set(found) & set(targets)
+    assert found == sorted(set(found)) and min(found) >= 1
+    assert max(found) <= max(before, *targets)
+
+
+# the optimizer, seen in a real run on this machine
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Any]:
+    torch = pytest.importorskip("torch")
+    found = {}
+    for name in ("AdamW", "SGD"):
+        model = torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)])
+        optimizer = getattr(torch.optim, name)(model.parameters(), lr=1e-4)
+        with gpulab.profile(show=False, save=False, live=False, steps=14) as profiled:
+            for _ in range(20):
+                model(torch.zeros(4, 64)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+        found[name] = facts(profiled.run)
+    return found
+
+
+def lasting(known: Facts, step_us: float, optimizer_us: float) -> Facts:
+    """The same, whose steps and updates took so long."""
+    whole, part = Spread(step_us, step_us, step_us, 20), Spread(optimizer_us, optimizer_us, optimizer_us, 20)
+    return dataclasses.replace(known, step_us=whole, optimizer_us=part)
+
+
+def test_a_fused_optimizer_saves_at_most_the_optimizer(trained: dict[str, Facts]) -> None:
+    known = trained["AdamW"]
+    assert known.step_us is not None and known.optimizer_us is not None
+    share = known.optimizer_us.median / known.step_us.median
+    assert 1 - share - 1e-9 < ratio_of(known, fused_optimizer=True) <= 1 + 1e-9
+    assert ratio_of(known, fused_optimizer=False) == pytest.approx(1)
+    assert 0.5 < ratio_of(lasting(known, 900e3, 450e3), fused_optimizer=True) < 0.75
+
+
+@pytest.mark.parametrize(("longer_us", "moved_us"), [(0.0, 0.0), (100.0, 23 * 100.0 / 2)])
+def test_a_fused_step_begins_once(trained: dict[str, Facts], longer_us: float, moved_us: float) -> None:
+    known = trained["AdamW"]
+    timeline = known.run.timeline
+    assert timeline is not None
+    mul = np.flatnonzero(timeline.name_id == timeline.names.index("aten::mul_"))
+    duration_ns = timeline.duration_ns.copy()
+    duration_ns[mul] = 3_000 + 1_000 * longer_us
+    duration_ns[mul[:: len(mul) // len(np.unique(known.run.traced_numbers))]] = 3_000  # of 24 in a step, two a tensor
+    timed = dataclasses.replace(timeline, duration_ns=duration_ns)
+    spread = Spread(10e3, 10e3, 10e3, 20)
+    run = dataclasses.replace(known.run, timeline=timed)
+    made = dataclasses.replace(known, run=run, step_us=spread, optimizer_us=spread)
+    after_us = 10e3 * ratio_of(made, fused_optimizer=True)
+    assert after_us == pytest.approx(60 + 1.5 * 12 + 3.5 * moved_us, rel=0.01)
+
+
+def test_accumulation_saves_at_most_the_steps_left_out(trained: dict[str, Facts]) -> None:
+    known = lasting(trained["AdamW"], 900e3, 450e3)
+    assert known.step_us is not None and known.optimizer_us is not None
+    share = known.optimizer_us.median / known.step_us.median
+    for rounds in (2, 4, 8):
+        assert ratio_of(known, accumulate=rounds) >= 1 - share * (1 - 1 / rounds)
+    assert ratio_of(known, accumulate=8) < ratio_of(known, accumulate=2) < 1
+
+
+def passing(known: Facts, operator: str, us: float) -> Facts:
+    """The same, where each such operator took so long: what else runs on a machine makes real ones longer."""
+    timeline = known.run.timeline
+    assert timeline is not None
+    duration_ns = timeline.duration_ns.copy()
+    duration_ns[timeline.name_id == timeline.names.index(operator)] = int(us * 1e3)
+    timed = dataclasses.replace(timeline, duration_ns=duration_ns)
+    return dataclasses.replace(known, run=dataclasses.replace(known.run, timeline=timed))
+
+
+def test_a_plain_optimizer_has_little_to_save(trained: dict[str, Facts]) -> None:
+    # µs of 12 small tensors, of a step of a millisecond
+    usual = (("SGD", "aten::add_", 60.0), ("AdamW", "aten::mul_", 600.0))
+    plain, moments = (
+        ratio_of(lasting(passing(trained[name], operator, 5.0), 1e3, us), fused_optimizer=True)
+        for name, operator, us in usual
+    )
+    assert plain == pytest.approx(1, abs=0.01) and moments < 0.9
+
+
+# compiling
+
+
+def test_what_only_a_run_shows_is_to_be_tried() -> None:
+    on_gpu = synthetic.gpu_case().facts
+    for known in (fed(), on_gpu):
+        for settings in ({"prefetch": "4"}, {"pin_memory": "on"}, {"channels_last": "on"}):
+            assert predict(known, settings).refused.startswith("try it: ")
+    assert predict(fed(), {"compile": "default"}).refused.startswith("try it: ")
+    assert predict(on_gpu, {"compile": "default"}).only_sign
+
+
+# leaving something out
+
+
+def removal_of(key: str) -> Pauses | Waits:
+    removal = kind_of(key).removal
+    assert removal is not None
+    return removal
+
+
+def test_pauses_are_taken_off_the_account() -> None:
+    known = fed(40, 0.2)
+    steps, rows = known.run.steps, known.selection.rows
+    pauses = tuple(
+        Pause("checkpoint_save", int(steps.start_ns[i]), int(steps.start_ns[i]) + 8_000_000) for i in rows[::4].tolist()
+    )
+    run = dataclasses.replace(known.run, pauses=(*pauses, Pause("gc", int(steps.start_ns[0]), int(steps.end_ns[0]))))
+    known = dataclasses.replace(known, run=run)
+    found = predict_removal(known, removal_of("checkpoint_save"))
+    following = np.minimum(rows + 1, len(steps) - 1)
+    ends = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
+    whole = int((ends - steps.start_ns[rows]).sum())
+    assert found.ratio == pytest.approx(1 - 1.1 * 8e6 * len(pauses) / whole)  # and a tenth for caches
+    assert found.interval is not None and found.interval[0] < found.ratio < found.interval[1]
+    assert found.settings == {}
+    given_alone = np.array([(p.start_ns, p.end_ns) for p in pauses], np.int64)
+    assert predict_removal(known, removal_of("checkpoint_save"), union(*given_alone.T)) == found
+
+
+def test_nothing_to_leave_out_is_refused() -> None:
+    assert "nothing of it" in predict_removal(fed(), removal_of("gc_pause")).refused
+    assert "no call waits" in predict_removal(synthetic.cpu_case().facts, removal_of("sync_points")).refused
+    assert predict_removal(synthetic.no_step_case().facts, removal_of("sync_points")).refused
+
+
+def test_waits_left_out_of_a_real_trace() -> None:
+    known = facts(load_run(real_traces.path("v100_resnet50_workers4")))
+    found = predict_removal(known, removal_of("blocking_copy"))
+    assert found.ratio is not None and 0.85 < found.ratio < 0.97  # 9 ms of 118 to 127
+
+
+def told_of(known: Facts, key: str) -> Finding:
+    """The finding of that key, with its prediction."""
+    found = diagnose(known).of(key)
+    assert found is not None and found.prediction is not None
+    return found
+
+
+def with_pauses(known: Facts, *pauses: Pause) -> Facts:
+    return dataclasses.replace(known, run=dataclasses.replace(known.run, pauses=pauses))
+
+
+def in_steps(known: Facts, kind: PauseKind, from_ms: float, to_ms: float) -> tuple[Pause, ...]:
+    """One at that time in every second step that counts."""
+    start = known.run.steps.start_ns[known.selection.rows[::2]].tolist()
+    return tuple(Pause(kind, s + int(from_ms * 1e6), s + int(to_ms * 1e6)) for s in start)
+
+
+def test_leaving_out_logging_does_not_leave_out_evaluation() -> None:
+    known = fed(40, 0.2)
+    logging, evaluation = in_steps(known, "logging", 1, 9), in_steps(known, "evaluation", 12, 34)
+    alone, beside = with_pauses(known, *logging), with_pauses(known, *logging, *evaluation)
+    finding = told_of(beside, "logging_or_eval")
+    assert "Logging" in finding.summary
+    assert finding.prediction == told_of(alone, "logging_or_eval").prediction
+    assert finding.predicted_ratio == pytest.approx(1 - 1.1 * 8 / 80, abs=0.005)
+
+
+def test_a_pause_within_another_is_not_gained_by_leaving_out_the_inner_one() -> None:
+    known = fed(40, 0.2)
+    nested = with_pauses(known, *in_steps(known, "checkpoint_save", 10, 20), *in_steps(known, "gc", 4, 18))
+    assert told_of(nested, "gc_pause").predicted_ratio == pytest.approx(1 - 1.1 * 6 / 80, abs=0.005)
+    assert told_of(nested, "checkpoint_save").predicted_ratio == pytest.approx(1 - 1.1 * 10 / 80, abs=0.005)
+
+
+def reading_and_uploading() -> Facts:
+    """A step of 12 ms: a batch is copied from ordinary memory (4 ms), one kernel (4 ms), its result is read."""
+    ms = 1_000_000
+    spans = [
+        Span("aten::to", Category.CPU_OP, MAIN, 0, 4 * ms + 20_000),
+        Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 10_000, 4 * ms, 1),
+        Span("Memcpy HtoD (Pageable -> Device)", Category.GPU_MEMCPY, STREAM, 20_000, 4 * ms - 12_000, 1),
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 4 * ms + 30_000, 10_000, 2),
+        Span("k", Category.KERNEL, STREAM, 4 * ms + 45_000, 4 * ms, 2),
+        Span("aten::item", Category.CPU_OP, MAIN, 4 * ms + 50_000, 4 * ms + 50_000),
+        Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 4 * ms + 55_000, 30_000, 3),
+        Span("Memcpy DtoH (Device -> Pageable)", Category.GPU_MEMCPY, STREAM, 8 * ms + 50_000, 10_000, 3),
+        Span("cudaStreamSynchronize", Category.CUDA_RUNTIME, MAIN, 4 * ms + 90_000, 4 * ms - 20_000),
+    ]
+    timeline = dataclasses.replace(made_timelines.timeline(spans), window_ns=(0, 12 * ms))
+    device = dataclasses.replace(synthetic.gpu_case().run.device, index=0)
+    run = dataclasses.replace(synthetic.no_step_case().run, device=device, timeline=timeline, wall_ns=12 * ms)
+    return dataclasses.replace(facts(run), traced_step_us=Spread(12_000, 12_000, 12_000, 1))
+
+
+@pytest.mark.parametrize(("key", "calls"), [("sync_points", 2), ("blocking_copy", 1)])
+def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int) -> None:
+    known = reading_and_uploading()
+    assert {b.direction for b in known.blocking} == {"read", "upload"}
+    rule = transfers.sync_points if key == "sync_points" else transfers.blocking_copy
+    finding = rule(RuleContext(known, DEFAULT))
+    assert isinstance(finding, Finding)
+    (told,) = with_predictions(known, [dataclasses.replace(finding, settings=())], 12_000.0, Known())
+    assert told.prediction is not None and f"with {calls} call" in told.prediction.basis
+    assert f"with {calls} call" in predict_removal(known, removal_of(key)).basis
+
+
+# real GPUs
+
+
+def test_workers_for_a_job_whose_cure_is_known() -> None:
+    """v100_resnet50_workers0, and the same job with four workers: its steps 2 to 5 took 118 to 127 ms, not 176."""
+    known = facts(load_run(real_traces.path("v100_resnet50_workers0")))
+    found = predict(known, {"workers": "4"})
+    assert found.ratio is not None and found.interval is not None
+    assert found.ratio == pytest.approx(120 / 176, rel=0.07)
+    assert found.interval[0] < 120 / 176 < found.interval[1]
+
+
+def test_mixed_precision_where_the_host_decides_and_where_the_device_does() -> None:
+    starved = facts(load_run(real_traces.path("v100_resnet50_workers0")))
+    bound = facts(load_run(real_traces.path("v100_ddp_healthy")))
+    assert predict(starved, {"amp": "fp16"}).ratio == pytest.approx(1, abs=0.03)
+    found = predict(bound, {"amp": "fp16"}).ratio
+    assert found is not None and 0.2 < found < 0.7
+    assert "bf16" in predict(bound, {"amp": "bf16"}).refused  # a V100 has no units for it
+    assert "TF32" in predict(bound, {"tf32": "on"}).refused
+
+
+def test_a_trace_that_hides_what_the_host_waits_for_is_refused() -> None:
+    """The host takes as long as the GPU works, and no call of it waits."""
+
+    def step(machine: made_loops.Machine) -> None:
+        for _ in range(100):
+            machine.operator("aten::mm", "ampere_sgemm_128x64_nn", gpu_us=98, host_us=100)
+
+    known = made_loops.loop(step).facts()
+    assert "does not show where" in predict(known, {"amp": "fp16"}).refused
+
+
+@pytest.mark.parametrize(
+    ("name", "fp16"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("Tesla V100-SXM2-16GB", 125),
+        ("NVIDIA H100 PCIe", 756),
+        ("Tesla T4", 65),
+        ("NVIDIA B200", 2250),
+        ("NVIDIA GeForce RTX 4090", 165.2),
+    ],
+)
+def test_peaks_by_the_names_of_drivers(name: str, fp16: float) -> None:
+    found = peaks_of(name)
+    assert found is not None and found.fp16_tflops == fp16
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "NVIDIA GeForce GTX 1080",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 5090 Laptop GPU",
+        "NVIDIA GB200",
+        "AMD EPYC",
+        "T400",
+        "",
+    ],
+)
+def test_an_unknown_gpu_has_no_peaks(name: str) -> None:
+    assert peaks_of(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "units", "word"),
+    [
+        ("NVIDIA A40", "8.6", True, "amp=bf16"),
+        ("NVIDIA TITAN RTX", "7.5", True, "amp=fp16"),
+        ("AMD Instinct MI250X", "9.0", None, "if it does"),
+        ("NVIDIA GeForce GTX 1660", "7.5", False, ""),
+        ("Tesla P100-PCIE-16GB", "6.0", False, ""),
+    ],
+)
+def test_no_other_gpu_stands_in_for_one_whose_peaks_are_not_known(
+    name: str, capability: str, units: bool | None, word: str
+) -> None:
+    case = made_loops.loop(lambda machine: machine.operator("aten::mm", "ampere_sgemm_128x64_nn", gpu_us=900)).case()
+    device = dataclasses.replace(case.facts.run.device, name=name, details={"compute_capability": capability})
+    assert device_peaks.narrow_ratio(device) is None and device_peaks.tf32_ratio(device) is None
+    assert device_peaks.has_units(device) is units
+    run = dataclasses.replace(case.facts.run, device=device)
+    unknown = RuleContext(dataclasses.replace(case.facts, run=run), DEFAULT)
+    answer = precision.no_mixed_precision(unknown)
+    assert (
+        answer is None
+        if units is False
+        else isinstance(answer, Undetermined) and word in f"{answer.what} {answer.record}"
+    )
+    assert precision.no_tf32(unknown) is None
+
+
+# the door
+
+
+def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
+    run = fed(40, 0.6).run
+    asked = repr(gpulab.predict(run, {"workers": 2}))
+    assert "workers=2" in asked and "as fast" in asked and "%%gpuprofile --ab workers=2" in asked
+    assert "no prediction" in repr(gpulab.predict(run, {"amp": "bf16"}))
+    with pytest.raises(UsageError, match="no knob"):
+        gpulab.predict(run, {"wrokers": 2})
+    assert "<td" in gpulab.predict(run)._repr_html_() or "No finding" in gpulab.predict(run)._repr_html_()

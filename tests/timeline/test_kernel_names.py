@@ -1,0 +1,188 @@
+"""What the names of kernels say: those of all real traces, and those of Hopper, Blackwell and Triton from elsewhere."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from gpulab.analysis.gpu.kernel_classes import CLASSES, class_of
+from gpulab.analysis.gpu.kernels import kernels
+from gpulab.run import Category
+from gpulab.timeline import spans
+from gpulab.timeline.kernel_names import KERNELS, PRODUCTS, Reading, reading
+from tests.support import loaded_traces
+from tests.support.paths import TESTS
+from tests.support.timelines import MAIN, STREAM, Span, timeline
+
+GOLDEN = TESTS / "golden" / "kernel_names.json"
+UNITS = {True: "on tensor cores", False: "not on tensor cores", None: "tensor cores untold"}
+
+# Names as written in public traces, issues and sources: (class, number format, on tensor cores).
+ELSEWHERE = {
+    # cuDNN's fused attention, the default of scaled_dot_product_attention on Hopper and Blackwell since torch 2.11
+    "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0": (
+        "attention", "narrow", True,
+    ),
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x128_1x4x1_cga1x1x1_kernel0_0": (
+        "attention", "narrow", True,
+    ),
+    "cudnn_generated_fort_native_sdpa_sm80_flash_fprop_wmma_f16_knob_3_64x64x128_4x1x1_kernel0_0": (
+        "attention", "narrow", True,
+    ),
+    "cudnn_generated_oss_sdpa_sm100_flash_fprop_f16_knob_7_128x128x64_4x1x1_cga1x1x1_kernel0_0": (
+        "attention", "narrow", True,
+    ),
+    "void cudnn::fusion::compute_dot_do_o_specialized<true, 128, 128, 8>(int)": ("attention", "", False),
+    "void cudnn::fusion::convert_dq_to_16bits<true, 128, 8, 128>(float*, __half*)": ("attention", "narrow", False),
+    "cudnn_generated_fort_native_sm80_convFwd_pointwise_pointwise_pointwise": ("matrix", "", None),
+    # FlashAttention 2, 3 and 4
+    "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<64, 64, cutlass::bfloat16_t>>": (
+        "attention", "narrow", False,
+    ),
+    "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, "
+    "cutlass::bfloat16_t>>>>(Params)": ("attention", "narrow", True),
+    "void cutlass::device_kernel<flash::FlashAttnBwdPreprocess<cute::tuple<int>, cutlass::half_t>>": (
+        "attention", "narrow", False,
+    ),
+    "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at__tensorptrbf16gmem": (
+        "attention", "narrow", True,
+    ),
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<float>)": (
+        "attention", "tf32", True,
+    ),
+    # cuBLAS on Hopper and Blackwell: t bf16, h fp16, q and o 8 and 4 bits, s fp32
+    "nvjet_tst_128x256_64x4_2x1_v_bz_coopA_NNT": ("matrix", "narrow", True),
+    "nvjet_hsh_256x128_64x4_1x2_h_bz_coopB_TNN": ("matrix", "narrow", True),
+    "nvjet_sm103_tss_128x256_64x6_2x1_2cta_v_bz_NNT": ("matrix", "narrow", True),
+    "nvjet_sm100_qqtst_128x256_128x6_2x1_2cta_v_bz_bias_TNT": ("matrix", "narrow", True),
+    "nvjet_sm100_ootst_128x256_256x4_2x1_2cta_v_Avec16UE4M3_Bvec16UE4M3_TNT": ("matrix", "narrow", True),
+    "nvjet_sss_tf32_128x256_32x4_2x1_v_bz_TNT": ("matrix", "tf32", True),
+    "nvjet_sss_128x64_32x4_2x1_v_bz_TNT": ("matrix", "", None),
+    # CUTLASS 3, named and as template
+    "cutlass3x_sm100_tensorop_s256x256x8tf32gemm_f32_f32_f32_f32_f32_256x256x32_0_tnn_align4_2sm_bias_f32_relu": (
+        "matrix", "tf32", True,
+    ),
+    "cutlass3x_sm100_bstensorop_s256x128x64gemm_block_scaled_ue4m3xf4_ue4m3xf4_f32_f16_f16_256x128x256_2sm": (
+        "matrix", "narrow", True,
+    ),
+    "cutlass3x_sm100_simt_sgemm_f32_f32_f32_f32_f32_128x64x16_1x1x1_3_tnn_align1_bias_f32_relu": (
+        "matrix", "fp32", False,
+    ),
+    "void cutlass::device_kernel<cutlass::gemm::kernel::GemmUniversal<cute::tuple<int>, cutlass::gemm::collective::"
+    "CollectiveMma<cutlass::bfloat16_t, cute::TiledMMA<cute::MMA_Atom<cute::SM90_64x128x16_F32BF16BF16_SS>>>>>": (
+        "matrix", "narrow", True,
+    ),
+    "void deep_gemm::sm90_fp8_gemm_1d2d_impl<0u, 7168u, 2048u>(float*, int*)": ("matrix", "narrow", True),
+    "void marlin_moe_wna16::Marlin<1125899906909960l, 562949953487106l>(int4 const*)": ("matrix", "narrow", True),
+    # Triton: by Inductor and by hand; names say no format
+    "triton_tem_fused_addmm_relu_3": ("matrix", "", None),
+    "triton_tem_fused_mm_0": ("matrix", "", None),
+    "triton_mm": ("matrix", "", None),
+    "triton_tem_fused__scaled_mm_1": ("matrix", "narrow", True),
+    "triton_tem_fused_flex_attention_0": ("attention", "", None),
+    "triton_tem_fused_flex_attention_backward_mul_1": ("attention", "", None),
+    "matmul_kernel_0d1d2d3de4de5de6c7de8c9de10c11de": ("matrix", "", None),
+    "_matmul_kernel": ("matrix", "", None),
+    "_attn_fwd": ("attention", "", None),
+    "triton_poi_fused__scaled_dot_product_flash_attention_2": ("pointwise", "", False),
+    "triton_poi_fused_all_gather_into_tensor_matmul_0": ("pointwise", "", False),
+    "triton_red_fused_mm_sum_4": ("reduction", "", False),
+    "triton_per_fused__softmax_5": ("normalization", "", False),
+    "triton_for_fused_0": ("pointwise", "", False),
+    # Between GPUs
+    "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)": (
+        "communication", "narrow", False,
+    ),
+    "void (anonymous namespace)::multimem_one_shot_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)": (
+        "communication", "narrow", False,
+    ),
+    "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)": ("communication", "narrow", False),
+    "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 16>(float*)": (
+        "communication", "fp32", False,
+    ),
+    "void c10d::symmetric_memory::barrier_kernel(unsigned int**)": ("communication", "", False),
+    "void deep_ep::internode_ll::dispatch<true, 3, 10, 7168>(void*, float*, int*)": ("communication", "fp32", False),
+    "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*)": ("communication", "narrow", False),
+    "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)": ("communication", "narrow", False),
+    "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<__nv_bfloat16>": (
+        "communication", "narrow", False,
+    ),
+    "kuserbuffers_pushsend(int*, int*, int4*, int4*, int)": ("communication", "", False),
+    "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)": (
+        "communication", "narrow", False,
+    ),
+    # Optimizers that are one kernel
+    "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>, "
+    "FusedAdamMathFunctor<float, 4>>": ("optimizer", "fp32", False),
+    "void kOptimizerStatic8bit2StateBlockwise<__nv_bfloat16, 0, 256, 1>": ("optimizer", "narrow", False),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_names_of_hopper_blackwell_and_triton(name: str) -> None:
+    assert reading(name) == Reading(*ELSEWHERE[name])
+
+
+def test_every_class_of_the_table_is_one_of_the_classes() -> None:
+    assert {rule.kind for rule in KERNELS} <= set(CLASSES)
+    assert all(rule.pattern == rule.pattern.lower() or "\\w" in rule.pattern for rule in KERNELS)
+
+
+def said(name: str) -> str:
+    """The class, and of a product its number format and its use of tensor cores."""
+    of = reading(name)
+    return (
+        f"{of.kind}, {of.numbers or 'format untold'}, {UNITS[of.tensor_cores]}" if of.kind in PRODUCTS else str(of.kind)
+    )
+
+
+def golden() -> dict[str, str]:
+    """What each name of the real traces says."""
+    groups = json.loads(GOLDEN.read_text())
+    return {name: words for words, names in groups.items() for name in names}
+
+
+def test_names_of_real_traces_say_what_they_said() -> None:
+    wrong = {name: said(name) for name, words in golden().items() if said(name) != words}
+    assert not wrong
+
+
+@pytest.mark.parametrize("trace", loaded_traces.ALL)
+def test_every_name_of_a_real_trace_is_among_them(trace: str) -> None:
+    t = loaded_traces.trace(trace).timeline
+    names = {t.names[i] for i in np.unique(t.name_id[spans.in_category(t, Category.KERNEL)]).tolist()}
+    assert names <= set(golden())
+
+
+@pytest.mark.parametrize("trace", loaded_traces.ALL)
+def test_the_accounting_and_the_classes_mean_the_same_communication(trace: str) -> None:
+    t = loaded_traces.trace(trace).timeline
+    kernel = spans.in_category(t, Category.KERNEL)
+    counted = kernel & spans.named(t, spans.is_communication)
+    classed = kernel & spans.named(t, lambda name: class_of(name) == "communication")
+    assert (counted == classed).all()
+
+
+def test_a_collective_over_multicast_memory_is_communication() -> None:
+    t = loaded_traces.trace("b200_moe_launch_bound").timeline
+    kernel = spans.in_category(t, Category.KERNEL)
+    talking = kernel & spans.named(t, spans.is_communication)
+    assert t.duration_ns[talking].sum() / t.duration_ns[kernel].sum() == pytest.approx(0.197, abs=0.001)
+
+
+@pytest.mark.parametrize(("untold_us", "fraction"), [(0, 0.5), (1, 100 / 201), (10, None)])
+def test_no_share_of_tensor_cores_where_names_do_not_tell_it(untold_us: int, fraction: float | None) -> None:
+    def span(name: str, start_us: int, long_us: int) -> Span:
+        return Span(name, Category.KERNEL, STREAM, start_us * 1000, long_us * 1000, 1)
+
+    rows = [
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 0, 1000, 1),
+        span("ampere_fp16_s16816gemm_fp16_128x128_nn", 10, 100),
+        span("ampere_sgemm_128x64_nn", 200, 100),
+        *([span("triton_tem_fused_mm_0", 400, untold_us)] if untold_us else []),
+    ]
+    assert kernels(timeline(rows), np.array([[-(2**62), 2**62]])).tensor_core_fraction == (
+        pytest.approx(fraction) if fraction else None
+    )

@@ -1,0 +1,362 @@
+"""A trace from elsewhere, from the command line to its report: figures, words, ranks, and what cannot be read."""
+
+from __future__ import annotations
+
+import dataclasses
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import gpulab
+from gpulab.analysis.breakdown import PARTS
+from gpulab.analysis.facts import facts
+from gpulab.cli import main
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.errors import TraceError
+from gpulab.run import Ranks, Run
+from gpulab.trace import ranks as rank_loading
+from tests.support import real_traces
+from tests.support import trace_files as made
+from tests.support.paths import TESTS
+
+
+def loaded(path: Path) -> Run:
+    run = gpulab.load(path)
+    assert isinstance(run, Run)
+    return run
+
+
+def as_json(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    assert main(["report", str(path), "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+# Figures
+
+
+def test_the_step_drawn_in_made_traces(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # host  DataLoader |0 ── 200|   mm |210 ─ 260|, launch |220 230|          optimizer |900 ── 990|
+    # GPU                                  kernel |300 ── 500|  copy |510 530| (its call is not in the trace)
+    found = as_json(made.write(tmp_path, made.text(made.step())), capsys)
+    (step,) = found["steps"]
+    assert (step["number"], step["wall_us"], step["flags"]) == (3, 1000, ["first", "last"])
+    assert {part: us for part, us in step["parts_us"].items() if us} == {
+        "compute": 200,  # the kernel
+        "memcpy": 20,
+        "data_wait": 200,
+        "launch": 20,  # 210–230: operators run, nothing is queued
+        "queued": 70,  # 230–300: launched, not begun
+        "optimizer": 90,
+        "unknown": 10 + 10 + 370 + 10,  # 200–210, 500–510 (launch outside the window), 530–900, 990–1000
+    }
+    assert tuple(step["parts_us"]) == PARTS
+    assert found["data_wait_us"] == {"waited": 200, "exposed": 200}
+    assert found["busy_fraction"] == pytest.approx(0.22)
+    assert found["kernel_busy_fraction"] == pytest.approx(0.20)
+    assert found["integrity"]["state"] == "ok"
+    assert found["tensorboard"]["gpu_utilization"] == pytest.approx(0.20)
+    assert found["tensorboard"]["est_sm_efficiency"] == pytest.approx(0.10)
+    assert found["tensorboard"]["est_achieved_occupancy_pct"] == pytest.approx(6)
+    assert found["hta"]["idle_pct"] == pytest.approx(100 * 10 / 230)
+    assert found["tensor_core_fraction"] == 0
+    assert [k["name"] for k in found["kernels"]] == ["volta_sgemm_64x64_nt", "Memcpy HtoD (Pinned -> Device)"]
+    mm = next(row for row in found["operators"] if row["name"] == "aten::mm")
+    assert (mm["self_us"], mm["device_us"]) == (50, 200)
+    assert found["copies"] == [
+        {
+            "kind": "HtoD",
+            "host_memory": "pinned",
+            "count": 1,
+            "time_us": 20,
+            "bytes": 2048,
+            "gb_per_s": pytest.approx(0.1024),
+        }
+    ]
+    assert found["device"]["name"] == "NVIDIA H100 80GB HBM3"
+    assert found["samples_per_s"] is None and found["step_us"] is None
+
+
+def test_the_text_reads_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    events = [e for n in (3, 4, 5) for e in made.step(n, 1000.0 * (n - 3))]
+    assert main(["report", str(made.write(tmp_path, made.text(events), "job.pt.trace.json.gz"))]) == 0
+    text = capsys.readouterr().out
+    assert "job · device: NVIDIA H100 80GB HBM3 (GPU 0) · 3 steps · 3.00 ms · a trace from elsewhere" in text
+    assert "20 % of its time waiting for the next batch" in text
+    assert "median of 3 profiled steps" in text
+    for title in ("STEP TIME", "HOW THE GPU WAS USED", "COPIES", "CAN THIS TRACE BE TRUSTED?", "IN OTHER TOOLS' WORDS"):
+        assert title in text
+    for absent in ("without the profiler", "--no-save", "DataLoader, as found", "Left out", "gpulab's own code"):
+        assert absent not in text
+
+
+def test_a_page_holds_picture_and_timeline(tmp_path: Path) -> None:
+    trace, page = made.write(tmp_path, made.text(made.step())), tmp_path / "page.html"
+    assert main(["report", str(trace), "--html", str(page)]) == 0
+    content = page.read_text()
+    assert "data:image/png;base64," in content and "<canvas" in content
+    assert "http://" not in content.replace("http://www.w3.org", "") and "https://" not in content
+
+
+def test_names_that_are_markup_stay_text(tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=alert(1)>\x1b[31m"
+
+    def rename(event: made.Event) -> made.Event:
+        return {**event, "name": evil + event["name"]} if event.get("cat") in ("cpu_op", "kernel") else event
+
+    report = gpulab.report(loaded(made.write(tmp_path, made.text(made.changed(made.step(), rename)))))
+    assert "<img src=x" not in report.html() and "<img src=x" not in report.fragment()
+    assert "\x1b" not in report.text()
+
+
+# Integrity
+
+
+def integrity_of(tmp_path: Path, events: list[made.Event], **head: Any) -> dict[str, int]:
+    known = facts(loaded(made.write(tmp_path, made.text(events, **head))))
+    assert known.integrity is not None
+    return {check.name: check.count for check in known.integrity.checks if check.count}
+
+
+def test_each_damage_is_counted(tmp_path: Path) -> None:
+    two = [*made.step(3), *made.step(5, 2000.0)]
+    assert integrity_of(tmp_path, two) == {"missing_steps": 1}
+    twice = [*made.step(3), made.step(3)[0]]
+    assert integrity_of(tmp_path, twice) == {"duplicated_steps": 1}
+    assert integrity_of(tmp_path, made.step(), deviceProperties=[]) == {"missing_device_properties": 1}
+    unkernelled = [e for e in made.step() if e.get("cat") != "kernel"]
+    assert integrity_of(tmp_path, unkernelled) == {"launches_without_kernels": 1}
+    whole = made.text(made.step())
+    cut = made.write(tmp_path, whole[: whole.index('"Optimizer.step#SGD.step"')])
+    trust = facts(loaded(cut)).integrity
+    assert trust is not None and trust.state == "unusable"
+    assert facts(loaded(cut)).breakdown is None, "nobody knows what the GPU did"
+    said = gpulab.report(loaded(cut)).text()
+    assert "Not measurable: the file ends in the middle" in " ".join(said.split())
+    assert next(c.count for c in trust.checks if c.name == "truncated_tail") == 1
+
+
+def test_a_copy_of_the_step_on_the_device_counts_no_step(tmp_path: Path) -> None:
+    copy = made.on_gpu("gpu_user_annotation", "ProfilerStep#3", 0, 1000, 0)
+    run = loaded(made.write(tmp_path, made.text([*made.step(), copy])))
+    assert len(run.steps) == 1
+    assert integrity_of(tmp_path, [*made.step(), copy]) == {}
+
+
+# Ranks
+
+
+def rank_file(folder: Path, rank: int, world: int = 3, name: str = "", shift: float = 0.0) -> Path:
+    """A rank whose all-reduce begins `shift` µs later than that of rank 0 and ends at the same time."""
+    nccl = made.on_gpu("kernel", "ncclDevKernel_AllReduce_Sum_f32(args)", 500 + shift, 300 - shift, 0, stream=20)
+    head = {"distributedInfo": {"backend": "nccl", "rank": rank, "world_size": world}}
+    return made.write(folder, made.text([*made.step(), nccl], **head), name or f"rank{rank}.json")
+
+
+def test_a_folder_of_ranks_is_one_object(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for rank, shift in enumerate((0, 250, 0)):
+        rank_file(tmp_path, rank, shift=shift)
+    found = gpulab.load(tmp_path)
+    assert isinstance(found, Ranks)
+    assert (list(found.runs), found.world_size, found.problems) == ([0, 1, 2], 3, ())
+    data = as_json(tmp_path, capsys)
+    assert data["straggler"] == 1
+    assert data["communication_us"]["0"]["waiting"] == pytest.approx(250)
+    assert data["communication_us"]["1"] == {
+        "total": 50,
+        "exposed": 50,
+        "overlapped": 0,
+        "waiting": 0,
+        "transfer": 50,
+    }
+    assert [data["per_rank"][r]["ranks"]["rank"] for r in "012"] == [0, 1, 2]
+    assert main(["report", str(tmp_path)]) == 0
+    assert "Rank 1 arrives last" in capsys.readouterr().out
+
+
+def test_what_is_wrong_with_a_folder_is_said(tmp_path: Path) -> None:
+    rank_file(tmp_path, 0, world=4)
+    rank_file(tmp_path, 0, world=4, name="rank0-again.json")
+    rank_file(tmp_path, 3, world=4)
+    (tmp_path / "broken.json").write_text("<html>404</html>")
+    (tmp_path / "notes.txt").write_text("not looked at")
+    found = gpulab.load(tmp_path)
+    assert isinstance(found, Ranks)
+    assert list(found.runs) == [0, 3]
+    said = {p.what: p.reason for p in found.problems}
+    assert "rank 0 again: rank0-again.json has it already" in said.values() or (
+        said["rank0.json"].startswith("rank 0 again") or said["rank0-again.json"].startswith("rank 0 again")
+    )
+    assert "broken.json" in said and "web page" in said["broken.json"]
+    assert "ranks 1, 2" in said
+    assert "notes.txt" not in said
+
+
+def test_runs_of_two_jobs_are_not_taken_for_one(tmp_path: Path) -> None:
+    rank_file(tmp_path, 0, world=2)
+    rank_file(tmp_path, 1, world=8)
+    found = gpulab.load(tmp_path)
+    assert isinstance(found, Ranks)
+    assert any("not of the same job" in p.reason for p in found.problems)
+    shown = gpulab.report(found)
+    assert "not of one job" in shown.headline.sentence and shown.comparison.straggler is None
+    assert shown.json()["integrity"]["state"] == "unusable"  # type: ignore[index]
+
+
+def test_ranks_without_a_rank_in_the_file_go_by_name(tmp_path: Path) -> None:
+    for name in ("trainer_rank-5.json", "trainer_rank-2.json", "other.json"):
+        made.write(tmp_path, made.text(made.step()), name)
+    found = gpulab.load(tmp_path)
+    assert isinstance(found, Ranks) and list(found.runs) == [0, 2, 5]
+
+
+def test_reading_apart_gives_the_same_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for rank in range(2):
+        rank_file(tmp_path, rank, world=2)
+    (tmp_path / "broken.json").write_text("[")
+    here = gpulab.load(tmp_path)
+    monkeypatch.setattr(rank_loading, "PARALLEL_FROM_BYTES", 0)
+    monkeypatch.setattr(rank_loading, "usable_cores", lambda: 2.0)
+    apart = gpulab.load(tmp_path)
+    assert isinstance(here, Ranks) and isinstance(apart, Ranks)
+    assert here.problems == apart.problems
+    for rank, run in here.runs.items():
+        other = apart.runs[rank]
+        assert run.timeline is not None and other.timeline is not None
+        for field in dataclasses.fields(run.timeline):
+            ours, theirs = getattr(run.timeline, field.name), getattr(other.timeline, field.name)
+            if isinstance(ours, np.ndarray):
+                assert np.array_equal(ours, theirs), field.name
+        assert (
+            dataclasses.replace(run, timeline=None, steps=run.steps.empty(), memory_events=None).origin == other.origin
+        )
+
+
+def test_an_empty_folder_says_what_it_looked_for(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"\.json"):
+        gpulab.load(tmp_path)
+
+
+def test_times_that_nobody_knows_are_no_zeros(tmp_path: Path) -> None:
+    kernels = [{**e, "dur": -5} if e.get("cat") == "kernel" else e for e in made.step()]
+    known = facts(loaded(made.write(tmp_path, made.text(kernels))))
+    assert known.integrity is not None and known.integrity.state == "unusable"
+    assert known.breakdown is None and known.trace is not None and known.trace.tensorboard is None
+    silent = [{k: v for k, v in e.items() if k != "dur"} for e in made.step()]
+    found = gpulab.report(loaded(made.write(tmp_path, made.text(silent)))).json()
+    assert found["busy_fraction"] is None and found["tensorboard"] is None
+    host = [{**e, "dur": -1} if e["name"] == "aten::mm" else e for e in made.step()]
+    trust = facts(loaded(made.write(tmp_path, made.text(host)))).integrity
+    assert trust is not None and trust.state == "degraded" and "busy_fraction" not in trust.withheld
+
+
+def test_a_window_without_length_has_a_page(tmp_path: Path) -> None:
+    instant = [{**e, "ts": 100, "dur": 0} for e in made.step()]
+    shown = gpulab.report(loaded(made.write(tmp_path, made.text(instant))))
+    assert "took any time" in shown.text()
+    assert "</html>" in shown.html()
+
+
+def test_damage_of_the_compression_alone_withholds_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(made.text(made.step()).encode(), mtime=0) + b"more")
+    trust = facts(loaded(path)).integrity
+    assert trust is not None
+    assert {c.name: c.count for c in trust.checks if c.count} == {"broken_gzip": 1} and not trust.withheld
+
+
+def test_a_folder_of_traces_without_a_gpu(tmp_path: Path) -> None:
+    for name in ("cpu_no_steps", "cpu_steps_memory"):
+        source = TESTS / "recorded" / f"{name}.pt.trace.json.gz"
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    found = gpulab.load(tmp_path)
+    assert isinstance(found, Ranks)
+    assert "work of a GPU" in gpulab.report(found).text()
+
+
+def test_a_missing_rank_may_be_the_last(tmp_path: Path) -> None:
+    for number in (0, 1, 2, 4, 5, 6):
+        source = real_traces.path(f"v100_dlrm_8ranks/rank{number}")
+        (tmp_path / source.name).write_bytes(source.read_bytes())
+    shown = gpulab.report(gpulab.load(tmp_path))
+    assert "Of the 6 ranks that are here" in shown.headline.sentence and "may arrive later" in shown.headline.evidence
+
+
+def test_backward_of_old_traces_is_on_the_operators_account() -> None:
+    known = facts(loaded(real_traces.path("v100_resnet50_workers0")))
+    started = {row.name: row.device_us or 0 for row in known.operators}
+    assert started["aten::cudnn_convolution_backward_weight"] > 20_000
+    assert known.breakdown is not None
+    assert sum(started.values()) > 0.9 * known.breakdown.median_us["compute"]
+
+
+# Bad input at the door
+
+
+BAD: dict[str, Callable[[], bytes]] = {
+    "empty.json": lambda: b"",
+    "page.json.gz": lambda: b"<!doctype html><title>404</title>",
+    "other.json": lambda: b'{"results": [1, 2, 3]}',
+    "half.json.gz": lambda: gzip.compress(made.text(made.step()).encode())[:40],
+    "perfetto.json": lambda: b"\x0a\x10\x08\x01\x12\x0c\x0a\x0aperfetto\x00\x01",
+    "noevents.json": lambda: b'{"schemaVersion": 1, "traceEvents": []}',
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_trace_is_one_sentence(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / name
+    path.write_bytes(BAD[name]())
+    assert main(["report", str(path)]) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith("gpulab: ") and name in err
+    assert "Traceback" not in err and err.count("\n") == 1
+
+
+def test_a_path_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "nowhere/trace.json"]) == 2
+    assert "nowhere/trace.json" in capsys.readouterr().err
+
+
+# Real traces
+
+HEADLINES = {
+    "v100_resnet50_workers0": "data_starved",
+    "h100_owlv2_starved": "data_starved",
+    "v100_ddp_healthy": "no_mixed_precision",  # busy for 97 % of the time, in full precision
+    "b200_moe_launch_bound": "launch_bound",
+    "a100_8ranks_rank3": "exposed_communication",
+    "v100_resnet50_workers4": "no_mixed_precision",
+    "mi300_resnet_healthy": "exposed_communication",
+}
+
+
+@pytest.mark.parametrize(("name", "key"), HEADLINES.items())
+def test_headlines_of_real_traces(name: str, key: str) -> None:
+    known = facts(loaded(real_traces.path(name)))
+    assert diagnose(known).first.key == key
+    assert known.breakdown is not None
+    for step in known.breakdown.steps:
+        assert sum(step.parts_ns.values()) == step.end_ns - step.start_ns
+
+
+def test_the_starved_trace_waits_for_data() -> None:
+    known = facts(loaded(real_traces.path("h100_owlv2_starved")))
+    assert known.breakdown is not None and known.breakdown.busy_fraction is not None
+    waiting = known.breakdown.share["data_wait"]
+    assert waiting == pytest.approx(0.51, abs=0.005)
+    assert waiting / (1 - known.breakdown.busy_fraction) == pytest.approx(0.96, abs=0.005)
+
+
+def test_the_straggler_of_the_real_ranks() -> None:
+    real_traces.path("v100_dlrm_8ranks/rank0")
+    found = gpulab.load(real_traces.folder() / "v100_dlrm_8ranks")
+    assert isinstance(found, Ranks)
+    report = gpulab.report(found)
+    assert report.comparison.straggler == 7 and report.comparison.collectives == 8
+    assert "Rank 7 arrives last" in report.text()

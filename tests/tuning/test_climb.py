@@ -1,0 +1,623 @@
+"""The climb: which setting is tried next, what is kept, how it ends, what is shown; scripted and real."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpulab
+from gpulab.api import climb
+from gpulab.api.climb import conduct, parsed
+from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.errors import UsageError
+from gpulab.knobs.variables import Plain
+from gpulab.prediction.prediction import Prediction
+from gpulab.run import Memory
+from gpulab.tuning.climb.acceptance import broken_loss, judged
+from gpulab.tuning.climb.climb import Climber
+from gpulab.tuning.climb.policy import ClimbState, Tried, candidates, ways_back
+from gpulab.tuning.climb.record import Bounds
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.plan import Plan
+from gpulab.tuning.record import LossComparison
+from gpulab.views.climb.climb import Climbed
+from gpulab.views.climb.sections import headline, kept_edit
+from tests.support.comparisons import PARTS_A, alike, as_written, blocks, facts_with, faster, loss_curve
+from tests.support.scripted_climb import DATASET, HEALTHY, SCENE, Machine, Script, finding, nothing_foretold
+
+# -- what is tried next ------------------------------------------------------------------------------------------------
+
+
+def state(kept: Mapping[str, Plain] | None = None, tried: tuple[Tried, ...] = (), **more: Any) -> ClimbState:
+    return ClimbState(facts_with(38.0, PARTS_A), SCENE, kept or {}, tried, **{"cores": 4.0, **more})
+
+
+def able(findings: list[Finding], on: ClimbState, predict: Any = nothing_foretold) -> list[dict[str, Plain]]:
+    return [dict(c.settings) for c in candidates(Diagnosis(tuple(findings)), on, predict)[0]]
+
+
+def passed(findings: list[Finding], on: ClimbState) -> dict[str, str]:
+    return {p.label: p.why for p in candidates(Diagnosis(tuple(findings)), on, nothing_foretold)[1]}
+
+
+def test_the_cure_that_gives_back_most_comes_first() -> None:
+    found = [finding("data_starved", 500.0, workers="2"), finding("unfused_optimizer", 900.0, fused_optimizer="on")]
+    assert able(found, state()) == [{"fused_optimizer": True}, {"workers": 2}]
+
+
+def test_a_prediction_outranks_the_upper_bound() -> None:
+    found = [finding("data_starved", 500.0, workers="2"), finding("unfused_optimizer", 900.0, fused_optimizer="on")]
+
+    def predict(settings: Mapping[str, str]) -> Prediction:
+        return Prediction(dict(settings), 0.5, (0.4, 0.6), "") if "workers" in settings else nothing_foretold(settings)
+
+    assert able(found, state(), predict)[0] == {"workers": 2}
+
+
+def test_what_is_predicted_to_bring_nothing_is_passed_over() -> None:
+    found = [finding("unfused_optimizer", 900.0, fused_optimizer="on")]
+
+    def predict(settings: Mapping[str, str]) -> Prediction:
+        return Prediction(dict(settings), 1.0, (0.99, 1.01), "")
+
+    assert able(found, state(), predict) == []
+    assert "bring nothing" in candidates(Diagnosis(tuple(found)), state(), predict)[1][0].why
+
+
+def test_a_healthy_cell_has_nothing_to_try() -> None:
+    assert able(list(HEALTHY.findings), state()) == []
+
+
+def test_what_is_set_already_is_not_tried() -> None:
+    found = [finding("data_starved", 500.0, workers="2")]
+    assert {"workers": 2} not in able(found, state({"workers": 2}))
+
+
+def test_a_knob_that_was_left_out_is_named() -> None:
+    found = [finding("data_starved", 500.0, workers="2")]
+    on = state(without=frozenset({"workers"}))
+    assert all("workers" not in settings for settings in able(found, on))
+    assert "--without" in passed(found, on)["workers=2"]
+
+
+@pytest.mark.parametrize(("knob", "value"), [("batch_size", "64"), ("accumulate", "2")])
+def test_what_changes_the_algorithm_is_tried_only_where_allowed(knob: str, value: str) -> None:
+    found = [finding("small_batch", 500.0, **{knob: value})]
+    assert able(found, state()) == []
+    assert f"--allow {knob}" in passed(found, state())[f"{knob}={value}"]
+    assert able(found, state(allow=frozenset({knob}))) == [{knob: int(value)}]
+
+
+def test_a_knob_that_refuses_says_why() -> None:
+    found = [finding("data_starved", 500.0, prefetch="4")]
+    on = state(without=frozenset({"workers", "cache"}))
+    assert able(found, on) == []
+    assert "workers" in passed(found, on)["prefetch=4"]
+    assert {"prefetch": 4} in able(found, replace(on, kept={"workers": 2}))
+
+
+def test_a_value_that_cannot_be_is_passed_over() -> None:
+    found = [finding("data_starved", 500.0, workers="many")]
+    assert "whole number" in passed(found, state())["workers=many"]
+
+
+def test_without_a_named_cure_the_formula_tells_the_workers() -> None:
+    """38 ms a step, 60 % of it waiting: ⌈22.8 / 15.2⌉ = 2 workers, then 3, then 4; five are one more than the cores."""
+    found, tried = [finding("data_starved")], list[Tried]()
+    seen, kept = [], dict[str, Plain]()
+    for _ in range(5):
+        named = [s["workers"] for s in able(found, state(kept, tuple(tried))) if "workers" in s]
+        if not named:
+            break
+        seen.append(named[0])
+        tried.append(Tried({"workers": named[0]}, dict(kept), "kept"))
+        kept = {"workers": named[0]}
+    # with workers the step still waits as long in these facts: each time W·T_load / T_compute workers are needed
+    assert seen[0] == 2 and seen == sorted(seen) and seen[-1] == 5
+
+
+def test_the_way_up_ends_where_a_number_was_not_kept() -> None:
+    found = [finding("data_starved")]
+    lost = (Tried({"workers": 2}, {}, "no gain"),)
+    values = [s["workers"] for s in able(found, state(tried=lost)) if "workers" in s]
+    assert all(isinstance(v, int) and v < 2 for v in values)
+
+
+def test_other_knobs_against_the_cause_come_when_the_named_ones_are_spent() -> None:
+    found = [finding("data_starved", 500.0, workers="2")]
+    assert able(found, state()) == [{"workers": 2}]
+    spent = (Tried({"workers": 2}, {}, "slower"),)
+    assert {"cache": True} in able(found, state(tried=spent))
+
+
+def test_what_brought_nothing_is_tried_again_once_something_else_was_kept() -> None:
+    found = [finding("unfused_optimizer", 900.0, fused_optimizer="on")]
+    lost = (Tried({"fused_optimizer": True}, {}, "no gain"),)
+    assert able(found, state(tried=lost)) == []
+    assert able(found, state({"workers": 2}, lost)) == [{"fused_optimizer": True}]
+    assert able(found, state({"workers": 2}, (replace(lost[0], outcome="loss broken"),))) == []
+
+
+def test_a_cause_hidden_behind_another_waits() -> None:
+    behind = replace(finding("small_batch", 900.0, batch_size="64"), only_after=("data_starved",))
+    found = [finding("data_starved", 500.0, workers="2"), behind]
+    assert able(found, state(allow=frozenset({"batch_size"}))) == [{"workers": 2}]
+
+
+def test_what_had_to_wait_is_tried_once_nothing_is_left_against_the_first() -> None:
+    behind = replace(finding("unfused_optimizer", 90.0, fused_optimizer="on"), only_after=("data_starved",))
+    found = [finding("data_starved", 500.0, workers="2"), behind]
+    spent = ("workers", "prefetch", "cache")
+    assert able(found, state(without=frozenset(spent))) == [{"fused_optimizer": True}]
+
+
+def test_the_way_back_is_tried_only_for_an_option_that_a_later_one_may_replace() -> None:
+    on = state({"workers": 2, "prefetch": 4, "fused_optimizer": True})
+    back = ways_back(HEALTHY, on, nothing_foretold)
+    assert [c.back for c in back] == [("workers", "prefetch")]
+    cached = state({"workers": 2, "cache": True})
+    (one,) = ways_back(HEALTHY, cached, nothing_foretold)
+    assert one.on_top_of(cached.kept).settings == {"cache": True} and one.settings == {"workers": DATASET.num_workers}
+    tried = replace(cached, tried=(Tried(one.settings, dict(cached.kept), "slower"),))
+    assert ways_back(HEALTHY, tried, nothing_foretold) == []
+
+
+# -- what is kept ------------------------------------------------------------------------------------------------------
+
+
+def verdict(b: Any, allow: tuple[str, ...] = (), **changes: object) -> tuple[str, str]:
+    found = compare_blocks(as_written(), replace(b, **changes))
+    said = judged(found, found.loss, ("workers",), allow)
+    return said.outcome, said.words
+
+
+def test_faster_with_the_same_loss_is_kept() -> None:
+    assert verdict(faster()) == ("kept", "faster, and the loss is the same")
+
+
+def test_no_difference_is_not() -> None:
+    assert verdict(faster(), blocks=as_written().blocks) == ("no gain", "no measurable difference")
+    assert verdict(alike(), blocks=alike().blocks[:2]) == ("unsure", "too few pairs of blocks (2) to tell")
+    assert verdict(faster(), blocks=blocks(1, 36.0, noise=0.5))[0] == "unsure"
+    assert verdict(faster(), blocks=blocks(1, 50.0, noise=0.5))[0] == "no gain", "as wide, but no gain is in it"
+
+
+def test_a_loss_that_moved_is_not_unless_allowed() -> None:
+    moved = loss_curve(seed=9)
+    outcome, words = verdict(faster(), losses=moved)
+    assert outcome == "loss moved" and "--allow workers" in words
+    assert verdict(faster(), ("workers",), losses=moved)[0] == "kept"
+
+
+@pytest.mark.parametrize(("value", "words"), [(math.nan, "NaN"), (math.inf, "infinite")])
+def test_a_broken_loss_is_never_kept(value: float, words: str) -> None:
+    broken = (*loss_curve()[:5], *[value] * 35)
+    outcome, said = verdict(faster(), ("workers",), losses=broken)
+    assert outcome == "loss broken" and words in said and "step 6" in said
+
+
+def test_a_step_without_loss_on_both_sides_is_no_break() -> None:
+    assert broken_loss((1.0, math.nan, 2.0), (1.0, math.nan, 2.0)) == ""
+    assert broken_loss((1.0, 2.0), (1.0, math.nan)) == "", "the last step may have been cut off"
+
+
+def test_a_loss_that_is_not_known_is_said() -> None:
+    found = compare_blocks(as_written(losses=()), faster(losses=()))
+    said = judged(found, found.loss, ("workers",), ())
+    assert said.outcome == "kept" and "could not be compared" in said.words
+    said = judged(found, found.loss, ("workers", "amp"), ())
+    assert said.outcome == "loss moved" and "could not be measured; --allow amp keeps it" in said.words
+    said = judged(found, found.loss, ("workers", "amp"), ("amp",))
+    assert said.outcome == "kept" and "--allow says so" in said.words
+
+
+def test_nearly_all_memory_is_too_much() -> None:
+    b = faster()
+    assert b.facts is not None
+    full = replace(b.facts.run, memory=Memory(15 * 2**30, 15 * 2**30, 2**30, 16 * 2**30))
+    outcome, words = verdict(b, facts=replace(b.facts, run=full))
+    assert outcome == "memory" and "94 %" in words
+
+
+@pytest.mark.parametrize(("table", "outcome"), [("", "kept"), ("[thresholds]\nmemory_full = 0.6\n", "memory")])
+def test_the_users_file_says_what_full_memory_is(
+    table: str, outcome: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "own"))
+    (tmp_path / "gpulab.toml").write_text(table)
+    machine = Machine(two_knobs, starving, peak_bytes=lambda s: 7 * 2**34 // 10)
+    monkeypatch.setattr(climb, "Climber", functools.partial(Climber, engine=machine._engine))
+    monkeypatch.setattr(climb, "_diagnosed", machine._diagnosed)
+    climbed = conduct(TextCode.parsed("workers = 0\n", {}), Bounds(rungs=1, save=False), show=False)
+    assert [rung.outcome for rung in climbed.rungs] == [outcome]
+
+
+# -- the course, on a scripted machine ---------------------------------------------------------------------------------
+
+
+def starving(settings: Mapping[str, str]) -> Diagnosis:
+    """Data first, then the optimizer, then nothing."""
+    if settings.get("workers") != "2":
+        return Diagnosis((finding("data_starved", 20_000.0, workers="2"),))
+    if "fused_optimizer" not in settings:
+        return Diagnosis((finding("unfused_optimizer", 2_000.0, fused_optimizer="on"),))
+    return HEALTHY
+
+
+def two_knobs(settings: Mapping[str, str]) -> float:
+    return (14.0 if settings.get("workers") == "2" else 38.0) - (3.0 if "fused_optimizer" in settings else 0.0)
+
+
+def test_up_to_where_nothing_is_left() -> None:
+    machine = Machine(two_knobs, starving)
+    found = machine.climb(without=frozenset({"cache"}))
+    assert found.kept == {"workers": "2", "fused_optimizer": "on"} and found.ended == "nothing left"
+    assert [rung.outcome for rung in found.rungs] == ["kept", "kept"]
+    assert found.whole is not None and found.whole.ratio == pytest.approx(11 / 38, rel=0.02)
+    assert found.whole.a.label == "as written" and found.top is not None
+    bases = [plan.base.label for plan in machine.plans]
+    assert bases == ["as written"] * 3 + ["workers=2"] * 2 + ["as written"]
+    runs = [run.settings.knobs for script in machine.scripts for run in (trial.run for trial in script.trials)]
+    assert runs == [{}, {"workers": "2"}, found.kept], "nothing is run in full twice"
+
+
+def test_nothing_that_helps_is_said_plainly() -> None:
+    machine = Machine(lambda s: 38.0, lambda s: Diagnosis((finding("unfused_optimizer", 1.0, fused_optimizer="on"),)))
+    found = machine.climb()
+    assert not found.kept and found.whole is None and [r.outcome for r in found.rungs] == ["no gain"]
+    text = Climbed(found).text()
+    assert "Nothing that gpulab can turn makes this cell faster." in text and "Cure unfused_optimizer by hand" in text
+    assert "Keep it" not in text
+
+
+def test_a_try_that_fails_is_one_line_and_the_climb_goes_on() -> None:
+    def diagnosis(settings: Mapping[str, str]) -> Diagnosis:
+        big = finding("small_batch", 30_000.0, batch_size="64")
+        return Diagnosis((big, *starving(settings).findings))
+
+    machine = Machine(two_knobs, diagnosis, fails=lambda s: "out of memory" if "batch_size" in s else "")
+    found = machine.climb(allow=frozenset({"batch_size"}), without=frozenset({"cache"}))
+    assert found.rungs[0].outcome == "failed" and found.rungs[0].words == "out of memory"
+    assert found.kept == {"workers": "2", "fused_optimizer": "on"}
+    assert "not kept: out of memory" in Climbed(found).text()
+
+
+def test_the_band_of_the_seeds_decides_where_the_loss_moves() -> None:
+    def losses(settings: Mapping[str, str]) -> tuple[float, ...]:
+        return loss_curve(seed=int(settings.get("seed", 0)) + 7 * ("workers" in settings))
+
+    machine = Machine(two_knobs, starving, losses=losses)
+    found = machine.climb(rungs=1)
+    assert found.rungs[0].kept and found.rungs[0].loss is not None
+    assert found.rungs[0].loss.verdict == "within the band" and "another seed" in found.rungs[0].words
+    assert [plan.seeds for plan in machine.plans] == [0, 0, 0, 3, 0], "they run only once the loss is seen to move"
+
+    def apart(settings: Mapping[str, str]) -> tuple[float, ...]:
+        return tuple(x + 5 * ("workers" in settings) for x in losses(settings))
+
+    found = Machine(two_knobs, starving, losses=apart).climb(rungs=1)
+    assert found.rungs[0].outcome == "loss moved" and not found.kept
+    found = Machine(two_knobs, starving, losses=losses).climb(rungs=1, seeds=0)
+    assert found.rungs[0].outcome == "loss moved", "without seeds no difference is excused"
+
+
+def test_settings_that_move_the_loss_only_together_are_no_edit() -> None:
+    found = Machine(two_knobs, starving).climb(without=frozenset({"cache"}))
+    assert found.whole is not None and headline(found).key == "climbed" and kept_edit(found) is not None
+    moved = replace(found.whole, loss=LossComparison((), (), verdict="different", words="It ends 3 % higher."))
+    together = replace(found, whole=moved)
+    said = headline(together)
+    assert said.key == "loss_moved" and said.level == "notice" and "3 % higher" in said.evidence
+    assert "no longer the same" in said.sentence and kept_edit(together) is None
+    allowed = replace(together, bounds=replace(together.bounds, allow=("fused_optimizer",)))
+    assert headline(allowed).key == "climbed" and kept_edit(allowed) is not None
+
+
+def test_a_later_cache_makes_the_workers_needless() -> None:
+    def step_ms(settings: Mapping[str, str]) -> float:
+        if "cache" in settings:
+            return 9.0 if "workers" in settings else 5.0
+        return 14.0 if "workers" in settings else 38.0
+
+    def diagnosis(settings: Mapping[str, str]) -> Diagnosis:
+        if "workers" not in settings and "cache" not in settings:
+            return Diagnosis((finding("data_starved", 20_000.0, workers="2"),))
+        return Diagnosis((finding("data_starved", 900.0, cache="on"),)) if "cache" not in settings else HEALTHY
+
+    found = Machine(step_ms, diagnosis).climb()
+    assert [rung.label for rung in found.rungs] == ["workers=2", "cache=on", "workers=0 again"]
+    assert found.kept == {"cache": "on"} and found.top is not None and found.top.label == "cache=on"
+    assert found.whole is not None and found.whole.b.label == "cache=on"
+
+
+def test_a_second_look_is_taken_where_the_first_cannot_tell() -> None:
+    machine = Machine(lambda s: 33.0 if s else 38.0, lambda s: HEALTHY if s else starving(s), noise=0.5)
+    found = machine.climb(rungs=1)
+    assert found.rungs[0].outcome == "unsure" and found.rungs[0].comparison is not None
+    first, second = (plan.budget_s for plan in machine.plans if plan.interleaved and plan.arms)
+    assert second == 2 * first and found.rungs[0].comparison.pairs == 20, "only the second counts"
+    assert "Nothing made this cell faster for certain." in Climbed(found).text()
+
+
+def test_what_one_run_spoils_needs_no_blocks() -> None:
+    def losses(settings: Mapping[str, str]) -> tuple[float, ...]:
+        return (*loss_curve()[:5], *[math.nan] * 35) if "workers" in settings else loss_curve()
+
+    machine = Machine(two_knobs, starving, losses=losses)
+    found = machine.climb(without=frozenset({"cache"}), rungs=1)
+    assert found.rungs[0].outcome == "loss broken" and not found.kept
+    assert [plan.interleaved for plan in machine.plans if plan.arms] == [False]
+
+
+def test_bounds() -> None:
+    assert Machine(two_knobs, starving).climb(rungs=1).ended == "rungs"
+    found = Machine(two_knobs, starving).climb(budget_s=1.0)
+    assert found.ended == "budget" and not found.rungs
+    assert "1 s that it may take are spent" in Climbed(found).text()
+
+
+def test_a_stop_in_the_middle_keeps_what_there_is() -> None:
+    def on_run(plan: Plan, script: Script) -> None:
+        if plan.base.settings:
+            climber.stop()
+
+    machine = Machine(two_knobs, starving, on_run=on_run)
+    climber = machine.climber()
+    found = climber.run()
+    assert found.ended == "stopped" and [r.outcome for r in found.rungs] == ["kept", "stopped"]
+    assert found.kept == {"workers": "2"} and "It was stopped" in Climbed(found).text()
+
+
+def test_a_stop_before_anything_ran() -> None:
+    machine = Machine(two_knobs, starving, on_run=lambda plan, script: script.stop())
+    found = machine.climb()
+    assert found.ended == "stopped" and not found.rungs and "Nothing was tried" in Climbed(found).text()
+
+
+def test_an_interrupt_ends_it_with_what_there_is() -> None:
+    def on_run(plan: Plan, script: Script) -> None:
+        if plan.base.settings:
+            script.error = KeyboardInterrupt()
+
+    climber = Machine(two_knobs, starving, on_run=on_run).climber()
+    found = climber.run()
+    assert isinstance(climber.error, KeyboardInterrupt)
+    assert found.ended == "error" and found.kept == {"workers": "2"} and len(found.rungs) == 2
+
+
+@pytest.fixture
+def heeds_interrupts() -> Iterator[None]:
+    """A process that a script has begun in the background ignores them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heeds_interrupts")
+def test_an_interrupt_that_somebody_swallows_ends_it_all_the_same() -> None:
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_run(plan: Plan, script: Script) -> None:
+        if plan.base.settings:
+            with suppress(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+
+    climber = Machine(two_knobs, starving, on_run=on_run).climber()
+    found = climber.run()
+    assert isinstance(climber.error, KeyboardInterrupt) and found.ended == "error"
+    assert len(found.rungs) == 2 and found.rungs[1].outcome == "stopped"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_between_two_runs_loses_no_rung() -> None:
+    def diagnosis(settings: Mapping[str, str]) -> Diagnosis:
+        if settings:
+            raise KeyboardInterrupt
+        return starving(settings)
+
+    climber = Machine(two_knobs, diagnosis).climber()
+    found = climber.run()
+    assert isinstance(climber.error, KeyboardInterrupt) and found.kept == {"workers": "2"} and found.ended == "error"
+
+
+def test_predictions_stand_beside_what_was_measured() -> None:
+    machine = Machine(two_knobs, starving, foretold=lambda s: Prediction(dict(s), 0.4, (0.3, 0.5), "by a formula"))
+    climbed = Climbed(machine.climb(rungs=1))
+    assert "predicted 2.0–3.3×" in " ".join(climbed.text().split())
+    rung = climbed.json()["rungs"][0]  # type: ignore[index]
+    assert rung["prediction"] == {"ratio": 0.4, "interval": [0.3, 0.5], "refused": None}
+    assert rung["ratio"] == pytest.approx(14 / 38, rel=0.02)
+
+
+@pytest.mark.parametrize("bounds", [{}, {"rungs": 1}, {"budget_s": 1.0}])
+def test_every_view_of_every_ending(bounds: dict[str, Any]) -> None:
+    climbed = Climbed(Machine(two_knobs, starving).climb(**bounds))
+    json.dumps(climbed.json(), allow_nan=False)
+    assert climbed.json()["kind"] == "climb" and climbed.json()["kept"] == climbed.kept
+    assert all(len(line) <= 80 for line in climbed.text(80).split("KEEP IT")[0].splitlines())
+    assert "<script" not in climbed.fragment() and "class=" not in climbed.fragment()
+    assert climbed.html().startswith("<!doctype html>")
+
+
+def test_text_of_others_is_escaped() -> None:
+    def diagnosis(settings: Mapping[str, str]) -> Diagnosis:
+        return Diagnosis((replace(finding("unfused_optimizer", 5.0), summary="<b>bold</b>", cure="<i>x</i>"),))
+
+    climbed = Climbed(Machine(two_knobs, diagnosis).climb(without=frozenset({"fused_optimizer"})))
+    assert "<b>bold" not in climbed.fragment() and "&lt;i&gt;x" in climbed.html()
+
+
+# -- the line ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_line() -> None:
+    bounds = parsed(
+        ["--budget", "90", "--rungs", "3", "--without", "cache,amp", "--allow", "batch_size", "--seeds", "0"]
+    )
+    assert (bounds.budget_s, bounds.rungs, bounds.seeds) == (90.0, 3, 0)
+    assert bounds.without == {"cache", "amp"} and bounds.allow == {"batch_size"}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--budget", "soon"], "number of seconds"),
+        (["--rungs", "few"], "whole number"),
+        (["--without", "wrkers"], "Did you mean workers?"),
+        (["--alow", "amp"], "--allow"),
+        (["workers"], "one word too many"),
+    ],
+)
+def test_bad_lines_are_one_sentence(words: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said.replace("?", r"\?")) as caught:
+        parsed(words)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"rungs": 0}, "--rungs"),
+        ({"budget_s": 0}, "--budget"),
+        ({"seeds": -1}, "--seeds"),
+        ({"allow": ["amp"], "without": ["amp"]}, "contradict"),
+        ({"without": ["none"]}, "no such knob"),
+    ],
+)
+def test_bad_bounds_run_nothing(given: dict[str, Any], said: str) -> None:
+    names: dict[str, Any] = {}
+    with pytest.raises(UsageError, match=said):
+        gpulab.climb("ran = True", namespace=names, show=False, **given)
+    assert "ran" not in names
+
+
+# -- real cells --------------------------------------------------------------------------------------------------------
+
+SETUP = """
+import math
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from benchmarks.planted_knobs.datasets import Stored
+
+torch.manual_seed(0)
+data = Stored(400, 0.01)
+model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+scale = 1.0
+"""
+CELL = """
+loader = DataLoader(data, batch_size=4, shuffle=True)
+for x, y in loader:
+    loss = scale * nn.functional.mse_loss(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, namespace)
+    return namespace
+
+
+def weights(names: dict[str, Any]) -> list[torch.Tensor]:
+    return [t.clone() for t in names["model"].state_dict().values()]
+
+
+def same(before: list[torch.Tensor], names: dict[str, Any]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(before, weights(names), strict=True))
+
+
+def test_a_cell_whose_loader_sleeps_ends_with_workers(
+    names: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, random = weights(names), torch.get_rng_state()
+    climbed = gpulab.climb(
+        CELL, namespace=names, budget_s=60, rungs=1, pairs=8, steps=6, save=False, without=["cache", "prefetch"]
+    )
+    assert list(climbed.kept) == ["workers"] and climbed.ratio is not None and climbed.ratio < 0.9
+    assert same(before, names) and torch.equal(random, torch.get_rng_state())
+    assert (
+        f"+loader = DataLoader(data, batch_size=4, shuffle=True, num_workers={climbed.kept['workers']})" in climbed.edit
+    )
+    shown = capsys.readouterr().out
+    assert "THE LADDER" in shown and "num_workers" in shown and "faster than as written" in shown
+    assert gpulab.climbs[-1] is climbed
+    made = [run.settings.knobs for run in gpulab.runs.own[-2:]]
+    assert made == [{}, climbed.kept]
+
+
+def climb_with(
+    diagnosis: Diagnosis, names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cell: str = CELL, **bounds: Any
+) -> Climbed:
+    """A real climb after a diagnosis that was made up."""
+    monkeypatch.setattr(climb, "_diagnosed", lambda known: diagnosis)
+    given = Bounds(**{"rungs": 1, "pairs": 5, "steps": 4, "save": False, **bounds})
+    return conduct(TextCode.parsed(cell, names), given, show=False)
+
+
+def test_a_setting_that_breaks_the_loss_is_rejected(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    names["data"].wait_s = 0.0
+    before = weights(names)
+    found = Diagnosis((finding("data_starved", 1_000.0, scale="float('nan')"),))
+    unfit = climb_with(found, names, monkeypatch).rungs
+    assert unfit[0].outcome == "failed" and "takes a number" in unfit[0].words, "nothing ran for it"
+    huge = Diagnosis(
+        (finding("data_starved", 1_000.0, scale="1e39"),)
+    )  # infinite in float32: NaN from the next step on
+    climbed = climb_with(huge, names, monkeypatch)
+    assert climbed.rungs[0].outcome == "loss broken", climbed.rungs[0].words
+    assert not climbed.kept and same(before, names) and names["scale"] == 1.0
+    assert "the loss is" in climbed.text()
+
+
+def test_the_cell_as_written_may_fail(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    before = weights(names)
+    with pytest.raises(ZeroDivisionError):
+        gpulab.climb(f"{CELL}    if len(loader) and scale: 1 / 0", namespace=names, save=False)
+    with pytest.raises(ZeroDivisionError):
+        gpulab.climb("1 / 0", namespace=names, save=False)
+    assert same(before, names) and "nothing was tried" not in capsys.readouterr().out.lower()
+
+
+def test_a_cell_without_steps_has_nothing_to_climb(names: dict[str, Any]) -> None:
+    climbed = gpulab.climb("x = 1", namespace=names, save=False, show=False)
+    assert not climbed.rungs and "step" in climbed.text()
+
+
+def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpulab.tuning.plan import Progress
+
+    before = weights(names)
+    found = Diagnosis((finding("data_starved", 1_000.0, workers="1"),))
+    climber = Climber(
+        TextCode.parsed(CELL, names),
+        Bounds(save=False, steps=4),
+        lambda known: found,
+        lambda known, s: nothing_foretold(s),
+    )
+
+    def tell(progress: Progress) -> None:
+        if progress.what.startswith("block 4"):
+            climber.stop()
+
+    climber.tell = tell
+    ladder = climber.run()
+    assert ladder.ended == "stopped" and ladder.rungs[0].outcome == "stopped"
+    assert same(before, names) and not ladder.kept
+    assert Climbed(ladder).text()

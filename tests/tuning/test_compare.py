@@ -1,0 +1,624 @@
+"""Comparisons: what may be called faster, from which pairs, and what is said beside it. The noise here is simulated."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+
+import numpy as np
+import pytest
+
+import gpulab
+from gpulab.analysis.facts import facts
+from gpulab.errors import UsageError
+from gpulab.formatting import factor, factor_within
+from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
+from gpulab.tuning.compare import statistics
+from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratios
+from gpulab.tuning.compare.cost import spending
+from gpulab.tuning.compare.differences import differences
+from gpulab.tuning.compare.headline import because, comparison_headline, experiment_headline, smallest_effect
+from gpulab.tuning.compare.loss import compare_losses
+from gpulab.tuning.compare.parts import LABELS, _grew, most_changed, part_changes, typical_steps
+from gpulab.tuning.compare.sequential import block_steps, compare_runs, compare_sequential
+from gpulab.tuning.compare.statistics import noise_floor, paired, unpaired, verdict
+from gpulab.tuning.record import Block, Comparison, Experiment, PartChange, Side
+from gpulab.views import wording
+from gpulab.views.comparison.table import side_by_side, unprofiled_us
+from tests.support import comparisons as made
+
+MS = 1_000_000
+
+# statistics
+
+
+def test_the_interval_of_pairs_is_their_median_with_a_bootstrap() -> None:
+    ratios = np.random.default_rng(1).normal(0.8, 0.02, 20)
+    found = paired(ratios)
+    assert found is not None and found.interval is not None
+    assert found.ratio == np.median(ratios)
+    assert found.interval[0] < 0.8 < found.interval[1]
+    assert found.interval[1] - found.interval[0] < 0.04
+    assert paired(ratios) == found  # the same blocks, the same interval
+
+
+def test_few_pairs_have_a_wide_interval_and_one_has_none() -> None:
+    three, one = paired(np.array([0.9, 0.91, 0.92])), paired(np.array([0.9]))
+    assert three is not None and three.interval is not None and one is not None
+    assert three.interval[0] < 0.9 and three.interval[1] > 0.92  # wider than all that was seen
+    assert one.interval is None
+    assert paired(np.empty(0)) is None
+
+
+def _simulated(kind: str, turns: int, effect: float, rng: np.random.Generator) -> tuple[Side, Side]:
+    """Blocks A, A and B of each turn in random order under noise of a kind."""
+    count = 3 * turns
+    if kind == "heavy":
+        noise = 0.01 * rng.standard_t(2, count)
+    elif kind == "spikes":
+        noise = rng.normal(0, 0.01, count) + (rng.random(count) < 0.1) * rng.exponential(0.2, count)
+    else:  # drifting: a random walk and a ramp of 20 %
+        noise = rng.normal(0, 0.01, count) + np.cumsum(rng.normal(0, 0.005, count)) + np.linspace(0, 0.2, count)
+    a, b = [], []
+    for turn in range(turns):
+        for place, arm in enumerate(rng.permutation([0, 0, 1])):
+            order = 3 * turn + place
+            step_ms = 10 * (1 + effect * arm) * math.exp(noise[order])
+            block = Block(int(arm), turn, order, 10, 3, 320, int(10 * step_ms * MS))
+            (b if arm else a).append(block)
+    return Side("as written", {}, None, tuple(a)), Side("b", {"b": "1"}, None, tuple(b))
+
+
+@pytest.mark.parametrize("kind", ["heavy", "spikes", "drifting"])
+@pytest.mark.parametrize("turns", [3, 10, 20])
+def test_without_a_change_the_interval_covers_1_and_nothing_is_called_faster(
+    kind: str, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 500)
+    rng = np.random.default_rng(5)
+    found = [_judged(*_simulated(kind, turns, 0.0, rng)) for _ in range(200)]
+    covered = [f.interval is not None and f.interval[0] <= 1 <= f.interval[1] for f in found]
+    assert np.mean(covered) >= 0.93
+    assert np.mean([f.verdict != "no measurable difference" for f in found]) <= 0.05
+
+
+@pytest.mark.parametrize("kind", ["heavy", "spikes", "drifting"])
+def test_five_percent_are_found(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "RESAMPLES", 500)
+    rng = np.random.default_rng(6)
+    found = [_judged(*_simulated(kind, 20, 0.05, rng)) for _ in range(100)]
+    assert np.mean([f.verdict == "slower" for f in found]) >= 0.9
+
+
+def _judged(a: Side, b: Side) -> Comparison:
+    return compare_blocks(a, b)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "floor", "said"),
+    [
+        (0.90, (0.85, 0.95), 0.01, "faster"),
+        (1.10, (1.05, 1.15), None, "slower"),
+        (0.985, (0.98, 0.99), 0.001, "no measurable difference"),  # under 2 %
+        (0.95, (0.93, 0.97), 0.06, "no measurable difference"),  # under the noise floor
+        (0.90, (0.79, 1.01), 0.01, "no measurable difference"),
+        (0.50, None, 0.01, "no measurable difference"),
+    ],
+)
+def test_faster_needs_an_interval_without_1_two_percent_and_the_noise_floor(
+    ratio: float, interval: tuple[float, float] | None, floor: float | None, said: str
+) -> None:
+    assert verdict(statistics.Estimate(ratio, interval, 10), floor) == said
+
+
+def test_the_noise_floor_is_half_the_interval_of_a_against_itself() -> None:
+    assert noise_floor(statistics.Estimate(1.0, (0.97, 1.02), 10)) == pytest.approx(0.025)
+    assert noise_floor(statistics.Estimate(1.0, None, 1)) is None
+    assert noise_floor(None) is None
+
+
+# blocks
+
+
+def _block(arm: int, turn: int, order: int, ms: float, samples: int | None = 320) -> Block:
+    return Block(arm, turn, order, 10, 3, samples, int(10 * ms * MS))
+
+
+def test_a_pair_is_the_nearest_block_of_a_in_the_same_turn() -> None:
+    a = Side(
+        "as written", {}, None, (_block(0, 0, 0, 10), _block(0, 0, 1, 20), _block(0, 1, 3, 10), _block(0, 1, 5, 40))
+    )
+    b = Side("b", {"b": "1"}, None, (_block(1, 0, 2, 20), _block(1, 1, 4, 20)))
+    assert pair_ratios(a, b, "step").tolist() == [1.0, 0.5]  # turn 1 is a tie: the later one of A
+    assert sorted(same_ratios(a, "step").tolist()) == [0.5, 4.0]  # of both turns, in turns the other way round
+
+
+def test_a_turn_without_both_arms_is_no_pair() -> None:
+    a = Side("as written", {}, None, (_block(0, 0, 0, 10), _block(0, 2, 4, 10)))
+    b = Side("b", {"b": "1"}, None, (_block(1, 0, 1, 5), _block(1, 1, 3, 5)))
+    found = compare_blocks(a, b)
+    assert found.pairs == 1 and found.ratio == 0.5 and found.verdict == "no measurable difference"
+    assert any("Too few blocks (1)" in note for note in found.notes)
+
+
+def test_another_batch_is_compared_per_sample() -> None:
+    found = made.a_comparison(made.batch(64, 60.0, 11))
+    assert found.unit == "sample"
+    assert found.ratio == pytest.approx(60 / 64 * 32 / 38, rel=0.02)
+    assert found.verdict == "faster"
+    assert found.a.us_per_sample == pytest.approx(38_000 / 32, rel=0.02)
+
+
+def test_a_shorter_last_batch_is_no_other_batch_size() -> None:
+    b = made.faster()
+    some = dataclasses.replace(b.blocks[0], sample_count=310)
+    assert made.a_comparison(dataclasses.replace(b, blocks=(some, *b.blocks[1:]))).unit == "step"
+
+
+def test_another_batch_with_unknown_samples_is_not_comparable() -> None:
+    b = dataclasses.replace(made.batch(64, 60.0, 11), blocks=made.blocks(1, 60.0, batch=None))
+    found = made.a_comparison(b)
+    assert found.unit == "step" and found.verdict == "not comparable"
+    assert "samples of a step are not known" in comparison_headline(found).sentence
+
+
+def test_out_of_memory_is_not_comparable_and_says_why() -> None:
+    found = made.a_comparison(made.out_of_memory())
+    assert (found.verdict, found.ratio, found.parts, found.loss) == ("not comparable", None, (), None)
+    assert "out of memory at 3.1 GiB" in comparison_headline(found).sentence
+
+
+def test_a_side_that_failed_later_has_no_ratio_from_before() -> None:
+    found = made.a_comparison(made.faster(failure="RuntimeError: odd"))
+    assert (found.verdict, found.ratio) == ("not comparable", None)
+    assert comparison_headline(found).sentence.endswith(
+        "cannot be compared with the cell as written: RuntimeError: odd."
+    )
+
+
+def test_without_any_pair_the_full_runs_are_compared_and_that_is_said() -> None:
+    found = made.a_comparison(made.faster(blocks=()), made.as_written(blocks=()))
+    assert (found.evidence, found.verdict, found.pairs) == ("sequential", "faster", 0)
+    assert found.ratio == pytest.approx(13.2 / 38.0, rel=0.02)
+
+
+def test_without_a_second_block_of_a_neighbouring_turns_are_the_noise_floor() -> None:
+    a = made.as_written(blocks=made.blocks(0, 38.0, per_turn=1, noise=0.05))
+    found = made.a_comparison(a=a)
+    assert found.noise_floor is not None and 0.01 < found.noise_floor < 0.2
+
+
+def test_a_cell_that_does_not_repeat_itself_is_told() -> None:
+    a = made.as_written()
+    first, second = (dataclasses.replace(x, losses=(2.0 + i, 1.0)) for i, x in enumerate(a.blocks[:2]))
+    shorter = dataclasses.replace(a.blocks[2], step_count=7)
+    told = " ".join(made.a_comparison(a=dataclasses.replace(a, blocks=(first, second, shorter, *a.blocks[3:]))).notes)
+    assert "the loss is not the same twice" in told and "7 to 10 steps" in told
+    assert not made.a_comparison().notes
+
+
+# words
+
+
+def test_the_headline_reads_the_right_way_round() -> None:
+    faster = comparison_headline(made.a_comparison())
+    assert faster.level == "good"
+    assert faster.sentence.startswith("workers=2 is 2.9")
+    low, high = re.findall(r"interval ([\d.]+)–([\d.]+)×", faster.sentence)[0]
+    assert 2.8 < float(low) < float(faster.sentence.split()[2].rstrip("×")) < float(high) < 3.0
+    assert faster.sentence.endswith("waiting for the DataLoader shrank from 22.8 ms to 0.26 ms of each step.")
+    slower = made.faster(label="odd=1", blocks=made.blocks(1, 76.0), facts=made.facts_with(76.0, made.PARTS_A, seed=4))
+    said = comparison_headline(made.a_comparison(slower))
+    assert said.sentence.startswith("odd=1 is 2.0") and "× slower per step" in said.sentence and said.level == "bad"
+    assert "waiting for the DataLoader grew from 22.8 ms to 45." in said.sentence
+
+
+def test_no_difference_is_said_with_what_could_have_been_seen() -> None:
+    said = comparison_headline(made.a_comparison(made.alike()))
+    assert said.sentence.startswith("channels_last=on makes no measurable difference: ")
+    assert "noise floor" in said.sentence and "cannot be told from noise here" in said.evidence
+
+
+def test_a_wide_interval_is_no_claim_of_no_effect() -> None:
+    found = dataclasses.replace(
+        made.a_comparison(made.alike()), ratio=0.12, interval=(0.03, 1.36), noise_floor=0.01, pairs=12
+    )
+    said = comparison_headline(found)
+    assert said.sentence.startswith("Whether channels_last=on changes the time per step cannot be told: 0.12× the time")
+    assert "A change of less than 97 % cannot be told from noise" in said.evidence  # as far as 0.03 is from 1
+    assert smallest_effect(dataclasses.replace(found, interval=(0.9, 2.5))) == pytest.approx(1.5)
+    assert smallest_effect(dataclasses.replace(found, interval=(0.99, 1.01))) == pytest.approx(0.02)
+
+
+def test_a_noisy_machine_is_no_claim_of_no_effect() -> None:
+    found = dataclasses.replace(made.a_comparison(made.alike()), noise_floor=0.3)
+    assert "cannot be told" in comparison_headline(found).sentence
+    assert "no measurable difference" in comparison_headline(made.a_comparison(made.alike())).sentence
+
+
+def test_fewer_than_five_pairs_do_not_exclude_a_difference() -> None:
+    a = made.as_written(blocks=made.blocks(0, 38.0, turns=4, per_turn=2))
+    found = made.a_comparison(made.alike(blocks=made.blocks(1, 38.0, turns=4)), a)
+    assert found.verdict == "no measurable difference"
+    assert comparison_headline(found).sentence.startswith("Too few blocks ran to tell whether channels_last=on")
+    assert any("Too few blocks (4)" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "written"),
+    [
+        (2.9, (2.7, 3.1), ("2.9", "2.7–3.1")),
+        (2.91, (2.89, 2.94), ("2.91", "2.89–2.94")),
+        (0.998, (0.985, 1.011), ("0.998", "0.985–1.011")),
+        (14.2, (12.1, 16.3), ("14", "12–16")),
+    ],
+)
+def test_a_ratio_and_its_interval_stay_apart(
+    ratio: float, interval: tuple[float, float], written: tuple[str, str]
+) -> None:
+    assert factor_within(ratio, interval) == written
+
+
+def test_the_best_of_a_sweep_is_named_with_its_rivals_and_failures() -> None:
+    said = experiment_headline(made.a_sweep())
+    assert said.sentence.startswith("batch_size=256 is the fastest of 5 settings: 1.5")
+    assert "batch_size=128" in said.evidence and "batch_size=4096: out of memory at 3.1 GiB" in said.evidence
+    assert "batch_size=64" not in said.evidence
+
+
+def test_a_sweep_without_a_faster_setting_says_so() -> None:
+    compared = tuple(made.a_comparison(made.alike(label=f"x={i}")) for i in (1, 2))
+    said = experiment_headline(Experiment((compared[0].a, *(c.b for c in compared)), compared, 1.0))
+    assert said.sentence == "None of 2 settings is measurably faster than the cell as written."
+
+
+# parts
+
+
+def test_the_parts_are_those_of_the_steps_and_sum_to_them() -> None:
+    found = made.a_comparison()
+    assert {c.name for c in found.parts} == {"data_wait", "compute", "optimizer", "unknown"}
+    assert sum(c.a_us for c in found.parts) == pytest.approx(38_000, rel=0.02)
+    assert sum(c.b_us for c in found.parts) == pytest.approx(13_200, rel=0.02)
+    wait = next(c for c in found.parts if c.name == "data_wait")
+    assert wait.grew is False
+    assert wait.a_us_per_sample == pytest.approx(wait.a_us / 32)
+    assert most_changed(found.parts, "faster", per_sample=False) == wait
+    assert most_changed(found.parts, "slower", per_sample=False) is None
+
+
+def test_parts_within_the_spread_have_not_changed() -> None:
+    assert {c.grew for c in made.a_comparison(made.alike()).parts} == {None}
+
+
+def test_a_part_whose_mean_and_spread_disagree_has_not_changed() -> None:
+    a, b = np.array([300.0] * 14 + [3000.0]), np.full(15, 398.0)  # one slow step: the mean fell, the middle 80 % rose
+    assert _grew(a, b, 900.0) is None and _grew(b, a, 900.0) is None
+    assert _grew(a[:14], b, 900.0) is True and _grew(b, a[:14], 900.0) is False
+
+
+def test_a_part_that_covers_little_of_the_difference_is_not_its_cause() -> None:
+    found = made.a_comparison()  # 25 ms less, of which waiting takes 22.5
+    assert because(found).startswith(": waiting for the DataLoader shrank")
+    part = PartChange("optimizer", "optimizer", 2000.0, 1500.0, grew=False)
+    assert because(dataclasses.replace(found, parts=(part,))) == ": the parts of the profiled steps do not show where"
+    assert because(dataclasses.replace(found, parts=())) == ""
+
+
+def test_time_lost_at_the_start_of_epochs_is_named() -> None:
+    def with_epochs(side: Side, first_ms: float) -> Side:
+        run = made.run_of(side)
+        wall = np.full(len(run.steps), 10.0)
+        wall[::3] = first_ms
+        end = np.cumsum(wall * MS).astype(np.int64)
+        flags = run.steps.flags.copy()
+        flags[::3] |= np.uint8(StepFlag.EPOCH_START)
+        steps = dataclasses.replace(run.steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end, flags=flags)
+        assert side.facts is not None
+        return dataclasses.replace(
+            side, facts=dataclasses.replace(side.facts, run=dataclasses.replace(run, steps=steps))
+        )
+
+    a = with_epochs(made.as_written(blocks=made.blocks(0, 10.0, per_turn=2)), 10.0)
+    b = with_epochs(made.alike(blocks=made.blocks(1, 30.0)), 70.0)
+    assert because(made.a_comparison(b, a)) == ": the first step of each epoch grew from 10.0 ms to 70.0 ms"
+    both = made.a_comparison(b, a)
+    part = PartChange(
+        "compute", "computing", 1000.0, 9000.0, grew=True
+    )  # 8 ms of 20: a third, and less than the starts
+    assert because(dataclasses.replace(both, parts=(part,))).startswith(": the first step of each epoch")
+    steady = with_epochs(made.alike(blocks=made.blocks(1, 30.0)), 10.0)
+    assert because(made.a_comparison(steady, a)).endswith("do not show where")
+
+
+def test_a_part_is_judged_per_sample_where_the_batch_differs() -> None:
+    found = made.a_comparison(made.batch(64, 60.0, 11))
+    compute = next(c for c in found.parts if c.name == "compute")
+    assert compute.b_us > compute.a_us and compute.grew is True  # 0.36 to 0.56 ms a sample
+    wait = next(c for c in found.parts if c.name == "data_wait")
+    assert wait.grew is False
+
+
+def test_steps_fed_from_batches_loaded_ahead_are_left_out_where_three_others_remain() -> None:
+    for prefetch, left_out in ((1, 3), (4, 0)):  # one worker, two steps' margin: 3 or 6 of 8 profiled steps
+        known = made.facts_with(38.0, made.PARTS_A, workers=1)
+        assert known.run.loader is not None and known.breakdown is not None
+        run = dataclasses.replace(known.run, loader=dataclasses.replace(known.run.loader, prefetch_factor=prefetch))
+        kept = typical_steps(run, known.breakdown)
+        profiled = [step.number for step in known.breakdown.steps if not step.flags & StepFlag.LAST]
+        assert [step.number for step in kept] == profiled[left_out:]
+
+
+def test_a_withheld_breakdown_has_no_parts() -> None:
+    b = made.faster()
+    assert b.facts is not None
+    found = made.a_comparison(dataclasses.replace(b, facts=dataclasses.replace(b.facts, breakdown=None)))
+    assert found.parts == () and any("no accounting" in note for note in found.notes)
+    assert part_changes(None, b.facts, per_sample=False) == ()
+
+
+def test_time_that_no_part_names_is_told_as_such_where_it_covers_the_difference() -> None:
+    found = dataclasses.replace(made.a_comparison(), verdict="slower", ratio=1.2)
+    grown = [dataclasses.replace(p, grew=None, b_us=p.a_us) for p in found.parts if p.name != "unknown"]
+    unknown = dataclasses.replace(found.parts[0], name="unknown", label="unknown", grew=True, a_us=1000.0, b_us=8000.0)
+    told = because(dataclasses.replace(found, parts=(*grown, unknown)))
+    assert told == ": what the trace does not name (unknown) grew from 1.00 ms to 8.00 ms of each step"
+    little = dataclasses.replace(unknown, b_us=2000.0)
+    assert because(dataclasses.replace(found, parts=(*grown, little))).endswith("do not show where")
+
+
+def test_a_run_without_a_step_is_the_reason() -> None:
+    b = made.faster()
+    assert b.facts is not None
+    none = dataclasses.replace(b.facts.run, steps=Steps.empty(), traced_numbers=(), timeline=None, loader=None)
+    a = made.as_written()
+    assert a.facts is not None
+    found = compare_runs([a.facts.run, none])
+    assert isinstance(found, Comparison)
+    assert "no training step was found in" in comparison_headline(found).sentence
+
+
+def test_the_parts_have_the_reports_names() -> None:
+    assert {key: part.label for key, part in wording.PARTS.items()} == dict(LABELS)
+
+
+# loss
+
+
+def _losses(a: tuple[float, ...], b: tuple[float, ...], *seeds: tuple[float, ...]) -> tuple[Side, Side]:
+    return Side("as written", {}, None, losses=a, seed_losses=seeds), Side("b", {"b": "1"}, None, losses=b)
+
+
+@pytest.mark.parametrize(
+    ("b", "said", "words_"),
+    [
+        ((2.0, 1.5, 1.0), "same", "Identical bit for bit over 3 steps"),
+        ((2.0, 1.5 * (1 + 5e-7), 1.0), "same", "Equal within 1e-06"),
+        ((2.0, 1.5, 1.01), "different", "differ by up to 0.99 %"),
+        ((2.0, math.nan, 1.0), "different", "B's loss is not a number from step 2 on"),
+        ((2.0, math.inf, 1.0), "different", "B's loss is infinite from step 2 on"),
+        ((math.nan,) * 3, "different", "not a number from step 1 on"),
+    ],
+)
+def test_losses_are_the_same_or_said_to_differ(b: tuple[float, ...], said: str, words_: str) -> None:
+    found = compare_losses(*_losses((2.0, 1.5, 1.0), b))
+    assert found is not None and found.verdict == said and words_ in found.words
+
+
+def test_losses_need_one_on_both_sides() -> None:
+    assert compare_losses(*_losses((), ())) is None
+    none = compare_losses(*_losses((math.nan, math.nan), (math.nan, math.nan)))
+    one_sided = compare_losses(*_losses((2.0, 1.0), ()))
+    assert none is not None and none.verdict == "not measurable"
+    assert one_sided is not None and one_sided.verdict == "not measurable"
+
+
+def test_only_steps_of_other_samples_are_another_training_whatever_the_band_says() -> None:
+    sides = _losses(made.loss_curve(seed=0), made.loss_curve(seed=9), *(made.loss_curve(seed=s) for s in (1, 2, 3)))
+    other_batch = compare_losses(*sides, changes_training="another batch", other_steps=True)
+    lower_precision = compare_losses(*sides, changes_training="lower precision")
+    assert other_batch is not None and other_batch.verdict == "different" and "another batch" in other_batch.words
+    assert lower_precision is not None and lower_precision.verdict == "within the band"
+    identical = compare_losses(*_losses((2.0, 1.0), (2.0, 1.0)), changes_training="another batch", other_steps=True)
+    assert identical is not None and identical.verdict == "same"
+
+
+@pytest.mark.parametrize(
+    ("settings", "samples", "said"),
+    [
+        ({"amp": "bf16"}, 32, "within the band"),
+        ({"hidden": "512"}, 32, "within the band"),
+        ({"accumulate": "4"}, 32, "different"),
+        ({"batch_size": "64"}, 32, "different"),
+        ({"bs": "64"}, 64, "different"),
+    ],
+)
+def test_the_band_judges_all_but_another_batch_and_accumulation(
+    settings: dict[str, str], samples: int, said: str
+) -> None:
+    a = made.as_written(seed_losses=tuple(made.loss_curve(seed=s) for s in (1, 2, 3)))
+    b = made.alike(settings=settings, losses=made.loss_curve(seed=9), blocks=made.blocks(1, 38.0, batch=samples))
+    found = compare_blocks(a, b, changes_training="it computes otherwise")
+    assert found.loss is not None and found.loss.verdict == said
+
+
+def test_seeds_that_change_nothing_make_no_band() -> None:
+    curve = made.loss_curve(seed=0)
+    found = compare_losses(*_losses(curve, tuple(x + 1e-3 for x in curve), curve, curve))
+    assert found is not None and found.verdict == "different" and found.band == () and found.seeds == 2
+    assert "the cell sets its own seed" in found.words and "another training" not in found.words
+    failed = compare_losses(*_losses(curve, tuple(x + 1e-3 for x in curve), (), (math.nan,)))
+    assert failed is not None and failed.seeds == 0 and "was not measured" in failed.words
+
+
+def test_the_band_of_seeds_tells_a_changed_training_from_another_seed() -> None:
+    seeds = [made.loss_curve(seed=s) for s in (1, 2, 3)]
+    another = compare_losses(*_losses(made.loss_curve(seed=0), made.loss_curve(seed=9), *seeds))
+    moved = tuple(x + 0.3 for x in made.loss_curve(seed=9))
+    changed = compare_losses(*_losses(made.loss_curve(seed=0), moved, *seeds))
+    assert another is not None and another.verdict == "within the band" and another.seeds == 3
+    assert changed is not None and changed.verdict == "outside the band"
+    low, high = another.band[5]
+    assert low < high and len(another.band) == 40
+
+
+# stored runs and traces
+
+
+def test_the_table_of_stored_runs_has_the_times_of_the_verdict() -> None:
+    """Epochs whose first step is slow: the median step of a run does not hold them, its blocks do."""
+    runs = [made.run_of(side) for side in (made.as_written(), made.alike())]
+    wall = np.where(np.arange(len(runs[1].steps)) % 3 == 0, 200.0, 38.0)
+    end = np.cumsum(wall * MS).astype(np.int64)
+    steps = dataclasses.replace(runs[1].steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end)
+    found = compare_runs([runs[0], dataclasses.replace(runs[1], steps=steps, timeline=None, traced_numbers=())])
+    assert isinstance(found, Comparison) and found.ratio is not None
+    step, sample = side_by_side(found, None).rows[:2]
+    assert step.cells[0] == "a step, without the profiler"
+    assert step.cells[3] == sample.cells[3] == f"{factor(found.ratio)}×"
+
+
+def test_runs_with_profiled_steps_only_have_no_other_step_in_their_table() -> None:
+    runs = [made.run_of(side) for side in (made.as_written(), made.faster())]
+    traced = np.full(len(runs[0].steps), Phase.TRACED, np.uint8)
+    profiled = [dataclasses.replace(run, steps=dataclasses.replace(run.steps, phase=traced)) for run in runs[:1]]
+    found = compare_runs([*profiled, runs[1]])
+    assert isinstance(found, Comparison)
+    assert side_by_side(found, None).rows[0].cells[0] == "a step, with the profiler"
+    assert unprofiled_us(found.a, found) is None and unprofiled_us(found.b, found) is None
+
+
+def test_pairs_that_say_otherwise_than_the_medians_are_told() -> None:
+    """A machine that became twice as slow meanwhile: most of A ran before, most of B after, each pair together."""
+    a = [_block(0, turn, 2 * turn, 10.0 if turn < 6 else 20.0) for turn in range(11)]
+    b = [_block(1, turn, 2 * turn + 1, 10.0 if turn < 5 else 20.0) for turn in range(11)]
+    drifting = compare_blocks(Side("as written", {}, None, tuple(a)), Side("b", {"b": "1"}, None, tuple(b)))
+    told = "The last column divides the medians"
+    assert drifting.ratio == 1.0
+    assert any(told in line for line in side_by_side(drifting, None).lines)
+    assert not any(told in line for line in side_by_side(made.a_comparison(), None).lines)
+
+
+def test_stored_runs_are_compared_by_blocks_of_their_own_steps() -> None:
+    a, b = made.run_of(made.as_written()), made.run_of(made.faster())
+    found = compare_runs([a, b])
+    assert isinstance(found, Comparison)
+    assert (found.evidence, found.pairs, found.unit, found.verdict) == ("sequential", 0, "step", "faster")
+    assert found.ratio == pytest.approx(13.2 / 38.0, rel=0.02)
+    assert found.noise_floor is not None and found.noise_floor < 0.05
+    assert {block.step_count for block in found.a.blocks} == {block_steps(len(facts(a).selection.rows))}
+    assert "one after the other" in comparison_headline(found).evidence
+
+
+@pytest.mark.parametrize(("count", "steps"), [(3, 1), (12, 2), (29, 4), (30, 5), (45, 7), (60, 10), (1000, 10)])
+def test_a_run_is_cut_into_blocks_of_five_to_ten_steps(count: int, steps: int) -> None:
+    assert block_steps(count) == steps
+
+
+def test_a_run_that_drifts_is_not_called_faster() -> None:
+    a, b = made.run_of(made.as_written()), made.run_of(made.alike())
+    wall = b.steps.wall_ns * np.linspace(0.8, 1.1, len(b.steps))
+    end = np.cumsum(wall).astype(np.int64)
+    steps = dataclasses.replace(b.steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end)
+    steps = dataclasses.replace(steps, data_wait_ns=steps.data_wait_ns // 2)
+    found = compare_sequential(
+        made.as_written(facts=facts(a)), Side("b", {}, facts(dataclasses.replace(b, steps=steps, timeline=None)))
+    )
+    assert found.noise_floor is not None and found.noise_floor > 0.1
+    assert found.verdict == "no measurable difference"
+
+
+def test_more_than_two_runs_are_compared_with_the_first() -> None:
+    runs = [made.run_of(side) for side in (made.as_written(), made.faster(), made.alike())]
+    found = compare_runs(runs)
+    assert isinstance(found, Experiment)
+    assert [c.verdict for c in found.comparisons] == ["faster", "no measurable difference"]
+    assert all(c.a is found.comparisons[0].a or c.a.label == found.sides[0].label for c in found.comparisons)
+
+
+def test_one_run_is_no_comparison() -> None:
+    with pytest.raises(UsageError, match="needs two runs"):
+        compare_runs([made.run_of(made.faster())])
+    with pytest.raises(UsageError, match="needs two runs"):
+        gpulab.compare()
+
+
+def test_runs_of_one_name_are_told_apart() -> None:
+    run = made.run_of(made.faster())
+    found = compare_runs([run, run])
+    assert isinstance(found, Comparison) and found.a.label != found.b.label
+    assert found.ratio == 1.0 and found.verdict == "no measurable difference"
+
+
+def test_what_else_differs_is_listed() -> None:
+    a, b = made.run_of(made.as_written()), made.run_of(made.faster())
+    assert b.loader is not None
+    environment = dataclasses.replace(
+        b.environment, hostname="two", cpu="Other CPU", packages={**b.environment.packages, "torch": "2.14.0"}
+    )
+    b = dataclasses.replace(
+        b,
+        environment=environment,
+        device=dataclasses.replace(b.device, name="Other CPU"),
+        code=b.code + "print(1)\n",
+        loader=dataclasses.replace(b.loader, dataset="Other", batch_size=64),
+        outcome="interrupted",
+    )
+    a = dataclasses.replace(a, environment=dataclasses.replace(a.environment, hostname="one"))
+    told = "\n".join(differences(Side("a", {}, facts(a)), Side("b", {}, facts(b)), sequential=True))
+    for expected in (
+        "Other device", "Other machine: one and two", "Other torch: 2.13.0 and 2.14.0", "Other dataset: Digits",
+        "Other code: 1 line differs, first nothing and “print(1)”", "Other batch size of the DataLoader: 32 and 64",
+        "Other number of workers of the DataLoader: 0 and 2", "b was interrupted",
+    ):  # fmt: skip
+        assert expected in told, expected
+    assert differences(Side("a", {}, facts(a)), Side("b", {}, facts(a)), sequential=True) == ()
+
+
+def test_a_knob_without_effect_and_a_shared_gpu_are_at_the_top() -> None:
+    b = made.faster(
+        checks=(Change("workers", "4", "0", "DataLoader option", "no effect", "2 worker processes were seen"),),
+        settings={"workers": "4"},
+    )
+    run = made.run_of(b)
+    t = np.arange(5, dtype=np.int64)
+    neighbours = Series("other_gpu_processes", "processes", "other processes", "NVML", t, np.array([0, 0, 2, 1, 0.0]))
+    throttled = Series("throttle_reasons", "bits", "throttle reasons", "NVML", t, np.array([4, 4, 4, 0, 0.0]))
+    b = dataclasses.replace(b, facts=facts(dataclasses.replace(run, samples=Samples((neighbours, throttled)))))
+    told = differences(made.as_written(), b, sequential=False)
+    assert told[0] == "workers=4 had no effect: 2 worker processes were seen."
+    assert "workers=2: 4 workers were asked for, 2 loaded." in told
+    assert "workers=2: 2 other processes used the GPU meanwhile." in told
+    assert "workers=2: the GPU was held down by power cap." in told
+
+
+# energy
+
+
+def test_energy_and_cost_follow_from_power_and_the_time_of_a_sample() -> None:
+    side = made.a_comparison().a
+    run = made.run_of(side)
+    t = np.linspace(0, run.wall_ns, 200).astype(np.int64)
+    slow = dataclasses.replace(run.steps, start_ns=run.steps.start_ns * 5, end_ns=run.steps.end_ns * 5)
+    power = Series("power_w", "W", "power", "NVML", t * 5, np.full(200, 250.0))
+    run = dataclasses.replace(
+        run, steps=slow, wall_ns=5 * run.wall_ns, samples=Samples((power,)), timeline=None, traced_numbers=()
+    )
+    measured = dataclasses.replace(side, facts=facts(run), us_per_sample=1000.0)
+    found = spending(measured, price_per_hour=3.6)
+    assert found.device_s == pytest.approx(1000.0)
+    assert found.energy_j == pytest.approx(250_000.0)
+    assert found.cost == pytest.approx(1.0)
+    assert spending(measured).cost is None
+    unmetered = spending(side)
+    assert unmetered.energy_j is None and "not metered" in unmetered.why_no_energy
+
+
+def test_unpaired_resamples_both_sides() -> None:
+    rng = np.random.default_rng(2)
+    found = unpaired(rng.normal(10, 0.2, 12), rng.normal(8, 0.2, 12))
+    few = unpaired(np.array([10.0, 10.1, 9.9]), np.array([8.0, 8.1, 7.9]))
+    assert found is not None and found.interval is not None and found.interval[0] < 0.8 < found.interval[1] < 0.9
+    assert few is not None and few.interval is not None and few.interval[1] < 1
+    assert unpaired(np.empty(0), np.ones(3)) is None

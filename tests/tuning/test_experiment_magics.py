@@ -1,0 +1,151 @@
+"""`--set`, `--ab` and `--sweep` in a real ipykernel: what is shown, what is put back, how bad input is answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.kernel_session import Answer, KernelSession, kernel
+
+SETUP = """
+%load_ext gpulab
+import time, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+torch.set_num_threads(1)
+pause = 0.0
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(256, 8), torch.randint(0, 2, (256,))), batch_size=4, shuffle=True)
+before = model.weight.detach().clone()
+"""
+CELL = """
+for x, y in loader:
+    time.sleep(pause)
+    loss = nn.functional.cross_entropy(model(x), y)
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+print("trained")
+"""
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]:
+    with kernel(tmp_path_factory.mktemp("experiments")) as started:
+        assert started.run(SETUP).status == "ok"
+        yield started
+
+
+def shown(answer: Answer) -> str:
+    return answer.stdout + "".join(
+        str(d.get("text/plain", "")) + str(d.get("text/html", "")) for d in answer.displays()
+    )
+
+
+def test_a_comparison_beside_the_cell(session: KernelSession) -> None:
+    answer = session.run(f"%%gpuprofile --ab pause=0.02 --pairs 5 --steps 4 --no-save\n{CELL}")
+    assert answer.status == "ok", answer.error
+    assert "pause=0.02" in shown(answer) and "variable of the cell" in shown(answer)
+    assert session.value("bool(torch.equal(before, model.weight))") is True
+    assert session.value("pause") == 0.0
+    session.run("import gpulab; last = gpulab.experiments[-1]")
+    assert session.value("last.found.sides[1].settings") == {"pause": "0.02"}
+    assert session.value("len(last.found.sides[1].blocks)") == 5
+    assert not session.left_behind()
+
+
+def test_the_result_is_handed_over(session: KernelSession) -> None:
+    line = "found = %gpuprofile -r --ab workers=1 --pairs 5 --steps 4 --no-save train()"
+    answer = session.run(f"def train():\n{''.join('    ' + w + chr(10) for w in CELL.splitlines())}\n")
+    assert answer.status == "ok"
+    assert session.run(line).status == "ok"
+    assert session.value("found.only.b.checks[0].state") == "took effect"
+    assert session.value("found.verdict in ('faster', 'slower', 'no measurable difference')") is True
+
+
+def test_one_run_with_a_knob_set(session: KernelSession) -> None:
+    answer = session.run(f"%%gpuprofile with-worker --set workers=1 --steps 12\n{CELL}")
+    assert answer.status == "ok", answer.error
+    assert "hanged for this run" in shown(answer) and "took effect" in shown(answer)
+    assert "DataLoader option" in shown(answer), "the rule that decided is shown"
+    session.run("import gpulab; run = gpulab.runs['with-worker']")
+    assert session.value("run.settings.knobs") == {"workers": "1"}
+    assert session.value("run.loader.num_workers") == 1
+    assert session.value("loader.num_workers") == 0
+    assert session.value("bool(torch.equal(before, model.weight))") is False, "it is an ordinary run: it trains"
+    session.run("model.weight.data.copy_(before);")
+    assert not session.left_behind()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--ab wrkers=2", "workers"),
+        ("--ab workers=two", "workers"),
+        ("--sweep batch_size=", "has no value"),
+        ("--ab workers=1 --ab workers=2", "set twice"),
+        ("--pairs 5", "belongs to a comparison"),
+        ("--ab workers=1 --whole", "contradict"),
+        ("--ab workers=1 --budget soon", "number of seconds"),
+        ("--ab workers=1 --pairs 0", "at least 1"),
+        ("--set model=3", "model"),
+        ("--ab pause=abc", "pause is 0.0 in the code, so it takes a number."),
+        ("--ab workers=1 --device cuda:77", "cuda:77"),
+        ("--ab fused=on", "Did you mean fused_optimizer?"),
+        ("--ab bs=3", "Did you mean batch_size?"),
+        ("--ab workers=-1", "Nearest: workers=0."),
+    ],
+)
+def test_what_cannot_work_is_one_line_and_nothing_runs(session: KernelSession, line: str, words: str) -> None:
+    answer = session.run(f"%%gpuprofile {line}\nran = True\n{CELL}")
+    assert answer.error is not None or "UsageError" in answer.stderr, answer
+    said = answer.stderr or str(answer.error)
+    assert words in said and "did not run" in said
+    assert "ran" not in session.names()
+
+
+def test_several_knobs_in_quotes_on_the_line(session: KernelSession) -> None:
+    answer = session.run('found = %gpuprofile -r --ab "workers=1, pause=0.01" --pairs 1 --steps 4 --no-save train()')
+    assert answer.status == "ok", answer.error
+    assert session.value("found.only.b.settings") == {"workers": "1", "pause": "0.01"}
+
+
+def test_another_thread_that_measures_is_said_in_one_line(session: KernelSession) -> None:
+    begun = """
+import threading, gpulab
+inside, over = threading.Event(), threading.Event()
+def measure():
+    with gpulab.profile(save=False, live=False, show=False, trace=False):
+        inside.set()
+        over.wait(300)
+thread = threading.Thread(target=measure); thread.start(); inside.wait(60);
+"""
+    assert session.run(begun).status == "ok"
+    answer = session.run(f"%%gpuprofile --ab workers=1 --no-save\nran = True\n{CELL}")
+    session.run("over.set(); thread.join()")
+    said = answer.stderr or str(answer.error)
+    assert "Another run is being measured" in said and "did not run" in said and "Traceback" not in said
+
+
+def test_the_text_of_a_cell_finds_the_names_of_the_notebook(session: KernelSession) -> None:
+    bounds = "pairs=1, steps=4, save=False, show=False"
+    answer = session.run(f"import gpulab\nfound = gpulab.experiment({CELL!r}, {{'workers': 1}}, {bounds})")
+    assert answer.status == "ok", answer.error
+    assert session.value("found.only.b.checks[0].state") == "took effect"
+
+
+def test_the_button_is_under_the_report_without_a_live_view_too(session: KernelSession) -> None:
+    answer = session.run(f"%%gpuprofile --no-live --no-save --steps 5\n{CELL}")
+    assert "Turn a knob on this cell" in str(answer.buttons)
+    session.run("1")  # puts text in its place
+
+
+def test_the_cell_as_written_may_fail(session: KernelSession) -> None:
+    answer = session.run(f"%%gpuprofile --ab workers=1 --no-save\n{CELL}\n1 / 0")
+    assert answer.error is None or answer.error[0] == "ZeroDivisionError"
+    answer = session.run("%%gpuprofile --ab workers=1 --no-save\n1 / 0")
+    assert answer.error is not None and answer.error[0] == "ZeroDivisionError"
+    assert not session.left_behind()

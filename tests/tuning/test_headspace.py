@@ -1,0 +1,332 @@
+"""What a perfect DataLoader would bring: real cells with a planted wait, put back as they were."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import io
+import json
+import os
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import gpulab
+from gpulab.api import headspace
+from gpulab.errors import UsageError
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.headspace import cold_files
+from gpulab.tuning.headspace.headspace import Differential
+from gpulab.tuning.headspace.kept_batches import KEPT, kept_batches
+from gpulab.views.headspace import HeadspaceReport
+from tests.support.kernel_session import WIDGET_VIEW, kernel
+from tests.support.loading_datasets import Planted, Stream
+
+CELL = """\
+losses = []
+for epoch in range(2):
+    for batch in loader:
+        loss = model(batch).sum()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+"""
+
+
+def names(loader: Any) -> dict[str, Any]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=1e-6), "loader": loader}
+
+
+class Files(Planted):
+    """Each item in a file of its own."""
+
+    def __init__(self, folder: Path, n: int = 40) -> None:
+        super().__init__(n)
+        self.folder = folder
+        for i in range(n):
+            (folder / f"{i}.bin").write_bytes(bytes([i]) * 8192)
+
+    def __getitem__(self, i: int) -> torch.Tensor:
+        with open(self.folder / f"{i}.bin", "rb") as file:
+            return torch.full((4,), float(file.read(1)[0]))
+
+
+# -- the whole test --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_planted_wait_is_what_a_perfect_loader_would_take_away(workers: int) -> None:
+    given = names(DataLoader(Planted(64, wait_s=0.01), batch_size=4, num_workers=workers, shuffle=True))
+    before = given["model"].weight.clone()
+    state = torch.get_rng_state()
+    report = gpulab.headspace(CELL, namespace=given, steps=4, pairs=3, show=False)
+    found = report.found
+    assert found.ideal_us is not None and found.step_us is not None and report.ceiling is not None
+    assert found.ideal_us < found.step_us / 2 and report.ceiling > 2
+    assert found.preparation_share is not None and found.preparation_share > 0.5
+    assert found.cold_us is None and found.reasons["cold"] == cold_files.NO_FILE
+    assert torch.equal(given["model"].weight, before) and torch.equal(torch.get_rng_state(), state)
+    for shown in (report.text(), report.html(), report.fragment()):
+        assert "perfect DataLoader" in shown and "read from the disk" in shown
+    figures = json.loads(json.dumps(report.json()))
+    assert figures["cold_step_us"] is None and figures["ceiling"] == report.ceiling
+
+
+def test_files_that_the_steps_read_are_dropped_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = Files(tmp_path)
+    dropped: list[int] = []
+    drop = cold_files.drop
+    monkeypatch.setattr(cold_files, "drop", lambda paths: (dropped.append(len(paths)), drop(paths)))
+    test = Differential(TextCode.parsed(CELL, names(DataLoader(dataset, batch_size=4))), budget_s=60, steps=3, pairs=2)
+    found = test.headspace()
+    assert {str(tmp_path / f"{i}.bin") for i in range(12)} <= set(test._files)
+    if cold_files.why_not(test._files):
+        assert found.reasons["cold"] in (cold_files.IN_MEMORY, cold_files.NO_ADVICE)
+    else:
+        assert found.cold_us is not None and "cold" not in found.reasons
+        assert len(dropped) == 2 + 2, "asked twice whether it can be done, and before each block"
+
+
+def test_a_cell_without_a_loader_is_refused_and_put_back() -> None:
+    code = "for i in range(40):\n    optimizer.zero_grad(); model(x).sum().backward(); optimizer.step()"
+    given = names(None) | {"x": torch.ones(2, 4)}
+    before = given["model"].weight.clone()
+    with pytest.raises(UsageError, match="no data from a DataLoader"):
+        gpulab.headspace(code, namespace=given, show=False)
+    assert torch.equal(given["model"].weight, before)
+
+
+def test_what_the_cell_raises_passes() -> None:
+    with pytest.raises(ZeroDivisionError):
+        gpulab.headspace("for batch in loader:\n    1 / 0", namespace=names(DataLoader(Planted(8))), show=False)
+
+
+def test_stop_ends_it_with_what_there_is() -> None:
+    given = names(DataLoader(Planted(64, wait_s=0.002), batch_size=4))
+    before = given["model"].weight.clone()
+    test = Differential(TextCode.parsed(CELL, given), budget_s=60, steps=4, pairs=20)
+
+    def tell(progress: Any) -> None:
+        if progress.what.startswith("block 5 "):
+            threading.Thread(target=test.stop).start()
+
+    test.tell = tell
+    found = test.headspace()
+    assert found.experiment.stopped and torch.equal(given["model"].weight, before)
+    report = HeadspaceReport(found)
+    assert "stopped early" in " ".join(report.text().split())
+
+
+def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
+    look = "        assert batch[0, 0].item() not in seen, 'twice'; seen.add(batch[0, 0].item())\n"
+    once = "seen = set()\n" + CELL.replace("range(2)", "range(1)").replace(
+        "        loss = ", f"{look}        loss = ", 1
+    )
+    given = names(DataLoader(Planted(64), batch_size=4))
+    report = gpulab.headspace(once, namespace=given, steps=4, pairs=2, show=False)
+    assert report.ceiling is None and "twice" in report.found.reasons["ideal"]
+    assert report.headline.level == "unknown" and "AssertionError" in report.text()
+
+
+# -- kept batches ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fits", [("cpu",), ()])
+def test_batches_that_do_not_fit_on_the_device_are_kept_in_the_hosts_memory(
+    fits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpulab.tuning.headspace.headspace._torch_name", lambda device: "elsewhere")
+    test = Differential(
+        TextCode.parsed(CELL, names(DataLoader(Planted(64), batch_size=4))), budget_s=20, steps=3, pairs=2
+    )
+    probe = test._probe
+
+    def probed(code: Any, size: Any, what: str) -> Exception | None:
+        if what == "batches kept" and test._kept_on not in fits:
+            return RuntimeError("out of memory there")
+        return probe(code, size, what)
+
+    monkeypatch.setattr(test, "_probe", probed)
+    found = test.headspace()
+    assert (found.ideal_us is not None) is bool(fits), found.reasons
+    assert ("out of memory there" in str(found.reasons.get("ideal"))) is not bool(fits)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_kept_batches_are_real_ones_in_the_same_number(workers: int) -> None:
+    loader = DataLoader(Planted(30), batch_size=4, num_workers=workers)
+    real = [batch.clone() for batch in loader]
+    asked: list[int] = []
+    loader.dataset.__class__ = type("Counted", (Planted,), {"__getitem__": _counting(asked)})
+    with kept_batches("cpu"):
+        for epoch in range(2):
+            had = []
+            for batch in loader:
+                had.append(batch.clone())
+                batch.mul_(-1)  # in place: the next one given out is not touched
+            assert len(had) == len(real)
+            assert all(any(torch.equal(batch, one) for one in real) for batch in had)
+            assert len(had[-1]) == 2, "the last of an epoch is as long as it was"
+            if epoch == 0:
+                assert torch.equal(had[0], real[0]) and torch.equal(had[1], real[1])
+    assert len(asked) == 4 * KEPT + 2, "loaded once"
+    assert torch.equal(next(iter(DataLoader(Planted(30), batch_size=4))), real[0])
+
+
+def _counting(asked: list[int]) -> Any:
+    def __getitem__(self: Planted, i: int) -> torch.Tensor:
+        asked.append(i)
+        return Planted.__getitem__(self, i)
+
+    return __getitem__
+
+
+def test_kept_batches_of_a_stream_go_on() -> None:
+    with kept_batches("cpu"):
+        for i, batch in enumerate(DataLoader(Stream(40), batch_size=4)):
+            assert batch.shape == (4, 4)
+            if i == 30:
+                break
+        else:
+            raise AssertionError("the stream ended")
+
+
+def test_containers_are_made_anew_and_keep_their_kind() -> None:
+    from collections import OrderedDict, namedtuple
+
+    from gpulab.tuning.headspace.kept_batches import _copied
+
+    Pair = namedtuple("Pair", "x y")
+    batch = {"a": torch.ones(2), "b": [Pair(torch.zeros(1), "text"), (1, None)], "c": OrderedDict(d=torch.ones(1))}
+    copied = _copied(_copied(batch, "cpu"))
+    copied["a"].add_(1)
+    copied["b"][0].x.add_(1)
+    copied["c"]["d"].add_(1)
+    assert batch["a"].sum() == 2 and batch["b"][0].x.sum() == 0 and batch["c"]["d"].sum() == 1
+    assert type(copied["b"][0]) is Pair and copied["b"][0].y == "text" and type(copied["c"]) is OrderedDict
+    assert copied["b"][1] == (1, None)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_files_opened_in_each_way_are_seen_and_written_ones_are_not(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a", "b", "c", "d", "empty", "e.py")]
+    for path in paths:
+        path.write_bytes(b"" if path.name == "empty" else b"x" * 100)
+    before = builtins.open, io.open, os.open
+    with cold_files.watched() as opened:
+        open(paths[0]).close()
+        paths[1].read_bytes()
+        os.close(os.open(paths[2], os.O_RDONLY))
+        open(paths[3], "ab").close()
+        open(paths[4]).close()
+        open(paths[5]).close()
+    assert (builtins.open, io.open, os.open) == before
+    assert {p for p in opened.data if p.startswith(str(tmp_path))} == {str(p) for p in paths[:3]}
+
+
+def test_a_dropped_file_is_not_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(os.urandom(1 << 20))
+    assert cold_files.resident_fraction(str(path)) in (1.0, None)
+    why = cold_files.why_not([str(path)])
+    if not why:
+        assert cold_files.resident_fraction(str(path)) in (0.0, None)
+    assert why in ("", cold_files.IN_MEMORY, cold_files.NO_ADVICE)
+    assert cold_files.why_not([]) == cold_files.NO_FILE
+
+
+def test_files_that_stay_in_memory_are_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "data"
+    path.write_bytes(b"x" * 10_000)
+    monkeypatch.setattr(cold_files, "drop", lambda paths: None)
+    path.read_bytes()
+    assert cold_files.why_not([str(path)]) in (cold_files.IN_MEMORY, "" if cold_files._mincore() is None else "-")
+    monkeypatch.delattr(os, "posix_fadvise")
+    assert cold_files.why_not([str(path)]) == cold_files.NO_ADVICE
+
+
+# -- words -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("line", ["--budgt 3", "--steps x", "--steps 0", "--budget -1", "--budget nan", "more"])
+def test_a_wrong_line_is_one_sentence(line: str) -> None:
+    with pytest.raises(UsageError) as e:
+        headspace.magic(line)
+    assert "\n" not in str(e.value) and ("--" in str(e.value) or "more" in str(e.value))
+
+
+def test_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    headspace.magic("--help")
+    assert "%gpulab headspace" in capsys.readouterr().out
+
+
+def test_what_is_not_beyond_noise_is_no_gain() -> None:
+    given = names(DataLoader([torch.ones(4) for _ in range(64)], batch_size=4))
+    report = gpulab.headspace(CELL, namespace=given, steps=4, pairs=2, show=False)
+    unsure = dataclasses.replace(report.found, certain=frozenset(), notes=("<b>note</b>",))
+    shown = HeadspaceReport(unsure)
+    assert "No work on the DataLoader" in shown.headline.sentence and "no more than noise" in shown.text()
+    assert "<b>note</b>" not in shown.html() and "&lt;b&gt;note" in shown.html()
+
+
+# -- the magic, in a real kernel -------------------------------------------------------------------------------------
+
+SETUP = """\
+%load_ext gpulab
+import time, torch
+from torch.utils.data import DataLoader
+
+class Waits(torch.utils.data.Dataset):
+    def __len__(self):
+        return 200
+    def __getitem__(self, i):
+        time.sleep(0.005)
+        return torch.full((4,), float(i))
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+loader = DataLoader(Waits(), batch_size=4, shuffle=True)
+"""
+
+
+def test_the_magic_takes_the_cell_that_was_profiled_last(tmp_path: Path) -> None:
+    with kernel(tmp_path) as session:
+        session.run(SETUP)
+        refused = session.run("%gpulab headspace")
+        assert "no profiled cell" in refused.stderr
+        session.run("%%gpuprofile --no-live --steps 12\n" + CELL)
+        weight = session.value("model.weight.tolist()")
+        names = session.names()
+        answer = session.run("%gpulab headspace --steps 4 --pairs 2")
+        assert answer.status == "ok", answer.error
+        shown = [o["data"] for o in answer.outputs if "data" in o]
+        assert any("perfect DataLoader" in str(data.get("text/html")) for data in shown)
+        assert not any(WIDGET_VIEW in data for data in shown), "a widget in a saved notebook is an error message"
+        assert "epoch" not in answer.stdout
+        assert session.value("model.weight.tolist()") == weight and session.names() == names
+        wrong = session.run("%gpulab headspace --stps 3")
+        assert "--steps" in wrong.stderr
+        assert session.left_behind() == {}
+        running = session.begin("%gpulab headspace --budget 100 --pairs 30")
+        session.wait(running, lambda a: re.search(r"block \d+ of", str(a.outputs)) is not None)
+        assert session.control("gpulab_stop", {"run": session.run_key()})["status"] == "ok"
+        stopped = session.finish(running)
+        assert stopped.status == "ok" and "stopped early" in str(stopped.outputs).replace("\\n", " ")
+        running = session.begin("%gpulab headspace --budget 100 --pairs 30")
+        session.wait(running, lambda a: re.search(r"block \d+ of", str(a.outputs)) is not None)
+        session.interrupt()
+        ended = session.finish(running)
+        assert ended.error is not None and ended.error[0] == "KeyboardInterrupt"
+        assert session.value("model.weight.tolist()") == weight
+        assert session.left_behind() == {}

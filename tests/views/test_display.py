@@ -1,0 +1,94 @@
+"""Where a report is shown: as text in a terminal, as picture and tables in a notebook; what is told if a view fails."""
+
+from __future__ import annotations
+
+import base64
+
+import IPython.display
+import pytest
+
+from gpulab.views.report import figure
+from gpulab.views.report.report import Report
+from gpulab.views.running import display, live
+from gpulab.views.running.display import Stage
+from tests.support import synthetic
+
+CASE = synthetic.cases()["tiny"]
+REPORT = Report(CASE.facts, CASE.diagnosis)
+Shown = list[dict[str, str]]
+
+
+@pytest.fixture
+def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
+    """What a notebook displays, in order."""
+    bundles: Shown = []
+    monkeypatch.setattr(display, "in_notebook", lambda: True)
+    monkeypatch.setattr(IPython.display, "display", lambda bundle, **_: bundles.append(bundle))
+    return bundles
+
+
+class Watcher:
+    """A live view that has had a problem, or none."""
+
+    def __init__(self, problem: str | None, replaces: bool) -> None:
+        self.problem = problem
+        self.replaced: Shown = []
+        self._replaces = replaces
+
+    def replace(self, bundle: dict[str, str]) -> bool:
+        if self._replaces:
+            self.replaced.append(bundle)
+        return self._replaces
+
+
+def test_a_terminal_gets_the_text(capsys: pytest.CaptureFixture[str]) -> None:
+    opened = Stage.open(live=True)
+    opened.show(REPORT)
+    assert opened.watcher is None
+    assert capsys.readouterr().out == REPORT.text() + "\n"
+
+
+def test_a_notebook_gets_the_picture_and_then_the_tables(shown: Shown) -> None:
+    Stage.open(live=False).show(REPORT)
+    picture, tables = shown
+    assert base64.b64decode(picture["image/png"]).startswith(b"\x89PNG")
+    assert picture["text/plain"] == REPORT.text()
+    assert tables["text/html"] == REPORT.fragment()
+    assert CASE.headline.sentence in tables["text/html"]
+
+
+def test_the_picture_takes_the_live_views_place(shown: Shown) -> None:
+    watcher = Watcher(None, replaces=True)
+    Stage(watcher, notebook=True).show(REPORT)  # type: ignore[arg-type]
+    assert [set(bundle) for bundle in watcher.replaced] == [{"image/png", "text/plain"}]
+    assert [set(bundle) for bundle in shown] == [{"text/html", "text/plain"}]
+
+
+def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    reason = "the package <anywidget> is not installed"
+    monkeypatch.setattr(display, "why_no_live_view", lambda: reason)
+    monkeypatch.setattr(live, "why_no_live_view", lambda: reason)
+    Stage.open(live=True).show(REPORT)
+    assert reason in shown[0]["text/plain"]
+    assert "live view" in shown[1]["text/html"] and "the package &lt;anywidget&gt; is not" in shown[1]["text/html"]
+    assert not REPORT.facts.run.missing
+
+
+def test_a_live_view_that_ended_early_is_told(shown: Shown) -> None:
+    Stage(Watcher("OSError: no socket", replaces=False), notebook=True).show(REPORT)  # type: ignore[arg-type]
+    assert len(shown) == 2
+    assert "OSError: no socket" in shown[1]["text/html"]
+
+
+def test_without_a_live_view_asked_for_nothing_is_told(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(display, "why_no_live_view", lambda: "a reason")
+    Stage.open(live=False).show(REPORT)
+    assert "a reason" not in shown[1]["text/html"]
+
+
+def test_a_broken_matplotlib_does_not_stop_the_run(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ImportError("no backend")
+
+    monkeypatch.setattr(figure, "prepare", broken)
+    assert Stage.open(live=False).notebook

@@ -1,0 +1,349 @@
+"""The timeline of the HTML report: what the page holds is the trace, span by span, and nothing in it can act."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import hashlib
+import re
+from collections import Counter
+from html.parser import HTMLParser
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulab.analysis.breakdown import PARTS, breakdown, placed
+from gpulab.run import Category, Lane, Run, Timeline
+from gpulab.views import wording
+from gpulab.views.report import timeline_page
+from gpulab.views.report.report import Report
+from gpulab.views.report.timeline_page import timeline_section
+from tests.support import synthetic
+from tests.support.synthetic import HOSTILE, Case
+from tests.support.timeline_block import DecodedSpan, decoded
+
+WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
+
+
+def section(case: Case, **options: int) -> str:
+    return timeline_section(case.run, case.facts.breakdown, **options)
+
+
+def traced(case: Case) -> Timeline:
+    assert case.run.timeline is not None
+    return case.run.timeline
+
+
+def with_timeline(case: Case, timeline: Timeline, **changes: object) -> Run:
+    return dataclasses.replace(case.run, timeline=timeline, **changes)  # type: ignore[arg-type]
+
+
+def a_timeline(rows: list[tuple[int, int, str, Category, int, int]], lanes: tuple[Lane, ...]) -> Timeline:
+    """From (start, duration, name, category, lane, correlation)."""
+    rows = sorted(rows, key=lambda r: (r[0], -r[1]))
+    names = list(dict.fromkeys(r[2] for r in rows))
+    end = max(r[0] + r[1] for r in rows)
+    return Timeline(
+        start_ns=np.array([r[0] for r in rows], np.int64),
+        duration_ns=np.array([r[1] for r in rows], np.int64),
+        name_id=np.array([names.index(r[2]) for r in rows], np.int32),
+        category=np.array([int(r[3]) for r in rows], np.uint8),
+        lane_id=np.array([r[4] for r in rows], np.int32),
+        correlation=np.array([r[5] for r in rows], np.int64),
+        names=tuple(names),
+        lanes=lanes,
+        window_ns=(0, end),
+        training_lane=0,
+    )
+
+
+def bare(timeline: Timeline) -> Run:
+    """A run without steps around a timeline."""
+    return with_timeline(synthetic.no_step_case(), timeline)
+
+
+THREAD, STREAM = Lane("thread", 1, 10), Lane("stream", 0, 7)
+
+
+# What the page holds
+
+
+@pytest.mark.parametrize("build", [synthetic.cpu_case, synthetic.gpu_case, lambda: synthetic.dense_case(4_000)])
+def test_the_page_holds_every_span_but_the_marks_of_steps(build: object) -> None:
+    case: Case = build()  # type: ignore[operator]
+    t = traced(case)
+    head, found, _ = decoded(section(case))
+    origin = t.window_ns[0] - head["window"][0]
+    wanted = Counter(
+        (int(a) - origin, int(a + d) - origin, wording.plain(t.names[n]), Category(c).name.lower())
+        for a, d, n, c in zip(t.start_ns, t.duration_ns, t.name_id, t.category, strict=True)
+        if not t.names[n].startswith("ProfilerStep#")
+    )
+    assert Counter((s.start, s.end, s.name, s.kind[1]) for s in found) == wanted
+    assert [w - head["window"][0] for w in head["window"]] == [0, t.window_ns[1] - t.window_ns[0]]
+    assert head["extent"] >= max(s.end for s in found)
+
+
+def test_lanes_stand_in_order_and_nested_spans_under_what_holds_them() -> None:
+    head, found, _ = decoded(section(synthetic.gpu_case()))
+    assert [lane["label"] for lane in head["lanes"]] == [
+        "training thread", "thread 4720", "GPU 0 stream 7", "GPU 0 stream 14"
+    ]  # fmt: skip
+    assert [len(lane["rows"]) for lane in head["lanes"]] == [3, 3, 1, 1]
+    inner = next(s for s in found if s.name == "aten::cudnn_convolution")
+    assert any(s.row == inner.row - 1 and s.start <= inner.start and s.end >= inner.end for s in found)
+
+
+def test_each_kernel_knows_its_launch() -> None:
+    case = synthetic.gpu_case()
+    t = traced(case)
+    correlation = {int(a): int(c) for a, c, k in zip(t.start_ns, t.correlation, t.category, strict=True) if k == 5}
+    calls = {int(c): int(a) for a, c, k in zip(t.start_ns, t.correlation, t.category, strict=True) if k == 3 and c}
+    head, found, _ = decoded(section(case))
+    origin = t.window_ns[0] - head["window"][0]
+    launched = 0
+    for span in found:
+        if span.kind[1] not in WORK:
+            assert span.launch is None
+        elif correlation.get(span.start + origin):
+            assert span.launch is not None
+            assert found[span.launch].start + origin == calls[correlation[span.start + origin]]
+            launched += 1
+        else:
+            assert span.launch is None
+    assert launched == 24 * 6 and head["noLaunch"] == "its launch is not in the trace"
+
+
+def test_far_apart_and_zero_long_spans_keep_their_nanoseconds() -> None:
+    late = 3_600 * 10**9 + 7  # more than 32 bits of nanoseconds
+    rows = [
+        (0, 2**33 + 1, "long", Category.CPU_OP, 0, 0),
+        (late, 0, "instant", Category.CPU_OP, 0, 0),
+        (late, 3, "short", Category.CPU_OP, 0, 0),
+    ]
+    _, found, _ = decoded(timeline_section(bare(a_timeline(rows, (THREAD,))), None))
+    assert {(s.name, s.start, s.end) for s in found} == {
+        ("long", 0, 2**33 + 1), ("instant", late, late), ("short", late, late + 3)
+    }  # fmt: skip
+
+
+def test_work_that_overlaps_on_one_stream_is_stacked_and_rounding_is_not() -> None:
+    def rows_of(second_start: int) -> int:
+        rows = [
+            (0, 10_000, "first", Category.KERNEL, 0, 0),
+            (second_start, 10_000, "second", Category.KERNEL, 0, 0),
+            (0, 30_000, "a note", Category.GPU_USER_ANNOTATION, 0, 0),
+        ]
+        head, _, _ = decoded(timeline_section(bare(a_timeline(rows, (STREAM,))), None))
+        work = [s for lane in head["lanes"] for s in lane["rows"]][1:]
+        assert head["overview"] == work, "the overview draws the work, not the annotations"
+        return len(work)
+
+    assert rows_of(10_000) == rows_of(9_001) == 1
+    assert rows_of(8_000) == 2
+
+
+def test_python_frames_stand_apart_from_the_calls_they_hold() -> None:
+    rows = [(0, 100, f"frame{i}", Category.PYTHON_FUNCTION, 0, 0) for i in range(20)]
+    rows.append((10, 20, "aten::mm", Category.CPU_OP, 0, 0))
+    head, found, _ = decoded(timeline_section(bare(a_timeline(rows, (THREAD,))), None))
+    assert [(lane["label"], len(lane["rows"])) for lane in head["lanes"]] == [
+        ("training thread", 1), ("training thread, Python", 20)
+    ]  # fmt: skip
+    assert found[0].name == "aten::mm"
+
+
+SPAN = st.tuples(st.integers(0, 60), st.integers(0, 30), st.sampled_from("ab"))
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(SPAN, min_size=1, max_size=40))
+def test_no_two_spans_of_a_level_overlap_and_none_is_lost(drawn: list[tuple[int, int, str]]) -> None:
+    rows = [(start, length, name, Category.CPU_OP, 0, 0) for start, length, name in drawn]
+    _, found, _ = decoded(timeline_section(bare(a_timeline(rows, (THREAD,))), None))
+    assert Counter((s.start, s.end - s.start, s.name) for s in found) == Counter(drawn)
+    for one, other in pairwise(found):
+        assert one.row != other.row or other.start >= one.end
+
+
+# The parts of the steps
+
+
+def strip_sums(pieces: list[DecodedSpan], step: dict[str, int]) -> Counter[str]:
+    return Counter(
+        {
+            label: sum(p.end - p.start for p in pieces if p.kind[0] == label and step["start"] <= p.start < step["end"])
+            for label in {p.kind[0] for p in pieces}
+        }
+    )
+
+
+@pytest.mark.parametrize("build", [synthetic.cpu_case, synthetic.gpu_case])
+def test_the_strip_places_the_account_in_time(build: object) -> None:
+    run: Run = build().run  # type: ignore[operator]
+    account = breakdown(run)
+    assert account is not None
+    head, _, pieces = decoded(timeline_section(run, account))
+    assert head["strip"] == {"title": "parts of each step", "inPlace": True}
+    assert all(a.end <= b.start for a, b in pairwise(pieces))
+    steps = {step["number"]: step for step in head["steps"]}
+    for step in account.steps:
+        wanted = Counter({wording.PARTS[part].label: ns for part, ns in step.parts_ns.items() if ns})
+        assert +strip_sums(pieces, steps[str(step.number)]) == wanted
+        assert steps[str(step.number)]["parts"] == [step.parts_ns[part] for part in wording.PARTS]
+
+
+def test_pieces_are_what_the_first_claim_on_each_moment_says() -> None:
+    rows = [
+        (0, 100, "enumerate(DataLoader)#X.__next__", Category.USER_ANNOTATION, 0, 0),
+        (40, 20, "kernel", Category.KERNEL, 1, 1),
+        (30, 5, "cudaLaunchKernel", Category.CUDA_RUNTIME, 0, 1),
+        (100, 50, "cudaDeviceSynchronize", Category.CUDA_RUNTIME, 0, 0),
+        (110, 10, "Memcpy HtoD", Category.GPU_MEMCPY, 1, 0),
+    ]
+    run = bare(a_timeline(rows, (THREAD, STREAM)))
+    account = breakdown(run)
+    assert account is not None and run.timeline is not None
+    pieces = placed(run.timeline, account)
+    assert pieces is not None
+    named = [PARTS[p] for p in pieces.part.tolist()]
+    assert list(zip(pieces.start_ns.tolist(), pieces.end_ns.tolist(), named, strict=True)) == [
+        (0, 40, "data_wait"), (40, 60, "compute"), (60, 110, "unknown"), (110, 120, "memcpy"), (120, 150, "sync_wait"),
+    ]  # fmt: skip  # the copy's launch is not in the trace: the gap before it is unknown
+
+
+def test_an_account_without_the_causes_of_idle_time_is_placed_too() -> None:
+    run = synthetic.gpu_case().run
+    account = breakdown(run, idle_causes=False)
+    assert account is not None
+    head, _, pieces = decoded(timeline_section(run, account))
+    assert head["strip"]["inPlace"]
+    assert {p.kind[0] for p in pieces} <= {wording.PARTS[p].label for p in ("compute", "memcpy", "unknown")}
+
+
+def test_parts_that_cannot_be_placed_are_shown_as_shares_and_said_to_be() -> None:
+    case = synthetic.gpu_case()  # its made-up account is not that of its spans
+    page = section(case)
+    head, _, pieces = decoded(page)
+    assert head["strip"] == {"title": "shares of each step", "inPlace": False}
+    assert "how much each part took, not when" in page
+    step = head["steps"][0]
+    mine = [p for p in pieces if step["start"] <= p.start < step["end"]]
+    assert mine[0].start == step["start"] and mine[-1].end == step["end"]
+    labels = [part.label for part in wording.PARTS.values()]
+    assert [p.kind[0] for p in mine] == [label for label, ns in zip(labels, step["parts"], strict=True) if ns]
+    assert all(a.end == b.start for a, b in pairwise(mine))
+
+
+def test_without_steps_the_whole_window_is_one_band_and_without_an_account_there_is_no_strip() -> None:
+    run = bare(a_timeline([(5, 10, "aten::mm", Category.CPU_OP, 0, 0)], (THREAD,)))
+    head, _, pieces = decoded(timeline_section(run, breakdown(run)))
+    assert [(s["label"], s["start"], s["end"]) for s in head["steps"]] == [("whole window", 0, 15)] and pieces
+    head, _, pieces = decoded(timeline_section(run, None))
+    assert head["steps"] == [] and pieces == []
+
+
+# Limits
+
+
+def test_too_many_spans_lose_the_shortest_of_the_host_first_and_the_page_says_so() -> None:
+    case = synthetic.dense_case(4_000)
+    page = section(case, most_spans=1_500)
+    head, found, _ = decoded(page)
+    assert len(found) == head["spans"] == 1_500
+    assert sum(s.kind[1] in WORK for s in found) == 1_000, "all of the GPU's work is kept"
+    assert {s.name for s in found if s.kind[1] == "cuda_runtime"} == set(), "the shortest went first"
+    assert "Not drawn here: the 2,500 shortest spans, of at most" in page and "all of them on the host" in page
+    assert head["noLaunch"] == "its launch is not in this picture"
+    page = section(case, most_spans=400)
+    assert len(decoded(page)[1]) == 400 and "600 of them GPU work" in page
+
+
+def test_nothing_is_said_to_be_missing_where_nothing_is() -> None:
+    page = section(synthetic.dense_case(4_000), most_spans=4_000)
+    assert len(decoded(page)[1]) == 4_000 and "Not drawn here" not in page
+
+
+def test_two_hundred_thousand_uneven_spans_fit_into_two_megabytes_and_a_half() -> None:
+    rng = np.random.default_rng(3)
+    t = traced(synthetic.dense_case(200_000))
+    duration = np.maximum(1, (t.duration_ns * rng.uniform(0.2, 1.0, len(t))).astype(np.int64))
+    moved = dataclasses.replace(t, duration_ns=duration, start_ns=t.start_ns + np.arange(len(t)) % 7)
+    order = np.lexsort((-moved.duration_ns, moved.start_ns))
+    columns = ("start_ns", "duration_ns", "name_id", "category", "lane_id", "correlation")
+    uneven = dataclasses.replace(moved, **{c: getattr(moved, c)[order] for c in columns})
+    assert len(timeline_section(bare(uneven), None)) < 2_500_000
+
+
+def test_long_names_are_cut_and_short_ones_are_whole() -> None:
+    rows = [(i, 1, name, Category.CPU_OP, 0, 0) for i, name in enumerate(("x" * 5_000, "void f<int>(int)"))]
+    head, _, _ = decoded(timeline_section(bare(a_timeline(rows, (THREAD,))), None))
+    assert [len(head["names"][0]), head["names"][0][-1]] == [400, "…"]
+    assert head["names"][1] == "void f<int>(int)" and head["short"][1] == "f"
+
+
+@pytest.mark.parametrize("build", [synthetic.no_step_case, synthetic.no_trace_case])
+def test_without_a_trace_there_is_no_timeline_and_no_script(build: object) -> None:
+    case: Case = build()  # type: ignore[operator]
+    assert section(case) == ""
+    page = Report(case.facts, case.diagnosis).html()
+    assert "<script" not in page and "script-src" not in page
+
+
+# Safety
+
+
+class _Tags(HTMLParser):
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self.found and self.found[-1][0] == "script" and self.scripts and not data.isspace():
+            self.scripts[-1] += data
+
+
+def test_hostile_names_stay_data() -> None:
+    case = synthetic.hostile_case()
+    page = Report(case.facts, case.diagnosis).html()
+    tags = _Tags(page)
+    assert [attrs for tag, attrs in tags.found if tag == "script"] == [
+        {"type": "application/octet-stream", "class": "tl-data"}, {}
+    ]  # fmt: skip
+    assert "alert(1)" not in "".join(tags.scripts)
+    head, found, _ = decoded(page)
+    assert found[0].name.startswith(wording.plain(HOSTILE)) and found[0].lane.startswith(wording.plain(HOSTILE)[:40])
+    assert all(text.isprintable() for text in (*head["names"], *(lane["label"] for lane in head["lanes"])))
+
+
+def test_the_policy_lets_this_script_run_and_no_other() -> None:
+    case = synthetic.cpu_case()
+    page = Report(case.facts, case.diagnosis).html()
+    script = _Tags(page).scripts[1]
+    assert script == timeline_page.SCRIPT.read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
+    assert policy.startswith("default-src 'none'; ") and policy.endswith(f"; script-src 'sha256-{digest}'")
+
+
+def test_the_script_fetches_nothing_and_writes_no_markup() -> None:
+    script = timeline_page.SCRIPT.read_text(encoding="utf-8")
+    for forbidden in ("http:", "https:", "import", "fetch(", "XMLHttp", "innerHTML", "outerHTML", "insertAdjacent",
+                      "document.write", "eval(", "</script"):  # fmt: skip
+        assert forbidden not in script, forbidden
+
+
+def test_a_notebook_gets_no_timeline() -> None:
+    case = synthetic.gpu_case()
+    assert "gpulab-timeline" not in Report(case.facts, case.diagnosis).fragment()
