@@ -17,7 +17,7 @@ def measure() -> dict[str, object]:
     from gpulab.analysis.facts import facts
     from gpulab.diagnosis.context import RuleContext
     from gpulab.diagnosis.diagnose import diagnose
-    from gpulab.diagnosis.rules import kinds
+    from gpulab.diagnosis.rules.catalogue import kinds
     from gpulab.thresholds import DEFAULT
     from gpulab.trace.load import load_run
 

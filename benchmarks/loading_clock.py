@@ -82,7 +82,7 @@ def _turns(loader: Any, blocks: int, now: Now = time.perf_counter) -> tuple[list
 
 def _epoch(loader: Any, now: Now, *, clock: bool) -> float:
     """Seconds from its first batch to its last."""
-    from gpulab.capture.dataloader.clock import LoadingClock
+    from gpulab.capture.dataloader.batch_clock import LoadingClock
 
     with ExitStack() as undo:
         if clock:

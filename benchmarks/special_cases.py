@@ -15,7 +15,7 @@ from unittest.mock import patch
 import numpy as np
 
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.diagnosis.rules import RULE_MODULES
+from gpulab.diagnosis.rules.catalogue import RULE_MODULES
 from gpulab.intervals import EMPTY
 from gpulab.prediction.predict import PREDICTORS, Formula
 

@@ -15,7 +15,7 @@ from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
 from gpulab.run import Category, Timeline
 from gpulab.timeline import spans
-from gpulab.trace.kineto import Recording
+from gpulab.trace.profiler_result import Recording
 
 SESSIONS = 12
 KERNELS = 200

@@ -21,7 +21,7 @@ from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.steps.loop import stop_behind
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
-from gpulab.feed import Watcher
+from gpulab.live_feed import Watcher
 from gpulab.options import check_whole_number
 from gpulab.run import Change, Outcome, Ranks, Run, Settings
 from gpulab.store.folders import DOCUMENT, Store, read, trace_path

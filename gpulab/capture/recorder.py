@@ -16,7 +16,7 @@ from typing import Literal
 import numpy as np
 
 from gpulab.capture import exclusive
-from gpulab.capture.dataloader.clock import LoadingClock
+from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.memory_peaks import PeakWatch
@@ -31,7 +31,7 @@ from gpulab.capture.steps.loop import Closed, Loop
 from gpulab.capture.steps.profiler_window import Window, sessions
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
-from gpulab.feed import Delta, SeriesInfo, Status, Watcher
+from gpulab.live_feed import Delta, SeriesInfo, Status, Watcher
 from gpulab.run import (
     Choice,
     Environment,
@@ -50,7 +50,7 @@ from gpulab.run import (
 from gpulab.store.configuration import configured
 from gpulab.store.folders import new_id
 from gpulab.thresholds import DEFAULT, Thresholds
-from gpulab.trace.kineto import launches
+from gpulab.trace.profiler_result import launches
 
 RunSource = Literal["cell", "statement", "block", "script"]
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpulab.devices.meters import Answer, Meter, Query, Unavailable
-from gpulab.feed import SeriesInfo
 from gpulab.formatting import plural
+from gpulab.live_feed import SeriesInfo
 
 if TYPE_CHECKING:
     import psutil

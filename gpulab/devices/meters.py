@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpulab.feed import SeriesInfo
+from gpulab.live_feed import SeriesInfo
 
 FAILURES_UNTIL_LOST = 3
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from types import ModuleType
 
 from gpulab.devices.meters import Answer, Failure, Meter, Query, Unavailable
-from gpulab.feed import SeriesInfo
+from gpulab.live_feed import SeriesInfo
 
 GPM_INTERVAL_S = 0.18  # 200 ms at a 10 Hz reading, with room for jitter; NVML asks for 100 ms or more
 MIB_IN_MB = 1.048576

@@ -9,7 +9,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
-from gpulab.diagnosis.rules import kind_of
+from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import duration
 from gpulab.prediction.baseline import Refused
 from gpulab.prediction.evidence import Known

@@ -11,7 +11,7 @@ from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.ranking import rank_findings, total_us
-from gpulab.diagnosis.rules import kind_of, kinds
+from gpulab.diagnosis.rules.catalogue import kind_of, kinds
 from gpulab.prediction.evidence import NOTHING, Known
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds

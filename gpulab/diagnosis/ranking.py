@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from gpulab.analysis.breakdown import PARTS
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Finding
-from gpulab.diagnosis.rules import kind_of, title_of
+from gpulab.diagnosis.rules.catalogue import kind_of, title_of
 from gpulab.formatting import factor, percent
 
 # What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpulab.analysis.ranks import RankComparison
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
-from gpulab.diagnosis.rules import kind_of, title_of
+from gpulab.diagnosis.rules.catalogue import kind_of, title_of
 from gpulab.diagnosis.rules.distributed import exposed_between_ranks, straggler
 from gpulab.diagnosis.rules.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import percent

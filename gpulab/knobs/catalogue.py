@@ -15,7 +15,7 @@ from itertools import product
 
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.dataset_cache import CACHE
-from gpulab.knobs.dataloader.options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
+from gpulab.knobs.dataloader.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
 from gpulab.knobs.knob import Kind, Knob, Value
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.model.amp import AMP

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpulab.errors import UsageError
-from gpulab.knobs.dataloader.options import with_settings
+from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.views.running.widgets import close

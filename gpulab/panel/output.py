@@ -8,7 +8,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from gpulab.views.running.live import WIDGET_VIEW
+from gpulab.views.running.live_plot import WIDGET_VIEW
 
 
 class PanelOutput:

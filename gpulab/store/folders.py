@@ -25,7 +25,7 @@ import msgspec
 
 from gpulab.errors import StoreError
 from gpulab.run import Missing, Outcome, Run
-from gpulab.store import codec
+from gpulab.store import run_format
 from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
 from gpulab.store.lookup import not_found, select
 
@@ -182,7 +182,7 @@ def read(folder: Path, *, timeline: bool = True) -> Run:
     try:
         document = _document(folder)
         with _open_columns(folder) as file:
-            return codec.decode(document, file, timeline=timeline)
+            return run_format.decode(document, file, timeline=timeline)
     except (OSError, StoreError) as e:
         raise StoreError(f"Run {folder.name!r} cannot be read: {reason(e)}") from e
 
@@ -194,13 +194,13 @@ def trace_path(folder: Path) -> Path | None:
 
 def _document(folder: Path) -> bytes:
     path = folder / DOCUMENT
-    _require_file(path, codec.MAX_DOCUMENT_BYTES)
+    _require_file(path, run_format.MAX_DOCUMENT_BYTES)
     return path.read_bytes()
 
 
 def _open_columns(folder: Path) -> IO[bytes]:
     path = folder / COLUMNS
-    _require_file(path, codec.MAX_COLUMNS_BYTES)
+    _require_file(path, run_format.MAX_COLUMNS_BYTES)
     return path.open("rb")
 
 
@@ -216,9 +216,9 @@ def _require_file(path: Path, limit_bytes: int) -> None:
 def entry(folder: Path) -> Entry:
     """What the header of a run's folder tells; with a `problem` where it cannot be read."""
     try:
-        header = codec.decode_header(_document(folder))
+        header = run_format.decode_header(_document(folder))
         with _open_columns(folder) as file:
-            codec.check_container(file)
+            run_format.check_container(file)
         moment(header.created)
     except (OSError, StoreError) as e:
         return Entry(folder.name, folder, problem=reason(e))
@@ -234,14 +234,14 @@ def entry(folder: Path) -> Entry:
 
 def _renamed(document: bytes, name: str) -> bytes:
     """The document with this name; every other field keeps its bytes, those a newer gpulab added as well."""
-    codec.decode_header(document)
+    run_format.decode_header(document)
     fields = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
     settings = msgspec.json.decode(fields["settings"], type=dict[str, msgspec.Raw])
     valid = name.encode("utf-8", "backslashreplace").decode()
     settings["name"] = msgspec.Raw(msgspec.json.encode(valid))
     fields["settings"] = msgspec.Raw(msgspec.json.encode(settings))
     renamed = msgspec.json.encode(fields)
-    if len(renamed) > codec.MAX_DOCUMENT_BYTES:
+    if len(renamed) > run_format.MAX_DOCUMENT_BYTES:
         raise StoreError(f"the new one is too long: its {DOCUMENT} would be larger than a run's may be")
     return renamed
 
@@ -276,8 +276,8 @@ def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
     failure = None if write_trace is None else _export(stage, run, write_trace)
     if failure is not None:
         run = dataclasses.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
-    document, columns = codec.encode(run)
-    if len(document) > codec.MAX_DOCUMENT_BYTES or len(columns) > codec.MAX_COLUMNS_BYTES:
+    document, columns = run_format.encode(run)
+    if len(document) > run_format.MAX_DOCUMENT_BYTES or len(columns) > run_format.MAX_COLUMNS_BYTES:
         raise StoreError("it is larger than a run may be; profile fewer steps")
     write_new(stage / DOCUMENT, document)
     write_new(stage / COLUMNS, columns)

@@ -30,7 +30,7 @@ from gpulab.run import (
 )
 from gpulab.timeline.memory_curve import HOST, MemoryCurve, memory
 from gpulab.timeline.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
-from gpulab.trace.file import Trace, read_trace
+from gpulab.trace.kineto_file import Trace, read_trace
 
 MEMORY_POINTS = 400  # of the curve of memory: more than a picture's width shows
 NO_NAME = "GPU (name not in the trace)"

@@ -16,7 +16,7 @@ from gpulab.devices.child_path import import_path
 from gpulab.devices.machine import usable_cores
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
-from gpulab.store import codec
+from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, read
 from gpulab.trace.load import READERS, load_run
 
@@ -92,7 +92,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
         return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"
     try:
         with (folder / COLUMNS).open("rb") as columns:
-            return codec.decode((folder / DOCUMENT).read_bytes(), columns)
+            return run_format.decode((folder / DOCUMENT).read_bytes(), columns)
     except (OSError, StoreError) as e:
         return f"{file} was read and could not be handed over: {e}"
 
@@ -100,7 +100,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
 def write_run(file: str, folder: str) -> int:
     """Read one trace and write its record into a folder; the exit status. What a reading process does."""
     try:
-        document, columns = codec.encode(load_run(file))
+        document, columns = run_format.encode(load_run(file))
     except TraceError as e:
         sys.stdout.write(f"{e}\n")
         return 1

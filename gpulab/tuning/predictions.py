@@ -11,7 +11,7 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.capture.meters.memory_peaks import count_anew, gpu_peak_bytes
 from gpulab.errors import StoreError
-from gpulab.knobs.dataloader.options import BATCH_SIZE
+from gpulab.knobs.dataloader.loader_options import BATCH_SIZE
 from gpulab.prediction.predict import Known, knobs_named, predict, refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run

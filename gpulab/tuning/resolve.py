@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue, variable_reads, variables
-from gpulab.knobs.dataloader.changes import UNFIT_FOR_SPAWN
-from gpulab.knobs.dataloader.options import with_settings
+from gpulab.knobs.dataloader.loader_options import with_settings
+from gpulab.knobs.dataloader.option_changes import UNFIT_FOR_SPAWN
 from gpulab.knobs.dataloader.spawning import main_can_be_imported, start_method
 from gpulab.knobs.edits import Edit, edit
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value

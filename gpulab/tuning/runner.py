@@ -17,7 +17,7 @@ from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, UsageError
 from gpulab.formatting import duration, plural, size
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.dataloader.options import with_settings
+from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.observe.observation import Observation

@@ -17,7 +17,7 @@ from gpulab.analysis.operators import operators
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
 from gpulab.timeline.launches import CallTree
-from gpulab.trace.kineto import cut, launches
+from gpulab.trace.profiler_result import cut, launches
 from tests.support import synthetic
 
 TRAINER, AUTOGRAD, OTHER_THREAD, STREAM, STREAM_2 = range(5)

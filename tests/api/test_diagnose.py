@@ -21,7 +21,7 @@ from gpulab.analysis.host.dataloader import WaitParts, WorkerRow
 from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Diagnosis, Evidence
 from gpulab.diagnosis.headline import headline
-from gpulab.diagnosis.rules import kinds
+from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import gpulab
 from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
 from gpulab.errors import UsageError
-from gpulab.feed import Delta, Feed, Status
+from gpulab.live_feed import Delta, Feed, Status
 from gpulab.run import Alert, Phase, Samples, Series
 from gpulab.thresholds import DEFAULT
 from gpulab.views.running.alert_lines import AlertLines, alert_lines_or_none

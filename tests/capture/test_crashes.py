@@ -15,7 +15,7 @@ from gpulab.capture.recorder import Capture
 from gpulab.capture.steps.loop import Loop
 from gpulab.capture.steps.profiler_window import SACRIFICED, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
-from gpulab.knobs.dataloader.options import LoaderOption
+from gpulab.knobs.dataloader.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.schedule import Size

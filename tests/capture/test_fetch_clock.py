@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import pin_memory
 
 import gpulab
-from gpulab.capture.dataloader import feeds, fetch_clock, shared_rows
+from gpulab.capture.dataloader import fetch_clock, iterator_times, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
-from gpulab.knobs.dataloader.copy import overriding
+from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.run import Batches, Run
 from tests.support.leftovers import own_frames
@@ -178,7 +178,7 @@ def test_of_short_items_every_fourth_batch_tells_of_the_transforms(
 def test_transforms_that_were_not_timed_take_the_share_of_the_last_that_were(
     rows: list[tuple[int, bool, int, int]],
 ) -> None:
-    kept = feeds.Timed()
+    kept = iterator_times.Timed()
     for i, (worker, looked, read, transform) in enumerate(rows):
         times = (read, transform) if looked else (read + transform, -1)
         cpu = (read // 2, transform // 2) if looked else ((read + transform) // 2, -1)
@@ -417,7 +417,7 @@ def test_a_fault_of_ours_in_a_worker_is_not_the_users(broken: str, monkeypatch: 
 def test_a_torch_without_these_methods_is_not_timed_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import dataloader
 
-    from gpulab.capture.dataloader.clock import LoadingClock
+    from gpulab.capture.dataloader.batch_clock import LoadingClock
 
     def missing(self: LoadingClock, undo: object) -> None:
         raise AttributeError("_process_data")
@@ -437,7 +437,7 @@ def test_where_the_system_has_no_memory_without_a_name(method: str, monkeypatch:
 
 def test_of_too_many_batches_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, 2):
-        monkeypatch.setattr(feeds, "KEPT", 6)
+        monkeypatch.setattr(iterator_times, "KEPT", 6)
         run, _ = trained(DataLoader(Planted(40), batch_size=2, num_workers=workers), epochs=2)
         b = timed(run)
         assert len(run.steps) == 40 and len(b) <= 6

@@ -13,8 +13,8 @@ import pytest
 
 from gpulab.analysis.gpu.kernels import copies, kernels
 from gpulab.run import Timeline
-from gpulab.trace.file import read_trace
-from gpulab.trace.kineto import CLOCK_MARK, Recording
+from gpulab.trace.kineto_file import read_trace
+from gpulab.trace.profiler_result import CLOCK_MARK, Recording
 
 # As Kineto writes them (libkineto, CuptiActivity.cpp): the members of an object, without its braces.
 KERNEL = """

@@ -21,7 +21,7 @@ from gpulab.capture.meters import sampler as sampling
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.host import host_meter
-from gpulab.feed import SeriesInfo
+from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32
 from gpulab.user_code import PACKAGE_FOLDER
 

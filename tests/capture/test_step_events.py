@@ -18,7 +18,7 @@ from gpulab.capture.short_run import ShortRun
 from gpulab.capture.steps.device_events import StepEvents, gpu_of
 from gpulab.capture.steps.loop import Loop
 from gpulab.run import Int64, Run
-from gpulab.store.codec import decode, encode
+from gpulab.store.run_format import decode, encode
 from gpulab.views.report.sections import sections
 from tests.support import synthetic
 from tests.support.fake_cuda import FakeCuda, FakeStream

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpulab.capture.steps.tracker import UNSETTLED_BATCHES, StepTracker
+from gpulab.capture.steps.step_boundaries import UNSETTLED_BATCHES, StepTracker
 from gpulab.run import StepFlag, Steps
 
 TRAIN, SECOND, VAL = 1, 2, 3

@@ -13,7 +13,7 @@ import pytest
 import gpulab
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.diagnosis.rules import RULE_MODULES, kind_of, kinds, title_of
+from gpulab.diagnosis.rules.catalogue import RULE_MODULES, kind_of, kinds, title_of
 from gpulab.thresholds import DEFAULT
 from tests.support import synthetic
 from tests.support.rule_cases import case_of, inside, pauses, run_of

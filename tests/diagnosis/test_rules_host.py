@@ -14,8 +14,9 @@ from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
-from gpulab.diagnosis.rules import cores, dataloader, dataloader_workers, kinds, placement
+from gpulab.diagnosis.rules import cores, dataloader, dataloader_workers, placement
 from gpulab.diagnosis.rules import pauses as pausing
+from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.diagnosis.rules.launches import starves
 from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.predict import predict

@@ -36,7 +36,7 @@ from benchmarks.simulated_loops import diagnosis_of, ratios_of, untrue
 from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.rules import kind_of, kinds
+from gpulab.diagnosis.rules.catalogue import kind_of, kinds
 from gpulab.intervals import covers
 from gpulab.prediction.replay import Changes, Replay, host_spans
 

@@ -7,9 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from gpulab.diagnosis import rules
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
+from gpulab.diagnosis.rules import catalogue
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.views.report.findings import finding_sections
 from tests.support import synthetic
@@ -35,7 +35,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The example as a module, in the list of rules."""
     module = ModuleType(KEY)
     exec(compile(_example(), KEY, "exec"), module.__dict__)
-    monkeypatch.setattr(rules, "RULE_MODULES", (*rules.RULE_MODULES, module))
+    monkeypatch.setattr(catalogue, "RULE_MODULES", (*catalogue.RULE_MODULES, module))
     return module
 
 

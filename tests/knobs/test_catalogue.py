@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpulab.diagnosis.rules import kinds
+from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import (
     KNOBS,

@@ -28,8 +28,8 @@ from torch.utils.data import (
 
 from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
-from gpulab.knobs.dataloader import options as loader_options
-from gpulab.knobs.dataloader.options import (
+from gpulab.knobs.dataloader import loader_options
+from gpulab.knobs.dataloader.loader_options import (
     BATCH_SIZE,
     PERSISTENT_WORKERS,
     PIN_MEMORY,

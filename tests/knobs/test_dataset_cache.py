@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
-from gpulab.knobs.dataloader import dataset_cache, options
+from gpulab.knobs.dataloader import dataset_cache, loader_options
 from gpulab.knobs.dataloader.dataset_cache import CACHE, DatasetCache, item_bytes, same
-from gpulab.knobs.dataloader.options import WORKERS
+from gpulab.knobs.dataloader.loader_options import WORKERS
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.describe import observed_loader
 from gpulab.knobs.observe.observation import Observation
@@ -253,7 +253,7 @@ def test_what_can_be_told_before(cache: DatasetCache) -> None:
     loader = DataLoader(Counted(), 4)
     assert cache.refuses(observation(loader), True) is None
     assert "IterableDataset" in (cache.refuses(observation(DataLoader(Stream(), 4)), True) or "")
-    assert cache.refuses(Observation(Device("cpu", "CPU")), True) == options.NO_LOADER
+    assert cache.refuses(Observation(Device("cpu", "CPU")), True) == loader_options.NO_LOADER
     assert cache.value_in(observation(loader)) is False and cache.value_in(Observation(Device("cpu", "CPU"))) is None
     assert cache.parse("on") is True and cache.parse("false") is False
     with pytest.raises(UsageError, match="cache=full"):

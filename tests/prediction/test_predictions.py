@@ -23,7 +23,7 @@ from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.diagnosis.rules import kind_of, precision, transfers
+from gpulab.diagnosis.rules.catalogue import kind_of, precision, transfers
 from gpulab.errors import UsageError
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS

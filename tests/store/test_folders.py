@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from gpulab.api import runs_table as views
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Run
-from gpulab.store import codec
+from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, trace_path
 from gpulab.store.runs import KEPT_IN_MEMORY, Runs
 from tests.support.paths import ROOT
@@ -54,15 +54,15 @@ def hidden(store: Store) -> list[Path]:
 @settings(max_examples=100, deadline=None)
 @given(runs())
 def test_a_run_comes_back_bit_by_bit(run: Run) -> None:
-    document, columns = codec.encode(run)
-    assert_same(run, codec.decode(document, io.BytesIO(columns)))
+    document, columns = run_format.encode(run)
+    assert_same(run, run_format.decode(document, io.BytesIO(columns)))
 
 
 @settings(max_examples=30, deadline=None)
 @given(runs())
 def test_an_outline_is_the_run_without_its_timeline(run: Run) -> None:
-    document, columns = codec.encode(run)
-    outline = codec.decode(document, io.BytesIO(columns), timeline=False)
+    document, columns = run_format.encode(run)
+    outline = run_format.decode(document, io.BytesIO(columns), timeline=False)
     assert_same(dataclasses.replace(run, timeline=None), outline)
 
 
@@ -437,7 +437,7 @@ def test_a_compressed_column_is_refused_before_it_is_unpacked(store: Store) -> N
 def test_a_document_beyond_all_bounds_is_not_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = store.save(make(OLD))
     with (folder / DOCUMENT).open("r+b") as file:
-        file.truncate(codec.MAX_DOCUMENT_BYTES + 1)
+        file.truncate(run_format.MAX_DOCUMENT_BYTES + 1)
     monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail("it was read"))
     assert store.list()[0].problem == "run.json is larger than 64 MiB"
 
@@ -459,14 +459,14 @@ def test_a_deep_document_is_refused(store: Store) -> None:
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_any_damage_is_either_harmless_or_a_store_error(data: st.DataObject) -> None:
-    document, columns = codec.encode(tiny_run())
+    document, columns = run_format.encode(tiny_run())
     for _ in range(data.draw(st.integers(1, 3))):
         if data.draw(st.booleans()):
             document = damaged(document, data)
         else:
             columns = damaged(columns, data)
     try:
-        run = codec.decode(document, io.BytesIO(columns))
+        run = run_format.decode(document, io.BytesIO(columns))
     except StoreError:
         return
     run.check()

@@ -12,7 +12,7 @@ import pytest
 
 import gpulab
 from gpulab.run import Missing, Run
-from gpulab.store import codec
+from gpulab.store import run_format
 from gpulab.views.report import device_curves, sections
 from gpulab.views.report.report import Report
 from tests.support.synthetic import no_step_case, no_trace_case
@@ -20,13 +20,13 @@ from tests.support.synthetic import no_step_case, no_trace_case
 
 def stored(run: Run, *, with_keys: bool) -> Run:
     """The run as it comes back from disk; without keys as older versions wrote it."""
-    document, columns = codec.encode(run)
+    document, columns = run_format.encode(run)
     if not with_keys:
         plain = json.loads(document)
         for missing in plain["missing"]:
             del missing["key"]
         document = json.dumps(plain).encode()
-    return codec.decode(document, io.BytesIO(columns))
+    return run_format.decode(document, io.BytesIO(columns))
 
 
 def why_no_breakdown(run: Run) -> str:

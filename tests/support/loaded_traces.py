@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
-from gpulab.trace.file import Trace, read_trace
+from gpulab.trace.kineto_file import Trace, read_trace
 from tests.support import real_traces
 
 ALL = (*real_traces.SINGLE, *real_traces.RANKS)

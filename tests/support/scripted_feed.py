@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from gpulab.feed import CapturePhase, Delta, SeriesInfo, Status
+from gpulab.live_feed import CapturePhase, Delta, SeriesInfo, Status
 
 CPU_SERIES = (
     SeriesInfo("cpu_pct", "%", "CPU (100 % = 8 usable cores)", "psutil"),

@@ -235,7 +235,7 @@ class TestLoadedRun:
     def test_it_can_be_stored_and_read_back(self, tmp_path: Path) -> None:
         import io
 
-        from gpulab.store.codec import decode, encode
+        from gpulab.store.run_format import decode, encode
 
         args = {"Device Type": 1, "Device Id": 0, "Bytes": 5}
         event = {"ph": "i", "name": "[memory]", "pid": 1, "tid": 1, "ts": made.BASE_US, "args": args}

@@ -18,7 +18,7 @@ from gpulab.analysis.breakdown import breakdown
 from gpulab.errors import TraceError
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 from gpulab.trace import json_text
-from gpulab.trace.file import Trace, read_trace
+from gpulab.trace.kineto_file import Trace, read_trace
 from gpulab.trace.load import load_run
 from tests.support import real_traces
 from tests.support import trace_files as made

@@ -9,7 +9,7 @@ import pytest
 
 from gpulab.views.report import figure
 from gpulab.views.report.report import Report
-from gpulab.views.running import display, live
+from gpulab.views.running import display, live_plot
 from gpulab.views.running.display import Stage
 from tests.support import synthetic
 
@@ -67,7 +67,7 @@ def test_the_picture_takes_the_live_views_place(shown: Shown) -> None:
 def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "the package <anywidget> is not installed"
     monkeypatch.setattr(display, "why_no_live_view", lambda: reason)
-    monkeypatch.setattr(live, "why_no_live_view", lambda: reason)
+    monkeypatch.setattr(live_plot, "why_no_live_view", lambda: reason)
     Stage.open(live=True).show(REPORT)
     assert reason in shown[0]["text/plain"]
     assert "live view" in shown[1]["text/html"] and "the package &lt;anywidget&gt; is not" in shown[1]["text/html"]

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpulab.feed import Delta, Status
-from gpulab.views.running import live
-from gpulab.views.running.live import (
+from gpulab.live_feed import Delta, Status
+from gpulab.views.running import live_plot
+from gpulab.views.running.live_plot import (
     LiveView,
     Messages,
     live_view_or_none,
@@ -68,7 +68,7 @@ class FakeWidget:
         self._fail("close")
 
     def _repr_mimebundle_(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {live.WIDGET_VIEW: {"model_id": "m"}, "text/plain": "<object at 0x1>"}, {}
+        return {live_plot.WIDGET_VIEW: {"model_id": "m"}, "text/plain": "<object at 0x1>"}, {}
 
 
 class FakeHandle:
@@ -108,7 +108,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> FakeHandle:
         handle.shown.append((obj, kwargs))
         return handle
 
-    monkeypatch.setattr(live, "_widget_class", lambda: FakeWidget)
+    monkeypatch.setattr(live_plot, "_widget_class", lambda: FakeWidget)
     monkeypatch.setattr("IPython.display.display", display)
     monkeypatch.setattr(FakeWidget, "break_on", "")
     return handle
@@ -182,12 +182,12 @@ def test_a_long_run_is_remembered_in_bounded_memory() -> None:
     for _ in range(120):
         feed.advance(1.0)
         _, buffers = messages.encode(feed.drain(), feed.series())
-        assert len(buffers[0]) <= live.ROWS_PER_MESSAGE * 4 * len(live.STEP_COLUMNS)
+        assert len(buffers[0]) <= live_plot.ROWS_PER_MESSAGE * 4 * len(live_plot.STEP_COLUMNS)
     assert feed.step > 100_000
-    assert sum(len(chunk) for chunk in messages._steps._chunks) <= 4 * live.HISTORY_ROWS
+    assert sum(len(chunk) for chunk in messages._steps._chunks) <= 4 * live_plot.HISTORY_ROWS
     history: Any = messages.history()
-    steps = np.frombuffer(history["buffers"][0], "<f4").reshape(-1, len(live.STEP_COLUMNS))
-    assert 100 < len(steps) <= live.HISTORY_ROWS
+    steps = np.frombuffer(history["buffers"][0], "<f4").reshape(-1, len(live_plot.STEP_COLUMNS))
+    assert 100 < len(steps) <= live_plot.HISTORY_ROWS
     assert steps[:, 4].sum() == feed.step
     assert [p["phase"] for p in history["head"]["phases"]] == ["after profiling"]
     assert history["head"]["ended"] and len(history["head"]["series"]) == len(CPU_SERIES)
@@ -197,7 +197,7 @@ def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> Non
     feed, kernel = ScriptedFeed(), FakeKernel()
     view, widget = begun(feed, kernel)
     shown, how = stage.shown[0]
-    assert live.WIDGET_VIEW in shown and "0x" not in shown["text/plain"] and how["raw"] and how["display_id"]
+    assert live_plot.WIDGET_VIEW in shown and "0x" not in shown["text/plain"] and how["raw"] and how["display_id"]
     until(lambda: len(widget.sent) > 3)
     feed.advance(2.0)
     assert widget.senders == {"gpulab-live-view"}
@@ -205,7 +205,9 @@ def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> Non
     view.end()
     last = widget.sent[-1][0]
     assert last["ended"] and last["status"]["step"] == feed.step
-    assert sum(len(b[0]) for _, b in widget.sent) == feed.step * 4 * len(live.STEP_COLUMNS), "each step is sent once"
+    assert sum(len(b[0]) for _, b in widget.sent) == feed.step * 4 * len(live_plot.STEP_COLUMNS), (
+        "each step is sent once"
+    )
     assert widget.history["head"]["status"] == last["status"]
     assert not [t for t in threading.enumerate() if t.name == "gpulab-live-view"]
     assert list(kernel.control_handlers) == ["shutdown_request"]
@@ -301,11 +303,11 @@ def test_stop_over_the_comm_is_heard_until_the_end(stage: FakeHandle) -> None:
 
 def test_without_a_kernel_there_is_no_live_view() -> None:
     assert live_view_or_none() is None
-    assert live.why_no_live_view() == "no Jupyter kernel runs this code"
+    assert live_plot.why_no_live_view() == "no Jupyter kernel runs this code"
 
 
 def test_asking_for_a_live_view_in_a_script_imports_no_ipython() -> None:
-    code = "import sys; from gpulab.views.running.live import live_view_or_none as f; assert f() is None"
+    code = "import sys; from gpulab.views.running.live_plot import live_view_or_none as f; assert f() is None"
     code += "; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"IPython", "ipywidgets", "anywidget", "torch"}.isdisjoint(done.stdout.split())
@@ -316,8 +318,8 @@ def test_the_real_widget_is_a_pipe_with_our_module() -> None:
     import ipywidgets
 
     before = set(ipywidgets.widgets.widget._instances)
-    widget: Any = live._widget_class()(run_key="k")
-    assert widget._esm == live.MODULE.read_text(encoding="utf-8")
+    widget: Any = live_plot._widget_class()(run_key="k")
+    assert widget._esm == live_plot.MODULE.read_text(encoding="utf-8")
     assert {"run_key", "history", "_esm"} <= set(widget.get_state())
     widget.layout.close()
     widget.close()
@@ -339,7 +341,7 @@ def test_the_committed_module_is_what_its_source_builds() -> None:
 
 
 def test_the_module_fetches_nothing() -> None:
-    text = live.MODULE.read_text(encoding="utf-8")
+    text = live_plot.MODULE.read_text(encoding="utf-8")
     assert "export" in text and len(text) < 100_000
     for forbidden in ("http://", "https://", "@import", "fetch(", "XMLHttpRequest", "innerHTML"):
         assert forbidden not in text, forbidden

@@ -24,7 +24,7 @@ from gpulab.capture.meters.sampler_process import Order
 from gpulab.devices.child_path import import_path
 from gpulab.devices.fake_nvml import FakeScript
 from gpulab.devices.machine import usable_cores
-from gpulab.feed import SeriesInfo
+from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32, Missing, Samples, Series
 
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again

@@ -1,8 +1,8 @@
 """Hang the step tracker into torch for the length of one run, and put everything back.
 
 Touched are: the two global optimizer hooks that torch offers, the methods through which a DataLoader is asked for data
-and through which GradScaler steps, `torch.autograd.backward`, and, as long as somebody wants to hear of module calls,
-torch's global module hook. Nothing of the user's objects is changed.
+(`capture/dataloader/wait_hooks.py`) and through which GradScaler steps, `torch.autograd.backward`, and, as long as
+somebody wants to hear of module calls, torch's global module hook. Nothing of the user's objects is changed.
 """
 
 from __future__ import annotations
@@ -10,15 +10,14 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
-from gpulab.capture.steps.tracker import Answer
+from gpulab.capture.dataloader.wait_hooks import wait_hooks
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 def install(loop: Loop, undo: ExitStack) -> ModuleHook:
     """Install all hooks; `undo` takes them out again, in reverse order. Needs torch to be imported."""
     thread = get_ident()
-    undo.enter_context(_loader_hooks(loop, thread))
+    undo.enter_context(wait_hooks(loop, thread))
     passed = _Passed()
     undo.enter_context(_optimizer_hooks(loop, thread, passed))
     undo.enter_context(_backward_hook(loop, thread, passed))
@@ -122,79 +121,6 @@ def _something_is_compiled() -> bool:
     """Whether torch.compile was called in this process. An optimizer alone also loads Dynamo, with no back end."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and any(b is not None for b in getattr(dynamo, "cached_backends", {}).values())
-
-
-class _Keys:
-    """One number for a DataLoader and all its iterators, which share their index sampler; never one for two loaders."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[Callable[[], Any], int]] = {}
-        self._count = 0
-
-    def of(self, owner: Any) -> int:
-        """The number of the loader that `owner` is, or of the one whose iterator it is."""
-        sampler = getattr(owner, "_index_sampler", None)
-        shared = sampler if sampler is not None else owner
-        entry = self._known.get(id(shared))
-        if entry is not None and entry[0]() is shared:  # an id returns when its object is gone
-            return entry[1]
-        self._count += 1
-        self._known[id(shared)] = (_reference(shared), self._count)
-        return self._count
-
-
-def _reference(target: Any) -> Callable[[], Any]:
-    """Weak where possible; a list of batches cannot be referred to weakly and is kept for the run."""
-    try:
-        return weakref.ref(target)
-    except TypeError:
-        return lambda: target
-
-
-@contextmanager
-def _loader_hooks(loop: Loop, thread: int) -> Iterator[None]:
-    from torch.utils.data import dataloader
-
-    key, asked, answered = _Keys().of, loop.asked, loop.answered
-
-    def wrap_iter(original: Any) -> Any:
-        @functools.wraps(original)
-        def __iter__(self: Any) -> Any:
-            if get_ident() != thread:
-                return original(self)
-            try:
-                asked(key(self), self, True)
-                return original(self)
-            finally:
-                answered("iterator", None)
-
-        return __iter__
-
-    def wrap_next(original: Any) -> Any:
-        @functools.wraps(original)
-        def __next__(self: Any) -> Any:
-            if get_ident() != thread:
-                return original(self)
-            answer: Answer = "end"
-            batch = None
-            try:
-                asked(key(self), self, False)
-                batch = original(self)
-                answer = "batch"
-                return batch
-            except RuntimeError as e:
-                loop.failed(self, e)
-                raise
-            finally:
-                answered(answer, batch)
-
-        return __next__
-
-    with (
-        replaced(dataloader.DataLoader, "__iter__", wrap_iter),
-        replaced(dataloader._BaseDataLoaderIter, "__next__", wrap_next),
-    ):
-        yield
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVarTuple
 
-from gpulab.capture.dataloader.clock import LoadingClock
+from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.description import Loaders, samples_in
+from gpulab.capture.dataloader.wait_hooks import Answer
 from gpulab.capture.dataloader.worker_faults import Workers, death
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.pauses.pauses import Pauses
@@ -23,7 +24,7 @@ from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.capture.steps.device_events import StepEvents
 from gpulab.capture.steps.profiler_schedule import Phases
 from gpulab.capture.steps.profiler_window import Window
-from gpulab.capture.steps.tracker import Answer, StepTracker
+from gpulab.capture.steps.step_boundaries import StepTracker
 from gpulab.capture.steps.weights import Watch
 from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
 

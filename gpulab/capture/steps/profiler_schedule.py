@@ -12,8 +12,8 @@ from gpulab.capture.steps import schedule
 from gpulab.capture.steps.deadline import Deadline
 from gpulab.capture.steps.profiler_window import ProfilerUnavailable, Watched, Window, in_backward
 from gpulab.devices import gpus_in_use
-from gpulab.feed import CapturePhase
 from gpulab.formatting import duration
+from gpulab.live_feed import CapturePhase
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
 
 BREAKDOWN = "step breakdown, operators and kernels"

@@ -16,7 +16,7 @@ from gpulab.capture.pauses.stack_sampler import LineSampler, Seen
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
-from gpulab.trace.kineto import CLOCK_MARK, Recording
+from gpulab.trace.profiler_result import CLOCK_MARK, Recording
 
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
 # What torch 2.13 writes to fd 2 about a session of ours, the second line where the user's profiler has replaced it.

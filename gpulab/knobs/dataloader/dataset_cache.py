@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, percent, size, while_s
-from gpulab.knobs.dataloader.changes import OWN_AFFAIR, Left
-from gpulab.knobs.dataloader.copy import overriding
+from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.dataloader.in_memory_dataset import served_for
-from gpulab.knobs.dataloader.options import NO_LOADER, why_untouched
+from gpulab.knobs.dataloader.loader_options import NO_LOADER, why_untouched
+from gpulab.knobs.dataloader.option_changes import OWN_AFFAIR, Left
 from gpulab.knobs.dataloader.randomness import kept, random_state
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation

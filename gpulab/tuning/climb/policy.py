@@ -11,7 +11,7 @@ from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
 from gpulab.formatting import factor
 from gpulab.knobs.catalogue import KNOBS, changes_steps, knobs_against
-from gpulab.knobs.dataloader.options import with_settings
+from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, StepTimes, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain, plain_value

@@ -9,7 +9,7 @@ from dataclasses import fields
 import numpy as np
 
 from gpulab.formatting import number, plural
-from gpulab.knobs.dataloader.options import WORKERS
+from gpulab.knobs.dataloader.loader_options import WORKERS
 from gpulab.run import THROTTLE_NAMES, Loader, Run
 from gpulab.tuning.record import Side
 

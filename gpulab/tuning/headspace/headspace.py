@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpulab.errors import UsageError
-from gpulab.knobs.dataloader.copy import overriding
+from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device, Run

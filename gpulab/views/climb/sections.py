@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
-from gpulab.diagnosis.rules import kind_of
+from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import duration, factor, factor_within, plural
 from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Attempt, Climb

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
-from gpulab.diagnosis.rules import kind_of, title_of
+from gpulab.diagnosis.rules.catalogue import kind_of, title_of
 from gpulab.formatting import capitalized, duration, factor, percent, plural
 from gpulab.prediction.prediction import Prediction
 from gpulab.views.layout import PAIRS, Column, Section

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from gpulab.feed import Feed
+    from gpulab.live_feed import Feed
 
 INTERVAL_S = 1.0
 JOIN_TIMEOUT_S = 5.0

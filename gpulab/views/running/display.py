@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpulab.run import Missing
-from gpulab.views.running.live import LiveView, live_view_or_none, why_no_live_view
+from gpulab.views.running.live_plot import LiveView, live_view_or_none, why_no_live_view
 
 if TYPE_CHECKING:
     from gpulab.views.report.report import Report

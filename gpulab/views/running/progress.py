@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from gpulab.formatting import while_s
 from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.live import WIDGET_VIEW
+from gpulab.views.running.live_plot import WIDGET_VIEW
 from gpulab.views.running.stop_message import accept_stop
 from gpulab.views.running.widgets import close
 

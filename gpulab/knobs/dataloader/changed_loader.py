@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
 
-from gpulab.knobs.dataloader.changes import CHANGES, Changes, Left, rebatched, settled
+from gpulab.knobs.dataloader.option_changes import CHANGES, Changes, Left, rebatched, settled
 from gpulab.knobs.knob import KnobEffects
 from gpulab.torch_hooks.patching import replaced
 

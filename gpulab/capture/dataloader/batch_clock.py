@@ -19,8 +19,8 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from gpulab.capture.dataloader.feeds import KEPT, Feed, FromWorkers, Here, Timed
 from gpulab.capture.dataloader.fetch_clock import time_fetcher
+from gpulab.capture.dataloader.iterator_times import KEPT, Feed, FromWorkers, Here, Timed
 from gpulab.run import Batches, Choice, Missing
 from gpulab.torch_hooks.patching import replaced
 

@@ -18,12 +18,10 @@ in the middle of an accumulation is evaluation too; its time cannot be taken out
 from __future__ import annotations
 
 from collections import deque
-from typing import Literal
 
+from gpulab.capture.dataloader.wait_hooks import Answer
 from gpulab.capture.steps.rows import EPOCH_START, PROFILER_EDGE, OpenStep, OtherStep, Rows
 from gpulab.run import Phase, StepFlag, Steps
-
-Answer = Literal["batch", "iterator", "end"]
 
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step

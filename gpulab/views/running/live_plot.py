@@ -27,7 +27,7 @@ from gpulab.views.running.stop_message import accept_stop
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gpulab.feed import Delta, Feed, SeriesInfo, Status
+    from gpulab.live_feed import Delta, Feed, SeriesInfo, Status
     from gpulab.run import Float32
 
 WIRE_VERSION = 1

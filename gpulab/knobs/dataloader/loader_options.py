@@ -1,6 +1,7 @@
 """The options of a DataLoader as knobs: workers, prefetch, pin_memory, persistent_workers, batch_size.
 
-They hold for every DataLoader that the code iterates, evaluation loaders too; gpulab.knobs.dataloader.copy tells how.
+They hold for every DataLoader that the code iterates, evaluation loaders too:
+`changed_loader` tells how.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from dataclasses import replace
 import numpy as np
 
 from gpulab.formatting import number, size
-from gpulab.knobs.dataloader.changes import NO_WORKERS, OWN_AFFAIR, PREFETCH_OF_TORCH, UNFIT_FOR_SPAWN
-from gpulab.knobs.dataloader.copy import Option, overriding
+from gpulab.knobs.dataloader.changed_loader import Option, overriding
+from gpulab.knobs.dataloader.option_changes import NO_WORKERS, OWN_AFFAIR, PREFETCH_OF_TORCH, UNFIT_FOR_SPAWN
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.run import Loader, Run, Steps

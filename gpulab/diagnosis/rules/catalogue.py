@@ -1,0 +1,70 @@
+"""The rules, in one literal list of their modules: each declares in `FINDINGS` the kinds of finding that it returns."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from gpulab.diagnosis.kind import FindingKind
+from gpulab.diagnosis.rules import (
+    cores,
+    dataloader,
+    dataloader_workers,
+    distributed,
+    launches,
+    memory,
+    operations,
+    optimizer,
+    pauses,
+    placement,
+    precision,
+    sharing,
+    transfers,
+    verdicts,
+)
+
+
+class RuleModule(Protocol):
+    """A module of rules."""
+
+    @property
+    def FINDINGS(self) -> tuple[FindingKind, ...]:
+        """The kinds of finding that its rules return."""
+
+
+RULE_MODULES: tuple[RuleModule, ...] = (
+    # the host: feeding the step, and what else its program does
+    dataloader,
+    dataloader_workers,
+    cores,
+    placement,
+    pauses,
+    # the device: what is launched on it, copied to it and computed on it
+    launches,
+    transfers,
+    precision,
+    optimizer,
+    operations,
+    memory,
+    distributed,
+    sharing,
+    # where none of these speaks
+    verdicts,
+)
+
+
+def kinds() -> tuple[FindingKind, ...]:
+    """All kinds of finding, in the order in which their rules are asked."""
+    return tuple(kind for module in RULE_MODULES for kind in module.FINDINGS)
+
+
+def kind_of(key: str) -> FindingKind:
+    """What is declared of a key. Of one that is not declared only the title is known: the key itself, spelled out."""
+    return next((kind for kind in kinds() if kind.key == key), FindingKind(key, key.replace("_", " ")))
+
+
+def title_of(key: str) -> str:
+    """What a finding of that key is called on screen."""
+    return kind_of(key).title
+
+
+__all__ = ["RULE_MODULES", "RuleModule", "kind_of", "kinds", "title_of"]
