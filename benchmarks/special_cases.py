@@ -16,7 +16,6 @@ import numpy as np
 
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.catalogue import RULE_MODULES
-from gpulab.intervals import EMPTY
 from gpulab.prediction.predict import PREDICTORS, Formula
 
 _OFF = "turned off"
@@ -135,10 +134,6 @@ def _yes(*_: Any) -> bool:
     return True
 
 
-def _no_intervals(*_: Any) -> Any:
-    return EMPTY
-
-
 def _first(first: Any, *_: Any) -> Any:
     return first
 
@@ -188,7 +183,6 @@ _OF_RULES = (
         lambda _: math.inf,
         needs_gpu=True,
     ),
-    Switch("waiting for data is no launch", f"{_RULES}launches:waiting_for_data", _no_intervals, needs_gpu=True),
     Switch("long gaps are no launch", f"{_RULES}launches:not_launching_us", _zero, needs_gpu=True),
     Switch("a rank's own cause says why it is late", "gpulab.diagnosis.ranks:_own", _nothing, needs_gpu=True),
     Switch("a cause that most ranks have", "gpulab.diagnosis.ranks:_common", _nothing, needs_gpu=True),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,11 +26,14 @@ _told: set[str] = set()  # what an earlier test left: it is not held against the
 
 
 @pytest.fixture(autouse=True)
-def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Runs of a test go to its temporary folder."""
+def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Runs of a test go to its temporary folder, and out of the list of this process's runs after it."""
     folder = tmp_path / "gpulab-store"
     monkeypatch.setenv("GPULAB_DIR", str(folder))
-    return folder
+    yield folder
+    profile = sys.modules.get("gpulab.api.profile")
+    if profile is not None:
+        profile.runs._own.clear()
 
 
 @pytest.fixture

@@ -313,8 +313,12 @@ def test_amp_tells_how_to_keep_it() -> None:
 def settings() -> dict[object, object]:
     """All of torch's switches; those that refuse to be read are that."""
     found: dict[object, object] = {}
-    for key in (("generic", "all"), *((b, o) for b in ("cuda", "mkldnn") for o in ("all", "matmul", "conv", "rnn"))):
-        found[key] = torch._C._get_fp32_precision_getter(*key)
+    if hasattr(torch._C, "_get_fp32_precision_getter"):  # from torch 2.9 on
+        for key in (
+            ("generic", "all"),
+            *((b, o) for b in ("cuda", "mkldnn") for o in ("all", "matmul", "conv", "rnn")),
+        ):
+            found[key] = torch._C._get_fp32_precision_getter(*key)
     for read in (torch._C._get_cublas_allow_tf32, torch._C._get_cudnn_allow_tf32, torch.get_float32_matmul_precision):
         try:
             found[read.__name__] = read()
