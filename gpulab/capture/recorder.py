@@ -28,6 +28,7 @@ from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.steps import hooks
 from gpulab.capture.steps.loop import Closed, Loop
+from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, sessions
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
@@ -262,7 +263,7 @@ class Capture:
 
     # -- details -------------------------------------------------------------------------------------------------
 
-    def _hook_torch(self) -> hooks.ModuleHook | None:
+    def _hook_torch(self) -> ModuleHook | None:
         if "torch" not in sys.modules:
             import importlib.util
 

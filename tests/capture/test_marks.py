@@ -15,8 +15,9 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
+from gpulab.capture.dataloader import wait_hooks
 from gpulab.capture.dataloader.description import samples_in
-from gpulab.capture.steps import hooks
+from gpulab.capture.steps import module_hook
 from gpulab.capture.steps.schedule import EARLY_TRACED, plan
 from gpulab.capture.steps.weights import Watch
 from gpulab.run import Settings
@@ -28,13 +29,13 @@ POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
 
 
 def test_a_loader_and_its_iterators_have_one_number_and_others_another() -> None:
-    keys = hooks._Keys()
+    keys = wait_hooks._Keys()
     one, two = DataLoader(POINTS, batch_size=2), DataLoader(POINTS, batch_size=2)
     assert keys.of(one) == keys.of(iter(one)) == keys.of(iter(one)) != keys.of(two)
 
 
 def test_a_new_loader_at_an_old_address_gets_a_new_number() -> None:
-    keys, seen, addresses = hooks._Keys(), set(), set()
+    keys, seen, addresses = wait_hooks._Keys(), set(), set()
     for _ in range(50):
         loader = DataLoader(POINTS, batch_size=2)
         addresses.add(id(loader._index_sampler))
@@ -45,7 +46,7 @@ def test_a_new_loader_at_an_old_address_gets_a_new_number() -> None:
 
 
 def test_a_list_of_batches_serves_as_a_sampler() -> None:
-    keys = hooks._Keys()
+    keys = wait_hooks._Keys()
     loader = DataLoader(POINTS, batch_sampler=[[0, 1], [2, 3]])  # a list takes no weak reference
     assert keys.of(loader) == keys.of(iter(loader))
     custom = DataLoader(POINTS, batch_sampler=BatchSampler(SequentialSampler(POINTS), 2, False))
@@ -67,7 +68,7 @@ class Ears:
 
 def test_a_module_hook_hears_only_while_it_is_on_and_never_after_it_is_closed() -> None:
     ears, net = Ears(), nn.Identity()
-    hook = hooks.ModuleHook(ears, threading.get_ident())  # type: ignore[arg-type]
+    hook = module_hook.ModuleHook(ears.called, threading.get_ident())
     for switch, heard in ((hook.on, 1), (hook.on, 2), (hook.off, 2), (hook.on, 3), (hook.close, 3), (hook.on, 3)):
         switch()
         net(torch.ones(1))
@@ -78,7 +79,7 @@ def test_a_module_hook_hears_only_while_it_is_on_and_never_after_it_is_closed() 
 def test_another_threads_calls_are_not_the_trainings() -> None:
     ears, net = Ears(), nn.Identity()
     with ExitStack() as undo:
-        hook = hooks.ModuleHook(ears, threading.get_ident())  # type: ignore[arg-type]
+        hook = module_hook.ModuleHook(ears.called, threading.get_ident())
         undo.callback(hook.close)
         hook.on()
         other = threading.Thread(target=net, args=(torch.ones(1),))
@@ -92,7 +93,7 @@ def test_a_module_hook_lets_itself_be_compiled() -> None:
     import torch._dynamo
 
     net = nn.Linear(2, 2)
-    hook = hooks.ModuleHook(Ears(), threading.get_ident())  # type: ignore[arg-type]
+    hook = module_hook.ModuleHook(Ears().called, threading.get_ident())
     with ExitStack() as undo:
         undo.callback(torch._dynamo.reset)
         undo.callback(hook.close)
@@ -107,9 +108,9 @@ def test_what_was_compiled_before_closes_the_module_hook() -> None:
     with ExitStack() as undo:
         undo.callback(torch._dynamo.reset)
         torch._dynamo.reset()
-        assert not hooks._something_is_compiled()
+        assert not module_hook._something_is_compiled()
         torch.compile(net, backend="eager")
-        assert hooks._something_is_compiled()
+        assert module_hook._something_is_compiled()
 
 
 # -- weights -------------------------------------------------------------------------------------------------------

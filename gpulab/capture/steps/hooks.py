@@ -8,8 +8,6 @@ somebody wants to hear of module calls, torch's global module hook. Nothing of t
 from __future__ import annotations
 
 import functools
-import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -18,6 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from gpulab.capture.dataloader.wait_hooks import wait_hooks
+from gpulab.capture.steps.module_hook import ModuleHook, compile_hook
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -31,9 +30,9 @@ def install(loop: Loop, undo: ExitStack) -> ModuleHook:
     passed = _Passed()
     undo.enter_context(_optimizer_hooks(loop, thread, passed))
     undo.enter_context(_backward_hook(loop, thread, passed))
-    modules = ModuleHook(loop, thread)
+    modules = ModuleHook(loop.called, thread)
     undo.callback(modules.close)
-    undo.enter_context(_compile_hook(modules))
+    undo.enter_context(compile_hook(modules))
     modules.on()
     return modules
 
@@ -43,84 +42,6 @@ class _Passed:
     """When the last backward pass ended: inside a closure that an optimizer was handed, its own work begins there."""
 
     backward_ns: int = 0
-
-
-class ModuleHook:
-    """Hears of each module call while it is on; closed for good once torch.compile is used.
-
-    What torch.compile makes while such a hook is there, it would have to make anew when the hook is gone.
-    """
-
-    def __init__(self, loop: Loop, thread: int) -> None:
-        self._loop = loop
-        self._thread = thread
-        self._handle: Any = None
-        self._closed = False
-        self._lock = threading.Lock()
-
-    def on(self) -> None:
-        """Begin to hear, unless closed. From any thread."""
-        from torch.compiler import is_compiling
-        from torch.nn.modules.module import register_module_forward_pre_hook
-
-        thread, loop, identify = self._thread, self._loop, get_ident
-
-        def call(module: Any, args: Any) -> None:
-            if is_compiling():  # should torch.compile meet this line all the same, it must not read on
-                return
-            if identify() == thread:
-                loop.called()
-
-        with self._lock:
-            if self._handle is None and not self._closed:
-                self._handle = register_module_forward_pre_hook(call)
-
-    def off(self) -> None:
-        with self._lock:
-            if self._handle is not None:
-                self._handle.remove()
-                self._handle = None
-
-    def close(self) -> None:
-        """Hear no more, whoever asks."""
-        with self._lock:
-            self._closed = True
-        self.off()
-
-
-@contextmanager
-def _compile_hook(modules: ModuleHook) -> Iterator[None]:
-    """Close the module hook when something is compiled, now or before.
-
-    A library that wraps torch.compile when it is imported (Lightning does) keeps hold of our wrapper: after the run it
-    passes everything through and holds nothing of the run.
-    """
-    import torch
-
-    open_hooks = [modules]
-
-    def wrap(original: Any) -> Any:
-        @functools.wraps(original)
-        def compile(*args: Any, **kwargs: Any) -> Any:
-            for hook in open_hooks:
-                hook.close()
-            return original(*args, **kwargs)
-
-        return compile
-
-    if _something_is_compiled():
-        modules.close()
-    try:
-        with replaced(torch, "compile", wrap):
-            yield
-    finally:
-        open_hooks.clear()
-
-
-def _something_is_compiled() -> bool:
-    """Whether torch.compile was called in this process. An optimizer alone also loads Dynamo, with no back end."""
-    dynamo = sys.modules.get("torch._dynamo.eval_frame")
-    return dynamo is not None and any(b is not None for b in getattr(dynamo, "cached_backends", {}).values())
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from gpulab.capture.steps.weights import Watch
 from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
 
 if TYPE_CHECKING:
-    from gpulab.capture.steps.hooks import ModuleHook
+    from gpulab.capture.steps.module_hook import ModuleHook
 
 TRAINING = (
     r"\.(backward|fit|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
