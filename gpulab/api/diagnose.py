@@ -11,7 +11,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.errors import UsageError
-from gpulab.prediction.evidence import NOTHING, Known
+from gpulab.prediction.evidence import NOTHING, PriorEvidence
 from gpulab.run import Ranks
 from gpulab.store.configuration import configured
 from gpulab.thresholds import DEFAULT, Thresholds
@@ -34,12 +34,12 @@ def thresholds_or_default() -> tuple[Thresholds, tuple[str, ...]]:
         return DEFAULT, (f"Your thresholds were not used, the usual ones were: {e}",)
 
 
-def learned_here(figures: Facts) -> Known:
+def learned_here(figures: Facts) -> PriorEvidence:
     """How far earlier predictions were off on the run's device."""
-    return Known(errors_here(figures.run))
+    return PriorEvidence(errors_here(figures.run))
 
 
-def diagnosis_for_report(figures: Facts, learned: Known = NOTHING) -> Diagnosis:
+def diagnosis_for_report(figures: Facts, learned: PriorEvidence = NOTHING) -> Diagnosis:
     """What was found about a run. Never raises for the user's own files."""
     thresholds, notes = thresholds_or_default()
     diagnosis = diagnose(figures, thresholds, learned)

@@ -12,7 +12,7 @@ from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import duration
 from gpulab.prediction.baseline import Refused
-from gpulab.prediction.evidence import Known
+from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.removal import predict_removal
@@ -23,7 +23,7 @@ HARDLY_LESS = 0.9  # ours, of the finding's own bound: no word about so small a 
 
 
 def with_predictions(
-    facts: Facts, findings: Sequence[Finding], step_us: float | None, evidence: Known
+    facts: Facts, findings: Sequence[Finding], step_us: float | None, evidence: PriorEvidence
 ) -> list[Finding]:
     """The findings with the prediction of their settings, or of leaving out what they are about."""
     try:

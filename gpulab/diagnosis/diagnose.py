@@ -12,7 +12,7 @@ from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.ranking import rank_findings, total_us
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds
-from gpulab.prediction.evidence import NOTHING, Known
+from gpulab.prediction.evidence import NOTHING, PriorEvidence
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
@@ -21,7 +21,7 @@ FAULT = "A fault of gpulab's own: please report it"
 
 
 def diagnose(
-    facts: Facts, thresholds: Thresholds = DEFAULT, evidence: Known = NOTHING, *, predict_cures: bool = True
+    facts: Facts, thresholds: Thresholds = DEFAULT, evidence: PriorEvidence = NOTHING, *, predict_cures: bool = True
 ) -> Diagnosis:
     """All findings of a run, the costliest first; at least one, if only `healthy` or `cannot_tell`.
 

@@ -47,12 +47,12 @@ class Swept:
     times_us: dict[int, float]
 
     @classmethod
-    def of(cls, found: Experiment, knob: str, as_written: int) -> Swept:
+    def of(cls, experiment: Experiment, knob: str, as_written: int) -> Swept:
         """Of a sweep of one knob over whole numbers; the cell has `as_written`. What failed is left out."""
         times: dict[int, float] = {}
-        for side in found.sides:
-            value = side.settings.get(knob, str(as_written) if side is found.sides[0] else None)
-            time_us = us(side, found)
+        for side in experiment.sides:
+            value = side.settings.get(knob, str(as_written) if side is experiment.sides[0] else None)
+            time_us = us(side, experiment)
             if value is not None and time_us and not side.failure:
                 times[int(value)] = time_us
         return cls(dict(sorted(times.items())))

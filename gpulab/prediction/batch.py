@@ -14,7 +14,7 @@ import numpy as np
 from gpulab.formatting import duration, percent
 from gpulab.prediction.baseline import Refused, Today, at_least
 from gpulab.prediction.calibration import BEYOND_SD, FIT_SD, HAND_OFF_US, MOSTLY_CALLS, WAITS
-from gpulab.prediction.evidence import Known
+from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.step import Plan
 
 
@@ -58,41 +58,41 @@ def _through(times: Mapping[int, float]) -> Line:
     return Line(float(a), float(b), 0.0)
 
 
-def batch_size(plan: Plan, value: str, known: Known) -> Plan:
+def batch_size(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """Samples of a step; the ratio is of the time per sample."""
-    size, before = at_least(1, value), size_before(plan, known)
+    size, before = at_least(1, value), size_before(plan, evidence)
     if size == before:
         return plan.doubted(0.0, "it has this batch size already")
     scale = size / before
-    if len(known.sizes) < 2:
+    if len(evidence.sizes) < 2:
         return _range(plan, scale)
-    line = fitted({b: us for b, (us, _) in known.sizes.items()})
-    runs = ", ".join(f"{b} took {duration(us)}" for b, (us, _) in sorted(known.sizes.items()))
-    beyond = max(0.0, float(np.log2(size / max(known.sizes))), float(np.log2(min(known.sizes) / size)))
+    line = fitted({b: us for b, (us, _) in evidence.sizes.items()})
+    runs = ", ".join(f"{b} took {duration(us)}" for b, (us, _) in sorted(evidence.sizes.items()))
+    beyond = max(0.0, float(np.log2(size / max(evidence.sizes))), float(np.log2(min(evidence.sizes) / size)))
     words = f"a line through short runs, in which a step of {runs}"
     changed = replace(
         plan,
         pure_factor=plan.pure_factor * line.at(size) / line.at(before),
         samples=plan.samples * scale,
-        memory_ratio=_memory_ratio(known, size, before),
+        memory_ratio=_memory_ratio(evidence, size, before),
     )
-    misses = [abs(np.log(line.at(b) / us)) for b, (us, _) in known.sizes.items()]
+    misses = [abs(np.log(line.at(b) / us)) for b, (us, _) in evidence.sizes.items()]
     return changed.doubted(float(np.hypot(FIT_SD + BEYOND_SD * beyond, max(misses))), words)
 
 
-def size_before(plan: Plan, known: Known) -> int:
+def size_before(plan: Plan, evidence: PriorEvidence) -> int:
     """As the code has it. Raises Refused."""
     loader = plan.today.run.loader
-    found = known.found.get("batch_size", "")
-    if found.isdigit() and int(found):
-        return int(found)
+    before = evidence.values_before.get("batch_size", "")
+    if before.isdigit() and int(before):
+        return int(before)
     if loader is None or not loader.batch_size:
         raise Refused("the batch size that the code has is not known")
     return loader.batch_size
 
 
-def _memory_ratio(known: Known, size: int, before: int) -> float | None:
-    peaks = {b: float(m) for b, (_, m) in known.sizes.items() if m}
+def _memory_ratio(evidence: PriorEvidence, size: int, before: int) -> float | None:
+    peaks = {b: float(m) for b, (_, m) in evidence.sizes.items() if m}
     if len(peaks) < 2:
         return None
     line = _through(peaks)

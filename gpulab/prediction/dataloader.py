@@ -11,11 +11,11 @@ from gpulab.formatting import duration, number
 from gpulab.prediction import restarts
 from gpulab.prediction.baseline import Making, Refused, at_least, is_on
 from gpulab.prediction.calibration import CACHE_SD, RESTART_SD, SHORT_EPOCH, SMALL_WAIT, STARTING, WORKERS_SD
-from gpulab.prediction.evidence import Known
+from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.step import Plan
 
 
-def workers(plan: Plan, value: str, known: Known) -> Plan:
+def workers(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """Worker processes: step = max(computing + hand-off, making / workers, CPU time / cores)."""
     count, today = at_least(0, value), plan.today
     _require_loader(plan)
@@ -54,7 +54,7 @@ def _restarting(plan: Plan, workers: int) -> dict[str, Any]:
     return {"at_most_us": STARTING[1] * starting_us + first_us}
 
 
-def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
+def persistent_workers(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """Workers that stay save the start of each epoch: what its first step takes longer than the others."""
     run = plan.today.run
     if not plan.workers:
@@ -87,7 +87,7 @@ def persistent_workers(plan: Plan, value: str, known: Known) -> Plan:
     return replace(doubted, pure_factor=plan.pure_factor * ratio)
 
 
-def cache(plan: Plan, value: str, known: Known) -> Plan:
+def cache(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """Items kept as they leave the dataset: reading and transforming fall away, putting them together stays."""
     if not is_on(value):
         return plan.doubted(0.0, "it has no cache already")

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
-    """What is known beyond the run itself.
+class PriorEvidence:
+    """What earlier runs on this machine say beyond the run itself.
 
     `errors`: of each knob, measured over predicted ratio of the predictions that were held against a measurement on
     this machine. `sizes`: median step (µs) and peak memory (bytes; None unknown) by batch size, from short runs.
-    `found`: the value of each name as the code has it, where that is known.
+    `values_before`: the value of each name as the code has it, where that was seen.
     """
 
     errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     sizes: Mapping[int, tuple[float, int | None]] = field(default_factory=dict)
-    found: Mapping[str, str] = field(default_factory=dict)
+    values_before: Mapping[str, str] = field(default_factory=dict)
 
 
-NOTHING = Known()
+NOTHING = PriorEvidence()

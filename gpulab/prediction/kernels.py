@@ -9,7 +9,7 @@ import numpy as np
 from gpulab.intervals import covers
 from gpulab.prediction.baseline import Refused, training_spans_us
 from gpulab.prediction.calibration import COMPILED_SLOWER, FUSED_AWAY
-from gpulab.prediction.evidence import Known
+from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
 from gpulab.timeline import spans
@@ -17,7 +17,7 @@ from gpulab.timeline import spans
 _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 
 
-def attention(plan: Plan, value: str, known: Known) -> Plan:
+def attention(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """Flash or memory-efficient attention writes no matrix of all pairs: what only moves it falls away."""
     timeline = plan.today.run.timeline
     plain = None if timeline is None else spans.named(timeline, lambda n: n == _MATH_ATTENTION)
@@ -38,7 +38,7 @@ def attention(plan: Plan, value: str, known: Known) -> Plan:
     return _ranged(plan, low, 1.0, "kernels that only write and read the matrix of all pairs fall away")
 
 
-def compiled(plan: Plan, value: str, known: Known) -> Plan:
+def compiled(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """A sign and a range: which kernels a compiler fuses is not known before."""
     if value == "off":
         return plan.doubted(0.0, "it is not compiled already")

@@ -28,7 +28,7 @@ from gpulab.prediction.calibration import (
     PER_TENSOR_US,
     PYTHON_US,
 )
-from gpulab.prediction.evidence import Known
+from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
 from gpulab.run import Category, Int64
@@ -90,7 +90,7 @@ def _moving_us(duration_ns: Int64, steps: int) -> float | None:
     return float((each - begin).sum()) * count / 1e3
 
 
-def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
+def fused_optimizer(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """One kernel for all parameters."""
     inside = _inside(plan.today)
     fused, name = inside.work.style == "fused", inside.work.name
@@ -119,7 +119,7 @@ def fused_optimizer(plan: Plan, value: str, known: Known) -> Plan:
     return saved.doubted(0.02, words).reached(min(1.0, spread[0]), spread[1])
 
 
-def accumulate(plan: Plan, value: str, known: Known) -> Plan:
+def accumulate(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """The optimizer steps every k-th time; the others put their gradients aside."""
     rounds = at_least(1, value)
     if rounds == 1:

@@ -15,7 +15,7 @@ from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
 from gpulab.formatting import factor
 from gpulab.prediction.baseline import Refused, is_on
 from gpulab.prediction.calibration import LEAST_GAIN, PRECISION_SD
-from gpulab.prediction.evidence import Known
+from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Plan
 from gpulab.run import Float64
@@ -25,7 +25,7 @@ MOVED = 0.5  # of the bytes remain
 _KEPT = re.compile(r"softmax|layer_?norm|nll|loss|exp|pow", re.IGNORECASE)  # autocast keeps these in fp32
 
 
-def amp(plan: Plan, value: str, known: Known) -> Plan:
+def amp(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """Mixed precision: "bf16" or "fp16"."""
     if not plan.today.on_gpu:
         raise Refused("what 16-bit numbers bring on a CPU depends on its instructions, which no formula here knows")
@@ -45,7 +45,7 @@ def amp(plan: Plan, value: str, known: Known) -> Plan:
     return _between(plan, best, least, words)
 
 
-def tf32(plan: Plan, value: str, known: Known) -> Plan:
+def tf32(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
     """fp32 matrix products on the matrix units, with fewer digits."""
     if not plan.today.on_gpu:
         raise Refused("TF32 is a number format of NVIDIA's GPUs")

@@ -9,12 +9,12 @@ from typing import Literal
 from gpulab.analysis.facts import Facts
 from gpulab.prediction import batch, dataloader, kernels, optimizer, precision
 from gpulab.prediction.baseline import Refused
-from gpulab.prediction.evidence import NOTHING, Known
+from gpulab.prediction.evidence import NOTHING, PriorEvidence
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.recalibration import recalibrated
 from gpulab.prediction.step import Plan, plan_of
 
-Predictor = Callable[[Plan, str, Known], Plan]
+Predictor = Callable[[Plan, str, PriorEvidence], Plan]
 
 Memory = Literal["unchanged", "predicted", "unknown"]
 
@@ -47,7 +47,7 @@ PREDICTORS: dict[str, Formula | str] = {
 }
 
 
-def predict(facts: Facts, settings: Mapping[str, str], known: Known = NOTHING) -> Prediction:
+def predict(facts: Facts, settings: Mapping[str, str], evidence: PriorEvidence = NOTHING) -> Prediction:
     """What these settings would bring to that run. Never raises: `refused` says why nothing is foretold.
 
     The interval is the formula's own, made wider or narrower by `known.errors` of `knobs_named(settings)`.
@@ -56,17 +56,17 @@ def predict(facts: Facts, settings: Mapping[str, str], known: Known = NOTHING) -
         plan = plan_of(facts)
     except Refused as why:
         return refused(settings, str(why))
-    return predict_from(plan, settings, known)
+    return predict_from(plan, settings, evidence)
 
 
-def predict_from(plan: Plan, settings: Mapping[str, str], known: Known = NOTHING) -> Prediction:
+def predict_from(plan: Plan, settings: Mapping[str, str], evidence: PriorEvidence = NOTHING) -> Prediction:
     """As `predict`, of a plan that changes nothing yet: what it has found out serves several predictions."""
     chosen = dict(settings)
     try:
         for name in [*(n for n in PREDICTORS if n in chosen), *(n for n in chosen if n not in PREDICTORS)]:
             formula = _formula(name)
             try:
-                plan = formula.apply(plan, chosen[name], known)
+                plan = formula.apply(plan, chosen[name], evidence)
             except ValueError:
                 raise Refused(f"{name}={chosen[name]} is no value of this knob") from None
         if not chosen:
@@ -74,7 +74,7 @@ def predict_from(plan: Plan, settings: Mapping[str, str], known: Known = NOTHING
         foretold = _of(plan, chosen)
     except Refused as why:
         return refused(chosen, str(why))
-    return recalibrated(foretold, known.errors.get(knobs_named(chosen), ()))
+    return recalibrated(foretold, evidence.errors.get(knobs_named(chosen), ()))
 
 
 def _formula(name: str) -> Formula:
@@ -116,4 +116,4 @@ def _memory(plan: Plan, settings: Mapping[str, str]) -> tuple[float | None, str]
     return plan.memory_ratio, "the GPU's memory by a line through the peaks of short runs"
 
 
-__all__ = ["NOTHING", "PREDICTORS", "Known", "knobs_named", "predict", "predict_from", "refused"]
+__all__ = ["NOTHING", "PREDICTORS", "PriorEvidence", "knobs_named", "predict", "predict_from", "refused"]

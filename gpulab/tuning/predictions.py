@@ -12,7 +12,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.capture.meters.memory_peaks import count_anew, gpu_peak_bytes
 from gpulab.errors import StoreError
 from gpulab.knobs.dataloader.loader_options import BATCH_SIZE
-from gpulab.prediction.predict import Known, knobs_named, predict, refused
+from gpulab.prediction.predict import PriorEvidence, knobs_named, predict, refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store import prediction_log
@@ -28,7 +28,7 @@ _BATCH_NAME = re.compile(r"(?:^|_)(?:batch(?:_?size)?|bs)$", re.IGNORECASE)
 
 @dataclass(slots=True)
 class ArmPredictions:
-    """Predictions of one experiment. `errors`: as `Known.errors`, of this machine's device."""
+    """Predictions of one experiment. `errors`: as `PriorEvidence.errors`, of this machine's device."""
 
     facts: Facts
     errors: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class ArmPredictions:
             return refused(settings, f"what another {strange[0]} changes is known to the code alone")
         asked = {BATCH if names_batch(d) else d.name: d.shown for d in wanted.values()}
         before = {BATCH if names_batch(d) else d.name: str(d.found) for d in wanted.values() if d.found is not None}
-        prediction = predict(self.facts, asked, Known(self.errors, self.sizes, before))
+        prediction = predict(self.facts, asked, PriorEvidence(self.errors, self.sizes, before))
         return replace(prediction, settings=dict(settings))
 
     def measure_sizes(

@@ -85,30 +85,30 @@ class HeadspaceReport(NotebookView):
         return present(_steps(self.found), _notes(self.found))
 
 
-def _evidence(found: Headspace) -> str:
-    pairs = next((c.pairs for c in found.experiment.comparisons if c.ratio is not None), 0)
-    times, sure = factor(found.ceiling or 1.0), ""
-    if found.interval is not None:
-        times, around = factor_within(found.ceiling or 1.0, found.interval)
+def _evidence(headspace: Headspace) -> str:
+    pairs = next((c.pairs for c in headspace.experiment.comparisons if c.ratio is not None), 0)
+    times, sure = factor(headspace.ceiling or 1.0), ""
+    if headspace.interval is not None:
+        times, around = factor_within(headspace.ceiling or 1.0, headspace.interval)
         sure = f", {around} times with 95 % certainty"
     return (
-        f"A step takes {duration(found.step_us)}; {duration(found.ideal_us)} with batches that are on the "
+        f"A step takes {duration(headspace.step_us)}; {duration(headspace.ideal_us)} with batches that are on the "
         f"device already. That is {times} times as fast{sure} "
         f"({plural(pairs, 'pair')} of short runs in turn)."
     )
 
 
-def _steps(found: Headspace) -> Section:
-    longest = max((us for us in (found.ideal_us, found.step_us, found.cold_us) if us), default=1.0)
-    preparing = _adds(found, "ideal", found.preparation_us, found.preparation_share)
-    fetching = _adds(found, "cold", found.fetch_us, found.fetch_share)
+def _steps(headspace: Headspace) -> Section:
+    longest = max((us for us in (headspace.ideal_us, headspace.step_us, headspace.cold_us) if us), default=1.0)
+    preparing = _adds(headspace, "ideal", headspace.preparation_us, headspace.preparation_share)
+    fetching = _adds(headspace, "cold", headspace.fetch_us, headspace.fetch_share)
     rows = (
-        _row(_IDEAL, found.ideal_us, longest, "", found.reasons.get("ideal")),
-        _row(_WRITTEN, found.step_us, longest, preparing, None),
-        _row(_COLD, found.cold_us, longest, fetching, found.reasons.get("cold")),
+        _row(_IDEAL, headspace.ideal_us, longest, "", headspace.reasons.get("ideal")),
+        _row(_WRITTEN, headspace.step_us, longest, preparing, None),
+        _row(_COLD, headspace.cold_us, longest, fetching, headspace.reasons.get("cold")),
     )
     columns = (Column(""), *numbers("a step takes", "which adds"), Column("what it is", "wrap"))
-    return Section("What the data costs a step", columns, rows, tuple(filter(None, _lines(found))), wide=True)
+    return Section("What the data costs a step", columns, rows, tuple(filter(None, _lines(headspace))), wide=True)
 
 
 def _row(what: tuple[str, str, str], us: float | None, longest: float, adds: str, reason: str | None) -> Row:
@@ -119,27 +119,27 @@ def _row(what: tuple[str, str, str], us: float | None, longest: float, adds: str
     return Row((label, duration(us), adds, meaning), bar=us / longest, colour=colour)
 
 
-def _adds(found: Headspace, name: str, us: float | None, share: float | None) -> str:
+def _adds(headspace: Headspace, name: str, us: float | None, share: float | None) -> str:
     if us is None:
         return ""
-    return f"{duration(us)} ({percent(share)})" if name in found.certain else "no more than noise"
+    return f"{duration(us)} ({percent(share)})" if name in headspace.certain else "no more than noise"
 
 
-def _lines(found: Headspace) -> list[str]:
+def _lines(headspace: Headspace) -> list[str]:
     return [
         "The first row is what is left when loading costs nothing: the model, the optimizer and whatever else the loop "
         "does. No change of the DataLoader can make a step shorter than that.",
         "From the first row to the second: preparing the items (reading from memory, decoding, transforming, putting "
         "batches together, copying them to the device) as far as the training waits for it. More workers help there, "
         "or cheaper items."
-        if found.preparation_us
+        if headspace.preparation_us
         else "",
         "From the second to the third: the disk. A faster disk helps, fewer and larger files, or more workers."
-        if found.fetch_us and "cold" in found.certain
+        if headspace.fetch_us and "cold" in headspace.certain
         else "",
     ]
 
 
-def _notes(found: Headspace) -> Section | None:
-    lines = tuple(plain(note) for note in found.notes)
+def _notes(headspace: Headspace) -> Section | None:
+    lines = tuple(plain(note) for note in headspace.notes)
     return Section("Beside that", lines=lines, aside=True) if lines else None

@@ -30,7 +30,7 @@ from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.observe.describe import loader_record
 from gpulab.knobs.values import written
 from gpulab.prediction.batch import fitted
-from gpulab.prediction.predict import PREDICTORS, Known, predict
+from gpulab.prediction.predict import PREDICTORS, PriorEvidence, predict
 from gpulab.prediction.removal import Pauses, Waits, predict_removal
 from gpulab.run import Category, Memory, Pause, PauseKind, Samples, Series, StepFlag
 from gpulab.thresholds import DEFAULT
@@ -117,7 +117,7 @@ def test_a_reason_in_place_of_a_formula_is_the_answer(monkeypatch: pytest.Monkey
 def test_whatever_the_run_the_answer_is_a_figure_or_a_reason(case: str, name: str) -> None:
     known = synthetic.cases()[case].facts
     for value in (*KNOBS[name].options, 0, 3, "nonsense"):
-        made_of_it = predict(known, {name: written(value)}, Known(sizes={8: (100.0, None), 16: (150.0, 5)}))
+        made_of_it = predict(known, {name: written(value)}, PriorEvidence(sizes={8: (100.0, None), 16: (150.0, 5)}))
         if made_of_it.refused:
             assert made_of_it.ratio is None and made_of_it.interval is None
             assert not made_of_it.refused.endswith(".")
@@ -328,7 +328,7 @@ def test_on_a_gpu_too_what_is_not_known_of_the_items_widens_the_interval() -> No
 
 def test_settings_in_any_order() -> None:
     known = timed(fed(40, 0.5, cores=4), batch_ms=20, read_ms=17)
-    sizes = Known(sizes={32: (40e3, None), 64: (70e3, None)})
+    sizes = PriorEvidence(sizes={32: (40e3, None), 64: (70e3, None)})
     one = predict(known, {"workers": "2", "cache": "on", "batch_size": "128"}, sizes)
     other = predict(known, {"batch_size": "128", "cache": "on", "workers": "2"}, sizes)
     assert one.ratio == other.ratio and one.interval == other.interval
@@ -356,12 +356,12 @@ def test_a_step_below_its_floor() -> None:
 
 def test_a_larger_batch_from_short_runs() -> None:
     known = fed(40, 0.1)
-    short = Known(sizes={16: (30e3, 1_000), 32: (40e3, 1_500), 45: (48e3, None)})
+    short = PriorEvidence(sizes={16: (30e3, 1_000), 32: (40e3, 1_500), 45: (48e3, None)})
     found = predict(known, {"batch_size": "64"}, short)
     assert found.ratio == pytest.approx((20 + 0.625 * 64) / 40 / 2, rel=0.02)
     on_gpu = synthetic.gpu_case().facts
     settings, as_written = {"batch_size": "512"}, {"batch_size": "256"}
-    short = Known(sizes={128: (9e3, 800), 256: (12e3, 1_500), 300: (13e3, None)}, found=as_written)
+    short = PriorEvidence(sizes={128: (9e3, 800), 256: (12e3, 1_500), 300: (13e3, None)}, values_before=as_written)
     told = predict(on_gpu, settings, short)
     assert told.memory_ratio == pytest.approx(2_900 / 1_500, rel=1e-3) and "peaks of short runs" in told.memory_basis
     assert "1.93× today's peak of the GPU's memory" in " ".join(repr(Predicted("mine", (told,))).split())
@@ -601,7 +601,7 @@ def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int)
     rule = transfers.sync_points if key == "sync_points" else transfers.blocking_copy
     finding = rule(RuleContext(known, DEFAULT))
     assert isinstance(finding, Finding)
-    (told,) = with_predictions(known, [dataclasses.replace(finding, settings=())], 12_000.0, Known())
+    (told,) = with_predictions(known, [dataclasses.replace(finding, settings=())], 12_000.0, PriorEvidence())
     assert told.prediction is not None and f"with {calls} call" in told.prediction.basis
     assert f"with {calls} call" in predict_removal(known, removal_of(key)).basis
 

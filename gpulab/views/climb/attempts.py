@@ -17,11 +17,11 @@ from gpulab.views.wording import PARTS, plain
 NONE = "–"
 
 
-def ladder(found: Climb, *, bars: bool = True) -> Section:
+def ladder(climb: Climb, *, bars: bool = True) -> Section:
     """From the cell as written on. `bars`: its times are drawn as well."""
-    assert found.written is not None
-    below = [rung.comparison.a for rung in found.rungs[:1] if rung.comparison is not None]
-    sides = [(*below, found.written)[0], *(r.comparison.b if r.comparison is not None else None for r in found.rungs)]
+    assert climb.written is not None
+    below = [rung.comparison.a for rung in climb.rungs[:1] if rung.comparison is not None]
+    sides = [(*below, climb.written)[0], *(r.comparison.b if r.comparison is not None else None for r in climb.rungs)]
     ran = [side for side in sides if side is not None]
     per_sample = all(_us(side, per_sample=True) for side in ran if _us(side, per_sample=False))
     step = _common_loss(ran)
@@ -30,7 +30,7 @@ def ladder(found: Climb, *, bars: bool = True) -> Section:
         *numbers("a sample" if per_sample else "a step", "busy", "waits", "memory", "loss", "gain"),
         Column("", "wrap"),
     )
-    cells = [("as written", NONE, "the reference"), *((_label(r), _gain(r), result(r)) for r in found.rungs)]
+    cells = [("as written", NONE, "the reference"), *((_label(r), _gain(r), result(r)) for r in climb.rungs)]
     rows = [
         Row((label, *_figures(side, per_sample, step), gain, words))
         for (label, gain, words), side in zip(cells, sides, strict=True)
@@ -39,7 +39,7 @@ def ladder(found: Climb, *, bars: bool = True) -> Section:
         took = [_us(side, per_sample=per_sample) or 0.0 if side is not None else 0.0 for side in sides]
         longest = max(took) or 1.0
         rows = [replace(r, bar=us / longest, colour=PARTS["compute"].colour) for r, us in zip(rows, took, strict=True)]
-    return Section("The ladder", columns, tuple(rows), _notes(found, step), wide=True)
+    return Section("The ladder", columns, tuple(rows), _notes(climb, step), wide=True)
 
 
 def result(rung: Attempt) -> str:
@@ -62,8 +62,8 @@ def busy_fraction(facts: Facts | None) -> float | None:
     return account.busy_fraction if account.busy_fraction is not None else account.typical_share("compute")
 
 
-def _notes(found: Climb, step: int | None) -> tuple[str, ...]:
-    facts = found.written.facts if found.written is not None else None
+def _notes(climb: Climb, step: int | None) -> tuple[str, ...]:
+    facts = climb.written.facts if climb.written is not None else None
     on_gpu = facts is not None and facts.run.device.kind == "cuda"
     busy = "in which the GPU works" if on_gpu else "that is spent on computing"
     notes = [

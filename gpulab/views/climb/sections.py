@@ -23,22 +23,22 @@ _ENDINGS = {
 }
 
 
-def opening(found: Climb) -> str:
+def opening(climb: Climb) -> str:
     """What was tried, where and how long it took: one line."""
-    return " · ".join(["climb", _tries(found), device_of((found.written,)), duration(found.seconds * 1e6)])
+    return " · ".join(["climb", _tries(climb), device_of((climb.written,)), duration(climb.seconds * 1e6)])
 
 
-def headline(found: Climb) -> Headline:
+def headline(climb: Climb) -> Headline:
     """How much faster all kept settings are together; that nothing helped, where nothing did."""
-    kept, ending = found.kept, f"{ended_words(found)}."
+    kept, ending = climb.kept, f"{ended_words(climb)}."
     named = _listed([f"{plain(name)}={plain(value)}" for name, value in kept.items()])
-    count = sum(rung.kept for rung in found.rungs)
-    tries = f"{count} of {_tries(found)} {'was' if count == 1 else 'were'} kept."
+    count = sum(rung.kept for rung in climb.rungs)
+    tries = f"{count} of {_tries(climb)} {'was' if count == 1 else 'were'} kept."
     if not kept:
-        return _nothing_kept(found, ending)
-    whole = found.whole
+        return _nothing_kept(climb, ending)
+    whole = climb.whole
     if whole is None:
-        gains = _listed([_faster(rung) for rung in found.rungs if rung.kept])
+        gains = _listed([_faster(rung) for rung in climb.rungs if rung.kept])
         sentence = f"{named}: faster when tried, but not yet confirmed against the cell as written at the end."
         return Headline("climbed", sentence, f"One on top of the other: {gains} faster. {ending}", "notice")
     if whole.verdict != "faster" or whole.ratio is None or whole.interval is None:
@@ -46,7 +46,7 @@ def headline(found: Climb) -> Headline:
         return Headline("not_faster", sentence, f"{tries} {ending}", "unknown")
     low, high = whole.interval
     middle, around = factor_within(1 / whole.ratio, (1 / high, 1 / low))
-    moved = _loss_moved(found)
+    moved = _loss_moved(climb)
     if moved:
         sentence = f"With {named} together the cell is {middle}× faster, but its loss is no longer the same."
         return Headline("loss_moved", sentence, f"{moved}. {tries} {ending}", "notice")
@@ -55,19 +55,19 @@ def headline(found: Climb) -> Headline:
     return Headline("climbed", sentence, evidence, "good")
 
 
-def _nothing_kept(found: Climb, ending: str) -> Headline:
-    doubtful = [rung for rung in found.rungs if rung.outcome == "unsure"]
-    if doubtful and found.ended not in ("stopped", "error"):
+def _nothing_kept(climb: Climb, ending: str) -> Headline:
+    doubtful = [rung for rung in climb.rungs if rung.outcome == "unsure"]
+    if doubtful and climb.ended not in ("stopped", "error"):
         why = f"{_listed([plain(rung.label) for rung in doubtful])}: the measurements lie too far apart to tell."
         cure = "Climb again while nothing else uses this machine, or with a larger --budget."
         return Headline("unsure", "Nothing made this cell faster for certain.", f"{why} {cure}", "unknown")
-    if found.ended in ("stopped", "error", "budget", "rungs"):
-        count = f"After {_tries(found)} nothing made the cell faster for certain."
-        return Headline("nothing_kept", count if found.rungs else "Nothing was tried.", ending, "unknown")
-    left = first_left(found)
+    if climb.ended in ("stopped", "error", "budget", "rungs"):
+        count = f"After {_tries(climb)} nothing made the cell faster for certain."
+        return Headline("nothing_kept", count if climb.rungs else "Nothing was tried.", ending, "unknown")
+    left = first_left(climb)
     sentence = "Nothing that gpulab can turn makes this cell faster."
     if left is None:
-        first = found.left.first if found.left is not None else None
+        first = climb.left.first if climb.left is not None else None
         if first is not None and kind_of(first.key).role == "open question":
             sentence = "What this cell spends its time on cannot be told, so there is nothing to try."
             return Headline(first.key, sentence, plain(first.summary), "unknown")
@@ -75,37 +75,37 @@ def _nothing_kept(found: Climb, ending: str) -> Headline:
     return Headline("nothing_kept", sentence, f"What is left: {_decapitalized(plain(left.summary))}", "notice")
 
 
-def ended_words(found: Climb) -> str:
+def ended_words(climb: Climb) -> str:
     """Why it ended, without a full stop."""
-    if found.ended == "budget":
-        return f"The {found.bounds.budget_s:g} s that it may take are spent (--budget)"
-    return _ENDINGS[found.ended]
+    if climb.ended == "budget":
+        return f"The {climb.bounds.budget_s:g} s that it may take are spent (--budget)"
+    return _ENDINGS[climb.ended]
 
 
-def first_left(found: Climb) -> Finding | None:
+def first_left(climb: Climb) -> Finding | None:
     """The costliest cause at the top of the ladder."""
-    findings = found.left.findings if found.left is not None else ()
+    findings = climb.left.findings if climb.left is not None else ()
     return next((f for f in findings if not kind_of(f.key).is_verdict), None)
 
 
-def sections(found: Climb, *, bars: bool = True) -> tuple[Section, ...]:
+def sections(climb: Climb, *, bars: bool = True) -> tuple[Section, ...]:
     """Every section in reading order. `bars`: the times of the ladder are drawn, too; a terminal has no room."""
     parts: tuple[Section | None, ...] = ()
-    if found.written is not None and found.written.facts is not None:
-        parts = (ladder(found, bars=bars), _left(found), _passed(found), _checks(found), _measured(found))
-    return present(*parts, kept_edit(found))
+    if climb.written is not None and climb.written.facts is not None:
+        parts = (ladder(climb, bars=bars), _left(climb), _passed(climb), _checks(climb), _measured(climb))
+    return present(*parts, kept_edit(climb))
 
 
-def kept_edit(found: Climb) -> Section | None:
+def kept_edit(climb: Climb) -> Section | None:
     """The edit of the cell that keeps all kept settings; None where they bring nothing together, or move the loss."""
-    useless = (found.whole is not None and found.whole.verdict != "faster") or bool(_loss_moved(found))
-    return keep(found.top) if found.kept and not useless else None
+    useless = (climb.whole is not None and climb.whole.verdict != "faster") or bool(_loss_moved(climb))
+    return keep(climb.top) if climb.kept and not useless else None
 
 
-def _loss_moved(found: Climb) -> str:
+def _loss_moved(climb: Climb) -> str:
     """How the loss of all kept settings together differs, though each alone left it the same; empty where it may."""
-    loss = found.whole.loss if found.whole is not None else None
-    if loss is None or loss.verdict in (*KEEPING, "not measurable") or set(found.kept) & set(found.bounds.allow):
+    loss = climb.whole.loss if climb.whole is not None else None
+    if loss is None or loss.verdict in (*KEEPING, "not measurable") or set(climb.kept) & set(climb.bounds.allow):
         return ""
     return plain(loss.words).rstrip(".")
 
@@ -113,14 +113,14 @@ def _loss_moved(found: Climb) -> str:
 # -- the rest ----------------------------------------------------------------------------------------------------------
 
 
-def _left(found: Climb) -> Section | None:
+def _left(climb: Climb) -> Section | None:
     """What the diagnosis says of the cell with all that was kept."""
-    if found.left is None:
+    if climb.left is None:
         return None
-    causes = [f for f in found.left.findings if not kind_of(f.key).is_verdict]
+    causes = [f for f in climb.left.findings if not kind_of(f.key).is_verdict]
     title = "What is left"
     if not causes:
-        return Section(title, lines=(plain(found.left.first.summary),), wide=True)
+        return Section(title, lines=(plain(climb.left.first.summary),), wide=True)
     cells = ((plain(f.summary), _recoverable(f), plain(_cure(f))) for f in causes)
     columns = (Column("", "wrap"), *numbers("at most"), Column("what to do by hand", "wrap"))
     lines = ("At most: the time of each step that its cure could give back.",)
@@ -137,24 +137,24 @@ def _cure(finding: Finding) -> str:
     return f"{finding.cure}{where}" if finding.cure else where.strip() or NONE
 
 
-def _passed(found: Climb) -> Section | None:
-    if not found.passed:
+def _passed(climb: Climb) -> Section | None:
+    if not climb.passed:
         return None
-    return Section.table("Not tried", PAIRS, ((plain(p.label), plain(p.why)) for p in found.passed), wide=True)
+    return Section.table("Not tried", PAIRS, ((plain(p.label), plain(p.why)) for p in climb.passed), wide=True)
 
 
-def _checks(found: Climb) -> Section | None:
-    return checks((found.top,)) if found.kept and found.top is not None else None
+def _checks(climb: Climb) -> Section | None:
+    return checks((climb.top,)) if climb.kept and climb.top is not None else None
 
 
-def _measured(found: Climb) -> Section:
-    whole = found.whole
+def _measured(climb: Climb) -> Section:
+    whole = climb.whole
     rows = how_measured(whole) if whole is not None else []
     lines = [
         "Each setting ran against all that was kept before, in short blocks in turn and random order. It is kept only "
         "where the 95 % interval excludes no difference, the gain is at least 2 % and the noise floor, and the loss is "
         "the same or moves no further than another seed moves it.",
-        f"{ended_words(found)}.",
+        f"{ended_words(climb)}.",
     ]
     if whole is not None and whole.loss is not None:
         lines.append(f"Loss of all kept settings together: {whole.loss.verdict}. {plain(whole.loss.words)}.")
@@ -162,8 +162,8 @@ def _measured(found: Climb) -> Section:
     return Section.table("How it was measured", PAIRS if rows else (), rows, (*lines, *notes), aside=True)
 
 
-def _tries(found: Climb) -> str:
-    count = len(found.rungs)
+def _tries(climb: Climb) -> str:
+    count = len(climb.rungs)
     return f"{count} {'try' if count == 1 else 'tries'}"
 
 

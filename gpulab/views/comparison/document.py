@@ -16,29 +16,29 @@ from gpulab.views.report.document import finite, picked
 SCHEMA = 1
 
 
-def document(found: Comparison | Experiment, price_per_hour: float | None = None) -> dict[str, object]:
+def document(record: Comparison | Experiment, price_per_hour: float | None = None) -> dict[str, object]:
     """Every figure. Holds only dict, list, str, int, finite float, bool and None."""
-    if isinstance(found, Comparison):
-        kind, headline, figures = "comparison", comparison_headline(found), _comparison(found, price_per_hour)
+    if isinstance(record, Comparison):
+        kind, headline, figures = "comparison", comparison_headline(record), _comparison(record, price_per_hour)
     else:
-        kind, headline, figures = "experiment", experiment_headline(found), _experiment(found, price_per_hour)
+        kind, headline, figures = "experiment", experiment_headline(record), _experiment(record, price_per_hour)
     whole = {"schema": SCHEMA, "kind": kind, "headline": dataclasses.asdict(headline), **figures}
     return {key: finite(value) for key, value in whole.items()}
 
 
-def _experiment(found: Experiment, price_per_hour: float | None) -> dict[str, object]:
-    comparisons = [_comparison(c, price_per_hour) for c in found.comparisons]
-    return {**picked(found, "name", "seconds", "stopped", "notes"), "comparisons": comparisons}
+def _experiment(experiment: Experiment, price_per_hour: float | None) -> dict[str, object]:
+    comparisons = [_comparison(c, price_per_hour) for c in experiment.comparisons]
+    return {**picked(experiment, "name", "seconds", "stopped", "notes"), "comparisons": comparisons}
 
 
-def _comparison(found: Comparison, price_per_hour: float | None) -> dict[str, object]:
+def _comparison(comparison: Comparison, price_per_hour: float | None) -> dict[str, object]:
     return {
-        **picked(found, "verdict", "evidence", "unit", "ratio", "interval", "noise_floor", "pairs"),
-        **picked(found, "differences", "notes", "restored"),
-        "parts": [dataclasses.asdict(change) for change in found.parts],
-        "loss": _loss(found.loss) if found.loss else None,
-        "a": _side(found.a, found, price_per_hour),
-        "b": _side(found.b, found, price_per_hour),
+        **picked(comparison, "verdict", "evidence", "unit", "ratio", "interval", "noise_floor", "pairs"),
+        **picked(comparison, "differences", "notes", "restored"),
+        "parts": [dataclasses.asdict(change) for change in comparison.parts],
+        "loss": _loss(comparison.loss) if comparison.loss else None,
+        "a": _side(comparison.a, comparison, price_per_hour),
+        "b": _side(comparison.b, comparison, price_per_hour),
     }
 
 
@@ -64,14 +64,14 @@ def _prediction(side: Side) -> dict[str, object] | None:
     return {**picked(prediction, "ratio", "interval", "memory_ratio", "only_sign"), **texts}
 
 
-def _side(side: Side, found: Comparison, price_per_hour: float | None) -> dict[str, object]:
+def _side(side: Side, comparison: Comparison, price_per_hour: float | None) -> dict[str, object]:
     run = side.facts.run if side.facts is not None else None
     return {
         "label": side.label,
         "settings": dict(side.settings),
         "run": run.id if run is not None else None,
         **picked(side, "us_per_step", "us_per_sample"),
-        "unprofiled_us_per_step": unprofiled_us(side, found),
+        "unprofiled_us_per_step": unprofiled_us(side, comparison),
         "profiled_us_per_step": profiled_us(side),
         "memory": dataclasses.asdict(run.memory) if run is not None else None,
         "per_million_samples": dataclasses.asdict(spending(side, price_per_hour)),

@@ -22,29 +22,29 @@ _ABOVE_IN, _BELOW_IN = 0.42, 0.62
 _BAR_WIDTH_IN = 6.2
 
 
-def draw(found: Comparison, *, titled: bool = True) -> bytes:
+def draw(comparison: Comparison, *, titled: bool = True) -> bytes:
     """The picture as PNG, 1100 pixels wide. Without a title it needs a text beside it. Main thread only."""
-    lines = title_lines(comparison_headline(found), opening(found)) if titled else []
-    if never_ran(found):
+    lines = title_lines(comparison_headline(comparison), opening(comparison)) if titled else []
+    if never_ran(comparison):
         return title_only(lines)
-    with_device = panels.has_curves(found)
+    with_device = panels.has_curves(comparison)
     heights = [_BARS_IN, _PANEL_IN, *([_DEVICE_IN] if with_device else [])]
     total_in = title_height_in(lines) + sum(_ABOVE_IN + height + _BELOW_IN for height in heights) - 0.1
 
     def fill(figure: Figure, top_in: float) -> None:
         y = top_in - _ABOVE_IN - _BARS_IN
-        panels.bars(place(figure, _LEFT_IN, y, _BAR_WIDTH_IN, _BARS_IN), found)
+        panels.bars(place(figure, _LEFT_IN, y, _BAR_WIDTH_IN, _BARS_IN), comparison)
         y -= _BELOW_IN + _ABOVE_IN + _PANEL_IN
         right_in = WIDTH_IN - _RIGHT_IN - _HALF_IN
         left_in = _LEFT_IN - 0.75
-        wide_in = _HALF_IN + 0.2 if found.loss is not None else WIDTH_IN - _RIGHT_IN - left_in
-        panels.ratios(place(figure, left_in, y, wide_in, _PANEL_IN), found)
-        if found.loss is not None:
-            panels.losses(place(figure, right_in, y, _HALF_IN, _PANEL_IN), found)
+        wide_in = _HALF_IN + 0.2 if comparison.loss is not None else WIDTH_IN - _RIGHT_IN - left_in
+        panels.ratios(place(figure, left_in, y, wide_in, _PANEL_IN), comparison)
+        if comparison.loss is not None:
+            panels.losses(place(figure, right_in, y, _HALF_IN, _PANEL_IN), comparison)
         if with_device:
             y -= _BELOW_IN + _ABOVE_IN + _DEVICE_IN
-            panels.working(place(figure, left_in, y, _HALF_IN + 0.2, _DEVICE_IN), found)
-            panels.memory(place(figure, right_in, y, _HALF_IN, _DEVICE_IN), found)
+            panels.working(place(figure, left_in, y, _HALF_IN + 0.2, _DEVICE_IN), comparison)
+            panels.memory(place(figure, right_in, y, _HALF_IN, _DEVICE_IN), comparison)
 
     return picture(lines, total_in, fill)
 

@@ -39,15 +39,17 @@ _OUTLIERS = (2, 98)  # percentiles of the blocks that the axis must reach
 # bars
 
 
-def bars(axes: Axes, found: Comparison) -> None:
+def bars(axes: Axes, comparison: Comparison) -> None:
     """One stacked bar per side with the parts of its step, and a mark where a step ends without the profiler."""
-    per_sample = found.unit == "sample" and bool(found.parts) and found.parts[0].a_us_per_sample is not None
+    per_sample = (
+        comparison.unit == "sample" and bool(comparison.parts) and comparison.parts[0].a_us_per_sample is not None
+    )
     unit = "sample" if per_sample else "step"
-    columns = [{c.name: both_us(c, per_sample=per_sample)[i] for c in found.parts} for i in (0, 1)]
-    ends = [_unprofiled(side, found, per_sample) for side in (found.a, found.b)]
-    labels = [("A  " + name(found.a), A_COLOUR), ("B  " + name(found.b), B_COLOUR)]
+    columns = [{c.name: both_us(c, per_sample=per_sample)[i] for c in comparison.parts} for i in (0, 1)]
+    ends = [_unprofiled(side, comparison, per_sample) for side in (comparison.a, comparison.b)]
+    labels = [("A  " + name(comparison.a), A_COLOUR), ("B  " + name(comparison.b), B_COLOUR)]
     frame(axes, f"Where the time of a {unit} goes")
-    if not found.parts:
+    if not comparison.parts:
         axes.set_axis_off()
         say(axes, "Not measurable: one side has no accounting of profiled steps.")
         return
@@ -55,8 +57,8 @@ def bars(axes: Axes, found: Comparison) -> None:
     legend_beside(axes, part_keys(columns, any(ends)), offset_in=0.3, spare_in=0.75)
 
 
-def _unprofiled(side: Side, found: Comparison, per_sample: bool) -> float | None:
-    unprofiled = unprofiled_us(side, found)
+def _unprofiled(side: Side, comparison: Comparison, per_sample: bool) -> float | None:
+    unprofiled = unprofiled_us(side, comparison)
     return side.us_per_sample if per_sample and unprofiled is not None else unprofiled
 
 
@@ -108,56 +110,58 @@ def part_keys(columns: Sequence[Mapping[str, float]], unprofiled: bool) -> list[
 # ratios
 
 
-def ratios(axes: Axes, found: Comparison) -> None:
+def ratios(axes: Axes, comparison: Comparison) -> None:
     """Each block's ratio, the median with its interval, and the band in which A differs from itself."""
-    interleaved = found.evidence == "interleaved"
-    of_b, of_a = _paired_points(found) if interleaved else _unpaired_points(found)
-    frame(axes, f"{'Pairs of blocks' if interleaved else 'Blocks'}: time of B over A, per {found.unit}")
-    if found.ratio is None or not len(of_b):
+    interleaved = comparison.evidence == "interleaved"
+    of_b, of_a = _paired_points(comparison) if interleaved else _unpaired_points(comparison)
+    frame(axes, f"{'Pairs of blocks' if interleaved else 'Blocks'}: time of B over A, per {comparison.unit}")
+    if comparison.ratio is None or not len(of_b):
         axes.set_axis_off()
         say(axes, "No ratio can be given.")
         return
-    if found.noise_floor:
-        axes.axhspan(1 - found.noise_floor, 1 + found.noise_floor, color=_FLOOR, linewidth=0, zorder=0)
-    if found.interval is not None:
-        axes.axhspan(*found.interval, color=_BAND, linewidth=0, zorder=0.5, alpha=0.8)
+    if comparison.noise_floor:
+        axes.axhspan(1 - comparison.noise_floor, 1 + comparison.noise_floor, color=_FLOOR, linewidth=0, zorder=0)
+    if comparison.interval is not None:
+        axes.axhspan(*comparison.interval, color=_BAND, linewidth=0, zorder=0.5, alpha=0.8)
     axes.axhline(1, color=A_COLOUR, linewidth=1, zorder=1)
-    axes.axhline(found.ratio, color=B_COLOUR, linewidth=1.6, zorder=1.5)
-    prediction = _estimate(found)
+    axes.axhline(comparison.ratio, color=B_COLOUR, linewidth=1.6, zorder=1.5)
+    prediction = _estimate(comparison)
     if prediction is not None:
         axes.axhline(prediction[0], color=_PREDICTED, linewidth=1.4, linestyle=":", zorder=1.4)
     axes.plot(np.arange(1, len(of_a) + 1), of_a, "x", color=A_COLOUR, markersize=4.5, zorder=2)
     axes.plot(np.arange(1, len(of_b) + 1), of_b, "o", color=B_COLOUR, markersize=4.5, zorder=3)
-    _reach(axes, of_a, of_b, found)
+    _reach(axes, of_a, of_b, comparison)
     _count_axis(axes, max(len(of_a), len(of_b)), "pair" if interleaved else "block")
-    _ratio_keys(axes, found, interleaved)
+    _ratio_keys(axes, comparison, interleaved)
 
 
-def _estimate(found: Comparison) -> tuple[float, tuple[float, float]] | None:
+def _estimate(comparison: Comparison) -> tuple[float, tuple[float, float]] | None:
     """The predicted ratio and its range; a mere range stands in the tables only."""
-    prediction = found.b.prediction
+    prediction = comparison.b.prediction
     if prediction is None or prediction.only_sign or prediction.ratio is None or prediction.interval is None:
         return None
     return prediction.ratio, prediction.interval
 
 
-def _paired_points(found: Comparison) -> tuple[Float64, Float64]:
-    return pair_ratios(found.a, found.b, found.unit), same_ratios(found.a, found.unit)
+def _paired_points(comparison: Comparison) -> tuple[Float64, Float64]:
+    return pair_ratios(comparison.a, comparison.b, comparison.unit), same_ratios(comparison.a, comparison.unit)
 
 
-def _unpaired_points(found: Comparison) -> tuple[Float64, Float64]:
+def _unpaired_points(comparison: Comparison) -> tuple[Float64, Float64]:
     """Every block over the median block of A."""
-    of_a, of_b = (np.array([us(x, found.unit) for x in usable(side)], np.float64) for side in (found.a, found.b))
+    of_a, of_b = (
+        np.array([us(x, comparison.unit) for x in usable(side)], np.float64) for side in (comparison.a, comparison.b)
+    )
     middle = float(np.median(of_a)) if len(of_a) else 1.0
     return of_b / middle, of_a / middle
 
 
-def _reach(axes: Axes, of_a: Float64, of_b: Float64, found: Comparison) -> None:
+def _reach(axes: Axes, of_a: Float64, of_b: Float64, comparison: Comparison) -> None:
     """The axis holds the bands and nearly all blocks; one that stands far out is not worth flattening the others."""
     points = np.concatenate([of_a, of_b])
-    floor = found.noise_floor or 0.0
-    inside = [1.0 - floor, 1.0 + floor, *(found.interval or ()), *np.percentile(points, _OUTLIERS)]
-    prediction = _estimate(found)
+    floor = comparison.noise_floor or 0.0
+    inside = [1.0 - floor, 1.0 + floor, *(comparison.interval or ()), *np.percentile(points, _OUTLIERS)]
+    prediction = _estimate(comparison)
     names = _NAMES if prediction is None else _MORE_NAMES
     inside += [prediction[0]] if prediction is not None else []
     low, high = min(inside), max(inside)
@@ -183,15 +187,15 @@ def _count_axis(axes: Axes, count: int, what: str) -> None:
     axes.set_xlabel(what, fontsize=SMALL_PT)
 
 
-def _ratio_keys(axes: Axes, found: Comparison, interleaved: bool) -> None:
-    assert found.ratio is not None
-    middle, interval = factor(found.ratio), ""
-    if found.interval is not None:
-        middle, around = factor_within(found.ratio, found.interval)
+def _ratio_keys(axes: Axes, comparison: Comparison, interleaved: bool) -> None:
+    assert comparison.ratio is not None
+    middle, interval = factor(comparison.ratio), ""
+    if comparison.interval is not None:
+        middle, around = factor_within(comparison.ratio, comparison.interval)
         interval = f" ({around})"
-    floor = "" if found.noise_floor is None else f", noise floor {percent(found.noise_floor)}"
+    floor = "" if comparison.noise_floor is None else f", noise floor {percent(comparison.noise_floor)}"
     same = "A over A" if interleaved else "A"
-    predicted, prediction = [], _estimate(found)
+    predicted, prediction = [], _estimate(comparison)
     if prediction is not None:
         expected, around = factor_within(*prediction)
         predicted = [(f"┄ predicted {expected} ({around})", _PREDICTED)]
@@ -201,10 +205,10 @@ def _ratio_keys(axes: Axes, found: Comparison, interleaved: bool) -> None:
 # losses and curves
 
 
-def losses(axes: Axes, found: Comparison) -> None:
+def losses(axes: Axes, comparison: Comparison) -> None:
     """Both curves on one axis, over the band of seeds where there is one."""
     frame(axes, "Loss")
-    loss = found.loss
+    loss = comparison.loss
     assert loss is not None
     if not (np.isfinite(loss.a).any() or np.isfinite(loss.b).any()):
         axes.set_axis_off()
@@ -223,30 +227,30 @@ def losses(axes: Axes, found: Comparison) -> None:
     direct(axes, [*keys, *([(f"band of {loss.seeds + 1} seeds", GREY)] if loss.band else [])], right=True)
 
 
-def has_curves(found: Comparison) -> bool:
+def has_curves(comparison: Comparison) -> bool:
     """Whether a curve of either side can be drawn."""
-    return any(_series(side.facts, _WORKING) or _series(side.facts, _MEMORY) for side in (found.a, found.b))
+    return any(_series(side.facts, _WORKING) or _series(side.facts, _MEMORY) for side in (comparison.a, comparison.b))
 
 
-def working(axes: Axes, found: Comparison) -> None:
+def working(axes: Axes, comparison: Comparison) -> None:
     """How busy the device was in the traced run of each."""
     frame(axes, "Device, in the traced run of each")
-    _curves(axes, found, _WORKING, most=2)
+    _curves(axes, comparison, _WORKING, most=2)
     axes.set_ylim(0, max(106.0, axes.get_ylim()[1]) * 1.25)
     axes.set_ylabel("%", fontsize=SMALL_PT)
 
 
-def memory(axes: Axes, found: Comparison) -> None:
+def memory(axes: Axes, comparison: Comparison) -> None:
     """The memory of each."""
     frame(axes, "Memory, in the traced run of each")
-    _curves(axes, found, _MEMORY, most=1)
+    _curves(axes, comparison, _MEMORY, most=1)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.3)
     axes.set_ylabel("GiB", fontsize=SMALL_PT)
 
 
-def _curves(axes: Axes, found: Comparison, kinds: Sequence[str], *, most: int) -> None:
+def _curves(axes: Axes, comparison: Comparison, kinds: Sequence[str], *, most: int) -> None:
     """Curves of both on one axis of time: the side is the colour, what is read the dashes."""
-    sides = ((found.a.facts, A_COLOUR), (found.b.facts, B_COLOUR))
+    sides = ((comparison.a.facts, A_COLOUR), (comparison.b.facts, B_COLOUR))
     shown = [kind for kind in kinds if any(_series(known, (kind,)) for known, _ in sides)][:most]
     if not shown:
         say(axes, "Not measured.")
@@ -281,10 +285,10 @@ def _what(kind: str, sides: Sequence[tuple[Facts | None, str]], dashes: str) -> 
     return f"{'···' if dashes == ':' else '—'} {label}"
 
 
-def _series(known: Facts | None, kinds: Sequence[str]) -> list[Series]:
-    if known is None:
+def _series(facts: Facts | None, kinds: Sequence[str]) -> list[Series]:
+    if facts is None:
         return []
-    found = (known.run.samples.get(kind) for kind in kinds)
+    found = (facts.run.samples.get(kind) for kind in kinds)
     return [s for s in found if s is not None and np.isfinite(s.value).any()]
 
 

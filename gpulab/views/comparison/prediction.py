@@ -59,25 +59,25 @@ def section(comparisons: Sequence[Comparison]) -> Section | None:
     return Section.table("Predicted and measured", columns, cells, dict.fromkeys(lines), wide=True)
 
 
-def _cells(found: Comparison, prediction: Prediction) -> tuple[str, str, str]:
+def _cells(comparison: Comparison, prediction: Prediction) -> tuple[str, str, str]:
     measured = NOT_MEASURABLE
-    if found.ratio is not None and found.verdict != "not comparable":
-        measured = speed_words(found.ratio, found.interval)
+    if comparison.ratio is not None and comparison.verdict != "not comparable":
+        measured = speed_words(comparison.ratio, comparison.interval)
     if prediction.ratio is None:
         return NONE, measured, plain(prediction.refused)
-    return predicted_words(prediction), measured, _judged(found, prediction) + memory_words(prediction)
+    return predicted_words(prediction), measured, _judged(comparison, prediction) + memory_words(prediction)
 
 
-def _judged(found: Comparison, prediction: Prediction) -> str:
+def _judged(comparison: Comparison, prediction: Prediction) -> str:
     """Whether the prediction held."""
-    if prediction.interval is None or found.ratio is None or found.verdict == "not comparable":
+    if prediction.interval is None or comparison.ratio is None or comparison.verdict == "not comparable":
         return ""
     low, high = prediction.interval
-    inside = low <= found.ratio <= high
+    inside = low <= comparison.ratio <= high
     if prediction.only_sign:
         return "inside the range" if inside else "outside the range"
     if inside:
         return "as predicted"
-    if found.interval is not None and found.interval[0] <= high and low <= found.interval[1]:
+    if comparison.interval is not None and comparison.interval[0] <= high and low <= comparison.interval[1]:
         return "cannot be told apart from the prediction"
-    return "faster than predicted" if found.ratio < low else "slower than predicted"
+    return "faster than predicted" if comparison.ratio < low else "slower than predicted"

@@ -25,12 +25,16 @@ SEQUENTIAL = (
 _STATES = {"took effect": "took effect", "no effect": "NO EFFECT", "cannot tell": "cannot be told"}
 
 
-def opening(found: Comparison) -> str:
+def opening(comparison: Comparison) -> str:
     """What was compared, where and how: one line."""
-    words = [f"{name(found.b)} against {name(found.a)}", device_of((found.b, found.a))]
-    if never_ran(found):
+    words = [f"{name(comparison.b)} against {name(comparison.a)}", device_of((comparison.b, comparison.a))]
+    if never_ran(comparison):
         return " · ".join(words)
-    how = f"{plural(found.pairs, 'pair')} of blocks" if found.evidence == "interleaved" else "one after the other"
+    how = (
+        f"{plural(comparison.pairs, 'pair')} of blocks"
+        if comparison.evidence == "interleaved"
+        else "one after the other"
+    )
     return " · ".join([*words, how])
 
 
@@ -40,25 +44,27 @@ def device_of(sides: Iterable[Side | None]) -> str:
     return device(run) if run is not None else "device: unknown"
 
 
-def never_ran(found: Comparison) -> bool:
+def never_ran(comparison: Comparison) -> bool:
     """Whether a side could not be run at all: the headline has the reason, and there is nothing to compare."""
-    return any(side.failure and side.facts is None for side in (found.a, found.b))
+    return any(side.failure and side.facts is None for side in (comparison.a, comparison.b))
 
 
-def sections(found: Comparison, price_per_hour: float | None = None, notes: Sequence[str] = ()) -> tuple[Section, ...]:
+def sections(
+    comparison: Comparison, price_per_hour: float | None = None, notes: Sequence[str] = ()
+) -> tuple[Section, ...]:
     """Every section in reading order; none where a side never ran. `notes` are of the experiment as a whole."""
-    if never_ran(found):
+    if never_ran(comparison):
         return ()
     return present(
-        first((found,)),
-        side_by_side(found, price_per_hour),
-        prediction.section((found,)),
-        _parts(found),
-        _loss(found),
-        _curves(found),
-        checks((found.a, found.b)),
-        _measured(found, notes),
-        keep(found.b),
+        first((comparison,)),
+        side_by_side(comparison, price_per_hour),
+        prediction.section((comparison,)),
+        _parts(comparison),
+        _loss(comparison),
+        _curves(comparison),
+        checks((comparison.a, comparison.b)),
+        _measured(comparison, notes),
+        keep(comparison.b),
     )
 
 
@@ -79,21 +85,23 @@ def first(comparisons: Sequence[Comparison]) -> Section | None:
 # parts
 
 
-def _parts(found: Comparison) -> Section:
-    title = f"Where the time of a {found.unit} goes" if found.unit == "sample" else "Where the step's time goes"
-    if not found.parts:
+def _parts(comparison: Comparison) -> Section:
+    title = (
+        f"Where the time of a {comparison.unit} goes" if comparison.unit == "sample" else "Where the step's time goes"
+    )
+    if not comparison.parts:
         return Section(title, lines=("Not measurable: one side has no accounting of profiled steps.",), wide=True)
-    per_sample = found.unit == "sample" and found.parts[0].a_us_per_sample is not None
-    ordered = sorted(found.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
-    columns = (Column(""), *numbers(heading(found.a), heading(found.b), "change"), Column(""))
-    sums = np.sum([both_us(c, per_sample=per_sample) for c in found.parts], axis=0)
+    per_sample = comparison.unit == "sample" and comparison.parts[0].a_us_per_sample is not None
+    ordered = sorted(comparison.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
+    columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b), "change"), Column(""))
+    sums = np.sum([both_us(c, per_sample=per_sample) for c in comparison.parts], axis=0)
     rows = [_part_row(c.label, *both_us(c, per_sample=per_sample), _DIRECTIONS[c.grew]) for c in ordered]
-    rows.append(_part_row(f"profiled {found.unit if per_sample else 'step'}", float(sums[0]), float(sums[1]), ""))
+    rows.append(_part_row(f"profiled {comparison.unit if per_sample else 'step'}", float(sums[0]), float(sums[1]), ""))
     lines = [
         "Means over the profiled steps, which the profiler makes slower. Unusual steps, such as the first, are left "
         "out."
     ]
-    if found.unit == "sample" and not per_sample:
+    if comparison.unit == "sample" and not per_sample:
         lines.append("Per step: the samples of the profiled steps are not known.")
     return Section.table(title, columns, rows, lines, wide=True)
 
@@ -115,15 +123,15 @@ def signed(us: float) -> str:
 # loss, curves
 
 
-def _loss(found: Comparison) -> Section:
-    loss = found.loss
+def _loss(comparison: Comparison) -> Section:
+    loss = comparison.loss
     if loss is None:
         return Section("Loss", lines=("Not measurable: no loss was recorded with these runs.",))
     cells = [
         (label, *(_loss_at(curve, step) for curve in (loss.a, loss.b)))
         for label, step in (("first step", 0), ("last step of both", _last(loss.a, loss.b)))
     ]
-    columns = (Column(""), *numbers(heading(found.a), heading(found.b)))
+    columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b)))
     return Section.table("Loss", columns, cells, (f"{capitalized(loss.verdict)}. {plain(loss.words)}.",))
 
 
@@ -141,8 +149,8 @@ def _loss_at(curve: Sequence[float], step: int) -> str:
     return f"{value:.6g}" if np.isfinite(value) else ("none, or NaN" if np.isnan(value) else "infinite")
 
 
-def _curves(found: Comparison) -> Section:
-    a, b = ({c.name: c for c in side.facts.curves} if side.facts else {} for side in (found.a, found.b))
+def _curves(comparison: Comparison) -> Section:
+    a, b = ({c.name: c for c in side.facts.curves} if side.facts else {} for side in (comparison.a, comparison.b))
     if not a and not b:
         return Section("Device", lines=("No curve of the device was measured.",))
     cells = (
@@ -152,7 +160,7 @@ def _curves(found: Comparison) -> Section:
         )
         for name, curve in {**b, **a}.items()
     )
-    columns = (Column("mean of", "cut"), *numbers(heading(found.a), heading(found.b)))
+    columns = (Column("mean of", "cut"), *numbers(heading(comparison.a), heading(comparison.b)))
     return Section.table("Device", columns, cells, ("Over the whole traced run of each.",), aside=True)
 
 
@@ -176,37 +184,37 @@ def checks(sides: Sequence[Side]) -> Section | None:
     return Section.table("Did the change take effect?", columns, cells, wide=True)
 
 
-def _measured(found: Comparison, notes: Sequence[str]) -> Section:
-    lines = [*map(plain, dict.fromkeys([*notes, *found.notes])), " ".join(_interval_sentences(found))]
-    return Section.table("How it was measured", PAIRS, how_measured(found), filter(None, lines))
+def _measured(comparison: Comparison, notes: Sequence[str]) -> Section:
+    lines = [*map(plain, dict.fromkeys([*notes, *comparison.notes])), " ".join(_interval_sentences(comparison))]
+    return Section.table("How it was measured", PAIRS, how_measured(comparison), filter(None, lines))
 
 
-def how_measured(found: Comparison) -> list[tuple[str, str]]:
+def how_measured(comparison: Comparison) -> list[tuple[str, str]]:
     """The figures that tell how far a comparison carries."""
-    a, b = found.a, found.b
-    pairs = [("evidence", _evidence(found)), ("steps counted in a block", _of_both(_steps(a), _steps(b)))]
-    pairs.append(("steps left out: warm-up and others", _of_both(_dropped(a, found), _dropped(b, found))))
-    floor = NOT_MEASURABLE if found.noise_floor is None else percent(found.noise_floor)
+    a, b = comparison.a, comparison.b
+    pairs = [("evidence", _evidence(comparison)), ("steps counted in a block", _of_both(_steps(a), _steps(b)))]
+    pairs.append(("steps left out: warm-up and others", _of_both(_dropped(a, comparison), _dropped(b, comparison))))
+    floor = NOT_MEASURABLE if comparison.noise_floor is None else percent(comparison.noise_floor)
     pairs.append(("noise floor", floor))
-    if found.evidence == "interleaved":
-        pairs.append(("state", plain(found.restored) or "not put back before each run"))
+    if comparison.evidence == "interleaved":
+        pairs.append(("state", plain(comparison.restored) or "not put back before each run"))
     return pairs
 
 
-def _evidence(found: Comparison) -> str:
-    if found.evidence == "interleaved":
-        few = f" (too few to exclude a difference: {TOO_FEW} are needed)" if found.pairs < TOO_FEW else ""
-        return f"{plural(found.pairs, 'pair')} of blocks, in turn and in random order{few}"
-    counts = f"{len(usable(found.a))} and {plural(len(usable(found.b)), 'block')}"
+def _evidence(comparison: Comparison) -> str:
+    if comparison.evidence == "interleaved":
+        few = f" (too few to exclude a difference: {TOO_FEW} are needed)" if comparison.pairs < TOO_FEW else ""
+        return f"{plural(comparison.pairs, 'pair')} of blocks, in turn and in random order{few}"
+    counts = f"{len(usable(comparison.a))} and {plural(len(usable(comparison.b)), 'block')}"
     return f"{counts} of consecutive steps; the runs were made one after the other"
 
 
-def _interval_sentences(found: Comparison) -> list[str]:
+def _interval_sentences(comparison: Comparison) -> list[str]:
     """What ratio, interval and noise floor are."""
-    if found.ratio is None:
+    if comparison.ratio is None:
         return []
-    interleaved = found.evidence == "interleaved"
-    count = found.pairs if interleaved else min(len(usable(found.a)), len(usable(found.b)))
+    interleaved = comparison.evidence == "interleaved"
+    count = comparison.pairs if interleaved else min(len(usable(comparison.a)), len(usable(comparison.b)))
     few = count < LEAST_FOR_BOOTSTRAP
     if interleaved:
         return [
@@ -229,9 +237,9 @@ def _steps(side: Side) -> str:
     return _range([block.step_count for block in usable(side)])
 
 
-def _dropped(side: Side, found: Comparison) -> str:
+def _dropped(side: Side, comparison: Comparison) -> str:
     """Before each block; of a run that was not made for it, all that are in no block."""
-    if found.evidence == "interleaved":
+    if comparison.evidence == "interleaved":
         return _range([block.dropped for block in usable(side)])
     if side.facts is None:
         return NOT_MEASURABLE

@@ -11,64 +11,64 @@ from gpulab.views.layout import PAIRS, Column, Section, numbers, present
 from gpulab.views.wording import plain
 
 
-def opening(found: Experiment) -> str:
+def opening(experiment: Experiment) -> str:
     """What was tried, where and how long it took: one line."""
-    count, time = plural(len(found.sides), "setting"), duration(found.seconds * 1e6)
-    parts = [plain(found.name), count, device_of(found.sides), time]
-    return " · ".join(part for part in parts if part) + (" · stopped early" if found.stopped else "")
+    count, time = plural(len(experiment.sides), "setting"), duration(experiment.seconds * 1e6)
+    parts = [plain(experiment.name), count, device_of(experiment.sides), time]
+    return " · ".join(part for part in parts if part) + (" · stopped early" if experiment.stopped else "")
 
 
-def sections(found: Experiment) -> tuple[Section, ...]:
+def sections(experiment: Experiment) -> tuple[Section, ...]:
     """Every section in reading order; none where no setting could be run."""
-    if none_ran(found):
+    if none_ran(experiment):
         return ()
     return present(
-        first(found.comparisons),
-        _lines(found),
-        prediction.section(found.comparisons),
-        _losses(found),
-        checks(found.sides),
-        _measured(found),
-        keep(best_of(found)),
+        first(experiment.comparisons),
+        _lines(experiment),
+        prediction.section(experiment.comparisons),
+        _losses(experiment),
+        checks(experiment.sides),
+        _measured(experiment),
+        keep(best_of(experiment)),
     )
 
 
-def none_ran(found: Experiment) -> bool:
+def none_ran(experiment: Experiment) -> bool:
     """Whether there were settings and not one of them could be run: the headline has the reasons."""
-    return bool(found.comparisons) and all(never_ran(c) for c in found.comparisons)
+    return bool(experiment.comparisons) and all(never_ran(c) for c in experiment.comparisons)
 
 
-def per_sample(found: Experiment) -> bool:
+def per_sample(experiment: Experiment) -> bool:
     """Whether all settings are told per sample: some have another batch, and the samples of all are known."""
-    ran = [side for side in found.sides if not side.failure]
-    return any(c.unit == "sample" for c in found.comparisons) and all(side.us_per_sample for side in ran)
+    ran = [side for side in experiment.sides if not side.failure]
+    return any(c.unit == "sample" for c in experiment.comparisons) and all(side.us_per_sample for side in ran)
 
 
-def best_of(found: Experiment) -> Side | None:
+def best_of(experiment: Experiment) -> Side | None:
     """The setting to keep: the fastest of those that are faster, none where none is."""
-    faster = [c for c in found.comparisons if c.verdict == "faster"]
+    faster = [c for c in experiment.comparisons if c.verdict == "faster"]
     return min(faster, key=lambda c: c.ratio or 1.0).b if faster else None
 
 
-def us(side: Side, found: Experiment) -> float | None:
+def us(side: Side, experiment: Experiment) -> float | None:
     """The time of a side in the unit of the experiment."""
-    return side.us_per_sample if per_sample(found) else side.us_per_step
+    return side.us_per_sample if per_sample(experiment) else side.us_per_step
 
 
-def _lines(found: Experiment) -> Section:
-    unit = "sample" if per_sample(found) else "step"
+def _lines(experiment: Experiment) -> Section:
+    unit = "sample" if per_sample(experiment) else "step"
     columns = (
         Column("setting"),
         *numbers(f"per {unit}", "× the time", "95 % interval", "memory"),
         Column("", "wrap"),
     )
-    rows = [_line(found.sides[0], None, found)]
-    rows += [_line(c.b, c, found) for c in found.comparisons]
-    lines = [f"Ratios are times of a {unit} against {name(found.sides[0])}: below 1 is faster. Memory: the peak."]
+    rows = [_line(experiment.sides[0], None, experiment)]
+    rows += [_line(c.b, c, experiment) for c in experiment.comparisons]
+    lines = [f"Ratios are times of a {unit} against {name(experiment.sides[0])}: below 1 is faster. Memory: the peak."]
     return Section.table("All settings", columns, rows, lines, wide=True)
 
 
-def _line(side: Side, compared: Comparison | None, found: Experiment) -> tuple[str, ...]:
+def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tuple[str, ...]:
     if side.failure:
         return name(side), "–", "–", "–", "–", plain(side.failure)
     ratio = factor(compared.ratio) if compared is not None and compared.ratio is not None else "–"
@@ -76,12 +76,12 @@ def _line(side: Side, compared: Comparison | None, found: Experiment) -> tuple[s
     if compared is not None and compared.ratio is not None and compared.interval is not None:
         ratio, interval = factor_within(compared.ratio, compared.interval)
     verdict = compared.verdict if compared is not None else "the reference"
-    return name(side), duration(us(side, found)), ratio, interval, size(memory_peak_bytes(side)), verdict
+    return name(side), duration(us(side, experiment)), ratio, interval, size(memory_peak_bytes(side)), verdict
 
 
-def _losses(found: Experiment) -> Section | None:
+def _losses(experiment: Experiment) -> Section | None:
     alike: dict[tuple[str, str], list[str]] = {}
-    for c in found.comparisons:
+    for c in experiment.comparisons:
         if c.loss is not None and not c.b.failure:
             alike.setdefault((c.loss.verdict, c.loss.words), []).append(name(c.b))
     if not alike:
@@ -91,10 +91,10 @@ def _losses(found: Experiment) -> Section | None:
     return Section.table("Loss", columns, cells, wide=True)
 
 
-def _measured(found: Experiment) -> Section:
+def _measured(experiment: Experiment) -> Section:
     """Once where all comparisons were measured alike, else per setting."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for c in found.comparisons:
+    for c in experiment.comparisons:
         for pair in how_measured(c) if not c.b.failure else ():
             rows.setdefault(pair, []).append(name(c.b))
     counts = {label: sum(pair[0] == label for pair in rows) for label, _ in rows}
@@ -102,5 +102,7 @@ def _measured(found: Experiment) -> Section:
         (label if counts[label] == 1 else f"{label} ({', '.join(sides)})", value)
         for (label, value), sides in rows.items()
     )
-    notes = dict.fromkeys([*found.notes, *(note for c in found.comparisons if not c.b.failure for note in c.notes)])
+    notes = dict.fromkeys(
+        [*experiment.notes, *(note for c in experiment.comparisons if not c.b.failure for note in c.notes)]
+    )
     return Section.table("How it was measured", PAIRS, cells, map(plain, notes))

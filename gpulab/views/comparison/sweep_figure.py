@@ -37,22 +37,22 @@ _MOST = 16
 _COLOURS = {"faster": "#00704F", "slower": "#B8430B"}
 
 
-def draw(found: Experiment, *, titled: bool = True) -> bytes:
+def draw(experiment: Experiment, *, titled: bool = True) -> bytes:
     """The picture as PNG, 1100 pixels wide, at most 16 settings. Main thread only."""
-    lines = title_lines(experiment_headline(found), opening(found)) if titled else []
-    if none_ran(found):
+    lines = title_lines(experiment_headline(experiment), opening(experiment)) if titled else []
+    if none_ran(experiment):
         return title_only(lines)
-    shown = found.sides[:_MOST]
+    shown = experiment.sides[:_MOST]
     panel_in = max(_LINE_IN * len(shown), 1.0)
-    columns = [_parts_us(side, found) for side in shown]
+    columns = [_parts_us(side, experiment) for side in shown]
     keys = panels.part_keys(columns, True)
     keys_in = _KEYS_IN * -(-len(keys) // 3) + 0.15
 
     def fill(figure: Figure, top_in: float) -> None:
         bottom = top_in - _ABOVE_IN - panel_in
         steps = place(figure, _LEFT_IN, bottom, _STEP_IN, panel_in)
-        _steps(steps, found, shown, columns)
-        _ratios(place(figure, _LEFT_IN + _STEP_IN + _BETWEEN_IN, bottom, _RATIO_IN, panel_in), found, len(shown))
+        _steps(steps, experiment, shown, columns)
+        _ratios(place(figure, _LEFT_IN + _STEP_IN + _BETWEEN_IN, bottom, _RATIO_IN, panel_in), experiment, len(shown))
         left = _LEFT_IN + _STEP_IN + _RATIO_IN + 2 * _BETWEEN_IN
         _memory(place(figure, left, bottom, _MEMORY_IN, panel_in), shown)
         for column in range(3):
@@ -66,17 +66,17 @@ def draw(found: Experiment, *, titled: bool = True) -> bytes:
     return picture(lines, total_in, fill)
 
 
-def _parts_us(side: Side, found: Experiment) -> dict[str, float]:
+def _parts_us(side: Side, experiment: Experiment) -> dict[str, float]:
     if side.facts is None:
         return {}
-    return mean_parts_us(side.facts, per_sample=per_sample(found)) or {}
+    return mean_parts_us(side.facts, per_sample=per_sample(experiment)) or {}
 
 
-def _steps(axes: Axes, found: Experiment, shown: tuple[Side, ...], columns: list[dict[str, float]]) -> None:
-    unit = "sample" if per_sample(found) else "step"
+def _steps(axes: Axes, experiment: Experiment, shown: tuple[Side, ...], columns: list[dict[str, float]]) -> None:
+    unit = "sample" if per_sample(experiment) else "step"
     frame(axes, f"Time of a {unit}")
     labels = [(name(side), panels.A_COLOUR if i == 0 else panels.B_COLOUR) for i, side in enumerate(shown)]
-    panels.stacked_bars(axes, columns, [us(side, found) for side in shown], labels)
+    panels.stacked_bars(axes, columns, [us(side, experiment) for side in shown], labels)
     for row, side in enumerate(shown):
         if side.failure:
             text = "\n".join(ink_lines(side.failure, 44, 2))
@@ -84,15 +84,15 @@ def _steps(axes: Axes, found: Experiment, shown: tuple[Side, ...], columns: list
             axes.text(0.01 * axes.get_xlim()[1], y, text, color=_COLOURS["slower"], fontsize=SMALL_PT, va="center")
 
 
-def _ratios(axes: Axes, found: Experiment, count: int) -> None:
+def _ratios(axes: Axes, experiment: Experiment, count: int) -> None:
     """Times over A with their intervals; the band is the widest noise floor of them."""
     frame(axes, "Time over the first")
     _quiet_rows(axes, count)
-    floor = max((c.noise_floor or 0.0 for c in found.comparisons), default=0.0)
+    floor = max((c.noise_floor or 0.0 for c in experiment.comparisons), default=0.0)
     axes.axvspan(1 - floor, 1 + floor, color="#EDEDED", linewidth=0, zorder=0)
     axes.axvline(1, color=panels.A_COLOUR, linewidth=1)
     reach = [1.0 - floor, 1.0 + floor]
-    for row, compared in enumerate(found.comparisons[: count - 1], start=1):
+    for row, compared in enumerate(experiment.comparisons[: count - 1], start=1):
         if compared.ratio is not None:
             _ratio(axes, compared, count - 1 - row)
             reach += [compared.ratio, *(compared.interval or ())]

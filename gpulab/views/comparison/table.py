@@ -26,27 +26,27 @@ def heading(side: Side) -> str:
     return cut(plain(side.label), _WIDEST)
 
 
-def side_by_side(found: Comparison, price_per_hour: float | None) -> Section:
+def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Section:
     """The figures of both, row by row."""
-    a, b = found.a, found.b
+    a, b = comparison.a, comparison.b
     rows = [
-        _row(f"a step, {_judged(found)}", a.us_per_step, b.us_per_step, duration),
+        _row(f"a step, {_judged(comparison)}", a.us_per_step, b.us_per_step, duration),
         _row("a sample", a.us_per_sample, b.us_per_sample, duration),
         _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), number),
         *_memory_rows(a, b),
         *_spending_rows(a, b, price_per_hour),
     ]
     columns = (Column(""), *numbers(heading(a), heading(b), "B over A"))
-    lines = [_verdict_line(found)]
+    lines = [_verdict_line(comparison)]
     absent = [row[0] for row in rows if set(row[1:3]) == {NOT_MEASURABLE}]
     rows = [row for row in rows if row[0] not in absent]
     if absent:
         lines.append(f"Not measurable on either side: {'; '.join(absent)}.")
     if _without_energy(a, b):
         lines.append(f"No energy: {_without_energy(a, b)}.")
-    if found.unit == "sample":
+    if comparison.unit == "sample":
         lines.append("The batch differs: the two are compared per sample, not per step.")
-    if _pairs_say_otherwise(found):
+    if _pairs_say_otherwise(comparison):
         lines.append(
             "The last column divides the medians of all blocks; the verdict compares blocks that ran one after the "
             "other. A change of the machine during the experiment moves the medians, but hardly the pairs."
@@ -54,34 +54,42 @@ def side_by_side(found: Comparison, price_per_hour: float | None) -> Section:
     return Section.table("Side by side", columns, rows, lines, wide=True)
 
 
-def _pairs_say_otherwise(found: Comparison) -> bool:
+def _pairs_say_otherwise(comparison: Comparison) -> bool:
     """The ratio of the medians lies further from that of the pairs than half the interval's width."""
-    of_a, of_b = ((s.us_per_sample if found.unit == "sample" else s.us_per_step) for s in (found.a, found.b))
-    if not of_a or not of_b or found.ratio is None or found.interval is None or found.evidence != "interleaved":
+    of_a, of_b = (
+        (s.us_per_sample if comparison.unit == "sample" else s.us_per_step) for s in (comparison.a, comparison.b)
+    )
+    if (
+        not of_a
+        or not of_b
+        or comparison.ratio is None
+        or comparison.interval is None
+        or comparison.evidence != "interleaved"
+    ):
         return False
-    low, high = found.interval
-    return abs(of_b / of_a - found.ratio) > (high - low) / 2
+    low, high = comparison.interval
+    return abs(of_b / of_a - comparison.ratio) > (high - low) / 2
 
 
-def _verdict_line(found: Comparison) -> str:
-    if found.ratio is None:
+def _verdict_line(comparison: Comparison) -> str:
+    if comparison.ratio is None:
         return "No ratio can be given."
-    middle, around = factor(found.ratio), ""
-    if found.interval is not None:
-        middle, interval = factor_within(found.ratio, found.interval)
+    middle, around = factor(comparison.ratio), ""
+    if comparison.interval is not None:
+        middle, interval = factor_within(comparison.ratio, comparison.interval)
         around = f", 95 % interval {interval}"
-    floor = NOT_MEASURABLE if found.noise_floor is None else percent(found.noise_floor)
-    ratio = f"Time per {found.unit} of B over A: {middle}{around}"
-    return f"{ratio}; noise floor {floor}. Verdict: {found.verdict}."
+    floor = NOT_MEASURABLE if comparison.noise_floor is None else percent(comparison.noise_floor)
+    ratio = f"Time per {comparison.unit} of B over A: {middle}{around}"
+    return f"{ratio}; noise floor {floor}. Verdict: {comparison.verdict}."
 
 
-def unprofiled_us(side: Side, found: Comparison) -> float | None:
+def unprofiled_us(side: Side, comparison: Comparison) -> float | None:
     """A step without the profiler, as the blocks of the comparison have it; None where it rests on profiled steps."""
-    return side.us_per_step if _judged(found) == UNPROFILED else None
+    return side.us_per_step if _judged(comparison) == UNPROFILED else None
 
 
-def _judged(found: Comparison) -> str:
-    return UNPROFILED if found.evidence == "interleaved" else judged_by(found.a.facts, found.b.facts)
+def _judged(comparison: Comparison) -> str:
+    return UNPROFILED if comparison.evidence == "interleaved" else judged_by(comparison.a.facts, comparison.b.facts)
 
 
 def profiled_us(side: Side) -> float | None:

@@ -136,14 +136,14 @@ def _top(height: Float64) -> float:
 _LABEL_WIDTH = 0.14  # of the panel
 
 
-def _mark_cut(axes: Axes, found: Bars, left: Float64, right: Float64, top: float, unit_ms: float) -> None:
+def _mark_cut(axes: Axes, bars: Bars, left: Float64, right: Float64, top: float, unit_ms: float) -> None:
     """The true height beside the bars that are cut off: at most three, the highest first."""
-    cut = np.flatnonzero(found.height_ms / unit_ms > top)
+    cut = np.flatnonzero(bars.height_ms / unit_ms > top)
     span, written = axes.get_xlim()[1], list[float]()
-    for i in cut[np.argsort(-found.height_ms[cut])][:3]:
+    for i in cut[np.argsort(-bars.height_ms[cut])][:3]:
         beside = sum(abs(x - right[i]) < _LABEL_WIDTH * span for x in written)  # below what would lie under it
         written.append(float(right[i]))
-        text = f"\u2191 {duration(found.height_ms[i] * 1e3)}"
+        text = f"\u2191 {duration(bars.height_ms[i] * 1e3)}"
         late = left[i] > 0.8 * span
         axes.annotate(
             text, (left[i] if late else right[i], 0.97 - 0.1 * beside), xycoords=("data", "axes fraction"),
@@ -152,13 +152,13 @@ def _mark_cut(axes: Axes, found: Bars, left: Float64, right: Float64, top: float
         )  # fmt: skip
 
 
-def _label(axes: Axes, found: Bars, unit: str) -> None:
-    if found.per_bar == 1:
+def _label(axes: Axes, bars: Bars, unit: str) -> None:
+    if bars.per_bar == 1:
         frame(axes, "Steps over time: one bar per step")
         axes.set_ylabel(f"{unit} per step", fontsize=SMALL_PT)
         return
-    frame(axes, f"Steps over time: each bar is the mean of up to {found.per_bar:,} steps")
-    axes.set_ylabel(f"{unit} per step\n(mean of up to {found.per_bar:,})", fontsize=SMALL_PT)
+    frame(axes, f"Steps over time: each bar is the mean of up to {bars.per_bar:,} steps")
+    axes.set_ylabel(f"{unit} per step\n(mean of up to {bars.per_bar:,})", fontsize=SMALL_PT)
 
 
 def shade_profiled(axes: Axes, facts: Facts, seconds_per_unit: float, *, name: bool = False) -> None:
@@ -180,12 +180,12 @@ def shade_profiled(axes: Axes, facts: Facts, seconds_per_unit: float, *, name: b
         )
 
 
-def _legend(axes: Axes, facts: Facts, found: Bars) -> None:
+def _legend(axes: Axes, facts: Facts, bars: Bars) -> None:
     share = facts.breakdown.share if facts.breakdown and profiled_steps(facts) else {}
-    names = [n for n in wording.PARTS if share.get(n) or (n in _UNPROFILED_PARTS and found.parts_ms[n].any())]
+    names = [n for n in wording.PARTS if share.get(n) or (n in _UNPROFILED_PARTS and bars.parts_ms[n].any())]
     withheld = facts.breakdown is None and facts.run.timeline is not None
     rest = "rest of the step" if withheld else "rest of an unprofiled step"
-    keys = [Key(rest, wording.NOT_PROFILED.colour)] if found.parts_ms[_REST].any() else []
+    keys = [Key(rest, wording.NOT_PROFILED.colour)] if bars.parts_ms[_REST].any() else []
     for name in reversed(names):
         part = wording.PARTS[name]
         label = f"{part.label}  {percent(share[name])}" if share.get(name) else part.label
