@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -211,20 +212,27 @@ def test_devices_are_found_by_uuid_and_not_by_index() -> None:
     assert module.state.open_sessions == 0
 
 
-def test_a_mig_part_is_read_by_its_own_handle(clock: list[float]) -> None:
+def test_a_mig_part_is_read_by_its_own_handle(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     script = fakes.h100()
     script["devices"].append({"name": "A", "uuid": "GPU-split", "parts": [{"name": "B", "uuid": "MIG-part"}]})
     module = fakes.fake_nvml(script)
     assert nvml.nvml_index_for("MIG-part", module) == 1, "the GPU it is a part of"
     asked: list[object] = []
     memory = module.nvmlDeviceGetMemoryInfo
-    module.nvmlDeviceGetMemoryInfo = lambda handle, *version: asked.append(handle) or memory(handle, *version)
+
+    def noted(handle: object, *version: object) -> Any:
+        asked.append(handle)
+        return memory(handle, *version)
+
+    monkeypatch.setattr(module, "nvmlDeviceGetMemoryInfo", noted)
     meter = nvml.nvml_meter("part", os.getpid(), module)
     (row,) = readings(meter, clock)
     assert row["gpu_memory_used_bytes"] == 6 * 2**30 and set(asked) == {(1, 0)}
 
 
-def test_a_mig_part_has_counters_of_its_own_and_the_rest_of_the_whole_gpu(clock: list[float]) -> None:
+def test_a_mig_part_has_counters_of_its_own_and_the_rest_of_the_whole_gpu(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     script = fakes.h100()
     parts: list[fakes.FakeDevice] = [
         {"name": "B", "uuid": f"MIG-{name}", "instance": number} for name, number in (("one", 1), ("other", 5))
@@ -233,9 +241,12 @@ def test_a_mig_part_has_counters_of_its_own_and_the_rest_of_the_whole_gpu(clock:
     module = fakes.fake_nvml(script)
     asked: list[tuple[object, int]] = []
     sample_of = module.nvmlGpmMigSampleGet
-    module.nvmlGpmMigSampleGet = lambda gpu, instance, sample: (
-        asked.append((gpu, instance)) or sample_of(gpu, instance, sample)
-    )
+
+    def noted(gpu: object, instance: int, sample: object) -> Any:
+        asked.append((gpu, instance))
+        return sample_of(gpu, instance, sample)
+
+    monkeypatch.setattr(module, "nvmlGpmMigSampleGet", noted)
     meter = nvml.nvml_meter("MIG-other", os.getpid(), module)
     _, last = readings(meter, clock, 2)
     labels = {s.name: s.label for s in meter.series()}
