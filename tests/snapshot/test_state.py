@@ -103,6 +103,7 @@ def plain(x: Any) -> Any:
 def drawn() -> tuple[object, ...]:
     """What the global generators will give next; nothing is drawn."""
     legacy = np.random.get_state(legacy=True)
+    assert isinstance(legacy, tuple)
     return random.getstate(), legacy[1].tobytes(), legacy[2], torch.get_rng_state().numpy().tobytes()
 
 
@@ -674,7 +675,8 @@ def test_persistent_workers_of_the_cell_are_shut_down() -> None:
     started = loader._iterator  # somebody else holds it: it does not end by itself
     assert len(children() - before) == 1 and started is not None
     assert state.restore().could_not == ()
-    assert loader._iterator is None and children() <= before
+    left = loader._iterator
+    assert left is None and children() <= before
     run(namespace, cell)
     assert namespace["order"] == first
     lasting = State.of(namespace, None)

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from gpulab.api import runs_table as views
 from gpulab.errors import StoreError
-from gpulab.run import SCHEMA, Device, Run
+from gpulab.run import SCHEMA, Device, Outcome, Run
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, trace_path
 from gpulab.store.runs import KEPT_IN_MEMORY, Runs
@@ -39,9 +39,9 @@ def store(tmp_path: Path) -> Store:
     return Store(tmp_path / "runs")
 
 
-def make(id: str, name: str = "", **changes: object) -> Run:
-    day = id[6:8]
-    return dataclasses.replace(tiny_run(id, name=name), created=f"2025-01-{day}T00:00:00+00:00", **changes)
+def make(id: str, name: str = "", outcome: Outcome = "completed") -> Run:
+    created = f"2025-01-{id[6:8]}T00:00:00+00:00"
+    return dataclasses.replace(tiny_run(id, name=name), created=created, outcome=outcome)
 
 
 def hidden(store: Store) -> list[Path]:
@@ -365,12 +365,12 @@ def test_a_document_with_a_wrong_field_is_refused(store: Store, changes: dict[st
             store.load(folder)
 
 
-def replace_column(folder: Path, name: str, member: bytes, **options: int) -> None:
+def replace_column(folder: Path, name: str, member: bytes, compression: int = zipfile.ZIP_STORED) -> None:
     path = folder / COLUMNS
     with zipfile.ZipFile(path) as archive:
         members = {n: archive.read(n) for n in archive.namelist()}
     members[f"{name}.npy"] = member
-    with zipfile.ZipFile(path, "w", **options) as archive:
+    with zipfile.ZipFile(path, "w", compression) as archive:
         for n, content in members.items():
             archive.writestr(n, content)
 

@@ -445,9 +445,8 @@ class TestDamage:
         assert "at byte" in damage.detail
 
     def test_half_a_gzip_file(self, tmp_path: Path) -> None:
-        path = made.write(
-            tmp_path, made.text([*PLAIN, *(made.step(n, n * 1000.0) for n in range(5, 200))][:14]), "a.gz"
-        )
+        later = [event for n in range(5, 200) for event in made.step(n, n * 1000.0)]
+        path = made.write(tmp_path, made.text([*PLAIN, *later][:14]), "a.gz")
         rng = np.random.default_rng(0)
         many = [made.span("cpu_op", f"op{rng.integers(1 << 60)}", 2.0 * i, 1) for i in range(3000)]
         whole = gzip.compress(made.text(many).encode())
