@@ -18,10 +18,10 @@ from gpulab.analysis.host.after_update import after_update
 from gpulab.capture.pauses import update_line
 from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.pauses.update_line import UpdateLine
-from gpulab.diagnosis.finding import Diagnosis
 from gpulab.run import Category, Place, Run
 from gpulab.store.folders import Store
 from gpulab.timeline.spans import step_times, update_times, zero_times
+from gpulab.views.report.diagnosis import Diagnosed
 from tests.support.host_loops import HostLoop, played
 from tests.support.timelines import BACKWARD, MAIN, Span, timeline
 
@@ -54,7 +54,7 @@ def nothing() -> None:
     pass
 
 
-def logging(diagnosis: Diagnosis) -> list[str]:
+def logging(diagnosis: Diagnosed) -> list[str]:
     return [f.summary for f in diagnosis.findings if f.key == "logging_or_eval"]
 
 
@@ -255,14 +255,14 @@ def test_what_a_closure_computes_is_not_the_optimizers(closure: bool) -> None:
         for _ in range(6):
             y = torch.tanh(0.9 * y)
         loss: torch.Tensor = y.sum()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
     with gpulab.profile(show=False, save=False, device="cpu") as p:
         for _ in range(5):
             for (x,) in loader:
                 if closure:
-                    optimizer.step(lambda x=x: passes(x))  # type: ignore[misc]
+                    optimizer.step(lambda x=x: passes(x))
                 else:
                     passes(x)
                     optimizer.step()

@@ -90,8 +90,8 @@ def test_what_an_optimizer_is_handed_in_is_not_its_own_time() -> None:
     assert plain is not None and plain.host_us == 190.0
 
 
-def host(**changed: float) -> HostOperators:
-    return dataclasses.replace(HostOperators(200.0, 190.0, 0.8, 0.0, 0.0, None), **changed)
+def host(calling_share: float = 0.8, rearranging_share: float = 0.0, rearranging_count: float = 0.0) -> HostOperators:
+    return HostOperators(200.0, 190.0, calling_share, rearranging_share, rearranging_count, None)
 
 
 def said(answer: object) -> Finding:

@@ -37,11 +37,11 @@ KINDS: list[tuple[str, dict[str, Any], int]] = [  # class, arguments, passes tha
 ]
 
 
-class CountedBytes(TorchDispatchMode):
+class CountedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Adds up what operators read and write of tensors as large as the parameter, each tensor once per operator."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.per_number = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -72,9 +72,10 @@ def counted(name: str, arguments: dict[str, Any], style: str) -> int:
     optimizer = getattr(torch.optim, name)([parameter], lr=0.1, **arguments, **how)
     for _ in range(3):
         parameter.grad = torch.randn(NUMBERS)
-        with CountedBytes() as found:
+        moved = CountedBytes()
+        with moved:
             optimizer.step()
-    return found.per_number
+    return moved.per_number
 
 
 @pytest.mark.parametrize("style", ["for-loop", "foreach"])

@@ -87,7 +87,7 @@ def test_a_real_loop_that_measures_has_its_operators_and_its_line_in_the_record(
             optimizer.zero_grad()
             said = model(x)
             confusion(said.argmax(1), y)
-            nn.functional.cross_entropy(said, y).backward()
+            nn.functional.cross_entropy(said, y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     timeline, stack = p.run.timeline, p.run.stack
     assert timeline is not None and stack is not None and len(stack.calls_users) == len(stack.t_ns)

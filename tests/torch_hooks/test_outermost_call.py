@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch import nn  # noqa: E402
 from torch._dynamo.variables import nn_module  # noqa: E402
+from torch.optim import Optimizer  # noqa: E402
 
 from gpulab.torch_hooks.optimizer_step import Turn, around_steps  # noqa: E402
 from gpulab.torch_hooks.outermost_call import Layer, around_outermost  # noqa: E402
@@ -121,7 +122,7 @@ def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
         return graph.forward
 
     original = nn.Module.__call__
-    model, notes = Net(), []
+    model, notes = Net(), list[str]()
     torch.compiler.reset()
     try:
         with around_outermost(Layer.AUTOCAST, noting("a", notes)):
@@ -129,7 +130,7 @@ def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
             in_place = Net()
             in_place.compile(backend=backend)
             compiled(X), compiled(X), in_place(X)
-            assert nn_module.unpatched_nn_module_call is nn.Module.__call__ is not original
+            assert vars(nn_module)["unpatched_nn_module_call"] is nn.Module.__call__ is not original
         count = len(graphs)
         compiled(X), in_place(X)
         assert notes == ["a OptimizedModule", "a OptimizedModule", "a Net"] and count >= 1
@@ -138,7 +139,7 @@ def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
     finally:
         torch.compiler.reset()
     assert sys.modules["torch._dynamo.utils"].unpatched_nn_module_call is original
-    assert nn_module.unpatched_nn_module_call is original
+    assert vars(nn_module)["unpatched_nn_module_call"] is original
 
 
 class Part(nn.Module):
@@ -196,13 +197,13 @@ def test_calls_within_a_compiled_function_are_passed_through() -> None:
     notes: list[str] = []
     model = Net()
 
-    @torch.compile(backend="eager")
-    def step(x: Any) -> Any:
+    def looped(x: Any) -> Any:
         for _ in range(2):  # a loop with a graph break in it is not compiled, what it calls is
             torch._dynamo.graph_break()
             out = model(x * 2)
         return out
 
+    step = torch.compile(looped, backend="eager")
     try:
         with around_outermost(Layer.AUTOCAST, noting("a", notes)):
             assert torch.allclose(step(X), model(X * 2))
@@ -242,8 +243,8 @@ def test_steps_are_told_by_turn_and_back(reverse: bool) -> None:
 def test_of_optimizers_within_optimizers_the_outer_is_told_of_also_after_a_step_that_raised() -> None:
     inner = new_cell().optimizer
 
-    class Outer(torch.optim.Optimizer):
-        def step(self, closure: Any = None) -> None:
+    class Outer(Optimizer):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
             inner.step()
             if self.defaults["raises"]:
                 raise ValueError("no step")
