@@ -177,7 +177,7 @@ Pair = namedtuple("Pair", "x y")
     ids=["pair", "dict", "nested", "named", "tensor", "transposed", "uncollated"],
 )
 def test_samples_are_counted_however_they_are_collated(sample: Any, collate: Any) -> None:
-    batch = next(iter(DataLoader([sample] * 5, batch_size=5, collate_fn=collate)))
+    batch = next(iter(DataLoader([sample] * 5, batch_size=5, collate_fn=collate)))  # type: ignore[arg-type]
     assert samples_in(batch) == 5
 
 
