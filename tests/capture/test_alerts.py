@@ -166,16 +166,19 @@ class Watch:
 def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from torch import Tensor, zeros
+    from torch.utils.data import Dataset
+
     from gpulab.capture.recorder import Capture
     from gpulab.run import Settings
 
-    class Slow(torch.utils.data.Dataset):  # type: ignore[name-defined, misc]
+    class Slow(Dataset[Tensor]):
         def __len__(self) -> int:
             return 60
 
-        def __getitem__(self, i: int) -> torch.Tensor:
+        def __getitem__(self, i: int) -> Tensor:
             time.sleep(0.02)
-            return torch.zeros(4)
+            return zeros(4)
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpulab.toml").write_text("[thresholds]\nalert_after_s = 0.2\n")

@@ -18,6 +18,7 @@ from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.dataloader.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
 from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.record import Experiment
 from gpulab.tuning.schedule import Size
 from gpulab.tuning.trial import Setting, Stopper, short_trial
 from tests.support.fake_cuda import ASSERT, FakeCuda
@@ -142,14 +143,17 @@ def test_the_cell_as_written_fails(names: dict[str, Any], step: int) -> None:
     assert "in fail\n" in lines(caught.value) and profiler_is_off()
     assert caught.value.__notes__ == [NEXT_STEP]
     experiment = gpulab.experiments[-1].found
-    assert experiment.stopped and f"{ASSERT}. {NEXT_STEP}" in " ".join(experiment.notes)
+    assert isinstance(experiment, Experiment) and experiment.stopped
+    assert f"{ASSERT}. {NEXT_STEP}" in " ".join(experiment.notes)
 
 
 def test_an_arm_fails(names: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=ASSERT) as caught:
         compared(CELL, {"fails_at": [5, -2]}, names)
     assert "in fail\n" in lines(caught.value) and profiler_is_off() and caught.value.__notes__ == [NEXT_STEP]
-    sides = gpulab.experiments[-1].found.sides
+    experiment = gpulab.experiments[-1].found
+    assert isinstance(experiment, Experiment)
+    sides = experiment.sides
     assert ASSERT in sides[1].failure and sides[2].facts is None, "nothing more was run"
 
 
@@ -160,7 +164,9 @@ def test_a_block_of_an_arm_fails(names: dict[str, Any], fake_cuda: FakeCuda) -> 
     with pytest.raises(RuntimeError, match=ASSERT) as caught:
         compared(cell, {"fails_at": [-2]}, names)
     assert "in fail\n" in lines(caught.value) and caught.value.__notes__ == [NEXT_STEP]
-    side = gpulab.experiments[-1].found.sides[1]
+    experiment = gpulab.experiments[-1].found
+    assert isinstance(experiment, Experiment)
+    side = experiment.sides[1]
     assert side.facts is not None and not side.blocks and ASSERT in side.failure
     assert "run" not in fake_cuda.calls[fake_cuda.calls.index("launch") :], "nothing more was run"
 
@@ -297,9 +303,9 @@ def test_each_session_begins_with_kernels_that_may_be_lost(
 def test_kernels_of_ours_are_not_seen_by_the_users_modes(fake_cuda: FakeCuda) -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Log(TorchDispatchMode):
+    class Log(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__()  # type: ignore[no-untyped-call]
             self.seen: list[str] = []
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

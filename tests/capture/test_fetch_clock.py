@@ -41,6 +41,11 @@ from tests.support.loading_datasets import (
 PARTS = ("read_ns", "transform_ns", "collate_ns")
 
 
+def end_workers(loader: DataLoader[Any]) -> None:
+    batches: Any = loader._iterator
+    batches._shutdown_workers()
+
+
 def trained(loader: Any, epochs: int = 1, take: int | None = None) -> tuple[Run, list[torch.Tensor]]:
     """A run that trains a little on the loader, and the batches that it had."""
     model = torch.nn.Linear(4, 1)
@@ -247,7 +252,8 @@ def test_other_kinds_of_datasets(workers: int) -> None:
 
 def test_transforms_within_a_subset_and_of_two_names_are_found() -> None:
     inner = Planted(20, transform=Burn(0.003))
-    both = torch.utils.data.ConcatDataset([torch.utils.data.Subset(inner, range(8)), Planted(4, transform=Burn(0.003))])
+    parts = [torch.utils.data.Subset(inner, range(8)), Planted(4, transform=Burn(0.003))]
+    both: torch.utils.data.ConcatDataset[Any] = torch.utils.data.ConcatDataset(parts)
     assert (timed(trained(DataLoader(both, batch_size=4))[0]).transform_ns > 0).all()
 
 
@@ -306,7 +312,7 @@ def test_workers_that_live_on_are_timed_in_each_epoch_and_again_in_the_next_run(
     b = timed(second)
     assert len(b) == 6 and (b.answered_ns >= 0).all() and b.start_ns.min() >= 0
     assert torch.cat(had)[:, 0].tolist() == list(range(24))
-    loader._iterator._shutdown_workers()
+    end_workers(loader)
 
 
 def test_batches_that_are_still_being_made_when_an_epoch_is_broken_off_are_nobodys() -> None:
@@ -323,7 +329,7 @@ def test_batches_that_are_still_being_made_when_an_epoch_is_broken_off_are_nobod
 
     b = timed(trained(BrokenOff())[0])
     assert (b.answered_ns >= 0).sum() == 1 + 20 and len(b) > 21
-    loader._iterator._shutdown_workers()
+    end_workers(loader)
 
 
 def test_workers_from_before_the_run_are_not_timed_and_that_is_said() -> None:
@@ -333,7 +339,7 @@ def test_workers_from_before_the_run_are_not_timed_and_that_is_said() -> None:
     assert run.batches is None and len(had) == 6
     (said,) = (m for m in run.missing if m.key == "workers_inside")
     assert "before this run" in said.reason
-    loader._iterator._shutdown_workers()
+    end_workers(loader)
 
 
 def test_an_iterator_of_before_is_timed_without_workers() -> None:
@@ -380,11 +386,11 @@ def test_nothing_is_left() -> None:
         iter(DataLoader(dataset, batch_size=4, num_workers=1))
     )  # the first workers of a process leave torch's own files
     before = psutil.Process().num_fds()
-    kept = None
+    kept: Any = None
     with gpulab.profile(show=False, save=False, trace=False):
         kept = iter(single)
         next(kept)
-        several = iter(DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=offset))
+        several: Any = iter(DataLoader(dataset, batch_size=4, num_workers=1, worker_init_fn=offset))
         next(several)
         assert several._worker_init_fn is offset
     assert dataset.transform is transform and _DatasetKind.create_fetcher is create

@@ -690,7 +690,7 @@ def test_before_torch_is_imported(tmp_path: Path) -> None:
 
 
 def notebook(*cells: str) -> nbformat.NotebookNode:
-    made = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    made: nbformat.NotebookNode = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])  # type: ignore[no-untyped-call]
     made.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     return made
 
@@ -703,7 +703,7 @@ def test_run_all_stops_at_the_failure_and_the_saved_notebook_keeps_the_reports(t
         "%%gpuprofile part\ntrain(DataLoader(Faulty(), batch_size=2))",
         "print('never')",
     )
-    runner = ExecutePreprocessor(timeout=300)  # what nbconvert --execute runs
+    runner = ExecutePreprocessor(timeout=300)  # type: ignore[no-untyped-call]  # what nbconvert --execute runs
     with pytest.raises(CellExecutionError, match="KeyError"):
         runner.preprocess(book, {"metadata": {"path": str(tmp_path)}})
     assert book.cells[4].outputs == [] and book.cells[4].execution_count is None
@@ -714,7 +714,7 @@ def test_run_all_stops_at_the_failure_and_the_saved_notebook_keeps_the_reports(t
     assert error.ename == "KeyError" and not own_frames("\n".join(error.traceback))
     assert WIDGET_VIEW not in json.dumps(book.cells) and "_esm" not in json.dumps(book.metadata)
 
-    page, _ = HTMLExporter().from_notebook_node(book)
+    page, _ = HTMLExporter().from_notebook_node(book)  # type: ignore[no-untyped-call]
     [picture, tables, *button] = book.cells[2].outputs
     assert all(set(b.data) <= {"text/plain", "text/html"} for b in button), "it became text when the next cell was run"
     assert (

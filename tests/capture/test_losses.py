@@ -30,6 +30,9 @@ class Compiled(torch.autograd.Function):
         return gradients[0]
 
 
+compiled: Callable[[Tensor], Tensor] = Compiled.apply
+
+
 def heard(step: Callable[[int], None], count: int) -> tuple[float, ...]:
     """The losses that were heard of so many steps."""
     losses, edges, origin_ns = Losses(), [0], perf_counter_ns()
@@ -44,10 +47,10 @@ def heard(step: Callable[[int], None], count: int) -> tuple[float, ...]:
 
 LOSSES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
     "of an operator": (lambda x: x * 2, True),
-    "after a compiled module": (lambda x: Compiled.apply(x) * 2, True),
-    "the compiled module's own": (Compiled.apply, False),
-    "a view of it": (lambda x: Compiled.apply(x).view(1, 1), False),
-    "divided in place": (lambda x: Compiled.apply(x).div_(4), False),
+    "after a compiled module": (lambda x: compiled(x) * 2, True),
+    "the compiled module's own": (compiled, False),
+    "a view of it": (lambda x: compiled(x).view(1, 1), False),
+    "divided in place": (lambda x: compiled(x).div_(4), False),
 }
 
 
@@ -72,7 +75,7 @@ def test_a_loss_of_a_cuda_graph_is_read_after_the_next_replay(fake_cuda: FakeCud
     def step(i: int) -> None:
         for loss in kept:
             loss.overwritten = True
-        kept.append(Compiled.apply(fake_cuda.tensor(float(i)).requires_grad_()))
+        kept.append(compiled(fake_cuda.tensor(float(i)).requires_grad_()))
         kept[-1].backward()
 
     assert heard(step, 3) == (0.0, 1.0, 2.0)
@@ -85,7 +88,7 @@ def test_an_error_that_stays_does_not_reach_the_users_backward_pass(fake_cuda: F
     def step(i: int) -> None:
         if i == 1:
             fake_cuda.error = "device-side assert triggered"
-        Compiled.apply(x).backward()
+        compiled(x).backward()  # type: ignore[no-untyped-call]
 
     assert all(math.isnan(loss) for loss in heard(step, 2)), "none of them can be read"
 
@@ -96,7 +99,7 @@ def test_nothing_is_put_into_a_graph_that_is_captured(fake_cuda: FakeCuda) -> No
 
     def step(i: int) -> None:
         with fake_cuda.capture():
-            Compiled.apply(x).backward()
+            compiled(x).backward()  # type: ignore[no-untyped-call]
 
     assert math.isnan(heard(step, 1)[0])
     assert fake_cuda.captured == [] and fake_cuda.violations == []
@@ -104,7 +107,7 @@ def test_nothing_is_put_into_a_graph_that_is_captured(fake_cuda: FakeCuda) -> No
 
 def test_the_cpu_is_asked_nothing_of_cuda(fake_cuda: FakeCuda) -> None:
     x = torch.tensor(2.0, requires_grad=True)
-    assert heard(lambda i: (x * i).backward(), 3) == (0.0, 2.0, 4.0)
-    loss = Compiled.apply(x)
+    assert heard(lambda i: (x * i).backward(), 3) == (0.0, 2.0, 4.0)  # type: ignore[no-untyped-call]
+    loss = compiled(x)
     assert _kept(loss).data_ptr() == loss.data_ptr(), "nothing overwrites it: no copy"
     assert fake_cuda.calls == [] and fake_cuda.started_by is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,12 @@ def test_an_experiment_counts_each_run_anew_and_says_so(fake_cuda: FakeCuda) -> 
 def test_readings_are_seldom(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     nested = torch.cuda.memory_stats_as_nested_dict
-    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", lambda i: asked.append(i) or nested(i))
+
+    def noted(index: int) -> dict[str, Any]:
+        asked.append(index)
+        return nested(index)
+
+    monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", noted)
     now = [0]
     monkeypatch.setattr(memory_peaks, "perf_counter_ns", lambda: now[0])
     fake_cuda.start()

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
 from gpulab.capture.pauses.loader_passes import Pass, Passes
-from gpulab.capture.pauses.no_grad import GradOff, Stretch
-from gpulab.capture.pauses.pauses import MOST, Pauses
+from gpulab.capture.pauses.no_grad import MOST, GradOff, Stretch
+from gpulab.capture.pauses.pauses import Pauses
 from gpulab.run import Pause
 from tests.support.kernel_session import kernel
 
@@ -231,7 +231,7 @@ def test_gradients_are_switched_as_ever_and_the_hooks_hear_the_users_line() -> N
     pauses = Pauses()
     layer = torch.nn.Linear(2, 2)
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def sample() -> Any:
         time.sleep(0.002)
         return layer(torch.ones(2))

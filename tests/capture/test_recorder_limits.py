@@ -33,7 +33,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     assert not deadline._waiting, "the main thread still has something to call"
-    assert not torch.autograd._profiler_enabled()
+    assert not torch._C._autograd._profiler_enabled()
 
 
 def multiply(until: Callable[[int], bool]) -> tuple[int, torch.Tensor]:
@@ -49,7 +49,7 @@ def multiply(until: Callable[[int], bool]) -> tuple[int, torch.Tensor]:
 
 def profiler_ended(turns: int) -> bool:
     """Whether the profiler was stopped while the code went on; gives up after a long while."""
-    ended = turns > 0 and not torch.autograd._profiler_enabled()
+    ended = turns > 0 and not torch._C._autograd._profiler_enabled()
     assert turns < 3_000_000, "the trace of this code is not bounded"
     return ended
 
@@ -165,7 +165,7 @@ class Slow(torch.autograd.Function):
         until = time.monotonic() + 3 * LIMIT_S
         while time.monotonic() < until:
             grad = grad + 0
-        Slow.profiled = torch.autograd._profiler_enabled()
+        Slow.profiled = torch._C._autograd._profiler_enabled()
         return grad * 2
 
     profiled = False
@@ -174,8 +174,9 @@ class Slow(torch.autograd.Function):
 def test_a_backward_pass_is_waited_for() -> None:
     """Stopped within, torch would take the profiler for active ever after."""
     x = torch.ones(3, requires_grad=True)
+    double: Callable[[torch.Tensor], torch.Tensor] = Slow.apply
     with gpulab.profile("backward", show=False, save=False, whole=True) as p:
-        loss = Slow.apply(x).sum()
+        loss = double(x).sum()
         (grad,) = torch.autograd.grad(loss, x)
         multiply(profiler_ended)
     assert Slow.profiled and grad.tolist() == [2, 2, 2]
@@ -192,10 +193,10 @@ def test_optimizers_that_step_within_the_backward_pass(marked_by: str) -> None:
     net = torch.nn.Linear(4, 2)
     for parameter in net.parameters():
         own = torch.optim.SGD([parameter], lr=0.1)
-        parameter.register_post_accumulate_grad_hook(lambda _, own=own: (own.step(), own.zero_grad())[0])
+        parameter.register_post_accumulate_grad_hook(lambda _, own=own: (own.step(), own.zero_grad())[0])  # type: ignore[no-untyped-call]
     points = torch.randn(48, 4)
     with gpulab.profile("in backward", show=False, save=False) as p:
-        for x in torch.utils.data.DataLoader(points, batch_size=4) if marked_by == "a loader" else points.split(4):
+        for x in torch.utils.data.DataLoader(points, batch_size=4) if marked_by == "a loader" else points.split(4):  # type: ignore[arg-type, no-untyped-call]
             out = x @ net.weight.T + net.bias if marked_by == "nothing else" else net(x)
             out.square().sum().backward()
     run = p.run

@@ -48,7 +48,7 @@ class Deadly(Dataset[Any]):
 def step(x: torch.Tensor) -> None:
     w = torch.ones(3, requires_grad=True)
     optimizer = torch.optim.SGD([w], lr=0.1)
-    (x @ w).sum().backward()
+    (x @ w).sum().backward()  # type: ignore[no-untyped-call]
     optimizer.step()
 
 
@@ -66,7 +66,7 @@ def test_a_worker_that_dies_is_the_users_error_and_a_row_of_the_record(how: int,
 
     def cell() -> None:
         received = multiprocessing.Event()
-        batches = iter(DataLoader(Deadly(how, received), batch_size=4, num_workers=1))
+        batches: Any = iter(DataLoader(Deadly(how, received), batch_size=4, num_workers=1))
         pids.extend(w.pid for w in batches._workers)
         for number, x in enumerate(batches, 1):
             step(x)
@@ -99,7 +99,7 @@ def test_a_run_that_goes_on_without_its_worker_says_since_when() -> None:
                     received.set()
         except RuntimeError:
             pass
-        for x in DataLoader(torch.ones(16, 3), batch_size=4):
+        for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
             step(x)
     run = p.run
     assert run.outcome == "completed" and len(run.steps) == 9
@@ -117,7 +117,7 @@ def test_torchs_signal_handler_is_not_taken_for_a_fault_of_ours(monkeypatch: pyt
     monkeypatch.setattr(loop, "samples_in", interrupted)
 
     def cell() -> None:
-        for x in DataLoader(torch.ones(16, 3), batch_size=4):
+        for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
             step(x)
 
     with pytest.raises(RuntimeError, match="pid 41"), gpulab.profile("signal", show=False, save=False) as p:
@@ -140,7 +140,7 @@ def test_a_worker_of_an_earlier_cell_that_torch_misses_at_the_end_costs_no_repor
     before = signal.signal(signal.SIGCHLD, handle)
     try:
         with gpulab.profile("earlier", show=False, save=False) as p:
-            for x in DataLoader(torch.ones(16, 3), batch_size=4):
+            for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
                 step(x)
         assert signal.getsignal(signal.SIGCHLD) is handle, "put back"
     finally:

@@ -119,7 +119,7 @@ def test_what_a_model_is_given_in_a_step_is_seen() -> None:
 
 def test_a_list_of_inputs_tells_no_batch() -> None:
     class Detector(nn.Linear):
-        def forward(self, images: list[torch.Tensor]) -> torch.Tensor:
+        def forward(self, images: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
             return super().forward(images[0])
 
     assert _steps(Detector(3, 2), [[torch.randn(4, 3)] * 5] * 20) is None

@@ -61,7 +61,7 @@ def cell(fake: FakeCuda, steps: int, work_ns: int, leave_after: int | None = Non
     fake.clock_ns = 0
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data = torch.utils.data.DataLoader(torch.ones(steps, 2), batch_size=1)
+    data: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(torch.ones(steps, 2), batch_size=1)  # type: ignore[arg-type]
 
     def run() -> None:
         for i, batch in enumerate(data):
@@ -139,7 +139,8 @@ def test_events_count_on_the_gpu_that_trains(fake_cuda: FakeCuda) -> None:
     fake_cuda.clock_ns = 0
     events = StepEvents()
     events.mark(0)
-    assert events.index is None and fake_cuda.event_count == 0, "two GPUs are in use: nobody knows yet"
+    at_first = events.index
+    assert at_first is None and fake_cuda.event_count == 0, "two GPUs are in use: nobody knows yet"
     for at in (1_000, 2_000, 3_000):
         fake_cuda.clock_ns = at
         events.updated(OnGpu(1))

@@ -293,7 +293,7 @@ def test_a_compiled_function(loaded: bool, compiler: Any) -> None:
         sliced = (points[i : i + 4] for i in range(0, 48, 4))
         for x, y in torch.utils.data.DataLoader(points, batch_size=4) if loaded else sliced:
             optimizer.zero_grad()
-            loss_of(x, y).backward()
+            loss_of(x, y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     case = Case(compiled, 12, samples=48) if loaded else Case(compiled, 12, ALONE, batches=0)
@@ -321,7 +321,7 @@ def test_compiled_code_ends_after_exactly_so_many_steps_and_compiles_nothing_ane
         for _ in range(12):
             optimizer.zero_grad()
             loss = loss_of(x, y)
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             losses.append(loss.item())
 
@@ -346,7 +346,7 @@ def test_what_an_earlier_cell_made(older: str) -> None:
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for x, y in feed:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()
+            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     it = iter(loader)
@@ -376,7 +376,7 @@ def test_steps_marked_by_hand(batches: int) -> None:
         net = cells.model(keep)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for x, y in torch.utils.data.DataLoader(cells.data(48), batch_size=4):
-            nn.functional.cross_entropy(net(x), y).backward()
+            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             gpulab.step()
 
@@ -427,7 +427,7 @@ def test_the_trace_of_a_called_model_is_bounded(monkeypatch: pytest.MonkeyPatch)
     def cell(keep: list[Any]) -> None:
         cells.model_called(keep)
         until = time.monotonic() + 60
-        while torch.autograd._profiler_enabled() and time.monotonic() < until:
+        while torch._C._autograd._profiler_enabled() and time.monotonic() < until:
             time.sleep(0.01)
         cells.model_called(keep)
 
@@ -516,7 +516,7 @@ def test_a_stopped_step_is_whole_with_its_scheduler_and_scaler() -> None:
 
 @pytest.mark.parametrize("marked", ["loader", "optimizer", "by hand"])
 def test_a_request_to_stop_ends_at_a_step(marked: str) -> None:
-    done = []
+    done: list[int] = []
 
     def cell() -> None:
         net = cells.model([])
@@ -524,7 +524,7 @@ def test_a_request_to_stop_ends_at_a_step(marked: str) -> None:
         points = cells.data(96)
         sliced = (points[i : i + 4] for i in range(0, 96, 4))
         for i, (x, y) in enumerate(torch.utils.data.DataLoader(points, batch_size=4) if marked == "loader" else sliced):
-            nn.functional.cross_entropy(net(x), y).backward()
+            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
             if i == 6 and p._capture is not None:
                 p._capture.request_stop()
             if marked != "by hand":
@@ -565,7 +565,7 @@ def test_code_that_swallows_everything_is_asked_again() -> None:
         for _ in range(3):
             try:
                 for x, y in torch.utils.data.DataLoader(cells.data(24), batch_size=4):
-                    nn.functional.cross_entropy(net(x), y).backward()
+                    nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                     turns.append(1)
             except:  # noqa: E722
@@ -604,7 +604,7 @@ def test_an_exception_while_loading_passes_from_a_worker() -> None:
         net = cells.model([])
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         for x, y in torch.utils.data.DataLoader(Torn(), batch_size=4, num_workers=1):
-            nn.functional.cross_entropy(net(x), y).backward()
+            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     with pytest.raises(OSError, match="torn file"), gpulab.profile("torn", show=False, save=False) as p:
