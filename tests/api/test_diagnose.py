@@ -128,7 +128,7 @@ def test_a_finding_carries_what_was_promised(somewhere: Path) -> None:
         somewhere, made_traces.text([e for i in range(6) for e in made_traces.step(i, i * 1000.0)])
     )
     for given in (str(path), path, gpulab.load(path)):
-        found = gpulab.diagnose(given)  # type: ignore[arg-type]
+        found = gpulab.diagnose(given)
         assert isinstance(found, Diagnosed)
         assert all(hasattr(f, name) for f in found.findings for name in ASKED_FOR)
     assert found.first.key == found.headline.key and found.first.summary in " ".join(repr(found).split())
@@ -282,7 +282,7 @@ def test_a_folder_in_place_of_the_file_is_no_file(somewhere: Path) -> None:
 # What is shown
 
 
-def full(key: str = "launch_bound", **more: object) -> Diagnosis:
+def full(key: str = "launch_bound", **more: Any) -> Diagnosis:
     prediction = Prediction({"compile": "default"}, 0.8, (0.7, 0.9), "Replayed without launches.", memory_ratio=1.1)
     made = finding(
         key, 4_000.0, "launch", settings=(("compile", "default"),), cure="Compile it.", lesson="03_starving_gpu",

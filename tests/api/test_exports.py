@@ -102,7 +102,7 @@ def test_busy_is_that_of_the_profiled_steps(runs: Runs) -> None:
     account = facts(run).breakdown
     assert account is not None and account.busy_fraction == pytest.approx(0.11)
     row = run_row(run)
-    assert (row["busy_fraction"], row["kernel_busy_fraction"]) == (account.busy_fraction, pytest.approx(0.1))
+    assert row["busy_fraction"] == account.busy_fraction and row["kernel_busy_fraction"] == pytest.approx(0.1)
 
 
 # tables
@@ -141,7 +141,7 @@ def test_any_name_comes_back(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_not_finite_is_missing(tmp_path: Path) -> None:
-    rows = [{"a": float("nan"), "b": 0.0}, {"a": float("inf"), "b": None}]
+    rows: list[dict[str, float | None]] = [{"a": float("nan"), "b": 0.0}, {"a": float("inf"), "b": None}]
     tables.write_table(tmp_path / "x.json", rows, {"a": float, "b": float})
     assert json.loads((tmp_path / "x.json").read_text()) == [{"a": None, "b": 0.0}, {"a": None, "b": None}]
 
@@ -299,7 +299,7 @@ def test_names_that_trackers_refuse_are_spelled_otherwise() -> None:
 
 def events(folder: Path) -> dict[str, list[tuple[int, float]]]:
     """What TensorBoard itself reads of a folder."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator  # type: ignore[import-untyped]
 
     found = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     found.Reload()

@@ -27,6 +27,7 @@ from gpulab.prediction.recalibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, r
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
 from gpulab.tuning.predictions import keep
+from gpulab.tuning.record import Experiment
 from gpulab.views.comparison.comparison import Compared
 from tests.support import comparisons as made
 from tests.support import synthetic
@@ -337,6 +338,7 @@ def test_an_experiment_foretells_and_keeps(save: bool, own_store: Path) -> None:
     found = gpulab.experiment(
         CELL, knobs, namespace=names(), pairs=5, steps=4, budget_s=20, save=save, show=False
     ).found
+    assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
     assert told is not None and told.ratio is not None and told.ratio < 1
     board = gpulab.scoreboard().records
@@ -351,6 +353,7 @@ def test_a_larger_batch_is_foretold_from_short_runs_at_other_sizes() -> None:
     found = gpulab.experiment(
         CELL, {"batch_size": 16}, namespace=space, pairs=5, steps=4, budget_s=20, save=False, show=False
     ).found
+    assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
     assert told is not None and told.ratio is not None and not told.only_sign
     assert "a step of 2 took" in told.basis and "16 took" not in told.basis
@@ -361,6 +364,7 @@ def test_a_variable_that_nobody_knows_is_refused() -> None:
     found = gpulab.experiment(
         f"rate = 1.0\n{CELL}", {"rate": 2.0}, namespace=names(), pairs=5, steps=4, budget_s=20, save=True, show=False
     ).found
+    assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
     assert told is not None and "rate" in told.refused
     assert not gpulab.scoreboard().records
@@ -378,9 +382,11 @@ def shell() -> Iterator[InteractiveShell]:
     config.HistoryManager.enabled = False
     InteractiveShell.clear_instance()
     made_shell = InteractiveShell.instance(config=config)
-    made_shell.extension_manager.load_extension("gpulab")
+    extensions = made_shell.extension_manager
+    assert extensions is not None
+    extensions.load_extension("gpulab")
     yield made_shell
-    made_shell.extension_manager.unload_extension("gpulab")
+    extensions.unload_extension("gpulab")
     InteractiveShell.clear_instance()
 
 

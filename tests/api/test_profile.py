@@ -36,6 +36,7 @@ def test_time_outside_steps_is_a_share_of_the_codes_own_time() -> None:
     assert p.run.code_wall_ns < p.run.wall_ns
     inside = int(p.run.steps.wall_ns.sum()) / p.run.code_wall_ns
     assert known.outside_steps_fraction == pytest.approx(1 - inside)
+    assert known.outside_steps_fraction is not None
     assert known.outside_steps_fraction * p.run.code_wall_ns >= 0.079e9, "at least the last sleep"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -12,8 +13,10 @@ import sys
 import threading
 import time
 import urllib.request
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +28,6 @@ from gpulab.api.arguments import split
 from gpulab.api.runs_table import Table
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Device, Loader, Run, Settings
-from gpulab.store import folders as store_module
 from gpulab.store.folders import DOCUMENT, Store, read
 from gpulab.store.runs import Runs
 from tests.support.paths import ROOT
@@ -51,9 +53,16 @@ def runs(store: Store) -> Runs:
     return Runs(store)
 
 
-def make(id: str, name: str = "", **changes: object) -> Run:
+def make(id: str, name: str = "", **changes: Any) -> Run:
     created = f"{id[:4]}-{id[4:6]}-{id[6:8]}T12:00:00+00:00"
     return dataclasses.replace(tiny_run(id, name=name), created=created, **changes)
+
+
+def compressed(trace: bytes) -> Callable[[Path], None]:
+    def write(path: Path) -> None:
+        path.write_bytes(gzip.compress(trace))
+
+    return write
 
 
 def do(runs: Runs, line: str) -> str:
@@ -154,13 +163,14 @@ def test_a_table_escapes_what_runs_say(runs: Runs) -> None:
 
 
 def test_the_magic_prints_or_displays(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    shell = InteractiveShell()
+    shell = InteractiveShell()  # type: ignore[no-untyped-call]
     try:
         commands.magic(runs, "--device cuda")
         assert OLD in capsys.readouterr().out
         commands.magic(runs, f"name {OLD} 'it is'")
         assert capsys.readouterr().out == f"{OLD} has the name 'it is'.\n"
     finally:
+        assert shell.history_manager is not None
         shell.history_manager.end_session()
         InteractiveShell.clear_instance()
 
@@ -170,7 +180,7 @@ def test_the_magic_prints_or_displays(runs: Runs, capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize("name", ["cnn", "two words", HOSTILE, "n" * 10_000, "", "ü 数", "a/b", "--name"])
 def test_a_run_takes_any_name_and_nothing_else_changes(store: Store, name: str) -> None:
-    folder = store.save(make(OLD, "before"), lambda path: path.write_bytes(gzip.compress(b"{}")))
+    folder = store.save(make(OLD, "before"), compressed(b"{}"))
     before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()}
     run = read(folder)
     runs = Runs(store)
@@ -355,7 +365,7 @@ def test_a_deletion_that_was_cut_short_is_finished_by_the_next(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(store_module.shutil, "rmtree", killed)
+        patch.setattr(shutil, "rmtree", killed)
         with pytest.raises(KeyboardInterrupt):
             store.delete(OLD)
     assert OLD not in [e.id for e in store.list()]
@@ -458,7 +468,7 @@ def test_a_terminal_names_its_store(runs: Runs, store: Store, tmp_path: Path) ->
 
 
 def traced(store: Store, id: str = OLD) -> None:
-    store.save(make(id), lambda path: path.write_bytes(gzip.compress(b'{"traceEvents": []}')))
+    store.save(make(id), compressed(b'{"traceEvents": []}'))
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_an_error_that_stays_is_told_from_one_that_came_late(
     assert gpus_in_use.lost() is None
     late, wait = [RuntimeError("CUDA error: invalid configuration argument")], torch.cuda.synchronize
 
-    def once(device: object = None) -> None:
+    def once(device: torch.device | str | int | None = None) -> None:
         if late:
             raise late.pop()
         wait(device)

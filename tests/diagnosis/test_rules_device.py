@@ -21,7 +21,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import distributed, launches, memory, operations, precision, sharing, transfers
 from gpulab.diagnosis.rules import optimizer as optimizing
-from gpulab.run import Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
+from gpulab.run import Category, Damage, DeviceProperties, Loader, Memory, Missing, Samples, Series
 from gpulab.thresholds import DEFAULT
 from gpulab.timeline import kernel_names
 from gpulab.trace.load import load_run
@@ -190,7 +190,7 @@ def test_waiting_while_the_gpu_works_costs_nothing() -> None:
         many(40, "aten::mm", SGEMM, gpu_us=300)(machine)
         waiting = machine.host
         machine.host = max(machine.host, machine.free - 2_000)  # an event of work before the last 2 ms
-        machine._span("cudaEventSynchronize", synthetic.Category.CUDA_RUNTIME, waiting, machine.host)
+        machine._span("cudaEventSynchronize", Category.CUDA_RUNTIME, waiting, machine.host)
 
     case = loop(step).case()
     assert worth(case, transfers.sync_points(case)) < DEFAULT.silence

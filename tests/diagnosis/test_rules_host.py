@@ -10,7 +10,7 @@ import pytest
 
 from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.integrity import Check, Integrity
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
@@ -21,7 +21,7 @@ from gpulab.diagnosis.rules.launches import starves
 from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
-from gpulab.run import Batches, Choice, Missing, Place, Run, Samples, Series, Settings, StackSamples, Steps
+from gpulab.run import Batches, Category, Choice, Missing, Place, Run, Samples, Series, Settings, StackSamples, Steps
 from gpulab.thresholds import DEFAULT
 from tests.support import synthetic
 from tests.support.rule_cases import STEP_MS, case_of, inside, loader, pauses, run_of
@@ -97,9 +97,11 @@ def waiting_at_the_begin_of_each_step(run: Run, ms: int) -> Batches:
     """A batch for each step, which the loop makes itself and waits for."""
     start = run.steps.start_ns
     end, nothing = start + ms * 1_000_000, np.zeros(len(start), np.int64)
-    none = [nothing] * 6
     worker = np.full(len(start), -1, np.int32)
-    return Batches(worker, start, end, end - start, *none, nothing - 1, start, end, nothing)
+    return Batches(
+        worker, start, end, end - start, nothing, nothing, nothing, nothing, nothing, nothing, nothing - 1, start, end,
+        nothing,
+    )  # fmt: skip
 
 
 def test_pauses_of_every_second_step_take_what_they_take_on_average() -> None:
@@ -221,7 +223,7 @@ def _looked_at(run: Run, found: Sequence[int]) -> Run:
         start, end = int(run.steps.start_ns[row]), int(run.steps.end_ns[row])
         middle = start + (end - start) // 2
         name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-        collected.add(training, synthetic.Category.USER_ANNOTATION, name, start, middle)
+        collected.add(training, Category.USER_ANNOTATION, name, start, middle)
         times = range(start + synthetic.MS, end, synthetic.MS)
         looks += [(t, found[i % len(found)] if t < middle else 3) for i, t in enumerate(times)]
     window = (int(run.steps.start_ns[rows[0]]), int(run.steps.end_ns[rows[-1]]))
@@ -343,7 +345,7 @@ def test_workers_that_start_anew_for_each_epoch() -> None:
         lambda run: run_of(epoch_starts={0: 100.0, 30: 5.0}, workers=2),  # 5 ms in 60 steps of 20 ms
     ],
 )
-def test_no_restart_to_speak_of(change: Callable) -> None:
+def test_no_restart_to_speak_of(change: Callable[[Run], Run]) -> None:
     run = change(run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2))
     assert dataloader_workers.worker_restart(case_of(run)) is None
 
@@ -366,7 +368,8 @@ def test_epochs_that_begin_slowly_without_a_record_of_the_loader() -> None:
 @pytest.mark.parametrize("persistent", [False, True])
 def test_workers_of_a_loader_that_is_made_anew_cannot_stay(persistent: bool) -> None:
     run = run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2)
-    loader = dataclasses.replace(run.loader, persistent_workers=persistent)  # type: ignore[type-var]
+    assert run.loader is not None
+    loader = dataclasses.replace(run.loader, persistent_workers=persistent)
     run = dataclasses.replace(run, loader=dataclasses.replace(loader, remade=True))
     finding = told(dataloader_workers.worker_restart(case_of(run)))
     assert (
@@ -416,9 +419,9 @@ def test_a_part_of_the_model_left_on_the_cpu() -> None:
     for k, row in enumerate(rows.tolist()):
         start, end = int(run.steps.start_ns[row]), int(run.steps.end_ns[row])
         middle = start + (end - start) // 2
-        collected.add(training, synthetic.Category.CPU_OP, "aten::addmm", start, middle)
-        collected.add(training, synthetic.Category.CUDA_RUNTIME, "cudaLaunchKernel", middle, middle + 5000, k + 1)
-        collected.add(stream, synthetic.Category.KERNEL, "gemm", middle + 6000, end, k + 1)
+        collected.add(training, Category.CPU_OP, "aten::addmm", start, middle)
+        collected.add(training, Category.CUDA_RUNTIME, "cudaLaunchKernel", middle, middle + 5000, k + 1)
+        collected.add(stream, Category.KERNEL, "gemm", middle + 6000, end, k + 1)
     window = (int(run.steps.start_ns[rows[0]]), int(run.steps.end_ns[rows[-1]]))
     run = dataclasses.replace(run, timeline=collected.timeline(window, training))
     finding = told(placement.wrong_device(case_of(run, {"compute": 0.5, "launch": 0.5})))
@@ -528,7 +531,7 @@ def test_one_verdict_where_no_cause_speaks(shares: dict[str, float], key: str) -
 
 
 @pytest.mark.parametrize("rule", [k.rule for k in kinds() if k.rule is not None], ids=lambda rule: rule.__name__)
-def test_no_rule_fails_where_little_is_known(rule: Callable) -> None:
+def test_no_rule_fails_where_little_is_known(rule: Rule) -> None:
     bare = dataclasses.replace(
         run_of(), steps=Steps.empty(), loader=None, timeline=None, samples=Samples(), traced_numbers=()
     )

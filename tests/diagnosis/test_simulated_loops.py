@@ -61,8 +61,10 @@ def loops(draw: st.DrawFn) -> Loop:
         body = _beside(random, body)
     if draw(st.booleans()):
         body = _in_graphs(body)
-    waits = draw(st.sampled_from([(), (Read(),), (Read(pinned=True),), (Synchronize(),), (Read("aten::nonzero"),) * 3]))
-    for wait in waits:
+    waits: list[tuple[Item, ...]] = [
+        (), (Read(),), (Read(pinned=True),), (Synchronize(),), (Read("aten::nonzero"),) * 3
+    ]  # fmt: skip
+    for wait in draw(st.sampled_from(waits)):
         body.insert(int(random.integers(len(body) + 1)), wait)
     before = draw(st.sampled_from([(), (LoadData(50 * US),), (LoadData(3_000 * US),), (LoadData(40_000 * US),)]))
     copies = (
@@ -88,7 +90,7 @@ def _beside(random: np.random.Generator, body: list[Item]) -> list[Item]:
     """With some work on a second stream, which waits for the first one and is waited for."""
     at = int(random.integers(len(body)))
     aside = Operator("aten::mul", 5 * US, (Kernel("aside", int(random.integers(2, 200)) * US, SIDE),))
-    begin = [RecordEvent("begin"), AwaitEvent("begin", SIDE), aside, RecordEvent("end", SIDE)]
+    begin: list[Item] = [RecordEvent("begin"), AwaitEvent("begin", SIDE), aside, RecordEvent("end", SIDE)]
     return [*body[:at], *begin, *body[at:], AwaitEvent("end", COMPUTE)]
 
 
@@ -190,7 +192,7 @@ def test_without_the_wait_for_data_the_replay_takes_as_long_as_the_loop_would(lo
 @settings(derandomize=True, max_examples=25)
 @given(loops(), st.integers(1, 6))
 def test_without_its_synchronizations_the_replay_takes_as_long_as_the_loop_would(loop: Loop, count: int) -> None:
-    body = [i for i in on_one_stream(loop).step if not isinstance(i, Read | Synchronize)]
+    body: list[Item] = [i for i in on_one_stream(loop).step if not isinstance(i, Read | Synchronize)]
     for n in range(count):
         body.insert((n + 1) * len(body) // (count + 1), Synchronize())
     loop = replace(loop, step=tuple(body))

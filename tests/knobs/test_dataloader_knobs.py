@@ -25,6 +25,7 @@ from torch.utils.data import (
     TensorDataset,
     WeightedRandomSampler,
 )
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
@@ -47,7 +48,7 @@ LENGTH = 26
 OPTIONS = (WORKERS, PREFETCH, PIN_MEMORY, PERSISTENT_WORKERS, BATCH_SIZE)
 
 
-class Squares(Dataset):
+class Squares(Dataset[tuple[torch.Tensor, int]]):
     """Items of a function of their index, and the process that made them."""
 
     def __len__(self) -> int:
@@ -70,7 +71,7 @@ class Bucketed:
         return iter(batches)
 
 
-class Counting(IterableDataset):
+class Counting(IterableDataset[torch.Tensor]):
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (torch.tensor(float(i)) for i in range(LENGTH))
 
@@ -140,12 +141,13 @@ LOADERS: dict[str, Callable[[], DataLoader[Any]]] = {
         shuffle=True, num_workers=1, persistent_workers=True, generator=torch.Generator().manual_seed(3)
     ),
 }
-PERSISTENT = {PERSISTENT_WORKERS: True, WORKERS: 2}
-NOT_PERSISTENT = {PREFETCH: 3, PERSISTENT_WORKERS: False, WORKERS: 1}
+PERSISTENT: Mapping[Knob, Value] = {PERSISTENT_WORKERS: True, WORKERS: 2}
+NO_WORKERS: Mapping[Knob, Value] = {WORKERS: 0}
+NOT_PERSISTENT: Mapping[Knob, Value] = {PREFETCH: 3, PERSISTENT_WORKERS: False, WORKERS: 1}
 CASES: list[tuple[str, Mapping[Knob, Value]]] = [
     *((kind, PERSISTENT) for kind in LOADERS),
     *((kind, NOT_PERSISTENT) for kind in LOADERS if kind not in ("in order", "drop_last")),
-    *((kind, {WORKERS: 0}) for kind in LOADERS if LOADERS[kind]().num_workers),
+    *((kind, NO_WORKERS) for kind in LOADERS if LOADERS[kind]().num_workers),
 ]
 
 
@@ -190,7 +192,7 @@ def test_a_loader_whose_workers_already_live_draws_no_seed_anew(settings: Mappin
     with applied(settings):
         assert story(loader) == expected
     assert loader._iterator is own
-    assert own is not None and all(w.is_alive() for w in own._workers)
+    assert isinstance(own, _MultiProcessingDataLoaderIter) and all(w.is_alive() for w in own._workers)
     assert len(list(loader)) == 7
 
 
@@ -235,6 +237,7 @@ def test_everything_else_of_the_loader_is_kept() -> None:
     )
     with applied({WORKERS: 2, PREFETCH: 3}):
         iterator = iter(loader)
+        assert isinstance(iterator, _MultiProcessingDataLoaderIter)
         assert iterator._collate_fn is collate and iterator._worker_init_fn is init and iterator._timeout == 30
         assert iterator._num_workers == 2 and iterator._prefetch_factor == 3
         assert iterator._index_sampler is loader.batch_sampler  # by which the capture knows the loader
@@ -245,10 +248,11 @@ def test_everything_else_of_the_loader_is_kept() -> None:
 
 @pytest.mark.parametrize("order", [*itertools.permutations((WORKERS, PREFETCH, PERSISTENT_WORKERS, BATCH_SIZE))][::5])
 def test_options_combine_in_any_order(order: tuple[Knob, ...]) -> None:
-    values = {WORKERS: 1, PREFETCH: 3, PERSISTENT_WORKERS: True, BATCH_SIZE: 13}
+    values: Mapping[Knob, Value] = {WORKERS: 1, PREFETCH: 3, PERSISTENT_WORKERS: True, BATCH_SIZE: 13}
     loader = plain()
     with applied({knob: values[knob] for knob in order}) as logs:
         iterator = iter(loader)
+        assert isinstance(iterator, _MultiProcessingDataLoaderIter)
         assert (iterator._num_workers, iterator._prefetch_factor, iterator._persistent_workers) == (1, 3, True)
         assert [len(x) for x, _ in iterator] == [13, 13]
         assert len(loader) == 2
@@ -573,7 +577,9 @@ def test_accelerate() -> None:
 
 
 def test_lightning() -> None:
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    import lightning
+
     steps: list[int] = []
 
     class Model(lightning.LightningModule):
@@ -583,7 +589,8 @@ def test_lightning() -> None:
 
         def training_step(self, batch: Any, number: int) -> torch.Tensor:
             steps.append(len(batch[0]))
-            return self.layer(batch[0]).sum()
+            loss: torch.Tensor = self.layer(batch[0]).sum()
+            return loss
 
         def validation_step(self, batch: Any, number: int) -> None:
             pass
@@ -639,9 +646,9 @@ def test_transformers(tmp_path: Any) -> None:
 def test_no_other_random_numbers_are_drawn() -> None:
     random.seed(1)
     np.random.seed(1)
-    expected = random.getstate(), np.random.get_state()[1].tolist()
+    expected = random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()
     loader = DataLoader(TensorDataset(torch.arange(8.0)), 4)
     with applied({WORKERS: 1, PERSISTENT_WORKERS: True}):
         list(loader)
         list(loader)
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == expected
+    assert (random.getstate(), np.random.get_state(legacy=False)["state"]["key"].tolist()) == expected

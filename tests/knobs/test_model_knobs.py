@@ -76,7 +76,8 @@ def layouts(cell: Cell) -> list[object]:
 @pytest.mark.parametrize("fused", [False, True])
 def test_channels_last_lays_out_weights_inputs_and_states_and_takes_it_back(fused: bool) -> None:
     cell, plain = new_cell(fused=fused), new_cell(fused=fused)
-    cell.run(), plain.run()
+    cell.run()
+    plain.run()
     before, seen = layouts(cell), []
 
     class Watching(nn.Conv2d):
@@ -84,6 +85,7 @@ def test_channels_last_lays_out_weights_inputs_and_states_and_takes_it_back(fuse
             seen.append((x.is_contiguous(memory_format=LAST), self.weight.is_contiguous(memory_format=LAST)))
             return super().forward(x)
 
+    assert isinstance(cell.model, Net)
     cell.model.convolve.__class__ = Watching
     weight = cell.model.convolve.weight
     with CHANNELS_LAST.applied(True) as log:
@@ -94,13 +96,15 @@ def test_channels_last_lays_out_weights_inputs_and_states_and_takes_it_back(fuse
     assert seen == [(True, True)] * 6 and log.counts == {"weights": 1, "inputs": 6}
     assert layouts(cell) == before and cell.model.convolve.weight is weight
     assert same(cell.weights, plain.weights)
-    cell.run(), plain.run()
+    cell.run()
+    plain.run()
     assert same(cell.weights, plain.weights) and len(seen) == 12 and seen[-1] == (False, False)
 
 
 def test_a_model_that_is_channels_last_can_be_made_contiguous() -> None:
     cell = new_cell()
-    cell.model.to(memory_format=LAST)
+    assert isinstance(cell.model, Net)
+    cell.model.to(memory_format=LAST)  # type: ignore[call-overload]
     before = layouts(cell)
     with CHANNELS_LAST.applied(False) as log:
         cell.run()
@@ -112,14 +116,15 @@ def test_a_model_that_is_channels_last_can_be_made_contiguous() -> None:
 
 
 def test_layout_of_weights_within_one_larger_tensor_and_of_other_modules_is_left() -> None:
-    model = nn.Sequential(nn.Conv2d(3, 8, 3))
+    layer = nn.Conv2d(3, 8, 3)
+    model = nn.Sequential(layer)
     whole = torch.zeros(8 * 3 * 3 * 3 + 5)
-    model[0].weight.data = whole[5:].view(8, 3, 3, 3)
+    layer.weight.data = whole[5:].view(8, 3, 3, 3)
     with CHANNELS_LAST.applied(True) as log:
         model(torch.ones(1, 3, 4, 4))
         nn.LayerNorm(4)(torch.ones(1, 3, 4, 4))
     assert log.counts == {"inputs": 1} and "larger tensor" in log.refused[0]
-    assert model[0].weight.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
+    assert layer.weight.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
 
 
 def test_a_model_that_the_cell_moves_stays_where_it_was_moved() -> None:
@@ -340,7 +345,7 @@ def everything(cell: Cell) -> list[object]:
         vars(autocast_mode.autocast)["__enter__"],
         torch.autograd.backward,
         torch.compile,
-        nn_module.unpatched_nn_module_call,
+        vars(nn_module)["unpatched_nn_module_call"],
         torch._dynamo.utils.unpatched_nn_module_call,
     ]
     on_modules = [sorted(vars(m)) for m in cell.model.modules()]
@@ -358,6 +363,7 @@ class Interrupt(BaseException):
 
 def interrupt(cell: Cell, where: str) -> None:
     """Have the third call there end the run."""
+    assert isinstance(cell.model, Net)
     calls = iter(range(100))
 
     def count(*args: Any) -> None:
@@ -367,7 +373,7 @@ def interrupt(cell: Cell, where: str) -> None:
     if where == "in the model":
         cell.model.head.register_forward_hook(count)
     elif where == "in the backward pass":
-        cell.model.head.weight.register_hook(count)
+        cell.model.head.weight.register_hook(count)  # type: ignore[no-untyped-call]
     elif where == "after it":
         cell.after_backward = count
     else:

@@ -67,7 +67,7 @@ def train(net: nn.Module, batches: Any, optimizer: torch.optim.Optimizer | None 
     optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
     for x, y in batches:
         optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
+        cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
 
@@ -203,7 +203,9 @@ def test_optimizers_and_their_forms() -> None:
             p.grad = torch.zeros_like(p)
         return torch.zeros(())
 
-    found = observation(lambda: [o.step(closure) for o in optimizers for _ in range(2)]).optimizers
+    found = observation(
+        lambda: [o.step(closure) for o in optimizers for _ in range(2)]  # type: ignore[arg-type]
+    ).optimizers
     assert [(o.class_name, o.supports_fused, o.fused, o.takes_closure) for o in found] == [
         ("AdamW", True, True, False),
         ("SGD", True, None, False),
@@ -250,7 +252,7 @@ def test_training_that_begins_long_after_evaluation_is_seen(by_hand: bool) -> No
             train(net, batches)
             return
         for x, y in batches:
-            cross_entropy(net(x), y).backward()
+            cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
 
     assert [m.trained for m in observation(cell).modules] == [True]
 
@@ -262,14 +264,15 @@ def test_what_a_module_is_made_of() -> None:
             self.a, self.b = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 1).to(torch.bfloat16)
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return self.b(self.a(x).to(torch.bfloat16))
+            result: torch.Tensor = self.b(self.a(x).to(torch.bfloat16))
+            return result
 
     plain, last, mixed = (
         Net(),
-        Net().to(memory_format=torch.channels_last),
+        Net().to(memory_format=torch.channels_last),  # type: ignore[call-overload]
         nn.Sequential(nn.Conv2d(3, 3, 3), nn.Conv2d(3, 3, 3)),
     )
-    mixed[1].to(memory_format=torch.channels_last)
+    mixed[1].to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randn(1, 3, 8, 8)
     found = observation(lambda: [m(x) for m in (plain, last, mixed, nn.Linear(8, 2))]).modules
     assert [(m.class_name, m.has_convolution, m.memory_format) for m in found] == [
@@ -326,7 +329,7 @@ def test_a_compiled_module_is_seen_and_nothing_of_ours_is_compiled_into_it() -> 
         made.append(torch.compile(inside, backend=backend))
         for module in (before, in_place, *made):
             for _ in range(2):
-                cross_entropy(module(torch.ones(2, 8)), torch.zeros(2, dtype=torch.long)).backward()
+                cross_entropy(module(torch.ones(2, 8)), torch.zeros(2, dtype=torch.long)).backward()  # type: ignore[no-untyped-call]
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*global hooks")
@@ -352,7 +355,8 @@ def test_a_call_within_a_module_is_not_outermost_also_where_the_outer_one_was_no
             self.count += 1
             if self.count == 100:
                 next(iter(DataLoader(data())))
-            return self.inner(x)
+            result: torch.Tensor = self.inner(x)
+            return result
 
     outer = Outer()
     assert [m.class_name for m in observation(lambda: [outer(torch.ones(2, 8)) for _ in range(120)]).modules] == [
@@ -377,7 +381,8 @@ def test_operators_and_attention_come_from_the_trace() -> None:
 
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             q = x.reshape(1, 1, -1, 8)
-            return self.layer(nn.functional.scaled_dot_product_attention(q, q, q).reshape(-1, 8))
+            result: torch.Tensor = self.layer(nn.functional.scaled_dot_product_attention(q, q, q).reshape(-1, 8))
+            return result
 
     found = observation(lambda: train(Net(), DataLoader(data(48), batch_size=4)), trace=True)
     assert found.attention in ("flash", "math") and "aten::addmm" in found.operators
@@ -519,7 +524,7 @@ def test_what_cannot_be_described_does_not_harm_the_cell() -> None:
             return super().__len__()
 
     class Refuses(nn.Linear):
-        def modules(self) -> Iterator[nn.Module]:
+        def modules(self, remove_duplicate: bool = True) -> Iterator[nn.Module]:
             raise RuntimeError("do not look")
 
     net = Refuses(8, 3)
@@ -543,6 +548,8 @@ def test_many_objects_are_not_all_kept() -> None:
 
 
 def test_a_module_of_which_a_part_is_compiled_is_compiled() -> None:
-    net = nn.Sequential(nn.Linear(8, 8), torch.compile(nn.Linear(8, 3), backend="eager"))
+    compiled = torch.compile(nn.Linear(8, 3), backend="eager")
+    assert isinstance(compiled, nn.Module)
+    net = nn.Sequential(nn.Linear(8, 8), compiled)
     assert [m.compiled for m in observation(lambda: net(torch.ones(2, 8))).modules] == [True]
     torch._dynamo.reset()

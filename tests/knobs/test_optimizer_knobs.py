@@ -9,17 +9,18 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from gpulab.errors import UsageError  # noqa: E402
-from gpulab.knobs.knob import KnobEffects  # noqa: E402
-from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
-from gpulab.knobs.model.amp import AMP  # noqa: E402
-from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
-from gpulab.knobs.observe.observation import Observation, ObservedOptimizer  # noqa: E402
-from tests.support.knob_cells import CPU, Cell, new_cell, observation_of, same, traced  # noqa: E402
+from gpulab.errors import UsageError
+from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.model.accumulation import ACCUMULATE
+from gpulab.knobs.model.amp import AMP
+from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
+from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
+from tests.support.knob_cells import CPU, Cell, new_cell, observation_of, same, traced
 
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.AdamW, {}),
@@ -64,13 +65,15 @@ def test_fused_trains_as_an_optimizer_built_so_and_is_taken_back(
             c.run()
     with FUSED_OPTIMIZER.applied(True) as log:
         cell.run()
-    plain.run(), built.run()
+    plain.run()
+    built.run()
     assert log.counts == {"optimizers": 1} and not log.refused
     assert looks(cell.optimizer) == looks(plain.optimizer)
     if not trained_before:  # else their first steps were computed differently
         assert same(cell.weights, built.weights, exactly=True)
     assert same(cell.weights, plain.weights)
-    cell.run(), plain.run()
+    cell.run()
+    plain.run()
     assert same(cell.weights, plain.weights)
 
 
@@ -184,13 +187,20 @@ def test_accumulated_training_equals_training_on_larger_batches(
         assert log.counts == {"steps passed over": 12 - 12 // batches, "optimizer steps": 12 // batches}
 
 
+def gradients(cell: Cell) -> list[torch.Tensor]:
+    """One for each parameter."""
+    given = [p.grad for p in cell.model.parameters() if p.grad is not None]
+    assert len(given) == len(list(cell.model.parameters()))
+    return given
+
+
 def test_the_user_finds_gradients_as_without_it() -> None:
-    cell, plain, kept = new_cell(), new_cell(), []
+    cell, plain = new_cell(), new_cell()
     with ACCUMULATE.applied(3):
         cell.run(steps=1)
-        kept = [p.grad for p in cell.model.parameters()]
+        kept = gradients(cell)
     plain.run(steps=1)
-    assert same(kept, [p.grad for p in plain.model.parameters()], exactly=True)
+    assert same(kept, gradients(plain), exactly=True)
     cell, plain, norms = new_cell(), new_cell(), {"cell": [], "plain": []}  # type: ignore[var-annotated]
     for name, c in (("cell", cell), ("plain", plain)):
         c.after_backward = lambda c=c, name=name: norms[name].append(

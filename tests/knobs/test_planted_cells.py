@@ -74,7 +74,7 @@ def trial(setting: Setting) -> Trial:
     found = full_trial(setting, SHORT, Stopper(), None, quiet=True)
     if found.error is not None:
         raise found.error
-    assert len(found.run.steps) >= SHORT.steps
+    assert SHORT.steps is not None and len(found.run.steps) >= SHORT.steps
     return found
 
 
@@ -101,7 +101,10 @@ def settings(names: dict[str, Any]) -> dict[str, object]:
         "optimizer": sorted(vars(optimizer)),
         "loader": {k: v for k, v in vars(names["loader"]).items() if isinstance(v, bool | int | float | None)},
         "classes": (DataLoader.__iter__, DataLoader.__len__, nn.Module.__call__, type(optimizer).step),
-        "back ends": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
+        "back ends": (
+            torch.backends.cuda.flash_sdp_enabled(),  # type: ignore[no-untyped-call]
+            torch.backends.cuda.math_sdp_enabled(),  # type: ignore[no-untyped-call]
+        ),
     }
 
 

@@ -10,18 +10,19 @@ from typing import Any
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from torch import nn  # noqa: E402
+import torch
+from torch import nn
 
-from gpulab.errors import UsageError  # noqa: E402
-from gpulab.knobs.knob import KnobEffects  # noqa: E402
-from gpulab.knobs.model.amp import AMP, KERNELS  # noqa: E402
-from gpulab.knobs.model.tf32 import FP32_MATRIX_KERNELS, TF32, TF32_KERNELS  # noqa: E402
-from gpulab.knobs.observe.observation import Observation, ObservedModule, ObservedOptimizer  # noqa: E402
-from gpulab.run import Category  # noqa: E402
-from tests.support.knob_cells import CPU, H100, T4, Cell, Net, new_cell, observation_of, same, traced  # noqa: E402
-from tests.support.timelines import STREAM, Span, timeline  # noqa: E402
+from gpulab.errors import UsageError
+from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.model.amp import AMP, KERNELS
+from gpulab.knobs.model.tf32 import FP32_MATRIX_KERNELS, TF32, TF32_KERNELS
+from gpulab.knobs.observe.observation import Observation, ObservedModule, ObservedOptimizer
+from gpulab.run import Category
+from tests.support.knob_cells import CPU, H100, T4, Cell, Net, new_cell, observation_of, same, traced
+from tests.support.timelines import STREAM, Span, timeline
 
 X = torch.ones(2, 4)
 Pair = namedtuple("Pair", "a b")
@@ -336,7 +337,7 @@ def precision() -> Iterator[None]:
     torch.backends.cudnn.allow_tf32 = True
     for key, value in before.items():
         if isinstance(key, tuple) and key[1] != "all":
-            torch._C._set_fp32_precision_setter(*key, value)
+            torch._C._set_fp32_precision_setter(*key, value)  # type: ignore[call-arg]
     assert settings() == before
 
 
@@ -351,7 +352,7 @@ def the_old_way() -> None:
 
 def the_new_way() -> None:
     torch.backends.cuda.matmul.fp32_precision = "tf32"
-    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
 
 
 @pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="torch 2.9 brought the new switches")

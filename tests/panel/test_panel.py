@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TextIO
 
 import ipywidgets
 import pytest
@@ -255,7 +255,7 @@ def made() -> Made:
 @pytest.fixture
 def scripted(made: Made) -> Iterator[PanelSession]:
     before = set(ipywidgets.widgets.widget._instances)
-    opened = PanelSession(FunctionCode(lambda: None), engine=made, save=False)
+    opened = PanelSession(FunctionCode(lambda: None), engine=made, save=False)  # type: ignore[arg-type]
     yield opened
     opened.close()
     assert set(ipywidgets.widgets.widget._instances) == before, "no widget stays"
@@ -295,9 +295,14 @@ def test_clicks_that_waited_for_the_end_of_a_run_start_nothing(made: Made, monke
     monkeypatch.setattr("gpulab.panel.session.SETTLING_S", 0.0)
 
     async def session() -> None:
-        opened = PanelSession(FunctionCode(lambda: None), engine=made, save=False)
+        opened = PanelSession(FunctionCode(lambda: None), engine=made, save=False)  # type: ignore[arg-type]
         buttons, loop = opened.panel.buttons, asyncio.get_running_loop()
-        made.during = lambda engine: None if len(made.engines) > 1 else loop.call_soon(buttons["run"].click) and None
+
+        def during(engine: Scripted) -> None:
+            if len(made.engines) <= 1:
+                loop.call_soon(buttons["run"].click)
+
+        made.during = during
         buttons["look"].click()
         await asyncio.sleep(0)
         assert len(made.engines) == 1 and buttons["run"].disabled
@@ -438,7 +443,8 @@ def test_another_ones_redirection_of_stdout_survives_ours() -> None:
     written, before = KeptPrints(), sys.stdout
     with prints_kept(written):
         ours = sys.stdout
-        sys.stdout = theirs = type(ours)(before, KeptPrints())  # put over ours by somebody else, meanwhile
+        kind: Callable[..., TextIO] = type(ours)
+        sys.stdout = theirs = kind(before, KeptPrints())  # put over ours by somebody else, meanwhile
     assert sys.stdout is theirs
     sys.stdout = ours  # and put back by them
     print("to nobody")
@@ -459,7 +465,7 @@ def test_a_real_run_leaves_the_training_where_it_was() -> None:
         print("trained")
         for x, y in loader:
             optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()
+            torch.nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
     before, random = model.weight.clone(), torch.get_rng_state()

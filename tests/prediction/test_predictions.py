@@ -23,7 +23,8 @@ from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.diagnosis.rules.catalogue import kind_of, precision, transfers
+from gpulab.diagnosis.rules import precision, transfers
+from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.errors import UsageError
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
@@ -208,7 +209,8 @@ def test_what_is_not_known_of_the_items_widens_the_interval() -> None:
 
 def test_putting_together_needs_a_core() -> None:
     known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=0)
-    collating = dataclasses.replace(known.loading, read_waited_fraction=None)  # type: ignore[type-var]
+    assert known.loading is not None
+    collating = dataclasses.replace(known.loading, read_waited_fraction=None)
     reading = dataclasses.replace(collating, read_us=32_000.0, collate_us=0.0)
     sure, open_ = (
         predict(dataclasses.replace(known, loading=inside), {"workers": "4"}) for inside in (collating, reading)
@@ -242,7 +244,7 @@ def test_workers_that_stay_save_the_start_that_was_seen_but_not_the_first_batch(
     found = predict(late, {"persistent_workers": "on"})
     assert found.interval is not None and not found.only_sign
     assert found.ratio == pytest.approx(1 - (100 - 5 - 2) / (20 * 10 + 100), rel=0.02)
-    assert found.interval[0] < found.ratio < found.interval[1] < 0.9
+    assert found.ratio is not None and found.interval[0] < found.ratio < found.interval[1] < 0.9
     untimed = predict(dataclasses.replace(late, loading=None), {"persistent_workers": "on"})
     assert untimed.only_sign and untimed.interval is not None
     assert untimed.interval[0] <= 1 - 100 / 300 and untimed.interval[1] >= 1.0
@@ -323,7 +325,7 @@ def test_on_a_gpu_too_what_is_not_known_of_the_items_widens_the_interval() -> No
     )
     assert waiting is not None and busy is not None and unknown is not None
     assert busy[1] > 1.1 * waiting[1]
-    assert unknown == (pytest.approx(waiting[0]), pytest.approx(busy[1]))
+    assert unknown == pytest.approx((waiting[0], busy[1]))
 
 
 def test_settings_in_any_order() -> None:
@@ -522,7 +524,8 @@ def test_pauses_are_taken_off_the_account() -> None:
     ends = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
     whole = int((ends - steps.start_ns[rows]).sum())
     assert found.ratio == pytest.approx(1 - 1.1 * 8e6 * len(pauses) / whole)  # and a tenth for caches
-    assert found.interval is not None and found.interval[0] < found.ratio < found.interval[1]
+    assert found.ratio is not None and found.interval is not None
+    assert found.interval[0] < found.ratio < found.interval[1]
     assert found.settings == {}
     given_alone = np.array([(p.start_ns, p.end_ns) for p in pauses], np.int64)
     assert predict_removal(known, removal_of("checkpoint_save"), union(*given_alone.T)) == found

@@ -176,7 +176,8 @@ def test_a_copy_of_pageable_memory_waits_for_itself() -> None:
 
 def test_a_launch_into_a_full_queue_waits_for_the_device() -> None:
     """As on a V100: the host is 1,022 launches ahead, and each further launch takes as long as a kernel."""
-    kernel, count, now, free, ends, spans = 50_000, 1_500, 0, 0, [], []
+    kernel, count, now, free = 50_000, 1_500, 0, 0
+    ends, spans = list[int](), list[Span]()
     for number in range(1, count + 1):
         start_of_call = now
         room = ends[number - 1 - 1_022] if number > 1_022 else 0

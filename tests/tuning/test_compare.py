@@ -60,7 +60,7 @@ def _simulated(kind: str, turns: int, effect: float, rng: np.random.Generator) -
         noise = rng.normal(0, 0.01, count) + (rng.random(count) < 0.1) * rng.exponential(0.2, count)
     else:  # drifting: a random walk and a ramp of 20 %
         noise = rng.normal(0, 0.01, count) + np.cumsum(rng.normal(0, 0.005, count)) + np.linspace(0, 0.2, count)
-    a, b = [], []
+    a, b = list[Block](), list[Block]()
     for turn in range(turns):
         for place, arm in enumerate(rng.permutation([0, 0, 1])):
             order = 3 * turn + place

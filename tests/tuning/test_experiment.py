@@ -16,6 +16,7 @@ import torch
 import gpulab
 from gpulab.errors import UsageError
 from gpulab.tuning.plan import Progress
+from gpulab.tuning.record import Experiment
 
 SETUP = """
 import time
@@ -69,15 +70,25 @@ def values(names: dict[str, Any]) -> list[torch.Tensor]:
     return [t.clone() for t in names["model"].state_dict().values()]
 
 
+def last() -> Experiment:
+    """What the latest experiment gave."""
+    latest = gpulab.experiments[-1].found
+    assert isinstance(latest, Experiment)
+    return latest
+
+
 def test_everything_is_as_before(names: dict[str, Any]) -> None:
     before, state = values(names), copy.deepcopy(names["optimizer"].state_dict())
-    random = (torch.get_rng_state(), np.random.get_state()[1].copy())
+    random = (torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy())
     model, parameters = names["model"], list(names["model"].parameters())
     found = quick(CELL, {"fused_optimizer": "on"}, names)
     assert found.verdict in ("faster", "slower", "no measurable difference")
     assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
     assert names["optimizer"].state_dict() == state
-    assert torch.equal(random[0], torch.get_rng_state()) and (random[1] == np.random.get_state()[1]).all()
+    assert (
+        torch.equal(random[0], torch.get_rng_state())
+        and (random[1] == np.random.get_state(legacy=False)["state"]["key"]).all()
+    )
     assert names["loss"].requires_grad and names["factor"] == 1.0, "what the cell makes is there"
     assert names["model"] is model and all(a is b for a, b in zip(parameters, model.parameters(), strict=True))
     assert "fused" not in names["optimizer"].defaults or not names["optimizer"].param_groups[0]["fused"]
@@ -146,7 +157,7 @@ def test_nothing_runs_where_the_plan_cannot_work(names: dict[str, Any], knobs: d
 def test_an_error_as_written_passes_after_what_there_is(names: dict[str, Any]) -> None:
     with pytest.raises(ZeroDivisionError):
         quick(CELL + "\n1 / 0", {"workers": 1}, names, steps=30)
-    assert gpulab.experiments[-1].found.stopped
+    assert last().stopped
 
 
 def test_an_error_under_a_knob_is_a_result(names: dict[str, Any]) -> None:
@@ -197,7 +208,7 @@ def test_what_there_is_after_an_interrupt_is_said(names: dict[str, Any], what: s
 def test_an_interrupt_ends_it_and_everything_is_put_back(names: dict[str, Any]) -> None:
     before = values(names)
     interrupted_at("block 4", names)
-    assert gpulab.experiments[-1].found.stopped and len(gpulab.experiments[-1].found.sides) == 2
+    assert last().stopped and len(last().sides) == 2
     assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
 
 
@@ -219,7 +230,7 @@ def test_an_interrupt_that_the_cell_swallows_ends_the_comparison_all_the_same(
     with pytest.raises(KeyboardInterrupt):
         quick(swallowing, {"fused_optimizer": "on"}, names, pairs=30)
     assert signal.getsignal(signal.SIGINT) is before
-    assert gpulab.experiments[-1].found.stopped and runs.stat().st_size <= 6
+    assert last().stopped and runs.stat().st_size <= 6
 
 
 def test_a_cell_that_uses_up_an_iterator_is_told(names: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +85,12 @@ def test_files_that_the_steps_read_are_dropped_from_memory(tmp_path: Path, monke
     dataset = Files(tmp_path)
     dropped: list[int] = []
     drop = cold_files.drop
-    monkeypatch.setattr(cold_files, "drop", lambda paths: (dropped.append(len(paths)), drop(paths)))
+
+    def noted(paths: Sequence[str]) -> None:
+        dropped.append(len(paths))
+        drop(paths)
+
+    monkeypatch.setattr(cold_files, "drop", noted)
     test = Differential(TextCode.parsed(CELL, names(DataLoader(dataset, batch_size=4))), budget_s=60, steps=3, pairs=2)
     found = test.headspace()
     assert {str(tmp_path / f"{i}.bin") for i in range(12)} <= set(test._files)
@@ -205,7 +211,11 @@ def test_containers_are_made_anew_and_keep_their_kind() -> None:
     from gpulab.tuning.headspace.kept_batches import _copied
 
     Pair = namedtuple("Pair", "x y")
-    batch = {"a": torch.ones(2), "b": [Pair(torch.zeros(1), "text"), (1, None)], "c": OrderedDict(d=torch.ones(1))}
+    batch: dict[str, Any] = {
+        "a": torch.ones(2),
+        "b": [Pair(torch.zeros(1), "text"), (1, None)],
+        "c": OrderedDict(d=torch.ones(1)),
+    }
     copied = _copied(_copied(batch, "cpu"))
     copied["a"].add_(1)
     copied["b"][0].x.add_(1)
@@ -271,7 +281,7 @@ def test_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_is_not_beyond_noise_is_no_gain() -> None:
-    given = names(DataLoader([torch.ones(4) for _ in range(64)], batch_size=4))
+    given = names(DataLoader([torch.ones(4) for _ in range(64)], batch_size=4))  # type: ignore[arg-type]
     report = gpulab.headspace(CELL, namespace=given, steps=4, pairs=2, show=False)
     unsure = dataclasses.replace(report.found, certain=frozenset(), notes=("<b>note</b>",))
     shown = HeadspaceReport(unsure)

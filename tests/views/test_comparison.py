@@ -9,6 +9,7 @@ import math
 import re
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.text import Text
@@ -140,7 +141,7 @@ def test_a_sweep_has_one_line_per_setting() -> None:
 REFUSED = "the dataset has 512 items; the largest is batch_size=512"
 
 
-def refused(**changes: object) -> Side:
+def refused(**changes: Any) -> Side:
     side = made.batch(100_000, 20.0, seed=4)
     return dataclasses.replace(side, facts=None, blocks=(), losses=(), failure=REFUSED, **changes)
 
@@ -183,6 +184,7 @@ def test_short_words_stand_beside_their_row() -> None:
 
 
 def test_points_stay_clear_of_the_names_and_a_long_label_breaks_behind_its_sign() -> None:
+    import numpy as np
     from matplotlib.figure import Figure
 
     from gpulab.views.comparison import figure_panels as panels
@@ -191,7 +193,7 @@ def test_points_stay_clear_of_the_names_and_a_long_label_breaks_behind_its_sign(
     noisy = made.a_comparison(made.alike(blocks=made.blocks(1, 38.0, noise=0.03)))
     panels.ratios(axes, noisy)
     bottom, top = axes.get_ylim()
-    shown = [y for line in axes.lines for y in line.get_ydata() if bottom < y < top]
+    shown = [y for line in axes.lines for y in np.asarray(line.get_ydata(), float) if bottom < y < top]
     assert max(shown) <= bottom + (top - bottom) * 1.1 / 1.46 + 1e-9
     panels.stacked_bars(axes, [{}], [1.0], [("B  batch_size=100000", "black")])
     assert axes.get_yticklabels()[0].get_text() == "B  batch_size=\n100000"
@@ -271,7 +273,10 @@ def test_bars_are_as_long_as_their_steps() -> None:
     axes = Figure().add_subplot()
     panels.bars(axes, made.a_comparison())
     ends = [
-        path.vertices[:, 0].max() for c in axes.collections if isinstance(c, PolyCollection) for path in c.get_paths()
+        np.asarray(path.vertices)[:, 0].max()
+        for c in axes.collections
+        if isinstance(c, PolyCollection)
+        for path in c.get_paths()
     ]
     assert np.isclose(max(ends), 38.1, rtol=0.01)
     assert any(np.isclose(end, 13.2, rtol=0.01) for end in ends)

@@ -16,6 +16,7 @@ from html.parser import HTMLParser
 import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.backend_bases import RendererBase
 from matplotlib.cbook import is_math_text
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -317,9 +318,9 @@ def test_no_text_in_the_picture_is_cut_off_small_or_over_another(case: Case, mon
     boxes: list[tuple[str, Bbox, float]] = []
     draw = Text.draw
 
-    def noted(text: Text, *args: object) -> None:
+    def noted(text: Text, *args: RendererBase) -> None:
         if text.get_visible() and text.get_text().strip():
-            boxes.append((text.get_text(), text.get_window_extent(), text.get_fontsize()))
+            boxes.append((text.get_text(), text.get_window_extent(), float(text.get_fontsize())))
         draw(text, *args)
 
     monkeypatch.setattr(Text, "draw", noted)
@@ -452,7 +453,7 @@ def test_the_zoom_shows_the_median_step_host_above_device() -> None:
 
 def test_a_hundred_thousand_spans_are_drawn_with_few_rectangles(monkeypatch: pytest.MonkeyPatch) -> None:
     case, drawn = synthetic.dense_case(100_000), 0
-    real = step_zoom.rectangles
+    real = drawing.rectangles
 
     def counted(axes: object, left: np.ndarray, *rest: object, **style: object) -> None:
         nonlocal drawn
