@@ -32,10 +32,12 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     InteractiveShell.clear_instance()
     made = InteractiveShell.instance(config=config)
     before = _registered(made)
-    made.extension_manager.load_extension("gpulab")
+    extensions = made.extension_manager
+    assert extensions is not None
+    extensions.load_extension("gpulab")
     assert _registered(made) != before
     yield made
-    made.extension_manager.unload_extension("gpulab")
+    extensions.unload_extension("gpulab")
     assert _registered(made) == before
     InteractiveShell.clear_instance()
 
@@ -56,7 +58,13 @@ def _registered(shell: InteractiveShell) -> dict[str, Any]:
 
 
 def run(shell: InteractiveShell, code: str) -> ExecutionResult:
-    return shell.run_cell(code, store_history=True)
+    done: ExecutionResult = shell.run_cell(code, store_history=True)
+    return done
+
+
+def value_of(done: ExecutionResult) -> Any:
+    """What the cell's last expression gave; IPython declares it None."""
+    return done.result
 
 
 # -- the line ----------------------------------------------------------------------------------------------------------
@@ -185,16 +193,16 @@ def test_config_reaches_the_run(shell: InteractiveShell) -> None:
     run(shell, "%config GPUProfile.save = False")
     run(shell, "%config GPUProfile.trace = False")
     result = run(shell, "%gpuprofile -r 1 + 1")
-    assert (result.result.settings.save, result.result.settings.trace) == (False, False)
+    assert (value_of(result).settings.save, value_of(result).settings.trace) == (False, False)
     result = run(shell, "%gpuprofile -r --trace-steps 2 1 + 1")
-    assert (result.result.settings.trace, result.result.settings.trace_steps) == (True, 2), "the line wins"
+    assert (value_of(result).settings.trace, value_of(result).settings.trace_steps) == (True, 2), "the line wins"
     run(shell, "%config GPUProfile.steps = 'many'")  # traitlets logs why not
     assert shell.magics_manager.registry["GPUProfile"].steps is None
 
 
 def test_braces_and_dollars_in_the_line_stay(shell: InteractiveShell) -> None:
     result = run(shell, "value = 5\nrun_ = %gpuprofile -r --no-save print('{value} $value')\nrun_")
-    assert result.result.code == "print('{value} $value')"
+    assert value_of(result).code == "print('{value} $value')"
     run(shell, "%%gpuprofile '{value} $value' --no-save\n1")
     assert gpulab.runs[-1].name == "{value} $value"
     assert run(shell, "%gpulab report {value} $value").success
@@ -203,7 +211,7 @@ def test_braces_and_dollars_in_the_line_stay(shell: InteractiveShell) -> None:
 def test_a_terminal_gets_the_text_report_once(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
     result = run(shell, "%%gpuprofile terminal --no-save\nprint('mine')\n40 + 2")
     out, err = capsys.readouterr()
-    assert result.result == 42 and err == ""
+    assert value_of(result) == 42 and err == ""
     assert out.startswith("mine\ngpulab · terminal")
     assert out.count("gpulab · terminal") == 1
     assert out.rstrip().endswith(f"Out[{shell.execution_count - 1}]: 42")
@@ -267,7 +275,7 @@ def test_a_fault_of_ours_does_not_hide_the_users(
     assert type(result.error_in_exec) is KeyError and result.error_in_exec.__context__ is None
     assert "broken on purpose" in capsys.readouterr().err
     result = run(shell, "%%gpuprofile --no-save\n5")
-    assert result.result == 5
+    assert value_of(result) == 5
     assert "broken on purpose" in capsys.readouterr().err
 
 

@@ -121,7 +121,7 @@ def test_files_that_a_trace_names(file: str, users: bool) -> None:
 
 
 def test_the_libraries_that_objects_are_put_back_of_are_libraries_in_a_trace_too() -> None:
-    assert set(restorable.TRAINING_LIBRARIES) <= user_code.LIBRARIES
+    assert set(user_code.TRAINING_LIBRARIES) <= user_code.LIBRARIES
     assert set(restorable.OUTSIDE) <= user_code.LIBRARIES | sys.stdlib_module_names
 
 
@@ -145,9 +145,11 @@ def shell() -> Iterator[InteractiveShell]:
     config.HistoryManager.enabled = False
     InteractiveShell.clear_instance()
     shell = InteractiveShell.instance(config=config)
-    shell.extension_manager.load_extension("gpulab")
+    extensions = shell.extension_manager
+    assert extensions is not None
+    extensions.load_extension("gpulab")
     yield shell
-    shell.extension_manager.unload_extension("gpulab")
+    extensions.unload_extension("gpulab")
     InteractiveShell.clear_instance()
 
 

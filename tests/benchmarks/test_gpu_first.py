@@ -359,8 +359,11 @@ def answer(tmp_path: Path) -> Answer:
 
 
 def test_what_fails_costs_only_itself(answer: Answer, capsys: pytest.CaptureFixture[str]) -> None:
-    with answer.guarded("the first", "a figure"):
+    def fails() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory.\nTried to allocate a lot")
+
+    with answer.guarded("the first", "a figure"):
+        fails()
     answer.check("the second", "a figure", "1", agrees=True)
     first, second = answer.contents["checks"]
     assert (first["verdict"], first["note"]) == ("not measured", "OutOfMemoryError: CUDA out of memory.")

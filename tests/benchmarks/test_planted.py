@@ -15,8 +15,8 @@ import torch
 
 from benchmarks.advisers.advice import NAMES, contradicted, keys_of, names_truth
 from benchmarks.harness import RESULTS
-from benchmarks.planted import CELLS, first_runs, judging, named, row_of, skipped
-from benchmarks.planted.catalogue import cells_of, part_of, read
+from benchmarks.planted import first_runs, judging, named, row_of, skipped
+from benchmarks.planted.catalogue import CELLS, cells_of, part_of, read
 from benchmarks.planted.curing import AGAIN, arms_of
 from benchmarks.planted.planted import FOLDER, Planted
 from benchmarks.planted.results import NOT_RUN, settled, unmeasured

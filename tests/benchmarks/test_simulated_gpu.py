@@ -284,7 +284,12 @@ def test_a_copy_holds_the_host_up_unless_it_is_pinned_and_not_blocking() -> None
 
 def test_a_copy_on_its_own_stream_runs_beside_the_kernels() -> None:
     beside = Upload(20_000_000, True, True, COPIES)
-    step = (beside, RecordEvent("batch", COPIES), AwaitEvent("batch", COMPUTE), *(mm(100) for _ in range(50)))
+    step: tuple[Item, ...] = (
+        beside,
+        RecordEvent("batch", COPIES),
+        AwaitEvent("batch", COMPUTE),
+        *(mm(100) for _ in range(50)),
+    )
     assert steady_step_ns(Loop(step)) < 1.01 * 50 * (100 * US + Gpu().gap_ns)
     after = (replace(beside, stream=COMPUTE), *step[3:])
     assert steady_step_ns(Loop(after)) > 1.15 * steady_step_ns(Loop(step))

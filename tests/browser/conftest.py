@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, expect, sync_playwright
 
 from tests.browser.jupyterlab_page import CHROMIUM, PATIENCE_MS, LabServer, NotebookPage, open_chromium
 
@@ -34,7 +34,7 @@ def lab_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LabServer]:
 @pytest.fixture
 def open_notebook(chromium: Browser, lab_server: LabServer, request: pytest.FixtureRequest) -> Iterator[OpenNotebook]:
     """`open_notebook(cells, kernel="python3", theme="light")` → the notebook, its kernel idle."""
-    contexts = []
+    contexts: list[BrowserContext] = []
 
     def opened(cells: Sequence[str], kernel: str = "python3", theme: str = "light") -> NotebookPage:
         if kernel not in lab_server.kernels():

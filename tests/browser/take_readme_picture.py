@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from playwright.sync_api import FloatRect, Locator, expect, sync_playwright
+from playwright.sync_api import FloatRect, Locator, ViewportSize, expect, sync_playwright
 
 from tests.browser.jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage, open_chromium
 from tests.support.paths import ROOT
@@ -19,7 +19,10 @@ from tests.support.paths import ROOT
 QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
 TARGET = ROOT / "docs" / "images" / "report.png"
 LOAD, SETUP, TRAINING = range(3)  # its code cells
-WINDOW = {"width": 1292, "height": 4000}  # the cell is then about 1200 wide, and nothing has to be scrolled
+WINDOW: ViewportSize = {
+    "width": 1292,
+    "height": 4000,
+}  # the cell is then about 1200 wide, and nothing has to be scrolled
 MARGIN_PX = 8
 NOTHING_SELECTED = "() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 0; }"
 

@@ -213,7 +213,9 @@ def set_theme(page: Page, theme: str) -> None:
 
 def written(index: int) -> str:
     """A code cell as the notebook in the repository has it."""
-    cells = [cell.source for cell in nbformat.read(QUICK_START, as_version=4).cells if cell.cell_type == "code"]
+    cells: list[str] = [
+        cell.source for cell in nbformat.read(QUICK_START, as_version=4).cells if cell.cell_type == "code"
+    ]
     return cells[index]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, expect
 
 from gpulab.views.report.report import Report
 from tests.browser.jupyterlab_page import PATIENCE_MS
@@ -60,7 +60,12 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def open_page(chromium: Browser) -> Iterator[OpenPage]:
     """`open_page(path, theme="dark", …)` → the page, ready; afterwards: no error, no request, no dialog."""
-    contexts, trouble = [], []
+    contexts: list[BrowserContext] = []
+    trouble: list[str] = []
+
+    def dismissed(dialog: Dialog) -> None:
+        trouble.append(dialog.message)
+        dialog.dismiss()
 
     def opened(path: Path, theme: str = "light", wait: str = "[data-state=ready]", **options: Any) -> Page:
         before = options.pop("before", None)
@@ -74,7 +79,7 @@ def open_page(chromium: Browser) -> Iterator[OpenPage]:
             page.add_init_script(before)
         page.on("console", lambda m: trouble.append(m.text) if m.type == "error" else None)
         page.on("pageerror", lambda error: trouble.append(str(error)))
-        page.on("dialog", lambda dialog: (trouble.append(dialog.message), dialog.dismiss()))
+        page.on("dialog", dismissed)
         page.on("request", lambda r: trouble.append(r.url) if not r.url.startswith(("file:", "data:")) else None)
         page.goto(path.as_uri())
         page.locator(f".gpulab-timeline{wait}").wait_for(timeout=PATIENCE_MS)

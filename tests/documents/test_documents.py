@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -96,7 +97,10 @@ def test_the_hardware_table_is_the_one_that_the_code_uses() -> None:
     text = (DOCS / "definitions.md").read_text(encoding="utf-8").partition("## Hardware table")[2]
     rows = re.findall(r"^\| (.+) \|$", text.partition("\n## ")[0], flags=re.MULTILINE)[2:]
     cells = [row.split(" | ") for row in rows]
-    shown = {name: Peaks(*(None if value == "–" else float(value) for value in values)) for name, *values in cells}
+    figures: dict[str, list[Any]] = {
+        name: [None if value == "–" else float(value) for value in values] for name, *values in cells
+    }
+    shown = {name: Peaks(*values) for name, values in figures.items()}
     assert len(shown) == 16
     assert {name: peaks_of(name) for name in shown} == shown
 

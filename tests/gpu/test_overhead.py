@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import pytest
 
@@ -58,7 +58,7 @@ def settled_step_ms(step: Callable[[], None]) -> float:
 
 def test_overhead_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     step = step_of_10_ms()
-    ways = {
+    ways: dict[str, Callable[[], AbstractContextManager[object]]] = {
         "bare": nullcontext,
         "gpulab, no trace": lambda: gpulab.profile(trace=False, show=False, save=False),
         "gpulab, after its profiled window": lambda: gpulab.profile(show=False, save=False),

@@ -6,17 +6,19 @@ import importlib.util
 import json
 import math
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import nbclient
 import nbformat
 import pytest
 import torch
 from torch import nn
+from torch.optim import Optimizer
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpulab.lessons import (
@@ -28,7 +30,7 @@ from gpulab.lessons import (
     told_share,
     told_times,
 )
-from gpulab.lessons.batch_size import DigitsInMemory, check_accumulation, whole_batch
+from gpulab.lessons.batch_size import Batch, DigitsInMemory, check_accumulation, whole_batch
 from gpulab.lessons.check import Checked, Note
 from gpulab.lessons.measured import Faster, Swept
 from gpulab.lessons.starving import DistantDigits, Fed, check_loader
@@ -38,6 +40,7 @@ from tests.support import leftovers
 from tests.support.comparisons import a_comparison
 from tests.support.paths import ROOT
 
+Batches = Sequence[Batch]
 Unit = Literal["sample", "step"]
 Ran = Callable[[str, Experiment], None]
 
@@ -230,7 +233,7 @@ def _of(knob: str, value: int, time: float | None, unit: Unit) -> Comparison:
     made = a_comparison()
     other = None if time is None else 1 / time
     step, sample = (time, other) if unit == "step" else (other, time)
-    changed = {"us_per_step": step, "us_per_sample": sample, "failure": "" if time else "out of memory"}
+    changed: dict[str, Any] = {"us_per_step": step, "us_per_sample": sample, "failure": "" if time else "out of memory"}
     b = replace(made.b, label=f"{knob}={value}", settings={knob: str(value)}, **changed)
     return replace(made, a=replace(made.a, us_per_step=1.0, us_per_sample=1.0), b=b, ratio=time, unit=unit)
 
@@ -336,7 +339,7 @@ def test_a_loader_is_judged_by_what_it_brings(
 def test_both_loaders_really_feed_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(starving, "WANTED", math.inf)  # on a busy machine either may be the faster, by chance
     monkeypatch.setattr(starving, "HARDLY_WAITS", -1.0)
-    fed: list[object] = []
+    fed: list[tuple[object, int]] = []
 
     def train(loader: DataLoader[tuple[torch.Tensor, ...]]) -> None:
         parameter = nn.Parameter(torch.zeros(1))
@@ -366,7 +369,7 @@ def test_distant_digits_are_the_same_each_time_and_take_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(starving.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     digits = DistantDigits(fetch_ms=5, root=tmp_path / "digits")
     first, label = digits[100]
     assert torch.equal(first, digits[100][0]) and first.shape == (1, 32, 32) and first.dtype == torch.float32
@@ -381,71 +384,75 @@ def test_distant_digits_are_the_same_each_time_and_take_their_time(
 
 def test_digits_in_memory_come_in_whole_batches() -> None:
     digits = DigitsInMemory()
-    pixels, labels = next(iter(DataLoader(digits, batch_size=16, collate_fn=whole_batch)))
+    pixels, labels = next(iter(DataLoader(digits, batch_size=16, collate_fn=whole_batch)))  # type: ignore[arg-type]
     assert pixels.shape == (16, 64) and labels.tolist() == digits.labels[:16].tolist()
     assert torch.equal(pixels[3], digits[3][0])
     assert len(digits) == 9 * 1797
     assert torch.equal(digits.pixels, DigitsInMemory().pixels)
 
 
-def unfinished(model, optimizer, loss_function, batches): ...
+def unfinished(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None: ...
 
 
-def step_in_the_loop(model, optimizer, loss_function, batches):
+def step_in_the_loop(
+    model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Sequence[Batch]
+) -> None:
     for inputs, labels in batches:
         optimizer.zero_grad()
         loss_function(model(inputs), labels).backward()
         optimizer.step()
 
 
-def no_step(model, optimizer, loss_function, batches):
+def no_step(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
     for inputs, labels in batches:
         (loss_function(model(inputs), labels) / len(batches)).backward()
 
 
-def not_divided(model, optimizer, loss_function, batches):
+def not_divided(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
     optimizer.zero_grad()
     for inputs, labels in batches:
         loss_function(model(inputs), labels).backward()
     optimizer.step()
 
 
-def only_the_last(model, optimizer, loss_function, batches):
+def only_the_last(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
     for inputs, labels in batches:
         optimizer.zero_grad()
         (loss_function(model(inputs), labels) / len(batches)).backward()
     optimizer.step()
 
 
-def never_zeroed(model, optimizer, loss_function, batches):
+def never_zeroed(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
     for inputs, labels in batches:
         (loss_function(model(inputs), labels) / len(batches)).backward()
     optimizer.step()
 
 
-def zeroed_too_late(model, optimizer, loss_function, batches):
+def zeroed_too_late(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
     for inputs, labels in batches:
         (loss_function(model(inputs), labels) / len(batches)).backward()
     optimizer.zero_grad()
     optimizer.step()
 
 
-def halved(model, optimizer, loss_function, batches):
+def halved(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
     optimizer.zero_grad()
     for inputs, labels in batches:
         (loss_function(model(inputs), labels) / 2).backward()
     optimizer.step()
 
 
-def all_at_once(model, optimizer, loss_function, batches):
+def all_at_once(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
     batch_size._as_one_batch(model, optimizer, loss_function, batches)
 
 
-def broken(model, optimizer, loss_function, batches):
+def broken(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
     raise KeyError("labels")
 
 
-def zeroed_at_the_end(model, optimizer, loss_function, batches):
+def zeroed_at_the_end(
+    model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Sequence[Batch]
+) -> None:
     for inputs, labels in batches:
         (loss_function(model(inputs), labels) / len(batches)).backward()
     optimizer.step()

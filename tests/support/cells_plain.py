@@ -486,6 +486,7 @@ def by_hand(keep: Kept) -> None:
     for x, y in DataLoader(data(80), batch_size=4, shuffle=True):
         cross_entropy(x @ w, y).backward()
         with torch.no_grad():
+            assert w.grad is not None
             w -= 0.1 * w.grad
         w.grad.zero_()
 
@@ -497,6 +498,7 @@ def by_hand_on_data(keep: Kept) -> None:
         net.zero_grad()
         cross_entropy(net(x), y).backward()
         for p in net.parameters():
+            assert p.grad is not None
             p.data.sub_(0.1 * p.grad.data)
 
 

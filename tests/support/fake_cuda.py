@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -99,7 +99,7 @@ class FakeGpuTensor(torch.Tensor):
         self.fake.launched("Tensor.clone")
         return torch.Tensor.clone(self, **options).as_subclass(FakeGpuTensor)
 
-    def item(self) -> float:  # type: ignore[override]
+    def item(self) -> float:
         self.fake.call("Tensor.item", 0, waits=True)
         if self.overwritten:
             raise RuntimeError(OVERWRITTEN)
@@ -299,7 +299,7 @@ class FakeCuda:
         self.initialized = True
         return [state.clone() for state in self.random_states]
 
-    def zeros(self, original: Any) -> Any:
+    def zeros(self, original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         """torch.zeros, also on a GPU."""
 
         def zeros(*size: Any, device: Any = None, **options: Any) -> torch.Tensor:

@@ -60,14 +60,16 @@ def first_step_ns(timeline: Timeline) -> int:
 def calls(timeline: Timeline) -> np.ndarray:
     """Rows of the calls of CUDA that the profiled steps have made."""
     chosen = rows(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
-    return chosen[timeline.start_ns[chosen] >= first_step_ns(timeline)]
+    profiled: np.ndarray = chosen[timeline.start_ns[chosen] >= first_step_ns(timeline)]
+    return profiled
 
 
 def launches(timeline: Timeline) -> np.ndarray:
     """Rows of the calls of the profiled steps that start one kernel each."""
     starting = spans.named(timeline, lambda name: "Launch" in name and "Graph" not in name)
     within = calls(timeline)
-    return within[starting[within]]
+    starts: np.ndarray = within[starting[within]]
+    return starts
 
 
 def lost_launches(timeline: Timeline) -> tuple[int, int]:
@@ -109,7 +111,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.convolve(x)).flatten(2).transpose(1, 2)
         q = self.project(x).unflatten(2, (8, 64)).transpose(1, 2)
-        return self.head(F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2).mean(1))
+        logits: Tensor = self.head(F.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2).mean(1))
+        return logits
 
 
 class Convolutions(nn.Module):
@@ -120,7 +123,8 @@ class Convolutions(nn.Module):
         self.convolve = nn.Conv2d(64, 10, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.convolve(x).mean((2, 3))
+        logits: Tensor = self.convolve(x).mean((2, 3))
+        return logits
 
 
 class Products(nn.Module):
@@ -131,7 +135,8 @@ class Products(nn.Module):
         self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64 * 16 * 16, 512), nn.ReLU(), nn.Linear(512, 10))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.layers(x)
+        logits: Tensor = self.layers(x)
+        return logits
 
 
 class Cell:

@@ -34,7 +34,8 @@ class Net(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(self.convolve(x)).flatten(2).transpose(1, 2)
         q = self.project(x).unsqueeze(1)
-        return self.head(F.scaled_dot_product_attention(q, q, q).mean((1, 2)))
+        logits: Tensor = self.head(F.scaled_dot_product_attention(q, q, q).mean((1, 2)))
+        return logits
 
 
 @dataclass

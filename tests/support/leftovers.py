@@ -50,22 +50,31 @@ def _in_torch() -> Iterator[str]:
     if "torch" not in sys.modules or "gpulab" not in sys.modules:
         return
     import torch
+    from torch._C._autograd import _profiler_enabled
     from torch.amp import GradScaler
     from torch.nn.modules import module
     from torch.optim import optimizer
     from torch.utils.data import dataloader
     from torch.utils.data._utils import pin_memory
 
-    iterators = (dataloader._BaseDataLoaderIter, *dataloader._BaseDataLoaderIter.__subclasses__())
-    classes = (dataloader.DataLoader, *iterators, optimizer.Optimizer, GradScaler, module.Module, torch.Tensor)
+    iterators: tuple[type, ...] = (dataloader._BaseDataLoaderIter, *dataloader._BaseDataLoaderIter.__subclasses__())
+    classes: tuple[type, ...] = (
+        dataloader.DataLoader,
+        *iterators,
+        optimizer.Optimizer,
+        GradScaler,
+        module.Module,
+        torch.Tensor,
+    )
     classes = (*classes, torch.no_grad, torch.inference_mode)
     loading = (pin_memory, dataloader._DatasetKind)
-    for owner in (torch, torch.autograd, *classes, *loading):
+    owners: tuple[type | ModuleType, ...] = (torch, torch.autograd, *classes, *loading)
+    for owner in owners:
         # Lightning wraps torch.compile for good when it is imported: what counts is the outermost function's home
         yield from (f"patch of {owner.__name__}.{name}" for name, found in vars(owner).items() if is_own_code(found))
-    for owner in (module, optimizer):
-        yield from (f"hook in {name}" for name, hook in _global_hooks(owner) if is_own_code(hook))
-    if torch.autograd._profiler_enabled():
+    for hooked in (module, optimizer):
+        yield from (f"hook in {name}" for name, hook in _global_hooks(hooked) if is_own_code(hook))
+    if _profiler_enabled():
         yield "a torch.profiler is active"
 
 

@@ -7,6 +7,7 @@ when the stream is empty. Times are microseconds here, nanoseconds in the record
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -108,7 +109,7 @@ class Machine:
         unprofiled_us: float | None = None,
         options: tuple[str, ...] = (),
         thresholds: Thresholds = DEFAULT,
-        **changes: object,
+        **changes: Any,
     ) -> RuleContext:
         """The figures of the loop's profiled steps; `unprofiled_us`: as many steps before them, of that length."""
         return RuleContext(self.facts(gpu, memory, samples, unprofiled_us, options, changes), thresholds)
@@ -120,7 +121,7 @@ class Machine:
         samples: Samples | None = None,
         unprofiled_us: float | None = None,
         options: tuple[str, ...] = (),
-        changes: dict[str, object] | None = None,
+        changes: dict[str, Any] | None = None,
     ) -> Facts:
         """The same without thresholds."""
         found = timeline(self.spans)

@@ -80,7 +80,13 @@ class Machine:
         """A climber on this machine."""
         code = TextCode.parsed("workers = 0\n", {})
         given = Bounds(**bounds)  # type: ignore[arg-type]
-        return Climber(code, given, self._diagnosed, lambda known, s: self.foretold(s), engine=self._engine)
+        return Climber(
+            code,
+            given,
+            self._diagnosed,
+            lambda known, s: self.foretold(s),
+            engine=self._engine,  # type: ignore[arg-type]
+        )
 
     def _diagnosed(self, known: Facts) -> Diagnosis:
         return self.diagnosis(known.run.settings.knobs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import numpy as np
 from hypothesis import strategies as st
@@ -49,7 +48,7 @@ def float64(size: int) -> st.SearchStrategy[np.ndarray]:
 
 
 @st.composite
-def steps(draw: Callable, max_count: int = 8) -> Steps:
+def steps(draw: st.DrawFn, max_count: int = 8) -> Steps:
     """Steps that do not overlap, with waits inside them."""
     size = draw(st.integers(0, max_count))
     edges = np.sort(draw(int64(0, NS, 2 * size)))
@@ -68,7 +67,7 @@ def steps(draw: Callable, max_count: int = 8) -> Steps:
 
 
 @st.composite
-def series(draw: Callable) -> Series:
+def series(draw: st.DrawFn) -> Series:
     """One curve of a few readings."""
     size = draw(st.integers(0, 6))
     return Series(draw(texts), draw(texts), draw(texts), draw(texts), draw(int64(-NS, NS, size)), draw(float64(size)))
@@ -80,7 +79,7 @@ lanes = st.builds(
 
 
 @st.composite
-def timelines(draw: Callable, max_count: int = 10) -> Timeline:
+def timelines(draw: st.DrawFn, max_count: int = 10) -> Timeline:
     """A sorted timeline whose ids all point at something."""
     size = draw(st.integers(0, max_count))
     names = tuple(draw(st.lists(texts, min_size=1, max_size=5)))
@@ -143,7 +142,7 @@ choices = st.builds(Choice, texts, texts, texts)
 
 
 @st.composite
-def runs(draw: Callable) -> Run:
+def runs(draw: st.DrawFn) -> Run:
     """A whole record."""
     found = draw(steps())
     return Run(

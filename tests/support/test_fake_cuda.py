@@ -74,7 +74,7 @@ def test_an_error_stays(fake_cuda: FakeCuda) -> None:
 
 
 def test_contexts_and_who_started_cuda(fake_cuda: FakeCuda) -> None:
-    assert torch.cuda.memory_stats() == {} and fake_cuda.started_by is None
+    assert (torch.cuda.memory_stats(), fake_cuda.started_by) == ({}, None)
     torch.cuda.synchronize(0)
     assert fake_cuda.started_by == "synchronize"
     fake_cuda.start(0)
