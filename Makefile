@@ -43,7 +43,7 @@ lint: $(TEST) ## ruff: rules and format
 	$(BIN)/ruff format --check .
 
 .PHONY: types
-types: $(TEST) ## mypy --strict
+types: $(TEST) ## mypy --strict, of the package and its tests
 	$(BIN)/mypy
 
 .PHONY: floors

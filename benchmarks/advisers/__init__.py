@@ -13,7 +13,8 @@ from typing import Any
 from benchmarks.advisers.advice import contradicted, keys_of, names_truth
 from benchmarks.advisers.asking import asked, hta
 from benchmarks.harness import RESULTS
-from benchmarks.planted import CELLS, skipped
+from benchmarks.planted import skipped
+from benchmarks.planted.catalogue import CELLS
 from benchmarks.planted.judging import NO_FINDING
 from benchmarks.planted.traces import TRACES, file_of
 
