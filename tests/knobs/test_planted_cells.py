@@ -27,6 +27,7 @@ SHORT = Settings(steps=8, warmup=1, live=False, save=False, device="cpu")  # mor
 @pytest.fixture(autouse=True)
 def as_found(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr("gpulab.tuning.trial.TRIAL_LIMIT_S", 250.0)  # compiling on a busy machine takes long
+    torch.compiler.reset()  # what an earlier test compiled would be kept with ours
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with settings_kept():
