@@ -66,7 +66,7 @@ WITHOUT_CONTROL = """
 }
 """
 LEFT_BEHIND = f"""
-sys.path.append({str(ROOT / "tests")!r})
+sys.path.append({str(ROOT)!r})
 import threading, ipywidgets
 from tests.support.leftovers import is_own_code
 print("threads:", [t.name for t in threading.enumerate() if "gpulab" in t.name])

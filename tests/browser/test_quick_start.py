@@ -30,7 +30,7 @@ SHOWN = [
 ]
 LOOK_INSIDE = f"""
 import sys, threading, ipywidgets, torch
-sys.path.append({str(ROOT / "tests")!r})
+sys.path.append({str(ROOT)!r})
 from gpulab.run import StepFlag
 from tests.support.leftovers import is_own_code
 print("torn steps:", int(((run.steps.flags & StepFlag.PARTIAL) != 0).sum()))
