@@ -177,7 +177,7 @@ class GPUProfile(Magics):
                     value = code.run(self.shell, local_ns)
                 else:
                     with changing.applied() as changed:
-                        value = changed.run(quiet=False)
+                        value = changed.run()
         except LineError:
             raise
         except BaseException as error:

@@ -9,6 +9,7 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -193,16 +194,17 @@ def test_what_the_magic_does_before_the_cell_has_no_line(
     assert seen == [()]
 
 
-@pytest.mark.parametrize("quiet", [True, False])
-def test_a_cell_of_an_experiment(quiet: bool, shell: InteractiveShell) -> None:
+@pytest.mark.parametrize("around", [cell_code.silence, nullcontext])
+def test_a_cell_of_an_experiment(around: Callable[[], AbstractContextManager[None]], shell: InteractiveShell) -> None:
     shell.push(names_for_a_cell())
-    cell_code.CellCode(shell, CELL, cell_code.parsed(shell, CELL)).run(quiet=quiet)
+    with around():
+        cell_code.CellCode(shell, CELL, cell_code.parsed(shell, CELL)).run()
     check(shell.user_ns)
 
 
 def test_text_and_a_function_of_an_experiment() -> None:
     names = names_for_a_cell()
-    TextCode.parsed(CELL, names).run(quiet=True)
+    TextCode.parsed(CELL, names).run()
     check(names)
 
     seen: dict[str, Any] = {}
@@ -210,7 +212,7 @@ def test_text_and_a_function_of_an_experiment() -> None:
     def train() -> None:
         seen.update(above=owner_above(), stack=users_stack(sys._getframe()))
 
-    FunctionCode(train).run(quiet=True)
+    FunctionCode(train).run()
     assert seen["above"] is Owner.RUNNER and [spot[2].split(".")[-1] for spot in seen["stack"]] == ["train"]
 
 
@@ -289,11 +291,11 @@ def raised(run: Callable[[], object]) -> BaseException:
 def test_gpulabs_frames_are_taken_out_of_an_error_and_of_what_it_came_from() -> None:
     def fail() -> None:
         try:
-            FunctionCode(lambda: 1 / 0).run(quiet=False)
+            FunctionCode(lambda: 1 / 0).run()
         except ZeroDivisionError as e:
             raise ExceptionGroup("two", [ValueError("one"), e]) from e
 
-    error = raised(lambda: FunctionCode(fail).run(quiet=False))
+    error = raised(lambda: FunctionCode(fail).run())
     assert any(map(is_gpulabs_file, files_of(error)))
     user_code.hide_gpulabs_frames(error)
     assert isinstance(error, ExceptionGroup) and error.__cause__ is not None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import sys
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, replace
 from types import CodeType, MethodType, TracebackType
 from typing import Any, Literal
@@ -72,15 +74,9 @@ class CellCode:
     def variables(self) -> Variables:
         return Variables.of(self.cell.tree, self.namespace)
 
-    def run(self, *, quiet: bool) -> object:
+    def run(self) -> object:
         """Run it; the value of its last expression."""
-        names = self.local_ns if self.seen_through is None else self.seen_through
-        if not quiet:
-            return self.cell.run(self.shell, names)
-        from IPython.utils.capture import capture_output
-
-        with capture_output():
-            return self.cell.run(self.shell, names)
+        return self.cell.run(self.shell, self.local_ns if self.seen_through is None else self.seen_through)
 
     def replacing(self, variables: Mapping[str, Plain]) -> CellCode:
         """The same cell with these of its literals replaced; others are set in its namespace."""
@@ -98,6 +94,22 @@ def shell() -> Any:
     """IPython's, where this is a notebook or its terminal; else None."""
     ipython = sys.modules.get("IPython")
     return ipython.get_ipython() if ipython is not None else None
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Nothing that is printed or displayed inside is shown.
+
+    Enter it outside of `users_code`: an interrupt in the middle of it would leave the notebook silent for good.
+    """
+    if shell() is None:
+        with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+            yield
+        return
+    from IPython.utils.capture import capture_output
+
+    with capture_output():
+        yield
 
 
 def parsed(shell: Any, text: str) -> Cell:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
-import io
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Literal
@@ -47,9 +45,8 @@ class FunctionCode:
     def roots(self) -> tuple[object, ...]:
         return (self.function,)
 
-    def run(self, *, quiet: bool) -> object:
-        with hushed() if quiet else nullcontext():
-            return self.function()
+    def run(self) -> object:
+        return self.function()
 
     @property
     def variables(self) -> Variables:
@@ -97,9 +94,8 @@ class TextCode:
     def variables(self) -> Variables:
         return Variables.of(self.tree, self.namespace)
 
-    def run(self, *, quiet: bool) -> object:
-        with hushed() if quiet else nullcontext():
-            exec(compile(self.tree, CELL_WITHOUT_IPYTHON, "exec"), self.namespace, self.seen_through)
+    def run(self) -> object:
+        exec(compile(self.tree, CELL_WITHOUT_IPYTHON, "exec"), self.namespace, self.seen_through)
         return None
 
     def replacing(self, variables: Mapping[str, Plain]) -> TextCode:
@@ -109,9 +105,3 @@ class TextCode:
 
     def through(self, names: MutableMapping[str, Any]) -> TextCode:
         return replace(self, seen_through=names)
-
-
-@contextmanager
-def hushed() -> Iterator[None]:
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
-        yield

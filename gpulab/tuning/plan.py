@@ -33,8 +33,8 @@ class Code(Protocol):
     @property
     def variables(self) -> Variables: ...
 
-    def run(self, *, quiet: bool) -> object:
-        """Run it once, as the user would; its exceptions pass. `quiet`: nothing it prints or displays is shown."""
+    def run(self) -> object:
+        """Run it once, as the user would; its exceptions pass."""
 
     def replacing(self, variables: Mapping[str, Plain]) -> Code:
         """The same code with these variables set: names it assigns as literals at its top, else names it reads."""

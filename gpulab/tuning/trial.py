@@ -28,6 +28,7 @@ from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store
+from gpulab.tuning.cell_code import silence
 from gpulab.tuning.interrupts import users_code
 from gpulab.tuning.plan import Code
 from gpulab.tuning.record import Block
@@ -163,8 +164,10 @@ def full_trial(
             lines, reads = stack.enter_context(watching(setting.code.namespace, setting.variables))
             effects.update(reads)
             code = setting.code.through(lines) if reads else setting.code
+            if quiet:
+                stack.enter_context(silence())
             with users_code(), raised:
-                code.run(quiet=quiet)
+                code.run()
     except BaseException as e:
         outcome, error = _ending(capture, raised.first(e))
     finally:
@@ -189,8 +192,9 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
             with ExitStack() as stack:
                 _apply(setting, stack)
                 stack.enter_context(losses.heard())
+                stack.enter_context(silence())
                 with users_code(), raised, setting.within():
-                    setting.code.run(quiet=True)
+                    setting.code.run()
     except BaseException as e:
         return raised.first(e)
     finally:

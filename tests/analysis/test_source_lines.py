@@ -303,7 +303,7 @@ def test_code_of_a_thread_is_seen_as_well(tmp_path: Path) -> None:
 
     def work() -> None:
         with gpulab.profile(show=False, save=False, trace_steps=8, source="cell", code=text) as p:
-            TextCode.parsed(text, {}).run(quiet=True)
+            TextCode.parsed(text, {}).run()
         runs.append(p.run)
 
     thread = threading.Thread(target=work)

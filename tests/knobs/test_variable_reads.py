@@ -31,7 +31,7 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
     used = "x" in written.variables.used
     code = written.replacing({"x": x})
     with variables_set(code, {"x": x}), variable_reads.watching(namespace, {"x": x}) as (lines, logs):
-        code.through(lines).run(quiet=True)
+        code.through(lines).run()
     assert sys.getprofile() is None
     return variable_reads.verify(x, found, used, logs["x"], run or WITHOUT_WORKERS)
 
@@ -112,7 +112,7 @@ def test_own_lines_assign_and_delete_in_the_namespace() -> None:
     with variable_reads.watching(namespace, {"x": 2}) as (lines, _):
         TextCode.parsed("import math as m\ny = x\ndel z\ndef f():\n    return y\nw = f()", namespace).through(
             lines
-        ).run(quiet=True)
+        ).run()
     assert namespace["w"] == 2 and "z" not in namespace and namespace["m"].pi
 
 
@@ -121,5 +121,5 @@ def test_a_function_as_code() -> None:
     exec(FUNCTION, namespace)
     code = FunctionCode(namespace["f"])
     with variable_reads.watching(code.namespace, {"x": 2}) as (lines, logs):
-        code.through(lines).run(quiet=True)
+        code.through(lines).run()
     assert logs["x"].notes == ["f ran, which reads it"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +102,24 @@ def _while_taking_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hooks, "install", install)
 
 
-@pytest.mark.parametrize("moment", [_while_installing, _while_taking_out])
+def _while_silencing(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = redirect_stdout.__enter__
+
+    def entered(silence: redirect_stdout[io.StringIO]) -> io.StringIO:
+        output = original(silence)
+        interrupt()
+        return output
+
+    monkeypatch.setattr(redirect_stdout, "__enter__", entered)
+
+
+@pytest.mark.parametrize("moment", [_while_installing, _while_taking_out, _while_silencing])
 @pytest.mark.parametrize("call", ["experiment", "headspace"])
 def test_in_the_middle_of_our_own_work_nothing_is_left_half_done(
     moment: Callable[[pytest.MonkeyPatch], None], call: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What is left of ours is seen by the fixture that looks after every test."""
+    stdout = sys.stdout
     runs = tmp_path / "runs"  # a file: variables are put back for each run
 
     def run() -> None:
@@ -124,4 +138,4 @@ def test_in_the_middle_of_our_own_work_nothing_is_left_half_done(
     with pytest.raises(KeyboardInterrupt):
         asked()
     monkeypatch.undo()
-    assert 3 <= runs.stat().st_size <= 5
+    assert 3 <= runs.stat().st_size <= 5 and sys.stdout is stdout

@@ -66,7 +66,7 @@ def ran(cell: str, names: dict[str, Any], **settings: Any) -> tuple[Change, ...]
         gpulab.profile(live=False, save=False, show=False, device="cpu", changes=change.changes) as profile,
         change.applied() as code,
     ):
-        code.run(quiet=True)
+        code.run()
     found: Run = profile.run
     return found.changes
 
@@ -151,7 +151,7 @@ def changing_scene(code: TextCode) -> Any:
         gpulab.profile(live=False, save=False, show=False, device="cpu") as profile,
         observe() as seen,
     ):
-        code.run(quiet=True)
+        code.run()
     return seen.observation(profile.run)
 
 
