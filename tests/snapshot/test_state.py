@@ -190,7 +190,7 @@ def test_a_scheduler(made: str, lr: str) -> None:
     step = f"    scheduler.step({'loss.item()' if 'Plateau' in made else ''})\n"
     opt = f"optimizer = torch.optim.AdamW(model.parameters(), {lr}); import torch.optim.lr_scheduler as sched"
     namespace, _ = twice(LOOP + step, START, opt, f"scheduler = {made}", LOOP + step)
-    if lr != "0.1":
+    if lr != "0.1" and not ("Plateau" in made and torch.__version__ < "2.7"):  # 2.6 puts a float in its place
         assert isinstance(namespace["optimizer"].param_groups[0]["lr"], torch.Tensor)
 
 
