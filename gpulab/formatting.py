@@ -81,25 +81,42 @@ def size(count: float | None) -> str:
     return f"{number(count)} bytes"
 
 
-def factor(ratio: float, more: int = 0) -> str:
-    """How many times: three decimals near 1, where they matter, and fewer further off. `more`: further ones.
+def factor(ratio: float) -> str:
+    """How many times: 1.07 → "1.07", 1.034 → "1.03", 1.62 → "1.6", 14.2 → "14", 0.03 → "0.030"."""
+    return f"{ratio:,.{_factor_decimals(ratio)}f}" if ratio else "0"
 
-    1.034 → "1.034", 1.52 → "1.52", 2.9 → "2.9", 14.2 → "14", 0.03 → "0.030".
+
+def factor_within(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:
+    """A factor and its interval, "2.9" and "2.7–3.1", all with as few decimals as keep the three apart.
+
+    The second is empty where there is no interval.
     """
-    if abs(ratio) < 0.1:
-        return _significant(ratio, 2 + more) if ratio else "0"
-    decimals = 3 if 0.9 < ratio < 1.1 else 2 if ratio < 2 else 1 if ratio < 10 else 0
-    return f"{ratio:,.{min(decimals + more, 3)}f}"
-
-
-def factor_within(ratio: float, interval: tuple[float, float]) -> tuple[str, str]:
-    """A factor and its interval, "2.9" and "2.7–3.1", with as many decimals as keep the three apart."""
+    if interval is None:
+        return factor(ratio), ""
     low, high = interval
-    for more in range(3):
-        written = [factor(x, more) for x in (low, ratio, high)]
-        if len(set(written)) == 3:
+    fewest = _factor_decimals(ratio)
+    for decimals in range(fewest, max(fewest, 3) + 1):
+        written = [f"{x:,.{decimals}f}" for x in (low, ratio, high)]
+        if len(set(written)) == 3 and (decimals >= 2 or _keeps_bounds(interval, decimals)):
             break
     return written[1], f"{written[0]}–{written[2]}"
+
+
+def speed_within(ratio: float, interval: tuple[float, float] | None) -> tuple[str, str]:
+    """A ratio of times and its interval as how many times as fast: 0.4, (0.25, 0.5) → "2.5" and "2.0–4.0"."""
+    return factor_within(1 / ratio, None if interval is None else (1 / interval[1], 1 / interval[0]))
+
+
+def _factor_decimals(ratio: float) -> int:
+    """Two below 1.5, where hundredths matter, and fewer further off; two significant ones of a small factor."""
+    if 0 < abs(ratio) < 0.1:
+        return 1 - math.floor(math.log10(abs(ratio)))
+    return 2 if abs(ratio) < 1.495 else 1 if abs(ratio) < 9.95 else 0
+
+
+def _keeps_bounds(interval: tuple[float, float], decimals: int) -> bool:
+    """Whether rounding moves no bound to 0 or 1, which would say that it leaves a factor or a difference open."""
+    return not any(x not in (0, 1) and round(x, decimals) in (0, 1) for x in interval)
 
 
 def rate(per_s: float | None, what: str) -> str:

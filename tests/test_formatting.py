@@ -27,6 +27,7 @@ from gpulab.formatting import (
     sentence,
     signed_percent,
     size,
+    speed_within,
     while_s,
 )
 
@@ -61,8 +62,9 @@ def test_the_examples_of_the_docstrings() -> None:
     assert [difference(x) for x in (0, 1.2e-6, 0.0137, 0.6)] == ["0 %", "0.00012 %", "1.4 %", "60 %"]
     assert [signed_percent(x) for x in (0.03, -0.0004, 0)] == ["+3 %", "−0.040 %", "0 %"]
     assert [size(x) for x in (900 * 2**20, 2**31, 300)] == ["900 MiB", "2.00 GiB", "300 bytes"]
-    assert [factor(x) for x in (1.034, 1.52, 2.9, 14.2, 0.03)] == ["1.034", "1.52", "2.9", "14", "0.030"]
-    assert factor_within(2.9, (2.7, 3.1)) == ("2.9", "2.7–3.1")
+    assert [factor(x) for x in (1.07, 1.034, 1.62, 14.2, 0.03)] == ["1.07", "1.03", "1.6", "14", "0.030"]
+    assert factor_within(2.9, (2.7, 3.1)) == ("2.9", "2.7–3.1") and factor_within(2.9, None) == ("2.9", "")
+    assert speed_within(0.4, (0.25, 0.5)) == ("2.5", "2.0–4.0") and speed_within(0.4, None) == ("2.5", "")
     assert rate(1_650.3, "samples") == "1,650 samples/s" and reading(310.04, "W") == "310 W"
     assert [number(x) for x in (4, 10 / 3, 1_234.5)] == ["4", "3.33", "1,234"]
     assert [capitalized(x) for x in ("its state", "PyTorch", "")] == ["Its state", "PyTorch", ""]

@@ -87,10 +87,8 @@ class HeadspaceReport(NotebookView):
 
 def _evidence(headspace: Headspace) -> str:
     pairs = next((c.pairs for c in headspace.experiment.comparisons if c.ratio is not None), 0)
-    times, sure = factor(headspace.ceiling or 1.0), ""
-    if headspace.interval is not None:
-        times, around = factor_within(headspace.ceiling or 1.0, headspace.interval)
-        sure = f", {around} times with 95 % certainty"
+    times, around = factor_within(headspace.ceiling or 1.0, headspace.interval)
+    sure = f", {around} times with 95 % certainty" if around else ""
     return (
         f"A step takes {duration(headspace.step_us)}; {duration(headspace.ideal_us)} with batches that are on the "
         f"device already. That is {times} times as fast{sure} "

@@ -237,7 +237,7 @@ def test_the_board_in_figures() -> None:
     )
     lines = view.text(board).split("\n")
     assert lines[1].split() == ["workers", "3", "11", "%", "2", "of", "3"]  # off by 10, 11 and 80 %
-    assert "2.0× (1.67–2.5×)" in view.text(board)
+    assert "2.0× (1.7–2.5×)" in view.text(board)
 
 
 def test_each_device_has_its_own_line() -> None:

@@ -137,7 +137,7 @@ def test_what_comes_next_and_how_much_that_would_bring() -> None:
         case, [finding("launch_bound", 0.2 * STEP_US, "launch"), finding("data_starved", 0.5 * STEP_US, "data_wait")]
     )
     assert [f.key for f in result] == ["data_starved", "launch_bound"]
-    assert title_of("launch_bound") in result[0].after and "at most 1.67 times" in result[0].after  # 50 of 100, then 30
+    assert title_of("launch_bound") in result[0].after and "at most 1.7 times" in result[0].after  # 50 of 100, then 30
     assert result[1].after.startswith("Nothing else is known")
 
 

@@ -321,7 +321,7 @@ def test_another_training_is_no_answer(answer: object, state: str, hint: str) ->
     ("workers", "mine", "state", "hint"),
     [
         (4, Fed(0.025, 0.01), "right", "4 workers: 4.0 times as fast"),
-        (2, Fed(0.06, 0.005), "right", "2 workers: 1.67 times as fast as before, waiting 8.3 % of each step"),
+        (2, Fed(0.06, 0.005), "right", "2 workers: 1.7 times as fast as before, waiting 8.3 % of each step"),
         (1, Fed(0.08, 0.06), "wrong", "1 worker: 1.25 times as fast as before, waiting 75 % of each step"),
         (1, Fed(0.08, 0.06), "wrong", "about 4 workers could keep up"),
         (0, Fed(0.1, 0.08), "wrong", "Which option lets other processes load them?"),
@@ -470,7 +470,7 @@ def zeroed_at_the_end(
         (only_the_last, "wrong", "throws away"),
         (never_zeroed, "wrong", "The first call is right, the second is not"),
         (zeroed_too_late, "wrong", "there were no gradients"),
-        (halved, "wrong", "2.00 times as far"),
+        (halved, "wrong", "2.0 times as far"),
         (all_at_once, "wrong", "32 samples at once"),
         (broken, "wrong", "KeyError: 'labels'"),
         (zeroed_at_the_end, "right", "exactly as one batch of 32"),

@@ -366,7 +366,7 @@ def test_a_larger_batch_from_short_runs() -> None:
     short = PriorEvidence(sizes={128: (9e3, 800), 256: (12e3, 1_500), 300: (13e3, None)}, values_before=as_written)
     told = predict(on_gpu, settings, short)
     assert told.memory_ratio == pytest.approx(2_900 / 1_500, rel=1e-3) and "peaks of short runs" in told.memory_basis
-    assert "1.93× today's peak of the GPU's memory" in " ".join(repr(Predicted("mine", (told,))).split())
+    assert "1.9× today's peak of the GPU's memory" in " ".join(repr(Predicted("mine", (told,))).split())
     beside = predict(on_gpu, {**settings, "accumulate": "2"}, short)
     assert beside.ratio is not None
     assert beside.memory_ratio is None

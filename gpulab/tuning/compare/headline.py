@@ -6,7 +6,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.headline import Headline
-from gpulab.formatting import durations, factor, factor_within, percent, plural
+from gpulab.formatting import durations, factor_within, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.parts import both_us, change_us, most_changed
 from gpulab.tuning.compare.statistics import TOO_FEW
@@ -72,19 +72,15 @@ def _sentence(comparison: Comparison) -> str:
 def _times(comparison: Comparison) -> str:
     """ "2.9× faster per sample (95 % interval 2.7–3.1×)": how many times as fast, or as slow."""
     assert comparison.ratio is not None and comparison.interval is not None, "a verdict has both"
-    ratio, interval = comparison.ratio, comparison.interval
-    if comparison.verdict == "faster":
-        ratio, interval = 1 / ratio, (1 / interval[1], 1 / interval[0])
-    middle, around = factor_within(ratio, interval)
+    within = speed_within if comparison.verdict == "faster" else factor_within
+    middle, around = within(comparison.ratio, comparison.interval)
     return f"{middle}× {comparison.verdict} per {comparison.unit} (95 % interval {around}×)"
 
 
 def _ratio_words(comparison: Comparison) -> str:
     assert comparison.ratio is not None, "without a ratio nothing is comparable"
-    if comparison.interval is None:
-        return f"{factor(comparison.ratio)}× the time per {comparison.unit}"
     middle, around = factor_within(comparison.ratio, comparison.interval)
-    return f"{middle}× the time per {comparison.unit} (95 % interval {around})"
+    return f"{middle}× the time per {comparison.unit}" + (f" (95 % interval {around})" if around else "")
 
 
 def _floor_words(comparison: Comparison) -> str:
@@ -113,7 +109,7 @@ def _predicted(comparison: Comparison) -> str:
         return ""
     if prediction.ratio is None or prediction.interval is None:
         return ""
-    middle, around = factor_within(1 / prediction.ratio, (1 / prediction.interval[1], 1 / prediction.interval[0]))
+    middle, around = speed_within(prediction.ratio, prediction.interval)
     return f"Predicted before it ran: {middle}× as fast ({around}×)."
 
 

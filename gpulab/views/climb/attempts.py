@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.formatting import duration, factor, factor_within, percent, size
+from gpulab.formatting import duration, factor, percent, size, speed_within
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.record import Side
 from gpulab.views.comparison.table import memory_peak_bytes
@@ -90,7 +90,7 @@ def _gain(rung: Attempt) -> str:
 def _range(interval: tuple[float, float]) -> str:
     """As times as fast, with as many decimals as keep both ends apart."""
     low, high = interval
-    return f"{factor_within(1 / (low * high) ** 0.5, (1 / high, 1 / low))[1]}×"
+    return f"{speed_within((low * high) ** 0.5, interval)[1]}×"
 
 
 def _figures(side: Side | None, per_sample: bool, step: int | None) -> tuple[str, ...]:

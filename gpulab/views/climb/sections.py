@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.diagnosis.rules.catalogue import kind_of
-from gpulab.formatting import duration, factor, factor_within, plural
+from gpulab.formatting import duration, factor, plural, speed_within
 from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.views.climb.attempts import NONE, ladder
@@ -44,8 +44,7 @@ def headline(climb: Climb) -> Headline:
     if whole.verdict != "faster" or whole.ratio is None or whole.interval is None:
         sentence = f"{named} together: no difference from the cell as written could be measured in the end."
         return Headline("not_faster", sentence, f"{tries} {ending}", "unknown")
-    low, high = whole.interval
-    middle, around = factor_within(1 / whole.ratio, (1 / high, 1 / low))
+    middle, around = speed_within(whole.ratio, whole.interval)
     moved = _loss_moved(climb)
     if moved:
         sentence = f"With {named} together the cell is {middle}× faster, but its loss is no longer the same."

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.formatting import factor, factor_within, percent
+from gpulab.formatting import factor_within, percent
 from gpulab.run import Float64, Series
 from gpulab.tuning.compare.blocks import pair_ratios, same_ratios
 from gpulab.tuning.compare.parts import both_us
@@ -189,10 +189,8 @@ def _count_axis(axes: Axes, count: int, what: str) -> None:
 
 def _ratio_keys(axes: Axes, comparison: Comparison, interleaved: bool) -> None:
     assert comparison.ratio is not None
-    middle, interval = factor(comparison.ratio), ""
-    if comparison.interval is not None:
-        middle, around = factor_within(comparison.ratio, comparison.interval)
-        interval = f" ({around})"
+    middle, around = factor_within(comparison.ratio, comparison.interval)
+    interval = f" ({around})" if around else ""
     floor = "" if comparison.noise_floor is None else f", noise floor {percent(comparison.noise_floor)}"
     same = "A over A" if interleaved else "A"
     predicted, prediction = [], _estimate(comparison)

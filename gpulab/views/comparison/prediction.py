@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, factor_within
+from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, speed_within
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison
 from gpulab.views.comparison.table import name
@@ -16,10 +16,8 @@ NONE = "no prediction"
 
 def speed_words(ratio: float, interval: tuple[float, float] | None) -> str:
     """A ratio of times as a speed: "2.0× (1.8–2.3×)"."""
-    if interval is None:
-        return f"{factor(1 / ratio)}×"
-    middle, around = factor_within(1 / ratio, (1 / interval[1], 1 / interval[0]))
-    return f"{middle}× ({around}×)"
+    middle, around = speed_within(ratio, interval)
+    return f"{middle}× ({around}×)" if around else f"{middle}×"
 
 
 def predicted_words(prediction: Prediction) -> str:

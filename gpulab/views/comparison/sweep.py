@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.formatting import duration, factor, factor_within, plural, size
+from gpulab.formatting import duration, factor_within, plural, size
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
@@ -71,12 +71,11 @@ def _lines(experiment: Experiment) -> Section:
 def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tuple[str, ...]:
     if side.failure:
         return name(side), "–", "–", "–", "–", plain(side.failure)
-    ratio = factor(compared.ratio) if compared is not None and compared.ratio is not None else "–"
-    interval = "–"
-    if compared is not None and compared.ratio is not None and compared.interval is not None:
+    ratio, interval = "–", ""
+    if compared is not None and compared.ratio is not None:
         ratio, interval = factor_within(compared.ratio, compared.interval)
     verdict = compared.verdict if compared is not None else "the reference"
-    return name(side), duration(us(side, experiment)), ratio, interval, size(memory_peak_bytes(side)), verdict
+    return name(side), duration(us(side, experiment)), ratio, interval or "–", size(memory_peak_bytes(side)), verdict
 
 
 def _losses(experiment: Experiment) -> Section | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.formatting import factor, factor_within, size
+from gpulab.formatting import factor_within, size
 from gpulab.tuning.compare.headline import experiment_headline
 from gpulab.tuning.compare.parts import mean_parts_us
 from gpulab.tuning.record import Comparison, Experiment, Side
@@ -108,10 +108,9 @@ def _ratio(axes: Axes, compared: Comparison, y: float) -> None:
     low, high = compared.interval or (compared.ratio, compared.ratio)
     axes.plot([low, high], [y, y], color=colour, linewidth=3, solid_capstyle="round")
     axes.plot([compared.ratio], [y], "o", color=colour, markersize=6)
-    written = factor_within(compared.ratio, compared.interval)[0] if compared.interval else factor(compared.ratio)
     axes.annotate(
-        written, (high, y), xytext=(5, 0), textcoords="offset points", va="center",
-        fontsize=SMALL_PT, color=colour,
+        factor_within(compared.ratio, compared.interval)[0], (high, y), xytext=(5, 0), textcoords="offset points",
+        va="center", fontsize=SMALL_PT, color=colour,
     )  # fmt: skip
 
 

@@ -74,10 +74,8 @@ def _pairs_say_otherwise(comparison: Comparison) -> bool:
 def _verdict_line(comparison: Comparison) -> str:
     if comparison.ratio is None:
         return "No ratio can be given."
-    middle, around = factor(comparison.ratio), ""
-    if comparison.interval is not None:
-        middle, interval = factor_within(comparison.ratio, comparison.interval)
-        around = f", 95 % interval {interval}"
+    middle, interval = factor_within(comparison.ratio, comparison.interval)
+    around = f", 95 % interval {interval}" if interval else ""
     floor = NOT_MEASURABLE if comparison.noise_floor is None else percent(comparison.noise_floor)
     ratio = f"Time per {comparison.unit} of B over A: {middle}{around}"
     return f"{ratio}; noise floor {floor}. Verdict: {comparison.verdict}."
