@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.formatting import capitalized
+from gpulab.intervals import Intervals
 from gpulab.run import Phase
 from gpulab.thresholds import Thresholds
 
@@ -102,6 +104,16 @@ class RuleContext:
         """Why the trace cannot carry that figure, as a sentence; None where it can, or there is no trace."""
         reason = self.facts.integrity.reason(figure) if self.facts.integrity is not None else None
         return None if reason is None else capitalized(reason)
+
+    def line_at(self, times: Intervals) -> str:
+        """The user's line that surely runs at these times; empty where none does."""
+        place = line_of(self.facts.run, times)
+        return "" if place is None else str(place)
+
+
+def record_again(key: str, what: str, why: str) -> Undetermined:
+    """What that rule cannot tell, because the trace is too damaged for it; `why` is of `RuleContext.withheld`."""
+    return Undetermined(key, what, f"{why}; record the trace again")
 
 
 Rule = Callable[[RuleContext], Finding | Undetermined | None]

@@ -8,7 +8,7 @@ from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent, plural
-from gpulab.run import Int64, Loader, StepFlag
+from gpulab.run import StepFlag
 
 _KEEP_WORKERS = (
     "Keep the workers from epoch to epoch: DataLoader(…, persistent_workers=True), and make its iterator once per "
@@ -54,35 +54,22 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
             "Load with torch.utils.data.DataLoader, whose options gpulab records",
         )
     slowest = int(again[np.argmax(longer_us)])
-    return _finding(
-        loader,
-        f"Each new epoch begins with a wait of {each}, because the DataLoader starts its workers anew.",
-        Evidence(
-            f"{plural(len(again), 'time')} in {len(run.steps):,} steps the first step of an epoch waited {each} longer "
-            f"for its batch than others do: {duration(cost_us)} per step, "
-            f"{percent(cost_us / whole_us)}",
-            _span(run.steps.start_ns, run.steps.end_ns, slowest),
-        ),
-        cost_us,
-        (f"{BETWEEN}/worker_restart",),
-    )
-
-
-def _finding(loader: Loader, summary: str, evidence: Evidence, cost_us: float, parts: tuple[str, ...]) -> Finding:
     return Finding(
         "worker_restart",
-        summary,
-        (evidence,),
+        f"Each new epoch begins with a wait of {each}, because the DataLoader starts its workers anew.",
+        (
+            Evidence(
+                f"{plural(len(again), 'time')} in {len(run.steps):,} steps the first step of an epoch waited {each} "
+                f"longer for its batch than others do: {duration(cost_us)} per step, {percent(cost_us / whole_us)}",
+                (int(run.steps.start_ns[slowest]), int(run.steps.end_ns[slowest])),
+            ),
+        ),
         cost_us,
         "measured",
-        parts=parts,
+        parts=(f"{BETWEEN}/worker_restart",),
         settings=() if loader.remade else (("persistent_workers", "on"),),
         cure=_MAKE_ONCE_AND_KEEP if loader.remade else _KEEP_WORKERS,
     )
-
-
-def _span(start_ns: Int64, end_ns: Int64, row: int) -> tuple[int, int]:
-    return int(start_ns[row]), int(end_ns[row])
 
 
 FINDINGS = (

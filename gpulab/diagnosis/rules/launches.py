@@ -8,7 +8,7 @@ from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.gpu.kernels import short_count_fraction
 from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_fraction
 from gpulab.analysis.host.operator_costs import SHORT_NS
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, number, percent
@@ -31,7 +31,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     why = context.withheld("idle_causes")
     if why is not None:
         what = "Whether the CPU starts work too slowly for the GPU"
-        return Undetermined("launch_bound", what, f"{why}; record the trace again")
+        return record_again("launch_bound", what, why)
     launching = _launching_us(context)
     if launching < context.thresholds.launch_notice * _step(context):
         return None
@@ -123,32 +123,23 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
     short = (
         f"{number(host.short_count)} of {number(host.count)} operations per step last less than {SHORT_NS // 1000} µs"
     )
-    return _too_small(
-        context,
-        f"Each batch is too small: {percent(host.calling_share)} of {context.unit} goes to starting operations that "
-        "have hardly anything to compute.",
-        f"{short}{_samples(context)}: that is about what it takes to start one",
-        calling_us,
-    )
-
-
-def _samples(context: RuleContext) -> str:
-    loader = context.facts.run.loader
-    return f", with {loader.batch_size} samples each" if loader is not None and loader.batch_size else ""
-
-
-def _too_small(context: RuleContext, summary: str, evidence: str, recoverable_us: float) -> Finding:
     return Finding(
         "small_batch",
-        summary,
-        (Evidence(evidence),),
-        recoverable_us,
+        f"Each batch is too small: {percent(host.calling_share)} of {context.unit} goes to starting operations that "
+        "have hardly anything to compute.",
+        (Evidence(f"{short}{_samples(context)}: that is about what it takes to start one"),),
+        calling_us,
         "likely",
         parts=("compute", "unknown", "optimizer"),
         settings=_larger(context),
         cure="Double the batch size and judge by time per sample; a larger batch is another training, so adapt the "
         "learning rate.",
     )
+
+
+def _samples(context: RuleContext) -> str:
+    loader = context.facts.run.loader
+    return f", with {loader.batch_size} samples each" if loader is not None and loader.batch_size else ""
 
 
 # -- what other rules ask too ------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import (
@@ -37,11 +37,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
     why = context.withheld("idle_causes")
     if why is not None:
         what = "Whether the GPU waits while each step requests memory from its driver"
-        return (
-            Undetermined("allocator_thrash", what, f"{why}; record the trace again")
-            if idle_us(context) >= least
-            else None
-        )
+        return record_again("allocator_thrash", what, why) if idle_us(context) >= least else None
     lost = unhidden_us(context, ("allocator",))
     if lost < least:
         return None

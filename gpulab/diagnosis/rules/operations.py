@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import numpy as np
 
 from gpulab.analysis.gpu.alignment import alignment
-from gpulab.analysis.gpu.chains import (
-    AttentionChains,
-    PointwiseChains,
-    attention_chains,
-    attention_on_cpu,
-    pointwise_chains,
-    pointwise_on_cpu,
-)
-from gpulab.analysis.host.source_lines import line_of
+from gpulab.analysis.gpu.chains import attention_chains, attention_on_cpu, pointwise_chains, pointwise_on_cpu
+from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
+from gpulab.run import Timeline
+
+_Chains = TypeVar("_Chains")
 
 _TOLD_ENOUGH = 0.5  # ours, of the products' time: where so much has sizes, none of them odd, no question is open
 _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as long (NVIDIA shows 2 to 4 times)
@@ -26,7 +25,7 @@ _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as lon
 
 def unfused_attention(context: RuleContext) -> Finding | None:
     """Attention that writes the matrix of all pairs of positions to memory, takes its softmax and reads it again."""
-    chains = _attention(context)
+    chains = _chains(context, attention_chains, attention_on_cpu)
     if chains is None or (not context.on_gpu and chains.share < context.thresholds.attention_cpu_notice):
         return None
     computing = context.part_us("compute") if context.on_gpu else (context.step_us or 0.0)
@@ -63,7 +62,7 @@ def unfused_attention(context: RuleContext) -> Finding | None:
 
 def memory_bound_ops(context: RuleContext) -> Finding | None:
     """Small operations in a row, each of which reads and writes all its numbers in memory."""
-    chains = _pointwise(context)
+    chains = _chains(context, pointwise_chains, pointwise_on_cpu)
     if (
         chains is None
         or _is_compiled(context)
@@ -125,7 +124,6 @@ def _layout_on_cpu(context: RuleContext) -> Finding | None:
     host = context.facts.host
     if host is None or host.rearranging_share < context.thresholds.rearranging_notice:
         return None
-    place = line_of(context.facts.run, np.array([host.span], dtype=np.int64)) if host.span is not None else None
     return Finding(
         "layout",
         f"Tensors are copied only to change the order of their axes in memory: {percent(host.rearranging_share)} of "
@@ -136,7 +134,7 @@ def _layout_on_cpu(context: RuleContext) -> Finding | None:
         parts=("compute/layout",),
         cure="Keep one order of axes through the model (for images: torch.channels_last), and leave out .contiguous() "
         "where the next layer does not need it.",
-        source_line="" if place is None else str(place),
+        source_line=_line(context, host.span),
     )
 
 
@@ -169,25 +167,18 @@ def odd_shapes(context: RuleContext) -> Finding | Undetermined | None:
     )
 
 
-def _attention(context: RuleContext) -> AttentionChains | None:
+def _chains(
+    context: RuleContext,
+    on_gpu: Callable[[DeviceWork], _Chains | None],
+    on_cpu: Callable[[Timeline, Intervals], _Chains | None],
+) -> _Chains | None:
+    """As the device shows them; None where it was not traced, or on a CPU no step was found."""
+    timeline, account, work = context.facts.run.timeline, context.facts.breakdown, context.facts.work
     if context.on_gpu:
-        return attention_chains(context.facts.work) if context.facts.work is not None else None
-    windows = _windows(context)
-    timeline = context.facts.run.timeline
-    return attention_on_cpu(timeline, windows) if timeline is not None and windows is not None else None
-
-
-def _pointwise(context: RuleContext) -> PointwiseChains | None:
-    if context.on_gpu:
-        return pointwise_chains(context.facts.work) if context.facts.work is not None else None
-    windows = _windows(context)
-    timeline = context.facts.run.timeline
-    return pointwise_on_cpu(timeline, windows) if timeline is not None and windows is not None else None
-
-
-def _windows(context: RuleContext) -> Intervals | None:
-    account = context.facts.breakdown
-    return account.step_host_windows if account is not None else None
+        return on_gpu(work) if work is not None else None
+    if timeline is None or account is None or account.step_host_windows is None:
+        return None
+    return on_cpu(timeline, account.step_host_windows)
 
 
 def _is_compiled(context: RuleContext) -> bool:
@@ -201,8 +192,7 @@ def _computing(context: RuleContext) -> str:
 
 
 def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
-    place = line_of(context.facts.run, np.array([span], dtype=np.int64)) if span is not None else None
-    return "" if place is None else str(place)
+    return context.line_at(np.array([span], dtype=np.int64)) if span is not None else ""
 
 
 FINDINGS = (

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from gpulab.analysis.host.optimizer_work import OptimizerWork
-from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import idle_us
@@ -46,7 +45,7 @@ def unfused_optimizer(context: RuleContext) -> Finding | Undetermined | None:
         parts=("optimizer", "compute/optimizer", "launch/optimizer") if context.on_gpu else ("compute", "optimizer"),
         settings=(("fused_optimizer", "True"),) if updating and work.update_bytes is not None else (),
         cure=_cure(work, updating > 0, zeroing > 0),
-        source_line=_line(context, times),
+        source_line=context.line_at(times),
     )
 
 
@@ -57,7 +56,7 @@ def _withheld(context: RuleContext, work: OptimizerWork, why: str) -> Undetermin
     if min(host_us, idle_us(context)) < context.thresholds.silence * (context.step_us or 0.0) or not host_us:
         return None
     what = "What the GPU loses while the optimizer works in many small operations"
-    return Undetermined("unfused_optimizer", what, f"{why}; record the trace again")
+    return record_again("unfused_optimizer", what, why)
 
 
 def _on_gpu(context: RuleContext, work: OptimizerWork) -> tuple[float, float]:
@@ -151,11 +150,6 @@ def _cure(work: OptimizerWork, updating: bool, zeroing: bool) -> str:
 
 def _first(times: Intervals) -> tuple[int, int] | None:
     return (int(times[0, 0]), int(times[0, 1])) if len(times) else None
-
-
-def _line(context: RuleContext, times: Intervals) -> str:
-    place = line_of(context.facts.run, times)
-    return "" if place is None else str(place)
 
 
 FINDINGS = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.after_update import Afterwards, after_update
 from gpulab.analysis.host.python_time import own_code
-from gpulab.analysis.host.source_lines import line_of
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.formatting import duration, percent
@@ -44,7 +43,6 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
     share = _share(context, afterwards)
     if share < context.thresholds.idle_notice:
         return None
-    line = line_of(context.facts.run, afterwards.times)
     where = (
         "at lines below the optimizer's step"
         if afterwards.looked
@@ -63,7 +61,7 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
         "likely",
         parts=tuple(p for p in PARTS if p not in _WAITS and not (context.on_gpu and p in DEVICE_PARTS)),
         cure=_MAYBE if afterwards.looked else _CURE,
-        source_line="" if line is None else str(line),
+        source_line=context.line_at(afterwards.times),
         gone=pairs(afterwards.times),
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -21,48 +23,25 @@ _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "lo
 _LEAST = 2  # ours: one pause may be chance
 _GC_CURE = (
     "Where the code calls gc.collect(), leave that out of the loop. Else call gc.freeze() once before it, or "
-    "gc.disable() in it and gc.collect() once per epoch.",
-    "That line asks for it: leave it out, or do it once per epoch.",
+    "gc.disable() in it and gc.collect() once per epoch."
 )
+_GC_ASKED_CURE = "That line asks for it: leave it out, or do it once per epoch."
 
 
 def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
     """The training stands still while its state is written."""
-    pauses = _paused(context, "checkpoint_save")
-    if pauses is None or pauses.share < context.thresholds.pause_notice:
-        return _undetermined(context, "checkpoint_save", "Whether saving checkpoints holds the training up")
-    return pauses.finding(
-        context,
-        "checkpoint_save",
-        f"Saving checkpoints or other files takes {percent(pauses.share)} of the training time.",
-        f"the training stood still {pauses.times} while a file was written, {pauses.each} each",
-        "Save less often, or hand a copy of the state to a thread that writes it while the training goes on.",
+    return _finding(context, "checkpoint_save", "checkpoint_save", context.thresholds.pause_notice) or _undetermined(
+        context, "checkpoint_save", "Whether saving checkpoints holds the training up"
     )
 
 
 def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     """Logging or evaluation takes a part of the time that is worth a look; also work beside training without a name."""
     key = "logging_or_eval"
-    logged, evaluated = _paused(context, "logging"), _paused(context, "evaluation")
-    if logged is not None and logged.share >= context.thresholds.pause_notice:
-        return logged.finding(
-            context,
-            key,
-            f"Logging takes {percent(logged.share)} of the training time.",
-            f"something was logged {logged.times} (to a logger, TensorBoard, wandb, MLflow or a figure's file), "
-            f"{logged.each} each",
-            "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
-        )
-    if evaluated is not None and evaluated.share >= context.thresholds.evaluation_notice:
-        return evaluated.finding(
-            context,
-            key,
-            f"Evaluation takes {percent(evaluated.share)} of the training time.",
-            f"the model was evaluated {evaluated.times}, {evaluated.each} each",
-            "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
-        )
     return (
-        following_update(context, key)
+        _finding(context, key, "logging", context.thresholds.pause_notice)
+        or _finding(context, key, "evaluation", context.thresholds.evaluation_notice)
+        or following_update(context, key)
         or in_own_code(context, key)
         or _undetermined(context, key, "Whether logging takes time")
     )
@@ -70,30 +49,83 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
 
 def recompilation(context: RuleContext) -> Finding | Undetermined | None:
     """Something is compiled again and again after the warm-up, as with inputs of ever new shapes."""
-    pauses = _paused(context, "compile")
-    if pauses is None or pauses.share < context.thresholds.silence:
-        return _undetermined(context, "recompilation", "Whether the model is compiled again and again")
-    return pauses.finding(
-        context,
-        "recompilation",
-        f"The model is compiled again and again: {percent(pauses.share)} of the training time goes to that.",
-        f"after the warm-up something was compiled {pauses.times}, {pauses.each} each",
-        "Keep the shapes of the inputs the same (drop_last=True, padding to few lengths), or compile with "
-        "dynamic=True.",
+    return _finding(context, "recompilation", "compile", context.thresholds.silence) or _undetermined(
+        context, "recompilation", "Whether the model is compiled again and again"
     )
 
 
 def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
     """Python stops to look for garbage, often because millions of objects are alive."""
-    pauses = _paused(context, "gc")
-    if pauses is None or pauses.share < context.thresholds.pause_notice:
+    finding = _finding(context, "gc_pause", "gc", context.thresholds.pause_notice)
+    if finding is None:
         return _undetermined(context, "gc_pause", "Whether Python's garbage collection holds the training up")
-    return pauses.finding(
-        context,
-        "gc_pause",
-        f"Python's garbage collection takes {percent(pauses.share)} of the training time.",
-        f"it ran {pauses.times}, {pauses.each} each",
-        _GC_CURE["gc.collect(" in pauses.line],
+    return replace(finding, cure=_GC_ASKED_CURE) if "gc.collect(" in finding.source_line else finding
+
+
+# -- what is said of it ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """A finding about pauses of one kind; `{share}` is of the training time, `{times}` how often, `{each}` how long."""
+
+    summary: str
+    evidence: str
+    cure: str
+
+
+_WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
+    {
+        "checkpoint_save": _Words(
+            "Saving checkpoints or other files takes {share} of the training time.",
+            "the training stood still {times} while a file was written, {each} each",
+            "Save less often, or hand a copy of the state to a thread that writes it while the training goes on.",
+        ),
+        "logging": _Words(
+            "Logging takes {share} of the training time.",
+            "something was logged {times} (to a logger, TensorBoard, wandb, MLflow or a figure's file), {each} each",
+            "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
+        ),
+        "evaluation": _Words(
+            "Evaluation takes {share} of the training time.",
+            "the model was evaluated {times}, {each} each",
+            "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
+        ),
+        "compile": _Words(
+            "The model is compiled again and again: {share} of the training time goes to that.",
+            "after the warm-up something was compiled {times}, {each} each",
+            "Keep the shapes of the inputs the same (drop_last=True, padding to few lengths), or compile with "
+            "dynamic=True.",
+        ),
+        "gc": _Words(
+            "Python's garbage collection takes {share} of the training time.", "it ran {times}, {each} each", _GC_CURE
+        ),
+    }
+)
+
+
+def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float) -> Finding | None:
+    """None where pauses of that kind take less than `least_share` of the time."""
+    paused, words = _paused(context, kind), _WORDS[kind]
+    if paused is None or paused.share < least_share:
+        return None
+    cost_us = paused.within_us + paused.between_us
+    host = tuple(p for p in PARTS if not (context.on_gpu and p in DEVICE_PARTS) and p != "data_wait")
+    longest = max(paused.pauses, key=_length_ns)
+    median_us = float(np.median([_length_ns(p) for p in paused.pauses])) / 1e3
+    evidence = words.evidence.format(times=f"{len(paused.pauses):,} times", each=f"{duration(median_us)} (median)")
+    return Finding(
+        key,
+        words.summary.format(share=percent(paused.share)),
+        (Evidence(f"{evidence}: {duration(cost_us)} per step", (longest.start_ns, longest.end_ns)),),
+        cost_us,
+        "measured",
+        parts=(f"{BETWEEN}/{key}", *(host if paused.within_us else ())),
+        cure=words.cure,
+        source_line=str(context.facts.run.places[longest.place]) if longest.place >= 0 else "",
+        level="bad" if paused.share >= context.thresholds.idle_notice else "notice",
+        between_us_per_step=paused.between_us,
+        gone=pairs(paused.times_ns),
     )
 
 
@@ -104,39 +136,11 @@ def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
 class _Paused:
     """Pauses of one kind after the warm-up, spread over the steps (µs): in the typical step, and besides it."""
 
+    pauses: list[Pause]
+    times_ns: Intervals  # when, without other kinds that count before it
     within_us: float
     between_us: float
     share: float  # of all time from the warm-up on
-    count: int
-    median_us: float
-    longest: tuple[int, int] | None
-    times_ns: Intervals  # when, without other kinds that count before it
-    line: str = ""
-
-    @property
-    def times(self) -> str:
-        return f"{self.count:,} times"
-
-    @property
-    def each(self) -> str:
-        return f"{duration(self.median_us)} (median)"
-
-    def finding(self, context: RuleContext, key: str, summary: str, evidence: str, cure: str) -> Finding:
-        cost_us = self.within_us + self.between_us
-        host = tuple(p for p in PARTS if not (context.on_gpu and p in DEVICE_PARTS) and p != "data_wait")
-        return Finding(
-            key,
-            summary,
-            (Evidence(f"{evidence}: {duration(cost_us)} per step", self.longest),),
-            cost_us,
-            "measured",
-            parts=(f"{BETWEEN}/{key}", *(host if self.within_us else ())),
-            cure=cure,
-            source_line=self.line,
-            level="bad" if self.share >= context.thresholds.idle_notice else "notice",
-            between_us_per_step=self.between_us,
-            gone=pairs(self.times_ns),
-        )
 
 
 def _paused(context: RuleContext, kind: PauseKind) -> _Paused | None:
@@ -155,20 +159,14 @@ def _paused(context: RuleContext, kind: PauseKind) -> _Paused | None:
     mean_us = measure(times) / count / 1e3
     within_us = min(mean_us, _typical_us(context, times, int(first[0])))  # of steps with and without one chance picks
     between_us = mean_us - within_us
-    hidden_by = context.idle
-    if hidden_by is not None:
-        within_us = min(within_us, hidden_by * step)
-    longest = max(pauses, key=lambda p: p.end_ns - p.start_ns)
-    return _Paused(
-        within_us,
-        between_us,
-        (within_us + between_us) / max(context.whole_us or 0.0, step + between_us),
-        len(pauses),
-        float(np.median([p.end_ns - p.start_ns for p in pauses])) / 1e3,
-        (longest.start_ns, longest.end_ns),
-        times,
-        str(run.places[longest.place]) if longest.place >= 0 else "",
-    )
+    if context.idle is not None:
+        within_us = min(within_us, context.idle * step)
+    share = (within_us + between_us) / max(context.whole_us or 0.0, step + between_us)
+    return _Paused(pauses, times, within_us, between_us, share)
+
+
+def _length_ns(pause: Pause) -> int:
+    return pause.end_ns - pause.start_ns
 
 
 def _covered(pauses: list[Pause]) -> Intervals:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.gpu.device_peaks import BF16_SINCE, compute_capability, has_units, narrow_ratio, tf32_ratio
 from gpulab.analysis.gpu.precision_use import PrecisionUse, precision_use
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import factor, percent
@@ -72,7 +72,7 @@ def _use(context: RuleContext) -> PrecisionUse | Undetermined | None:
     why = context.withheld("kernels") or context.withheld("tensor_core_fraction")
     if why is not None and has_units(context.facts.run.device):
         what = "Whether the GPU multiplies matrices in longer numbers than it has to"
-        return Undetermined("no_mixed_precision", what, f"{why}; record the trace again")
+        return record_again("no_mixed_precision", what, why)
     return precision_use(work) if work is not None and why is None else None
 
 

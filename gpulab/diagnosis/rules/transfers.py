@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls
 from gpulab.analysis.gpu.launch_gaps import exposed_upload_us
-from gpulab.analysis.host.source_lines import line_of
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import idle_us
@@ -44,7 +43,7 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
     why = context.withheld("idle_causes")
     if why is not None:
         what = "What the GPU loses where the program waits for its results"
-        return Undetermined("sync_points", what, f"{why}; record the trace again")
+        return record_again("sync_points", what, why)
     times = joined(*(b.times for b in calls))
     return Finding(
         "sync_points",
@@ -57,7 +56,7 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
         "likely",
         parts=("sync_wait", "launch", "blocking_copy"),
         cure="Keep results on the GPU (loss.detach()) and read them every hundredth step, or once after the loop.",
-        source_line=_line(context, times),
+        source_line=context.line_at(times),
         gone=pairs(times),
     )
 
@@ -74,7 +73,7 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
     why = context.withheld("idle_causes")
     if why is not None:
         what = "What the GPU loses while batches are copied to it"
-        return Undetermined("blocking_copy", what, f"{why}; record the trace again")
+        return record_again("blocking_copy", what, why)
     of_bytes = f" of {size(moved)}" if moved else ""
     return Finding(
         "blocking_copy",
@@ -94,7 +93,7 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
         settings=_pinned(context),
         cure="DataLoader(…, pin_memory=True) makes the copy faster, and batch.to(device, non_blocking=True) lets the "
         "program go on meanwhile, though only from such pinned memory.",
-        source_line=_line(context, uploads.times),
+        source_line=context.line_at(uploads.times),
         gone=pairs(uploads.times),
     )
 
@@ -145,11 +144,6 @@ def _longest(times: Intervals) -> tuple[int, int] | None:
         return None
     i = int((times[:, 1] - times[:, 0]).argmax())
     return int(times[i, 0]), int(times[i, 1])
-
-
-def _line(context: RuleContext, times: Intervals) -> str:
-    place = line_of(context.facts.run, times)
-    return "" if place is None else str(place)
 
 
 FINDINGS = (
