@@ -96,6 +96,19 @@ def _write_title(figure: Figure, lines: Sequence[Line]) -> float:
     return y - 0.05
 
 
+def place(figure: Figure, left_in: float, bottom_in: float, width_in: float, height_in: float) -> Axes:
+    """A panel at a place in inches from the lower left corner."""
+    wide, high = figure.get_size_inches()
+    return figure.add_axes((left_in / wide, bottom_in / high, width_in / wide, height_in / high))
+
+
+def say(axes: Axes, sentence: str, *, width: int = 56, middle: float = 0.6) -> None:
+    """In place of a panel, why it is empty; `middle` is the share of its height at which the sentence stands."""
+    axes.set_axis_off()
+    text = "\n".join(ink_lines(sentence, width, 4))
+    axes.text(0, middle, text, transform=axes.transAxes, fontsize=SMALL_PT, color=GREY, va="center")
+
+
 def rectangles(
     axes: Axes,
     left: Float64,

@@ -25,7 +25,7 @@ from gpulab import formatting
 from gpulab.analysis import breakdown as accounting
 from gpulab.analysis.facts import facts
 from gpulab.run import Change, Missing, Samples, Series, Steps
-from gpulab.views import drawing, wording
+from gpulab.views import curves, drawing, wording
 from gpulab.views.report import device_curves, figure, sections, span_kinds, step_bars, step_zoom, timeline_page
 from gpulab.views.report.report import Report
 from gpulab.views.report.span_kinds import KINDS
@@ -397,7 +397,7 @@ def test_a_few_steps_have_one_bar_each_with_every_part() -> None:
 def test_a_meter_that_pauses_draws_no_line_over_the_hole() -> None:
     t = np.concatenate([np.arange(10), np.arange(100, 110)]) * 100 * MS
     series = Series("cpu_pct", "%", "CPU", "psutil", t, np.arange(20.0))
-    at, _, mean, _ = device_curves._at_most(series, 350)
+    at, _, mean, _ = curves.at_most(series, 350)
     assert np.isnan(mean).sum() == 1 and np.isfinite(at).all()
     assert mean[~np.isnan(mean)].tolist() == np.arange(20.0).tolist()
 
@@ -405,7 +405,7 @@ def test_a_meter_that_pauses_draws_no_line_over_the_hole() -> None:
 def test_many_readings_are_drawn_as_mean_and_range() -> None:
     value = np.random.default_rng(1).normal(50, 10, 10_000)
     series = Series("cpu_pct", "%", "CPU", "psutil", np.arange(10_000) * MS, value)
-    at, low, mean, high = device_curves._at_most(series, 350)
+    at, low, mean, high = curves.at_most(series, 350)
     assert len(at) <= 350 and low.min() == value.min() and high.max() == value.max()
     groups = np.split(value, range(29, 10_000, 29))
     assert mean.tolist() == pytest.approx([g.mean() for g in groups])

@@ -9,10 +9,9 @@ from gpulab.tuning.compare.headline import comparison_headline
 from gpulab.tuning.record import Comparison
 from gpulab.views.comparison import figure_panels as panels
 from gpulab.views.comparison.sections import never_ran, opening
-from gpulab.views.drawing import WIDTH_IN, Line, picture, title_height_in, title_lines
+from gpulab.views.drawing import WIDTH_IN, Line, picture, place, title_height_in, title_lines
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 _LEFT_IN, _RIGHT_IN = 1.75, 0.35  # margins; the labels of bars need the left one
@@ -52,9 +51,3 @@ def draw(comparison: Comparison, *, titled: bool = True) -> bytes:
 def title_only(lines: Sequence[Line]) -> bytes:
     """Where there is nothing to draw."""
     return picture(lines, title_height_in(lines), lambda figure, top_in: None)
-
-
-def place(figure: Figure, left_in: float, bottom_in: float, width_in: float, height_in: float) -> Axes:
-    """A panel at a place in inches from the lower left corner."""
-    wide, high = figure.get_size_inches()
-    return figure.add_axes((left_in / wide, bottom_in / high, width_in / wide, height_in / high))

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.analysis.facts import Facts
 from gpulab.formatting import factor_within, percent
 from gpulab.run import Float64, Series
 from gpulab.tuning.compare.blocks import pair_ratios, same_ratios
 from gpulab.tuning.compare.parts import both_us
 from gpulab.tuning.compare.verdicts import us, usable
 from gpulab.tuning.record import Comparison, Side
-from gpulab.views import wording
+from gpulab.views import curves, wording
 from gpulab.views.comparison.table import name, unprofiled_us
-from gpulab.views.drawing import GREY, SMALL_PT, Dashes, Key, frame, ink, ink_lines, legend_beside, rectangles
+from gpulab.views.drawing import GREY, SMALL_PT, Dashes, Key, frame, ink, ink_lines, legend_beside, rectangles, say
 from gpulab.views.wording import cut
 
 if TYPE_CHECKING:
@@ -28,9 +27,9 @@ _UNPROFILED = "#000000"
 _PREDICTED = "#B35900"
 _WORKING = ("gpu_utilization_pct", "sm_active_fraction", "cpu_pct")  # curves of work, the first two that were measured
 _MEMORY = ("gpu_memory_used_bytes", "rss_bytes")
+_OfBoth = list[tuple[Series, str]]
 _DASHES: tuple[Dashes, ...] = ("-", ":")
 _LABEL = 16  # characters of a line beside a bar
-_MOST_POINTS = 500
 _LEAST_SPAN = 0.04  # of the axis of ratios
 _NAMES, _MORE_NAMES = 0.36, 0.55  # room above the points for two names or three, as a share of their span
 _OUTLIERS = (2, 98)  # percentiles of the blocks that the axis must reach
@@ -50,7 +49,6 @@ def bars(axes: Axes, comparison: Comparison) -> None:
     labels = [("A  " + name(comparison.a), A_COLOUR), ("B  " + name(comparison.b), B_COLOUR)]
     frame(axes, f"Where the time of a {unit} goes")
     if not comparison.parts:
-        axes.set_axis_off()
         say(axes, "Not measurable: one side has no accounting of profiled steps.")
         return
     stacked_bars(axes, columns, ends, labels)
@@ -116,7 +114,6 @@ def ratios(axes: Axes, comparison: Comparison) -> None:
     of_b, of_a = _paired_points(comparison) if interleaved else _unpaired_points(comparison)
     frame(axes, f"{'Pairs of blocks' if interleaved else 'Blocks'}: time of B over A, per {comparison.unit}")
     if comparison.ratio is None or not len(of_b):
-        axes.set_axis_off()
         say(axes, "No ratio can be given.")
         return
     if comparison.noise_floor:
@@ -209,7 +206,6 @@ def losses(axes: Axes, comparison: Comparison) -> None:
     loss = comparison.loss
     assert loss is not None
     if not (np.isfinite(loss.a).any() or np.isfinite(loss.b).any()):
-        axes.set_axis_off()
         say(axes, f"{loss.words}.")
         return
     if loss.band:
@@ -227,13 +223,13 @@ def losses(axes: Axes, comparison: Comparison) -> None:
 
 def has_curves(comparison: Comparison) -> bool:
     """Whether a curve of either side can be drawn."""
-    return any(_series(side.facts, _WORKING) or _series(side.facts, _MEMORY) for side in (comparison.a, comparison.b))
+    return any(_series(comparison, kind) for kind in (*_WORKING, *_MEMORY))
 
 
 def working(axes: Axes, comparison: Comparison) -> None:
     """How busy the device was in the traced run of each."""
     frame(axes, "Device, in the traced run of each")
-    _curves(axes, comparison, _WORKING, most=2)
+    _curves(axes, _measured(comparison, _WORKING)[:2], curves.percent_scale)
     axes.set_ylim(0, max(106.0, axes.get_ylim()[1]) * 1.25)
     axes.set_ylabel("%", fontsize=SMALL_PT)
 
@@ -241,56 +237,39 @@ def working(axes: Axes, comparison: Comparison) -> None:
 def memory(axes: Axes, comparison: Comparison) -> None:
     """The memory of each."""
     frame(axes, "Memory, in the traced run of each")
-    _curves(axes, comparison, _MEMORY, most=1)
+    shown = _measured(comparison, _MEMORY)[:1]
+    scale, unit = curves.memory_scale([series for of_both in shown for series, _ in of_both])
+    _curves(axes, shown, lambda _: scale)
     axes.set_ylim(0, axes.get_ylim()[1] * 1.3)
-    axes.set_ylabel("GiB", fontsize=SMALL_PT)
+    axes.set_ylabel(unit, fontsize=SMALL_PT)
 
 
-def _curves(axes: Axes, comparison: Comparison, kinds: Sequence[str], *, most: int) -> None:
+def _curves(axes: Axes, shown: Sequence[_OfBoth], scale: Callable[[Series], float]) -> None:
     """Curves of both on one axis of time: the side is the colour, what is read the dashes."""
-    sides = ((comparison.a.facts, A_COLOUR), (comparison.b.facts, B_COLOUR))
-    shown = [kind for kind in kinds if any(_series(known, (kind,)) for known, _ in sides)][:most]
     if not shown:
         say(axes, "Not measured.")
         return
-    for kind, dashes in zip(shown, _DASHES, strict=False):
-        for known, colour in sides:
-            for series in _series(known, (kind,)):
-                _curve(axes, series, colour, dashes)
+    for of_both, dashes in zip(shown, _DASHES, strict=False):
+        for series, colour in of_both:
+            curves.plot(axes, series, scale(series), colour, dashes)
     axes.set_xlabel("time since the start of the run (s)", fontsize=SMALL_PT)
     axes.set_xlim(left=0)
-    direct(axes, [(_what(kind, sides, dashes), GREY) for kind, dashes in zip(shown, _DASHES, strict=False)])
+    marks = {"-": "—", ":": "···"}
+    direct(axes, [(f"{marks[d]} {of[0][0].label}", GREY) for of, d in zip(shown, _DASHES, strict=False)])
 
 
-def _curve(axes: Axes, series: Series, colour: str, dashes: Dashes) -> None:
-    """Neighbouring readings are drawn as their mean where there are more than the panel has points for."""
-    per_point = -(-len(series.value) // _MOST_POINTS)
-    first = np.arange(0, len(series.value), per_point)
-    count = np.diff(np.append(first, len(series.value)))
-    t_s = np.add.reduceat(series.t_ns.astype(np.float64), first) / count / 1e9
-    value = np.add.reduceat(series.value, first) / count * _scale(series.name)
-    axes.plot(t_s, value, color=colour, linestyle=dashes, linewidth=1.4, marker="." if len(t_s) < 3 else "")
+def _measured(comparison: Comparison, kinds: Sequence[str]) -> list[_OfBoth]:
+    return [of_both for kind in kinds if (of_both := _series(comparison, kind))]
 
 
-def _scale(kind: str) -> float:
-    if kind.endswith("_bytes"):
-        return 1 / 2**30
-    return 100.0 if kind.endswith("_fraction") else 1.0
+def _series(comparison: Comparison, kind: str) -> _OfBoth:
+    """The curve of each side that has it, with the colour of the side."""
+    sides = ((comparison.a.facts, A_COLOUR), (comparison.b.facts, B_COLOUR))
+    readings = ((facts.run.samples.get(kind), colour) for facts, colour in sides if facts is not None)
+    return [(series, colour) for series, colour in readings if series is not None and curves.has_readings(series)]
 
 
-def _what(kind: str, sides: Sequence[tuple[Facts | None, str]], dashes: str) -> str:
-    label = next(s.label for known, _ in sides for s in _series(known, (kind,)))
-    return f"{'···' if dashes == ':' else '—'} {label}"
-
-
-def _series(facts: Facts | None, kinds: Sequence[str]) -> list[Series]:
-    if facts is None:
-        return []
-    found = (facts.run.samples.get(kind) for kind in kinds)
-    return [s for s in found if s is not None and np.isfinite(s.value).any()]
-
-
-# words in panels
+# names in panels
 
 
 def direct(axes: Axes, lines: Sequence[tuple[str, str]], *, right: bool = False) -> None:
@@ -301,9 +280,3 @@ def direct(axes: Axes, lines: Sequence[tuple[str, str]], *, right: bool = False)
             ink(cut(text, 48)), place, xycoords="axes fraction", xytext=(-4 if right else 4, -3 - 13 * i),
             textcoords="offset points", ha=side, va="top", fontsize=SMALL_PT, color=colour,
         )  # fmt: skip
-
-
-def say(axes: Axes, sentence: str) -> None:
-    """Why a panel is empty."""
-    text = "\n".join(ink_lines(sentence, 56, 4))
-    axes.text(0, 0.6, text, transform=axes.transAxes, fontsize=SMALL_PT, color=GREY, va="center")

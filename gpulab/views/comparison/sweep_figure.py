@@ -11,7 +11,7 @@ from gpulab.tuning.compare.headline import experiment_headline
 from gpulab.tuning.compare.parts import mean_parts_us
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import figure_panels as panels
-from gpulab.views.comparison.figure import place, title_only
+from gpulab.views.comparison.figure import title_only
 from gpulab.views.comparison.sweep import none_ran, opening, per_sample, us
 from gpulab.views.comparison.table import memory_peak_bytes, name
 from gpulab.views.drawing import (
@@ -22,6 +22,7 @@ from gpulab.views.drawing import (
     ink_lines,
     legend_beside,
     picture,
+    place,
     title_height_in,
     title_lines,
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.headline import Headline
-from gpulab.views.drawing import DPI, GREY, SMALL_PT, WIDTH_IN, ink_lines, picture, title_height_in, title_lines
+from gpulab.views.drawing import DPI, SMALL_PT, picture, place, say, title_height_in, title_lines
 from gpulab.views.report import device_curves, step_bars, step_zoom
 from gpulab.views.report.sections import opening, why_no_breakdown
 
@@ -60,12 +60,11 @@ def prepare() -> None:
 
 def _place(figure: Figure, panels: list[_Panel], stretch: float, top_in: float) -> None:
     """The panels from top to bottom."""
-    y, figure_in = top_in, float(figure.get_figheight())
+    y = top_in
     for panel in panels:
         height = panel.height_in * (stretch if panel.stretches else 1)
         y -= panel.above_in + height
-        box = (_LEFT_IN / WIDTH_IN, y / figure_in, _PANEL_IN / WIDTH_IN, height / figure_in)
-        panel.draw(figure.add_axes(box))
+        panel.draw(place(figure, _LEFT_IN, y, _PANEL_IN, height))
         y -= panel.below_in
 
 
@@ -115,10 +114,4 @@ def _time_axis(axes: Axes, facts: Facts, *, labelled: bool) -> float:
 
 def _sentence(sentence: str) -> _Panel:
     """A strip that says why there is no panel."""
-
-    def say(axes: Axes) -> None:
-        axes.set_axis_off()
-        text = "\n".join(ink_lines(sentence, 100, 2))
-        axes.text(0, 0.5, text, transform=axes.transAxes, fontsize=SMALL_PT, color=GREY, va="center")
-
-    return _Panel(_STRIP_IN, _BETWEEN_IN, say, stretches=False)
+    return _Panel(_STRIP_IN, _BETWEEN_IN, lambda axes: say(axes, sentence, width=100, middle=0.5), stretches=False)
