@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gpulab.run import Missing
-from gpulab.views.running.live_plot import LiveView, live_view_or_none, why_no_live_view
+from gpulab.views.running.live_plot import LiveView, live_view_or_none, running_kernel, why_no_live_view
 
 if TYPE_CHECKING:
     from gpulab.views.report.report import Report
@@ -45,13 +45,13 @@ class Stage:
             return
         from IPython.display import display
 
-        told = self._with_live_view_told(report)
-        bundle = told.bundle()
+        shown = self._with_missing_live_view(report)
+        bundle = shown.bundle()
         if self.watcher is None or not self.watcher.replace(bundle):
             display(bundle, raw=True)  # type: ignore[no-untyped-call]
-        display({"text/html": told.fragment(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
+        display({"text/html": shown.fragment(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
 
-    def _with_live_view_told(self, report: Report) -> Report:
+    def _with_missing_live_view(self, report: Report) -> Report:
         """The report with a missing live view among what is missing: of this showing, so not in the record."""
         reason = self.lacks_live or (self.watcher.problem if self.watcher is not None else None)
         if not reason:
@@ -64,6 +64,4 @@ class Stage:
 
 def in_notebook() -> bool:
     """Whether an IPython kernel runs this code: a front end that can show pictures."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and getattr(shell, "kernel", None) is not None
+    return running_kernel() is not None

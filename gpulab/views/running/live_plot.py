@@ -23,6 +23,7 @@ import numpy as np
 
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.running.stop_message import accept_stop
+from gpulab.views.running.widgets import close
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -157,8 +158,7 @@ class LiveView:
             return
         try:
             widget.on_msg(self._on_comm, remove=True)
-            widget.layout.close()  # ipywidgets gives each widget a second one, for its layout
-            widget.close()
+            close(widget)
         except Exception as e:
             self._fail(e)
 
@@ -299,7 +299,7 @@ def _widget_class() -> Callable[..., Any]:
 
 def why_no_live_view() -> str | None:
     """Why this process can show no live view, as one clause; None where it can."""
-    if _running_kernel() is None:
+    if running_kernel() is None:
         return "no Jupyter kernel runs this code"
     if importlib.util.find_spec("anywidget") is None:
         return "the package anywidget is not installed"
@@ -308,10 +308,11 @@ def why_no_live_view() -> str | None:
 
 def live_view_or_none() -> LiveView | None:
     """A live view for the run that is about to start; None where nothing could show it (`why_no_live_view`)."""
-    return None if why_no_live_view() else LiveView(_running_kernel())
+    return None if why_no_live_view() else LiveView(running_kernel())
 
 
-def _running_kernel() -> object | None:
+def running_kernel() -> Any:
+    """The kernel that runs this code; None where none does."""
     ipython = sys.modules.get("IPython")  # not imported: then no kernel runs us
     shell = ipython.get_ipython() if ipython is not None else None
-    return cast("object | None", getattr(shell, "kernel", None))
+    return getattr(shell, "kernel", None)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from gpulab.formatting import while_s
 from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.live_plot import WIDGET_VIEW
+from gpulab.views.running.live_plot import WIDGET_VIEW, running_kernel
 from gpulab.views.running.stop_message import accept_stop
 from gpulab.views.running.widgets import close
 
@@ -129,7 +129,7 @@ class Stoppable(Progressing):
         button = self._button = control_stop_button(key, self._hint, self._stop)
         button.disabled, button.button_style = False, "warning"
         view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": button.model_id}}
-        self._refuse_stop = accept_stop(sys.modules["IPython"].get_ipython().kernel, key, self._stop)
+        self._refuse_stop = accept_stop(running_kernel(), key, self._stop)
         self._button_handle = display(  # type: ignore[no-untyped-call]
             {**view, "text/plain": STOPPED_BY}, raw=True, display_id=True
         )
