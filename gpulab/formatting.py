@@ -146,6 +146,11 @@ def capitalized(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def decapitalized(words: str) -> str:
+    """The words as they stand within a sentence: "Its state" → "its state", "GPUs" → "GPUs"."""
+    return words[:1].lower() + words[1:] if words[1:2].islower() or words[1:2] == " " else words
+
+
 def sentence(words: str) -> str:
     """The words as a sentence of their own: "half of it waits" → "Half of it waits."; "Really?" stays as it is."""
     return f"{capitalized(words)}." if words and words[-1] not in ".!?" else words

@@ -5,24 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
-from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, percent, plural
+from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
 from gpulab.views.layout import Column, Row, Section, numbers, present
-from gpulab.views.report.document import finite, picked
+from gpulab.views.report.document import picked, plain_data
 from gpulab.views.report.sections import device
 from gpulab.views.view import NotebookView
-from gpulab.views.wording import plain
+from gpulab.views.wording import Part, plain
 
 SCHEMA = 1
 WORTH_SAYING = 1.02  # definitions.md, "Honest comparison" 5: at least 2 %
 
-_IDEAL = ("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
-_WRITTEN = (
+_IDEAL = Part("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
+_WRITTEN = Part(
     "as written",
     "its files are in memory as far as they fit: it has just read them",
     "#E69F00",
 )
-_COLD = ("read from the disk", "the system was made to forget the files before: as in a first epoch", "#CC79A7")
+_COLD = Part("read from the disk", "the system was made to forget the files before: as in a first epoch", "#CC79A7")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -44,34 +44,35 @@ class HeadspaceReport(NotebookView):
     @property
     def headline(self) -> Headline:
         """The sentence, its evidence and its level."""
-        found = self.found
-        if found.ceiling is None:
-            why = found.reasons.get("ideal", "no pair of blocks was measured")
+        test = self.found
+        if test.ceiling is None:
+            why = test.reasons.get("ideal", "no pair of blocks was measured")
             return Headline("cannot_tell", "What a perfect DataLoader would bring was not measured.", why, "unknown")
-        evidence = _evidence(found)
-        if "ideal" not in found.certain or found.ceiling < WORTH_SAYING:
+        evidence = _evidence(test)
+        if "ideal" not in test.certain or test.ceiling < WORTH_SAYING:
             sentence = "No work on the DataLoader would make this cell faster by more than this machine's noise."
             return Headline("no_headspace", sentence, evidence, "good")
-        sentence = f"Even a perfect DataLoader would make this cell {factor(found.ceiling)} times as fast, no more."
-        return Headline("headspace", sentence, evidence, "bad" if found.ceiling >= 1.25 else "notice")
+        times, _ = factor_within(test.ceiling, test.interval)
+        sentence = f"Even a perfect DataLoader would make this cell {times} times as fast, no more."
+        return Headline("headspace", sentence, evidence, "bad" if test.ceiling >= 1.25 else "notice")
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
-        found = self.found
+        test = self.found
         figures: dict[str, object] = {
             "schema": SCHEMA,
-            "step_us": found.step_us,
-            "ideal_step_us": found.ideal_us,
-            "cold_step_us": found.cold_us,
-            **picked(found, "ceiling", "interval"),
-            "preparation_stall_us": found.preparation_us,
-            "fetch_stall_us": found.fetch_us,
-            **picked(found, "preparation_share", "fetch_share"),
-            "certain": sorted(found.certain),
-            "stopped": found.experiment.stopped,
-            **picked(found, "reasons", "notes"),
+            "step_us": test.step_us,
+            "ideal_step_us": test.ideal_us,
+            "cold_step_us": test.cold_us,
+            **picked(test, "ceiling", "interval"),
+            "preparation_stall_us": test.preparation_us,
+            "fetch_stall_us": test.fetch_us,
+            **picked(test, "preparation_share", "fetch_share"),
+            "certain": sorted(test.certain),
+            "stopped": test.experiment.stopped,
+            **picked(test, "reasons", "notes"),
         }
-        return {name: finite(value) for name, value in figures.items()}
+        return plain_data(figures)
 
     def __repr__(self) -> str:
         return f"<gpulab headspace: {self.headline.sentence}>"
@@ -109,12 +110,11 @@ def _steps(headspace: Headspace) -> Section:
     return Section("What the data costs a step", columns, rows, tuple(filter(None, _lines(headspace))), wide=True)
 
 
-def _row(what: tuple[str, str, str], us: float | None, longest: float, adds: str, reason: str | None) -> Row:
-    label, meaning, colour = what
+def _row(part: Part, us: float | None, longest: float, adds: str, reason: str | None) -> Row:
     if us is None:
         why = f"{NOT_MEASURABLE}: {plain(reason)}" if reason else NOT_MEASURABLE
-        return Row((label, "–", "", why), bar=0.0, colour=colour)
-    return Row((label, duration(us), adds, meaning), bar=us / longest, colour=colour)
+        return Row((part.label, "–", "", why), bar=0.0, colour=part.colour)
+    return Row((part.label, duration(us), adds, part.meaning), bar=us / longest, colour=part.colour)
 
 
 def _adds(headspace: Headspace, name: str, us: float | None, share: float | None) -> str:

@@ -143,8 +143,18 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
 
 
 def _picture(png: bytes, description: str) -> str:
-    source = base64.b64encode(png).decode("ascii")
-    return f'<div class="picture"><img alt="{description}" src="data:image/png;base64,{source}"></div>'
+    return f'<div class="picture">{image(encoded(png), description)}</div>'
+
+
+def encoded(png: bytes) -> str:
+    """A picture as text: what a display bundle and a page hold."""
+    return base64.b64encode(png).decode("ascii")
+
+
+def image(source: str, description: str, style: str = "") -> str:
+    """An encoded picture as an element; `description` is escaped already."""
+    look = f' style="{style}"' if style else ""
+    return f'<img alt="{description}"{look} src="data:image/png;base64,{source}">'
 
 
 def fragment(headline: Headline, sections: Sequence[Section]) -> str:

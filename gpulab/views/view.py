@@ -48,6 +48,20 @@ class View(ABC):
         return html.fragment(self.headline, self._sections())
 
 
+class Pictured(View):
+    """A result whose picture stands for it in a notebook."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def png(self) -> bytes:
+        """The picture, 1100 pixels wide. Draws with matplotlib, on the main thread only."""
+
+    def bundle(self) -> dict[str, object]:
+        """The picture as a display bundle, with the text for front ends without pictures."""
+        return {"image/png": html.encoded(self.png()), "text/plain": self.text()}
+
+
 class NotebookView(View):
     """A result that a notebook shows by its name."""
 

@@ -22,69 +22,65 @@ class Part:
 
     label: str
     meaning: str
-    meaning_on_cpu: str
     colour: str
+    on_cpu: str = ""  # the meaning there, where it is another
     hatch: str = ""
 
     def meaning_on(self, kind: DeviceKind) -> str:
         """The meaning where the accounted device is a GPU or the CPU."""
-        return self.meaning_on_cpu if kind == "cpu" else self.meaning
-
-
-def _part(label: str, meaning: str, colour: str, *, on_cpu: str = "", hatch: str = "") -> Part:
-    return Part(label, meaning, on_cpu or meaning, colour, hatch)
+        return self.on_cpu if kind == "cpu" and self.on_cpu else self.meaning
 
 
 # In the order in which a bar is stacked: what the unprofiled steps know too comes first, on one common base line.
 PARTS: Mapping[str, Part] = MappingProxyType(
     {
-        "data_wait": _part(
+        "data_wait": Part(
             "waiting for the DataLoader",
             "the GPU was idle because the next batch was not ready",
             "#E69F00",
             on_cpu="the loop stood still because the next batch was not ready",
         ),
-        "optimizer": _part(
+        "optimizer": Part(
             "optimizer",
             "the GPU was idle while the program was in the optimizer",
             "#009E73",
             on_cpu="in the optimizer, between its operators",
         ),
-        "compute": _part(
+        "compute": Part(
             "computing",
             "the GPU ran the model's kernels",
             "#0072B2",
             on_cpu="the CPU ran the model's operators, forward and backward",
         ),
-        "communication": _part(
+        "communication": Part(
             "communicating", "the GPU exchanged data with other GPUs and computed nothing meanwhile", "#882255"
         ),
-        "memcpy": _part("copying data", "the GPU copied data and computed nothing meanwhile", "#56B4E9"),
-        "memset": _part("clearing memory", "the GPU filled memory with a value", "#7FCDBB"),
-        "sync_wait": _part(
+        "memcpy": Part("copying data", "the GPU copied data and computed nothing meanwhile", "#56B4E9"),
+        "memset": Part("clearing memory", "the GPU filled memory with a value", "#7FCDBB"),
+        "sync_wait": Part(
             "waiting for results",
             "the GPU was idle around a call that makes the program wait for it, such as .item()",
             "#CC79A7",
         ),
-        "blocking_copy": _part(
+        "blocking_copy": Part(
             "blocked by a copy",
             "the program waited for a copy between host and GPU; the GPU did nothing else",
             "#AA4499",
         ),
-        "allocator": _part("allocating memory", "the GPU was idle while memory was requested or given back", "#999933"),
-        "launch": _part(
+        "allocator": Part("allocating memory", "the GPU was idle while memory was requested or given back", "#999933"),
+        "launch": Part(
             "launching",
             "the GPU had nothing queued: the program was still preparing its next operation",
             "#F0E442",
             on_cpu="the program was preparing its next operation",
         ),
-        "queued": _part("queued, not started", "work was queued on the GPU but had not begun", "#DDCC77"),
-        "other": _part("other named work", "something else the trace names: saving, logging, compiling", "#9A9A9A"),
-        "unknown": _part("unknown", "the trace does not say what happened here", "#4D4D4D", hatch="////"),
+        "queued": Part("queued, not started", "work was queued on the GPU but had not begun", "#DDCC77"),
+        "other": Part("other named work", "something else the trace names: saving, logging, compiling", "#9A9A9A"),
+        "unknown": Part("unknown", "the trace does not say what happened here", "#4D4D4D", hatch="////"),
     }
 )
 
-NOT_PROFILED = _part("not profiled", "the rest of a step that ran without the profiler", "#DADADA")
+NOT_PROFILED = Part("not profiled", "the rest of a step that ran without the profiler", "#DADADA")
 
 FLAGS: Mapping[StepFlag, str] = MappingProxyType(
     {

@@ -28,7 +28,7 @@ from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
 from gpulab.thresholds import DEFAULT, SOURCES, Thresholds
 from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.document import document
-from gpulab.views.report.findings import finding_sections, untold_sections
+from gpulab.views.report.findings import finding_sections, untold_section
 from gpulab.views.report.report import Report
 from tests.support import real_traces, synthetic
 from tests.support import trace_files as made_traces
@@ -338,7 +338,7 @@ def test_at_most_five_findings_are_shown_and_the_rest_is_counted() -> None:
 
 def test_a_healthy_run_is_silent(somewhere: Path) -> None:
     found = diagnose(case_of(run_of()).facts)
-    assert finding_sections(found, below_headline=True) == () and untold_sections(found) == ()
+    assert finding_sections(found, below_headline=True) == () and untold_section(found) is None
     assert headline(found.first).level == "good"
 
 
@@ -360,7 +360,8 @@ def test_hostile_words_stay_words() -> None:
 
 def test_what_could_not_be_told_is_grouped_by_what_to_do(somewhere: Path) -> None:
     found = diagnose(dataclasses.replace(case_of(run_of(wait=0.5), {"data_wait": 0.5}).facts))
-    (section,) = untold_sections(found)
+    section = untold_section(found)
+    assert section is not None
     assert len(section.rows) == 1 and "batches" in section.rows[0].cells[1]
     assert np.isfinite(found.step_us or 0)
 

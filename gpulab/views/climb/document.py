@@ -12,7 +12,7 @@ from gpulab.views.climb.attempts import busy_fraction
 from gpulab.views.climb.sections import headline, kept_edit
 from gpulab.views.comparison import document as comparison_document
 from gpulab.views.comparison.table import memory_peak_bytes
-from gpulab.views.report.document import finite, picked
+from gpulab.views.report.document import picked, plain_data
 
 SCHEMA = 1
 
@@ -33,7 +33,7 @@ def document(climb: Climb) -> dict[str, object]:
         "left": [_finding(f) for f in climb.left.findings] if climb.left is not None else [],
         "not_tried": [{"setting": p.label, "why": p.why} for p in climb.passed],
     }
-    return {key: finite(value) for key, value in whole.items()}
+    return plain_data(whole)
 
 
 def _rung(rung: Attempt) -> dict[str, object]:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange, Verdict
+from gpulab.views import html
 from gpulab.views.comparison import document, figure, sections, sweep, sweep_figure
 from gpulab.views.layout import Section
-from gpulab.views.view import NotebookView
+from gpulab.views.view import Pictured
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Compared(NotebookView):
+class Compared(Pictured):
     """A comparison with its views.
 
     `verdict`, `ratio` (the time of B over A), `interval`, `noise_floor`, `parts` and `loss` are those of the one
@@ -84,12 +84,10 @@ class Compared(NotebookView):
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
         return document.document(self.found, self.price_per_hour)
 
-    def bundle(self) -> dict[str, object]:
-        """The picture as a display bundle, with the text for front ends without pictures."""
-        return {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.text()}
-
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
-        return {**self.bundle(), "text/html": _picture_and_tables(self.png(), self.fragment())}
+        bundle = self.bundle()
+        picture = html.image(str(bundle["image/png"]), "comparison", "max-width:100%;background:#ffffff")
+        return {**bundle, "text/html": f"{picture}{self.fragment()}"}
 
     def __repr__(self) -> str:
         return f"<Compared: {self.headline.sentence}>"
@@ -118,9 +116,3 @@ class Compared(NotebookView):
         if isinstance(found, Comparison):
             return figure.draw(found, titled=titled)
         return sweep_figure.draw(found, titled=titled)
-
-
-def _picture_and_tables(png: bytes, fragment: str) -> str:
-    source = base64.b64encode(png).decode("ascii")
-    style = "max-width:100%;background:#ffffff"
-    return f'<img alt="comparison" style="{style}" src="data:image/png;base64,{source}">{fragment}'

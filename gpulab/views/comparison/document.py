@@ -11,7 +11,7 @@ from gpulab.tuning.compare.headline import comparison_headline, experiment_headl
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.views.comparison.sections import worth_keeping
 from gpulab.views.comparison.table import profiled_us, unprofiled_us
-from gpulab.views.report.document import finite, picked
+from gpulab.views.report.document import picked, plain_data
 
 SCHEMA = 1
 
@@ -23,7 +23,7 @@ def document(record: Comparison | Experiment, price_per_hour: float | None = Non
     else:
         kind, headline, figures = "experiment", experiment_headline(record), _experiment(record, price_per_hour)
     whole = {"schema": SCHEMA, "kind": kind, "headline": dataclasses.asdict(headline), **figures}
-    return {key: finite(value) for key, value in whole.items()}
+    return plain_data(whole)
 
 
 def _experiment(experiment: Experiment, price_per_hour: float | None) -> dict[str, object]:

@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.dataloader import LoadingFacts, WorkerRow
 from gpulab.formatting import duration, percent, plural, rate
 from gpulab.views.layout import Column, Row, Section, numbers
+from gpulab.views.wording import Part
 
 TITLE = "Inside the DataLoader"
 WORTH_SAYING = 0.05  # of a part's time, or of the wait
 
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    label: str
-    meaning: str
-    colour: str
-
-
-_READ = _Part("reading", "the dataset gets its items: opens, reads and decodes them", "#E69F00")
-_READ_ALL = _Part("reading and preparing", "the dataset's own code, with whatever it does to an item", "#E69F00")
-_TRANSFORM = _Part("transforms", "the dataset's transforms change the items", "#D55E00")
-_COLLATE = _Part("putting together", "items become one batch (collate_fn)", "#56B4E9")
-_HAND_OVER = _Part("handing over", "from the worker's process to the training, which waits for it", "#CC79A7")
-_PIN = _Part("pinning", "copied into memory that the GPU can read by itself", "#999933")
-_COPY = _Part("copying to the GPU", "in a profiled step, after the DataLoader", "#0072B2")
+_READ = Part("reading", "the dataset gets its items: opens, reads and decodes them", "#E69F00")
+_READ_ALL = Part("reading and preparing", "the dataset's own code, with whatever it does to an item", "#E69F00")
+_TRANSFORM = Part("transforms", "the dataset's transforms change the items", "#D55E00")
+_COLLATE = Part("putting together", "items become one batch (collate_fn)", "#56B4E9")
+_HAND_OVER = Part("handing over", "from the worker's process to the training, which waits for it", "#CC79A7")
+_PIN = Part("pinning", "copied into memory that the GPU can read by itself", "#999933")
+_COPY = Part("copying to the GPU", "in a profiled step, after the DataLoader", "#0072B2")
 
 
 def loading_sections(facts: Facts) -> tuple[Section, ...]:
@@ -54,7 +45,7 @@ def _batch(inside: LoadingFacts) -> Section:
     return Section(TITLE, columns, tuple(rows), tuple(line for line in _lines(inside) if line), wide=True)
 
 
-def _row(part: _Part, us: float, waited: float | None, batch_us: float) -> Row:
+def _row(part: Part, us: float, waited: float | None, batch_us: float) -> Row:
     meaning = part.meaning
     if waited is not None and waited >= WORTH_SAYING:
         meaning += f"; for {percent(waited)} of it no core works: it waits for a disk, a network or a lock"
@@ -90,10 +81,10 @@ def _waiting(inside: LoadingFacts) -> str:
         return ""
     parts = {
         (_READ if inside.transform_us else _READ_ALL).label: wait.read_us,
-        "transforms": wait.transform_us,
-        "putting together": wait.collate_us,
-        "handing over": wait.hand_over_us,
-        "pinning": wait.pin_us,
+        _TRANSFORM.label: wait.transform_us,
+        _COLLATE.label: wait.collate_us,
+        _HAND_OVER.label: wait.hand_over_us,
+        _PIN.label: wait.pin_us,
     }
     longest = sorted(((us, name) for name, us in parts.items() if us >= WORTH_SAYING * wait.total_us), reverse=True)
     shares = ", ".join(f"{percent(us / wait.total_us)} {name}" for us, name in longest)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
-from gpulab.views.layout import Section
+from gpulab.views.layout import Section, present
 from gpulab.views.report import document
-from gpulab.views.report.findings import documents, finding_sections, untold_sections
+from gpulab.views.report.findings import documents, finding_sections, untold_section
 from gpulab.views.view import View
 
 
@@ -53,7 +53,7 @@ class Diagnosed(View):
 
     def json(self) -> dict[str, object]:
         """`findings` and `untold` as plain data for `json.dumps`; None is "not measurable"."""
-        return {key: document.finite(value) for key, value in documents(self.found).items()}
+        return document.plain_data(documents(self.found))
 
     def _repr_html_(self) -> str:
         return self.fragment()
@@ -65,4 +65,4 @@ class Diagnosed(View):
         return self.opening
 
     def _sections(self) -> tuple[Section, ...]:
-        return (*finding_sections(self.found, below_headline=True), *untold_sections(self.found))
+        return present(*finding_sections(self.found, below_headline=True), untold_section(self.found))

@@ -33,7 +33,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, object]:
     """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
     heading = {"headline": dataclasses.asdict(headline(diagnosis.first))}
     figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), **heading, **documents(diagnosis)}
-    return {key: finite(value) for key, value in figures.items()}
+    return plain_data(figures)
 
 
 def _contract(facts: Facts) -> dict[str, object]:
@@ -189,14 +189,18 @@ def picked(record: object, *names: str) -> dict[str, object]:
     return {name: None if record is None else getattr(record, name) for name in names}
 
 
-def finite(value: object) -> object:
-    """Plain Python data; a float that JSON cannot hold is null."""
+def plain_data(figures: Mapping[str, object]) -> dict[str, object]:
+    """Plain Python data, dict, list and what JSON holds; a float that JSON cannot hold is None."""
+    return {str(key): _plain(value) for key, value in figures.items()}
+
+
+def _plain(value: object) -> object:
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {str(key): finite(item) for key, item in value.items()}
+        return plain_data(value)
     if isinstance(value, (list, tuple)):
-        return [finite(item) for item in value]
+        return [_plain(item) for item in value]
     return value

@@ -39,18 +39,16 @@ def finding_sections(diagnosis: Diagnosis, *, below_headline: bool) -> tuple[Sec
     return tuple(sections)
 
 
-def untold_sections(diagnosis: Diagnosis) -> tuple[Section, ...]:
-    """What no rule could tell, and what to record so that it can; empty where nothing was left open."""
+def untold_section(diagnosis: Diagnosis) -> Section | None:
+    """What no rule could tell, and what to record so that it can; None where nothing was left open."""
     by_cure: dict[str, list[str]] = {}
     for untold in diagnosis.untold:
-        asked = by_cure.setdefault(untold.record, [])
-        if untold.what not in asked:
-            asked.append(untold.what)
+        by_cure.setdefault(untold.record, []).append(untold.what)
     if not by_cure:
-        return ()
-    cells = ((plain("; ".join(what)), plain(record)) for record, what in by_cure.items())
+        return None
+    cells = ((plain("; ".join(dict.fromkeys(what))), plain(record)) for record, what in by_cure.items())
     columns = (Column("", "wrap"), Column("how to find out", "wrap"))
-    return (Section.table("What could not be told", columns, cells),)
+    return Section.table("What could not be told", columns, cells)
 
 
 def documents(diagnosis: Diagnosis) -> dict[str, object]:

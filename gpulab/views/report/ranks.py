@@ -11,9 +11,9 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
-from gpulab.formatting import duration, percent, plural
+from gpulab.formatting import decapitalized, duration, percent, plural
 from gpulab.run import Ranks
-from gpulab.views.layout import TEXTS, Column, Section, numbers
+from gpulab.views.layout import TEXTS, Column, Section, numbers, present
 from gpulab.views.report import document, figure
 from gpulab.views.report.findings import documents, finding_sections
 from gpulab.views.report.sections import device, sections
@@ -59,7 +59,7 @@ class RankedReport(View):
             "headline": dataclasses.asdict(self.headline),
             **documents(self.diagnosis),
         }
-        return {key: document.finite(value) for key, value in figures.items()}
+        return document.plain_data(figures)
 
     def _opening(self) -> str:
         return job_opening(self.ranks, self.facts)
@@ -74,11 +74,11 @@ class RankedReport(View):
     def _sections(self) -> tuple[Section, ...]:
         rank = self.spotlight
         figures = sections(self.facts[rank])
-        return (
+        return present(
             *finding_sections(self.diagnosis, below_headline=True),
             _side_by_side(self.comparison),
-            *_problems(self.ranks),
-            *(dataclasses.replace(s, title=f"Rank {rank}: {s.title[:1].lower()}{s.title[1:]}") for s in figures),
+            _problems(self.ranks),
+            *(dataclasses.replace(s, title=f"Rank {rank}: {decapitalized(s.title)}") for s in figures),
         )
 
 
@@ -132,8 +132,8 @@ def _rank_cells(rank: RankFacts, straggler: int | None) -> tuple[str, ...]:
     )
 
 
-def _problems(ranks: Ranks) -> tuple[Section, ...]:
+def _problems(ranks: Ranks) -> Section | None:
     if not ranks.problems:
-        return ()
+        return None
     cells = ((plain(p.what), plain(p.reason)) for p in ranks.problems)
-    return (Section.table("What is wrong with these traces", TEXTS, cells, wide=True),)
+    return Section.table("What is wrong with these traces", TEXTS, cells, wide=True)

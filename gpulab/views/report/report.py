@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 
 from gpulab.analysis.facts import Facts
@@ -10,14 +9,14 @@ from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.views.layout import Section
 from gpulab.views.report import document, figure
-from gpulab.views.report.findings import finding_sections, untold_sections
+from gpulab.views.report.findings import finding_sections, untold_section
 from gpulab.views.report.sections import opening, sections
 from gpulab.views.report.timeline_page import timeline_section
-from gpulab.views.view import View
+from gpulab.views.view import Pictured
 
 
 @dataclass(frozen=True, slots=True)
-class Report(View):
+class Report(Pictured):
     """What a run says about itself: the facts and the diagnosis with their views.
 
     `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is.
@@ -40,16 +39,12 @@ class Report(View):
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
         return document.document(self.facts, self.diagnosis)
 
-    def bundle(self) -> dict[str, object]:
-        """The picture as a display bundle, with the text report for front ends without pictures."""
-        return {"image/png": base64.b64encode(self.png()).decode("ascii"), "text/plain": self.text()}
-
     def _opening(self) -> str:
         return opening(self.facts)
 
     def _sections(self) -> tuple[Section, ...]:
         causes = finding_sections(self.diagnosis, below_headline=True)
-        return (*causes, *sections(self.facts, self.unsaved, untold_sections(self.diagnosis)))
+        return (*causes, *sections(self.facts, self.unsaved, untold_section(self.diagnosis)))
 
     def _picture(self) -> bytes:
         return figure.draw(self.facts, None)

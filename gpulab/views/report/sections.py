@@ -52,10 +52,10 @@ def has_no_step(run: Run) -> bool:
     return run.step_source == WHOLE_CELL or len(run.steps) == 0
 
 
-def sections(facts: Facts, unsaved: str = "", untold: Sequence[Section] = ()) -> tuple[Section, ...]:
+def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> tuple[Section, ...]:
     """Every section of the report's figures in reading order.
 
-    `unsaved` is the reason why the run is not on disk, if so; `untold` are sections about what could not be told.
+    `unsaved` is the reason why the run is not on disk, if so; `untold` is the section about what could not be told.
     """
     loaded = facts.run.source == "trace"
     return present(
@@ -67,7 +67,7 @@ def sections(facts: Facts, unsaved: str = "", untold: Sequence[Section] = ()) ->
         *pause_sections(facts.run),
         *trace_sections(facts),
         *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
-        *untold,
+        untold,
         _missing(facts.run),
         None if loaded else _observer(facts),
         _choices(facts.run),
