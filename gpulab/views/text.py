@@ -14,6 +14,7 @@ WIDEST = 100
 NARROWEST = 60
 _BAR = 16
 _LEAST = 8  # characters that a column keeps
+_MOST_WITH_BARS = 6  # columns: a wider table has no room for bars
 _READABLE = 24  # characters: what would be wrapped into a narrower column stands below its row
 _GAP = "  "
 _INDENT = "  "
@@ -50,7 +51,7 @@ def _section(section: Section, width: int) -> Iterator[str]:
 def _table(section: Section, width: int) -> Iterator[str]:
     if not section.rows:
         return
-    barred = any(row.bar is not None for row in section.rows)
+    barred = len(section.columns) <= _MOST_WITH_BARS and any(row.bar is not None for row in section.rows)
     room = width - len(_INDENT) - (_BAR + len(_GAP) if barred else 0)
     columns, widths = section.columns, _column_widths(section, room)
     longest = max(len(row.cells[-1]) for row in section.rows)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, factor, percent, size, speed_within
@@ -17,8 +16,8 @@ from gpulab.views.wording import PARTS, plain
 NONE = "–"
 
 
-def ladder(climb: Climb, *, bars: bool = True) -> Section:
-    """From the cell as written on. `bars`: its times are drawn as well."""
+def ladder(climb: Climb) -> Section:
+    """From the cell as written on, its times drawn as well."""
     assert climb.written is not None
     below = [rung.comparison.a for rung in climb.rungs[:1] if rung.comparison is not None]
     sides = [(*below, climb.written)[0], *(r.comparison.b if r.comparison is not None else None for r in climb.rungs)]
@@ -31,15 +30,13 @@ def ladder(climb: Climb, *, bars: bool = True) -> Section:
         Column("", "wrap"),
     )
     cells = [("as written", NONE, "the reference"), *((_label(r), _gain(r), result(r)) for r in climb.rungs)]
-    rows = [
-        Row((label, *_figures(side, per_sample, step), gain, words))
-        for (label, gain, words), side in zip(cells, sides, strict=True)
-    ]
-    if bars:
-        took = [_us(side, per_sample=per_sample) or 0.0 if side is not None else 0.0 for side in sides]
-        longest = max(took) or 1.0
-        rows = [replace(r, bar=us / longest, colour=PARTS["compute"].colour) for r, us in zip(rows, took, strict=True)]
-    return Section("The ladder", columns, tuple(rows), _notes(climb, step), wide=True)
+    took = [_us(side, per_sample=per_sample) or 0.0 if side is not None else 0.0 for side in sides]
+    longest = max(took) or 1.0
+    rows = tuple(
+        Row((label, *_figures(side, per_sample, step), gain, words), us / longest, PARTS["compute"].colour)
+        for (label, gain, words), side, us in zip(cells, sides, took, strict=True)
+    )
+    return Section("The ladder", columns, rows, _notes(climb, step), wide=True)
 
 
 def result(rung: Attempt) -> str:
@@ -81,10 +78,10 @@ def _label(rung: Attempt) -> str:
 
 
 def _gain(rung: Attempt) -> str:
-    found = rung.comparison
-    if found is None or not found.ratio or found.evidence != "interleaved":
+    comparison = rung.comparison
+    if comparison is None or not comparison.ratio or comparison.evidence != "interleaved":
         return NONE
-    return f"{factor(1 / found.ratio)}×"
+    return f"{factor(1 / comparison.ratio)}×"
 
 
 def _range(interval: tuple[float, float]) -> str:

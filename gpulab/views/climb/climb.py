@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.views import text
 from gpulab.views.climb import document, sections
 from gpulab.views.layout import Section
 from gpulab.views.view import NotebookView
@@ -48,11 +47,6 @@ class Climbed(NotebookView):
     def headline(self) -> Headline:
         """The sentence, its evidence and its level."""
         return sections.headline(self.found)
-
-    def text(self, width: int | None = None) -> str:
-        """For a terminal, at most `width` columns (60 to 100; None: 100)."""
-        without_bars = sections.sections(self.found, bars=False)
-        return text.render(self._opening(), self.headline, without_bars, width)
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""

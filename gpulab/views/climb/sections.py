@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.diagnosis.rules.catalogue import kind_of
-from gpulab.formatting import duration, factor, plural, speed_within
+from gpulab.formatting import decapitalized, duration, factor, plural, speed_within
 from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.views.climb.attempts import NONE, ladder
@@ -71,7 +71,7 @@ def _nothing_kept(climb: Climb, ending: str) -> Headline:
             sentence = "What this cell spends its time on cannot be told, so there is nothing to try."
             return Headline(first.key, sentence, plain(first.summary), "unknown")
         return Headline("nothing_kept", sentence, plain(first.summary) if first is not None else "", "good")
-    return Headline("nothing_kept", sentence, f"What is left: {_decapitalized(plain(left.summary))}", "notice")
+    return Headline("nothing_kept", sentence, f"What is left: {decapitalized(plain(left.summary))}", "notice")
 
 
 def ended_words(climb: Climb) -> str:
@@ -87,11 +87,11 @@ def first_left(climb: Climb) -> Finding | None:
     return next((f for f in findings if not kind_of(f.key).is_verdict), None)
 
 
-def sections(climb: Climb, *, bars: bool = True) -> tuple[Section, ...]:
-    """Every section in reading order. `bars`: the times of the ladder are drawn, too; a terminal has no room."""
+def sections(climb: Climb) -> tuple[Section, ...]:
+    """Every section in reading order."""
     parts: tuple[Section | None, ...] = ()
     if climb.written is not None and climb.written.facts is not None:
-        parts = (ladder(climb, bars=bars), _left(climb), _passed(climb), _checks(climb), _measured(climb))
+        parts = (ladder(climb), _left(climb), _passed(climb), _checks(climb), _measured(climb))
     return present(*parts, kept_edit(climb))
 
 
@@ -167,13 +167,9 @@ def _tries(climb: Climb) -> str:
 
 
 def _faster(rung: Attempt) -> str:
-    found = rung.comparison
-    return f"{factor(1 / found.ratio)}×" if found is not None and found.ratio else "an unknown factor"
+    ratio = rung.comparison.ratio if rung.comparison is not None else None
+    return f"{factor(1 / ratio)}×" if ratio else "an unknown factor"
 
 
 def _listed(texts: Sequence[str]) -> str:
     return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
-
-
-def _decapitalized(text: str) -> str:
-    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text
