@@ -26,7 +26,7 @@ def healthy(context: RuleContext) -> Finding | None:
     return all_is_well(
         f"The {_device(context)} {'works' if context.on_gpu else 'computes'} for {percent(_working(context))} of "
         f"{context.unit}, and nothing is known that holds training back much.",
-        (Evidence(_basis(context, account)), *_rest(context)),
+        (Evidence(_basis(context, account)),),
     )
 
 
@@ -121,14 +121,6 @@ def _unexplained(context: RuleContext) -> Finding | None:
     )
 
 
-def _not_accounted(context: RuleContext) -> Finding | None:
-    if context.facts.breakdown is not None:
-        return None
-    return cannot_tell_because(
-        "Nothing can be said about where the time goes.", "The run holds no accounting of its time"
-    )
-
-
 def _many_small_causes(context: RuleContext) -> Finding | None:
     account, working = context.facts.breakdown, _working(context)
     if account is None or working >= 1 - context.thresholds.idle_notice:
@@ -144,7 +136,6 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _too_few,
     _damaged,
     _not_profiled,
-    _not_accounted,
     _unexplained,
     _many_small_causes,
 )
@@ -153,22 +144,6 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
 def cannot_tell_because(summary: str, evidence: str, level: Level = "unknown", parts: tuple[str, ...] = ()) -> Finding:
     """No conclusion, and what is missing for one."""
     return Finding("cannot_tell", summary, (Evidence(evidence),), None, "measured", parts=parts, level=level)
-
-
-def _feeding(context: RuleContext) -> float:
-    """Of the typical step, waiting for data."""
-    waited = context.facts.data_wait_fraction
-    return waited if waited is not None else context.share("data_wait")
-
-
-def _rest(context: RuleContext) -> tuple[Evidence, ...]:
-    """Where the rest goes, if it is more than the usual gaps."""
-    if _working(context) >= 1 - context.thresholds.idle_notice:
-        return ()
-    unknown = percent(context.share("unknown"))
-    return (
-        Evidence(f"of the rest, {percent(_feeding(context))} is waiting for data, {unknown} Python between operations"),
-    )
 
 
 def _device(context: RuleContext) -> str:
