@@ -164,8 +164,8 @@ def fragment(headline: Headline, sections: Sequence[Section]) -> str:
     """
     sentence = f'<div style="{_HEADLINE}">{_safe(headline.sentence)}</div>'
     evidence = f"<p {_INLINE['line']}>{_safe(headline.evidence)}</p>"
-    inside = "".join(_fragment_section(section) for section in sections if not section.code)
-    code = "".join(_fragment_section(section) for section in sections if section.code)
+    inside = "".join(fragment_section(section) for section in sections if not section.code)
+    code = "".join(fragment_section(section) for section in sections if section.code)
     return f'<div style="overflow-x:auto">{sentence}{evidence}{inside}</div>{code}'
 
 
@@ -176,7 +176,8 @@ def _page_section(section: Section) -> str:
     return f"<section>{title}{inside}</section>"
 
 
-def _fragment_section(section: Section) -> str:
+def fragment_section(section: Section) -> str:
+    """One section with inline styles only."""
     title, inside = f"<b>{_safe(section.title)}</b>", "".join(_inside(section, _INLINE))
     if section.aside:
         return f'<details style="margin:8px 0"><summary style="cursor:pointer">{title}</summary>{inside}</details>'

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import textwrap
 from dataclasses import dataclass
-from html import escape
 
-from gpulab.formatting import capitalized
+from gpulab.formatting import sentence
 from gpulab.prediction.prediction import Prediction
-from gpulab.views.comparison.prediction import memory_words, predicted_words
+from gpulab.views import html, text
+from gpulab.views.comparison.prediction import NONE, memory_words, predicted_words
+from gpulab.views.layout import Column, Section
 from gpulab.views.wording import plain
 
-WIDTH = 100
 NOTHING = "No finding of this run names a knob, so nothing is predicted. Name a setting: %gpulab predict workers=2"
-_INDENT = "      "
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,43 +22,30 @@ class Predicted:
     predictions: tuple[Prediction, ...]
 
     def __repr__(self) -> str:
-        if not self.predictions:
-            return NOTHING
-        blocks = [self._title]
-        for settings, speed, reason in map(_cells, self.predictions):
-            blocks += textwrap.wrap(f"  {settings}: {speed}", WIDTH, subsequent_indent=_INDENT)
-            blocks += textwrap.wrap(reason, WIDTH, initial_indent=_INDENT, subsequent_indent=_INDENT)
-        return "\n".join([*blocks, *self._next_step])
+        return "\n".join(text.section_lines(self._section()))
 
     def _repr_html_(self) -> str:
+        return html.fragment_section(self._section())
+
+    def _section(self) -> Section:
+        title = "Predicted, not measured"
         if not self.predictions:
-            return f"<p>{escape(NOTHING)}</p>"
-        rows = "".join(f"<tr>{''.join(map(_html_cell, _cells(p)))}</tr>" for p in self.predictions)
-        table = f'<table style="border-collapse:collapse;text-align:left"><tbody>{rows}</tbody></table>'
-        return f"<p>{escape(self._title)}</p>{table}" + "".join(f"<p>{escape(line)}</p>" for line in self._next_step)
-
-    @property
-    def _title(self) -> str:
-        return f"Predicted for the run {plain(self.run)}, not measured:"
-
-    @property
-    def _next_step(self) -> list[str]:
-        settings = next((_settings(p) for p in self.predictions if p.ratio is not None), None)
-        return [f"To measure it: %%gpuprofile --ab {settings.replace(', ', ',')}"] if settings is not None else []
+            return Section(title, lines=(NOTHING,))
+        columns = (Column("setting"), Column("how fast"), Column("", "wrap"))
+        asked = [p for p in self.predictions if p.ratio is not None]
+        lines = [f"For the run {plain(self.run)}."]
+        lines += [f"To measure it: %%gpuprofile --ab {','.join(_settings(p))}" for p in asked[:1]]
+        return Section.table(title, columns, map(_cells, self.predictions), lines)
 
 
-def _settings(prediction: Prediction) -> str:
-    return plain(", ".join(f"{name}={value}" for name, value in prediction.settings.items()))
+def _settings(prediction: Prediction) -> list[str]:
+    return [plain(f"{name}={value}") for name, value in prediction.settings.items()]
 
 
 def _cells(prediction: Prediction) -> tuple[str, str, str]:
     """The settings, what they would bring, and the reason."""
-    speed = "no prediction"
+    speed = NONE
     if prediction.ratio is not None:
         speed = f"{predicted_words(prediction)} as fast{memory_words(prediction)}"
-    reasons = map(plain, (prediction.refused or prediction.basis, prediction.memory_basis))
-    return _settings(prediction), speed, " ".join(f"{capitalized(reason)}." for reason in reasons if reason)
-
-
-def _html_cell(words: str) -> str:
-    return f'<td style="padding:2px 12px 2px 0;vertical-align:top;text-align:left">{escape(words)}</td>'
+    reasons = (prediction.refused or prediction.basis, prediction.memory_basis)
+    return ", ".join(_settings(prediction)), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)

@@ -24,7 +24,7 @@ def render(opening: str, headline: Headline, sections: Sequence[Section], width:
     """The whole report, no line but code longer than `width` (60 to 100, 100 by default), no colour, no escapes."""
     width = min(max(width or WIDEST, NARROWEST), WIDEST)
     blocks = [_head(opening, headline, width)]
-    blocks += ["\n".join(_section(section, width)) for section in sections]
+    blocks += ["\n".join(section_lines(section, width)) for section in sections]
     return "\n\n".join(blocks) + "\n"
 
 
@@ -39,7 +39,8 @@ def _wrapped(text: str, width: int, indent: str = "") -> list[str]:
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent) if text else []
 
 
-def _section(section: Section, width: int) -> Iterator[str]:
+def section_lines(section: Section, width: int = WIDEST) -> Iterator[str]:
+    """One section: its title, its table and its sentences."""
     yield wording.cut(section.title, width).upper()
     yield from _table(section, width)
     for line in section.lines:
