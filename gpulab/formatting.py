@@ -22,13 +22,18 @@ def duration(us: float | None) -> str:
     if abs(us) >= _MINUTES_FROM_US:
         minutes, seconds = divmod(round(abs(us) / 1e6), 60)
         return f"{'-' if us < 0 else ''}{minutes:,} min {seconds} s"
-    scale, unit = _scale(us)
+    scale, unit = time_unit(us)
     return f"{_digits(us / scale)} {unit}" if us else "0 µs"
+
+
+def time_unit(us: float) -> tuple[float, str]:
+    """The largest unit of which a time is at least one, in µs, and its name: 38_000 → 1e3, "ms"."""
+    return next((s for s in _DURATIONS if abs(us) >= 0.9995 * s[0]), _DURATIONS[-1])
 
 
 def durations(first_us: float, second_us: float) -> tuple[str, str]:
     """Two times in one unit, so that they compare at a glance: 950, 1_200 → "0.95 ms", "1.20 ms"."""
-    scale, unit = _scale(max(abs(first_us), abs(second_us)))
+    scale, unit = time_unit(max(abs(first_us), abs(second_us)))
     return f"{_digits(first_us / scale)} {unit}", f"{_digits(second_us / scale)} {unit}"
 
 
@@ -154,10 +159,6 @@ def decapitalized(words: str) -> str:
 def sentence(words: str) -> str:
     """The words as a sentence of their own: "half of it waits" → "Half of it waits."; "Really?" stays as it is."""
     return f"{capitalized(words)}." if words and words[-1] not in ".!?" else words
-
-
-def _scale(us: float) -> tuple[float, str]:
-    return next((s for s in _DURATIONS if abs(us) >= 0.9995 * s[0]), _DURATIONS[-1])
 
 
 def _digits(value: float) -> str:

@@ -49,8 +49,8 @@ def ink(text: str) -> str:
     from matplotlib import font_manager
 
     font = font_manager.get_font(font_manager.findfont(FONT))
-    known = (c if font.get_char_index(ord(c)) else _UNKNOWN_GLYPH for c in plain(text))
-    return "".join(known).replace("$", r"\$")
+    glyphs = (c if font.get_char_index(ord(c)) else _UNKNOWN_GLYPH for c in plain(text))
+    return "".join(glyphs).replace("$", r"\$")
 
 
 def ink_lines(text: str, width: int, most: int) -> list[str]:

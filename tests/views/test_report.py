@@ -162,7 +162,7 @@ def test_why_a_change_had_no_effect_is_said_to_its_end() -> None:
     case = CASES["cpu"]
     run = dataclasses.replace(case.run, changes=(Change("workers", "2", "0", "DataLoader option", "no effect", why),))
     text = Report(dataclasses.replace(case.facts, run=run), case.diagnosis).text()
-    assert f"no effect: {why}" in " ".join(text[text.index("CHANGED FOR") :].split("\n\n")[0].split()[-60:])
+    assert f"NO EFFECT: {why}" in " ".join(text[text.index("CHANGED FOR") :].split("\n\n")[0].split()[-60:])
 
 
 def test_what_could_not_be_measured_is_said_and_never_a_zero() -> None:

@@ -73,8 +73,8 @@ class Compared(Pictured):
     @property
     def headline(self) -> Headline:
         """The sentence, its evidence and its level."""
-        found = self._simple
-        return comparison_headline(found) if isinstance(found, Comparison) else experiment_headline(found)
+        shown = self._simple
+        return comparison_headline(shown) if isinstance(shown, Comparison) else experiment_headline(shown)
 
     def png(self) -> bytes:
         """The picture, 1100 pixels wide. Draws with matplotlib, on the main thread only."""
@@ -98,21 +98,21 @@ class Compared(Pictured):
         return self.comparisons[0] if len(self.comparisons) == 1 else self.found
 
     def _opening(self) -> str:
-        found = self._simple
-        return sections.opening(found) if isinstance(found, Comparison) else sweep.opening(found)
+        shown = self._simple
+        return sections.opening(shown) if isinstance(shown, Comparison) else sweep.opening(shown)
 
     def _sections(self) -> tuple[Section, ...]:
-        found = self._simple
-        if isinstance(found, Comparison):
+        shown = self._simple
+        if isinstance(shown, Comparison):
             notes = self.found.notes if isinstance(self.found, Experiment) else ()
-            return sections.sections(found, self.price_per_hour, notes)
-        return sweep.sections(found)
+            return sections.sections(shown, self.price_per_hour, notes)
+        return sweep.sections(shown)
 
     def _picture(self) -> bytes:
         return self._drawn(titled=False) if self._sections() else b""
 
     def _drawn(self, *, titled: bool) -> bytes:
-        found = self._simple
-        if isinstance(found, Comparison):
-            return figure.draw(found, titled=titled)
-        return sweep_figure.draw(found, titled=titled)
+        shown = self._simple
+        if isinstance(shown, Comparison):
+            return figure.draw(shown, titled=titled)
+        return sweep_figure.draw(shown, titled=titled)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.formatting import factor_within, percent
+from gpulab.formatting import factor_within, percent, time_unit
 from gpulab.run import Float64, Series
 from gpulab.tuning.compare.blocks import pair_ratios, same_ratios
 from gpulab.tuning.compare.parts import both_us
@@ -68,7 +68,7 @@ def stacked_bars(
 ) -> None:
     """Horizontal bars from top to bottom: parts in µs, the unprofiled end, and a label with its colour."""
     highest = max([1e-9, *(sum(parts.values()) for parts in columns), *(end for end in ends_us if end)])
-    scale, unit = next((s for s in ((1e6, "s"), (1e3, "ms")) if highest >= s[0]), (1.0, "µs"))
+    scale, unit = time_unit(highest)
     middle = np.arange(len(columns), dtype=np.float64)[::-1]
     left = np.zeros(len(columns))
     for key, part in wording.PARTS.items():

@@ -15,14 +15,13 @@ from gpulab.views import wording
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.table import heading, name, side_by_side
 from gpulab.views.layout import PAIRS, Column, Section, numbers, present
-from gpulab.views.report.sections import device
+from gpulab.views.report.sections import changes_section, device
 from gpulab.views.wording import plain
 
 SEQUENTIAL = (
     "These runs were made one after the other, so a change of the machine between them looks like a difference "
     "between the runs. To tell the two apart, compare blocks that run in turn (--ab)."
 )
-_STATES = {"took effect": "took effect", "no effect": "NO EFFECT", "cannot tell": "cannot be told"}
 
 
 def opening(comparison: Comparison) -> str:
@@ -169,19 +168,8 @@ def _curves(comparison: Comparison) -> Section:
 
 def checks(sides: Sequence[Side]) -> Section | None:
     """Whether each knob did what it was asked to."""
-    cells = [
-        (
-            f"{plain(c.name)}={plain(c.value)}",
-            plain(c.found) or "unknown",
-            plain(c.kind),
-            f"{_STATES[c.state]}: {plain(c.evidence)}",
-        )
-        for c in dict.fromkeys(check for side in sides for check in side.checks)
-    ]
-    if not cells:
-        return None
-    columns = (Column("setting"), Column("before"), Column("what it takes hold of"), Column("", "wrap"))
-    return Section.table("Did the change take effect?", columns, cells, wide=True)
+    changes = dict.fromkeys(check for side in sides for check in side.checks)
+    return changes_section("Did the change take effect?", tuple(changes))
 
 
 def _measured(comparison: Comparison, notes: Sequence[str]) -> Section:

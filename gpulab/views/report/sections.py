@@ -9,7 +9,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import NOT_MEASURABLE, duration, duration_range, factor, number, percent, plural, rate, size
-from gpulab.run import Run, TraceOrigin
+from gpulab.run import Change, Run, TraceOrigin
 from gpulab.views import wording
 from gpulab.views.layout import PAIRS, TEXTS, Column, Row, Section, numbers, present
 from gpulab.views.report.dataloader_section import loading_sections
@@ -22,6 +22,7 @@ COSTLIEST = 10
 NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
 WHOLE_CELL = "whole cell"
 
+_STATES = {"no effect": "NO EFFECT", "cannot tell": "cannot be told"}  # in other words than the record has
 _OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
 _DEVICE_NOTE = "GPU time: of the kernels that the operator itself started, whenever they ran."
 _KERNELS_NOTE = "Time on the GPU. A kernel is one program that the GPU runs."
@@ -59,7 +60,7 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
     """
     loaded = facts.run.source == "trace"
     return present(
-        _changes(facts.run),
+        changes_section("Changed for this run", facts.run.changes),
         _step(facts),
         _parts(facts),
         _costliest("Costliest operators", _OPERATORS_NOTE, facts.operators),
@@ -343,21 +344,21 @@ def _ns(value: int | None) -> str:
     return duration(None if value is None else value / 1e3)
 
 
-def _changes(run: Run) -> Section | None:
-    """What was turned for this run, and whether it took effect."""
-    if not run.changes:
+def changes_section(title: str, changes: Sequence[Change]) -> Section | None:
+    """What was turned, and whether it took effect; None where nothing was."""
+    if not changes:
         return None
     cells = (
         (
             f"{plain(c.name)}={plain(c.value)}",
+            plain(c.found) or "unknown",
             plain(c.kind),
-            plain(c.found) or "–",
-            f"{plain(c.state)}: {plain(c.evidence)}",
+            f"{_STATES.get(c.state, plain(c.state))}: {plain(c.evidence)}",
         )
-        for c in run.changes
+        for c in changes
     )
-    columns = (Column("setting"), Column("is a"), Column("as found"), Column("", "wrap"))
-    return Section.table("Changed for this run", columns, cells, wide=True)
+    columns = (Column("setting"), Column("before"), Column("what it takes hold of"), Column("", "wrap"))
+    return Section.table(title, columns, cells, wide=True)
 
 
 def _choices(run: Run) -> Section | None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import Facts
-from gpulab.formatting import duration, percent
+from gpulab.formatting import duration, percent, time_unit
 from gpulab.run import Float64, Int64
 from gpulab.views import wording
 from gpulab.views.drawing import SHADE, SMALL_PT, Key, frame, legend_beside, rectangles
@@ -102,17 +102,18 @@ def _first_rows(profiled: np.ndarray, pause: np.ndarray, per_bar: int) -> Int64:
 
 def draw(axes: Axes, facts: Facts, seconds_per_unit: float) -> None:
     """The panel, its time axis in units of `seconds_per_unit`. Needs at least one step."""
-    found = bars(facts)
-    unit_ms, unit = (1e3, "s") if np.median(found.height_ms) >= 1e3 else (1.0, "ms")
-    top = _top(found.height_ms) / unit_ms
+    steps = bars(facts)
+    unit_us, unit = time_unit(float(np.median(steps.height_ms)) * 1e3)
+    unit_ms = unit_us / 1e3
+    top = _top(steps.height_ms) / unit_ms
     width = facts.run.wall_ns / 1e9 * _NARROWEST
     end = facts.run.wall_ns / 1e9
-    left = np.where(found.profiled, np.minimum(found.left_s, end - width), found.left_s) / seconds_per_unit
-    right = np.where(found.profiled, np.maximum(found.right_s, found.left_s + width), found.right_s) / seconds_per_unit
+    left = np.where(steps.profiled, np.minimum(steps.left_s, end - width), steps.left_s) / seconds_per_unit
+    right = np.where(steps.profiled, np.maximum(steps.right_s, steps.left_s + width), steps.right_s) / seconds_per_unit
     edge = 0.5 if len(left) <= 80 else 0.0
-    for chosen in (~found.profiled, found.profiled):
+    for chosen in (~steps.profiled, steps.profiled):
         base = np.zeros(len(left))
-        for name, ms in found.parts_ms.items():
+        for name, ms in steps.parts_ms.items():
             drawn = chosen & (ms > 0)
             part = wording.NOT_PROFILED if name == _REST else wording.PARTS[name]
             if drawn.any():
@@ -122,9 +123,9 @@ def draw(axes: Axes, facts: Facts, seconds_per_unit: float) -> None:
                 )
             base = base + ms / unit_ms
     axes.set_ylim(0, top)
-    _mark_cut(axes, found, left, right, top, unit_ms)
-    _label(axes, found, unit)
-    _legend(axes, facts, found)
+    _mark_cut(axes, steps, left, right, top, unit_ms)
+    _label(axes, steps, unit)
+    _legend(axes, facts, steps)
 
 
 def _top(height: Float64) -> float:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown, StepParts
-from gpulab.formatting import duration, plural
+from gpulab.formatting import duration, plural, time_unit
 from gpulab.run import Category, Float64, Int64, Lane, Timeline
 from gpulab.timeline import spans
 from gpulab.views import wording
@@ -100,7 +100,8 @@ class Zoom:
     def draw(self, axes: Axes, width_px: float) -> None:
         """The panel, drawn for a width of `width_px` pixels."""
         wall_ns = max(self.step.end_ns - self.step.start_ns, 1)
-        unit_ns, unit = (1e6, "ms") if wall_ns >= 1e6 else (1e3, "µs")
+        unit_us, unit = time_unit(wall_ns / 1e3)
+        unit_ns = 1e3 * unit_us
         scale = _Scale(self.step.start_ns, unit_ns, wall_ns / unit_ns / width_px)
         axes.set_xlim(0, wall_ns / unit_ns)
         middles, labels, y = [], [], 0.0

@@ -300,15 +300,15 @@ def _kinds(timeline: Timeline, order: Int64, device_kind: str) -> tuple[list[lis
 def _lanes_head(lanes: list[_Drawn], firsts: Int64) -> dict[str, object]:
     """Each lane's rows as [first, count]; the overview draws the GPUs' work, or the first row where there is none."""
     rows = [[a, b - a] for a, b in pairwise(firsts.tolist())]
-    found: list[dict[str, object]] = []
+    heads: list[dict[str, object]] = []
     overview: list[list[int]] = []
     at = 0
     for lane in lanes:
         mine = rows[at : at + len(lane.levels)]
-        found.append({"label": lane.label, "rows": mine, "most": lane.most_levels})
+        heads.append({"label": lane.label, "rows": mine, "most": lane.most_levels})
         overview += [] if lane.work is None else mine[lane.work :]
         at += len(mine)
-    return {"lanes": found, "overview": overview or rows[:1]}
+    return {"lanes": heads, "overview": overview or rows[:1]}
 
 
 def _bands(run: Run, timeline: Timeline, account: Breakdown | None, origin: int) -> list[dict[str, object]]:
