@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
-from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import idle_us
 from gpulab.formatting import duration, number, percent
-from gpulab.intervals import Intervals
 
 _GROUPED = (
     "Adadelta",
@@ -112,7 +111,7 @@ def _evidence(context: RuleContext, work: OptimizerWork, updating: float, zeroin
             Evidence(
                 f"{number(work.zeroing)} calls per step set gradients to zero and take "
                 f"{duration(work.zero_host_us)}{idle}",
-                _first(work.zero_times),
+                next(iter(pairs(work.zero_times)), None),
             )
         )
     if updating:
@@ -123,7 +122,7 @@ def _evidence(context: RuleContext, work: OptimizerWork, updating: float, zeroin
             Evidence(
                 f"{work.name}.step updates the parameters {style}: {number(work.operators)} operators and "
                 f"{duration(host)} per step",
-                _first(work.step_times),
+                next(iter(pairs(work.step_times)), None),
             )
         )
         if context.on_gpu:
@@ -146,10 +145,6 @@ def _cure(work: OptimizerWork, updating: bool, zeroing: bool) -> str:
         own = f"torch._foreach_ operators on the lists of all tensors in {work.name}.step, or torch.compile on it"
         parts.append(f"{whole if work.name in _GROUPED else own}, or one that PyTorch can fuse (Adam, AdamW, SGD)")
     return f"{' and '.join(parts)}."
-
-
-def _first(times: Intervals) -> tuple[int, int] | None:
-    return (int(times[0, 0]), int(times[0, 1])) if len(times) else None
 
 
 FINDINGS = (

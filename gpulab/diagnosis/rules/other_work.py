@@ -54,7 +54,7 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
         (
             Evidence(
                 f"{duration(share * context.step_us)} of {duration(context.step_us)} are spent {where}",
-                (int(afterwards.times[0, 0]), int(afterwards.times[0, 1])),
+                pairs(afterwards.times)[0],
             ),
         ),
         share * context.step_us,
@@ -81,7 +81,7 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
         (
             Evidence(
                 f"{duration(own.share * step_us)} of {duration(step_us)}, most of it at one line",
-                (int(own.times[0, 0]), int(own.times[0, 1])),
+                pairs(own.times)[0],
             ),
         ),
         own.share * step_us,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import Intervals, clip, measure, subtract, union
@@ -59,7 +59,7 @@ def _partly(context: RuleContext) -> Finding | None:
     share = time_ns / max(1, account.wall_ns)
     if not costliest or share < context.thresholds.on_cpu_notice:
         return None
-    longest = max(on_cpu.tolist(), key=lambda i: i[1] - i[0])
+    longest = max(pairs(on_cpu), key=lambda span: span[1] - span[0])
     return Finding(
         "wrong_device",
         f"A part of the model computes on the CPU: the GPU has nothing to do for {percent(share)} of {context.unit} "
@@ -67,7 +67,7 @@ def _partly(context: RuleContext) -> Finding | None:
         (
             Evidence(
                 f"{costliest} ran on the CPU while the GPU idled, {duration(share * (context.step_us or 0))} per step",
-                (int(longest[0]), int(longest[1])),
+                longest,
             ),
         ),
         share * (context.step_us or 0.0),

@@ -140,10 +140,7 @@ def _step_word(context: RuleContext) -> str:
 
 
 def _longest(times: Intervals) -> tuple[int, int] | None:
-    if not len(times):
-        return None
-    i = int((times[:, 1] - times[:, 0]).argmax())
-    return int(times[i, 0]), int(times[i, 1])
+    return max(pairs(times), key=lambda span: span[1] - span[0], default=None)
 
 
 FINDINGS = (

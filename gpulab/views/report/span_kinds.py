@@ -2,36 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from gpulab.run import Category, Int64, Lane, Timeline
 from gpulab.timeline import spans
 from gpulab.views import wording
+from gpulab.views.drawing import Key
 
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A sort of span: its legend and colour on white."""
-
-    label: str
-    colour: str
-
-
-_DATA = Kind(wording.PARTS["data_wait"].label, wording.PARTS["data_wait"].colour)
-_OPTIMIZER = Kind(wording.PARTS["optimizer"].label, wording.PARTS["optimizer"].colour)
-_OPERATOR_ON_CPU = Kind("operators", wording.PARTS["compute"].colour)
-_OPERATOR = Kind("operators (host)", "#A6BDDB")
-_CALL = Kind("CUDA calls", wording.PARTS["launch"].colour)
-_SYNC = Kind("CUDA calls that wait", wording.PARTS["sync_wait"].colour)
-_KERNEL = Kind("kernels", wording.PARTS["compute"].colour)
-_NCCL = Kind("communication kernels", wording.PARTS["communication"].colour)
-_COPY = Kind("copies", wording.PARTS["memcpy"].colour)
-_SET = Kind("memsets", wording.PARTS["memset"].colour)
-_NOTE = Kind("annotations", "#BDBDBD")
-_PYTHON = Kind("Python functions", "#CBB9A4")
-_STREAM_SYNC = Kind("streams that wait", "#E3B7D0")
+_DATA = Key(wording.PARTS["data_wait"].label, wording.PARTS["data_wait"].colour)
+_OPTIMIZER = Key(wording.PARTS["optimizer"].label, wording.PARTS["optimizer"].colour)
+_OPERATOR_ON_CPU = Key("operators", wording.PARTS["compute"].colour)
+_OPERATOR = Key("operators (host)", "#A6BDDB")
+_CALL = Key("CUDA calls", wording.PARTS["launch"].colour)
+_SYNC = Key("CUDA calls that wait", wording.PARTS["sync_wait"].colour)
+_KERNEL = Key("kernels", wording.PARTS["compute"].colour)
+_NCCL = Key("communication kernels", wording.PARTS["communication"].colour)
+_COPY = Key("copies", wording.PARTS["memcpy"].colour)
+_SET = Key("memsets", wording.PARTS["memset"].colour)
+_NOTE = Key("annotations", "#BDBDBD")
+_PYTHON = Key("Python functions", "#CBB9A4")
+_STREAM_SYNC = Key("streams that wait", "#E3B7D0")
 KINDS = (
     _DATA, _OPTIMIZER, _OPERATOR_ON_CPU, _OPERATOR, _CALL, _SYNC, _NOTE, _PYTHON,
     _KERNEL, _NCCL, _COPY, _SET, _STREAM_SYNC,
@@ -47,7 +37,7 @@ def kinds_of(timeline: Timeline, rows: Int64, device_kind: str) -> Int64:
     return np.array(decided, dtype=np.int64)[where]
 
 
-def _kind(category: Category, name: str, device_kind: str) -> Kind:
+def _kind(category: Category, name: str, device_kind: str) -> Key:
     if category == Category.KERNEL:
         return _NCCL if spans.is_communication(name) else _KERNEL
     if category in (Category.GPU_MEMCPY, Category.GPU_MEMSET):

@@ -265,7 +265,7 @@ def _lane_label(track: Track) -> str:
 
 def _legend(axes: Axes, tracks: list[Track], on_gpu: bool, broad_ns: float) -> None:
     seen = sorted({int(k) for track in tracks for k in np.unique(track.kind)})
-    keys = [Key(KINDS[k].label, KINDS[k].colour) for k in seen]
+    keys = [KINDS[k] for k in seen]
     keys.append(Key("idle" if on_gpu else "nothing recorded", _GROUND))
     if any((track.end_ns - track.start_ns < broad_ns).any() for track in tracks):
         keys.append(Key("low bar: spans under a pixel,\nas high as the time they cover"))
