@@ -27,11 +27,12 @@ from traitlets import Bool, Int, Unicode
 from gpulab.errors import GpulabError, UsageError
 from gpulab.options import read_seconds, read_whole_number
 from gpulab.tuning import cell_code
+from gpulab.tuning.function_code import TextCode
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
     from gpulab.api.profile import profile
-    from gpulab.tuning.plan import Plan
+    from gpulab.tuning.plan import Code, Plan
     from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
 
@@ -109,7 +110,7 @@ _WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what
 class Comparing:
     """An experiment that is ready to run."""
 
-    code: cell_code.CellCode
+    code: Code
     plan: Plan
     give: bool
 
@@ -121,7 +122,7 @@ class Comparing:
         return compared if self.give else None
 
 
-def _changing(options: argparse.Namespace, code: cell_code.CellCode) -> Changing | None:
+def _changing(options: argparse.Namespace, code: Code) -> Changing | None:
     """What `--set` asks for."""
     if not options.set:
         return None
@@ -202,7 +203,7 @@ class GPUProfile(Magics):
             parsed = cell_code.parsed(self.shell, statement)
             give = options.give and not (parsed.silent and cell is not None)
             _check_combination(options)
-            code = cell_code.CellCode(self.shell, statement, parsed, source, local_ns)
+            code = TextCode.of_cell(self.shell, statement, parsed, source, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
                 return self._comparing(options, code, give)
             changing = _changing(options, code)
@@ -212,7 +213,7 @@ class GPUProfile(Magics):
             raise LineError(f"{_ended(str(e))} The {'statement' if cell is None else 'cell'} did not run.") from None
         return parsed, profiler, changing, give
 
-    def _comparing(self, options: argparse.Namespace, code: cell_code.CellCode, give: bool) -> Comparing:
+    def _comparing(self, options: argparse.Namespace, code: Code, give: bool) -> Comparing:
         from gpulab.knobs.catalogue import grid, parse_settings, parse_sweeps
         from gpulab.tuning.plan import DEFAULT_BUDGET_S, Arm, Plan
         from gpulab.tuning.runner import check

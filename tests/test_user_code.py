@@ -198,7 +198,7 @@ def test_what_the_magic_does_before_the_cell_has_no_line(
 def test_a_cell_of_an_experiment(around: Callable[[], AbstractContextManager[None]], shell: InteractiveShell) -> None:
     shell.push(names_for_a_cell())
     with around():
-        cell_code.CellCode(shell, CELL, cell_code.parsed(shell, CELL)).run()
+        TextCode.of_cell(shell, CELL, cell_code.parsed(shell, CELL)).run()
     check(shell.user_ns)
 
 

@@ -55,11 +55,10 @@ def experiment(
 
 def cell_code(text: str, namespace: dict[str, Any] | None) -> Code:
     """The text of a cell as code: with these names, else those of the notebook. Raises UsageError."""
-    shell = cells.shell()
-    if namespace is not None or shell is None:
-        return TextCode.parsed(text, namespace if namespace is not None else {})
+    if namespace is not None:
+        return TextCode.parsed(text, namespace)
     try:
-        return cells.CellCode(shell, text, cells.parsed(shell, text))
+        return _text_code(text, "cell", {})
     except SyntaxError as e:
         raise UsageError(f"The code does not parse: {e}.") from None
 
@@ -68,9 +67,9 @@ def code_of(given: Callable[[], object] | str | Code | None) -> Code:
     """The code that a user means; None: the cell profiled last. Raises UsageError where there is none."""
     if given is None:
         run = _last_profiled()
-        return _text_code(run.code, "statement" if run.source == "statement" else "cell")
+        return _text_code(run.code, "statement" if run.source == "statement" else "cell", _main_names())
     if isinstance(given, str):
-        return _text_code(given, "cell")
+        return _text_code(given, "cell", _main_names())
     if callable(given):
         return FunctionCode(given)
     return given
@@ -86,11 +85,16 @@ def _last_profiled() -> Run:
     return cells_only[-1]
 
 
-def _text_code(text: str, source: Literal["cell", "statement"]) -> Code:
+def _text_code(text: str, source: Literal["cell", "statement"], names: dict[str, Any]) -> Code:
+    """With the names of the notebook; where there is none, with these."""
     shell = cells.shell()
     if shell is None:
-        return TextCode.parsed(text, vars(sys.modules["__main__"]))
-    return cells.CellCode(shell, text, cells.parsed(shell, text), source)
+        return TextCode.parsed(text, names)
+    return TextCode.of_cell(shell, text, cells.parsed(shell, text), source)
+
+
+def _main_names() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
 
 
 def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:

@@ -6,14 +6,13 @@ import ast
 import inspect
 import io
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import CodeType, MethodType, TracebackType
-from typing import Any, Literal
+from typing import Any
 
 from gpulab.errors import UsageError
-from gpulab.knobs.variables import Plain, Variables, names_in, replace_literals
 from gpulab.user_code import runs_users_code
 
 runs_users_code(__file__)
@@ -29,65 +28,24 @@ _COMPILE_ERRORS = (SyntaxError, OverflowError, ValueError, TypeError, MemoryErro
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A parsed cell: `parts` run in turn, `last`, if any, gives the cell's value. `silent`: it ends in a semicolon."""
+    """A parsed cell. `silent`: it ends in a semicolon."""
 
     name: str
-    parts: tuple[ast.Module | ast.Interactive, ...]
-    last: ast.Expression | None
-    silent: bool
     tree: ast.Module
+    silent: bool
     interactivity: str
 
     def run(self, shell: Any, local_ns: MutableMapping[str, Any] | None = None) -> Any:
         """Run in the user's namespace, each part compiled just before it runs; return the last expression's value."""
         names = shell.user_ns if local_ns is None else local_ns
-        for part in self.parts:
-            exec(_code(shell, part, self.name), shell.user_global_ns, names)
-        return eval(_code(shell, self.last, self.name), shell.user_global_ns, names) if self.last is not None else None
-
-
-@dataclass(frozen=True, slots=True)
-class CellCode:
-    """A cell as code that an experiment runs again and again, in the user's namespace."""
-
-    shell: Any
-    text: str
-    cell: Cell
-    source: Literal["cell", "statement"] = "cell"
-    local_ns: dict[str, Any] | None = None
-    seen_through: MutableMapping[str, Any] | None = None
-
-    @property
-    def namespace(self) -> dict[str, Any]:
-        names: dict[str, Any] = self.shell.user_ns if self.local_ns is None else self.local_ns
-        return names
-
-    @property
-    def names(self) -> frozenset[str]:
-        return names_in(self.cell.tree)
-
-    @property
-    def roots(self) -> tuple[object, ...]:
-        return ()
-
-    @property
-    def variables(self) -> Variables:
-        return Variables.of(self.cell.tree, self.namespace)
-
-    def run(self) -> object:
-        """Run it; the value of its last expression."""
-        return self.cell.run(self.shell, self.local_ns if self.seen_through is None else self.seen_through)
-
-    def replacing(self, variables: Mapping[str, Plain]) -> CellCode:
-        """The same cell with these of its literals replaced; others are set in its namespace."""
-        own = {name: value for name, value in variables.items() if name in self.variables.literals}
-        if not own:
-            return self
-        cell, tree = self.cell, replace_literals(self.cell.tree, own)
-        return replace(self, cell=_split(cell.name, tree, cell.silent, cell.interactivity))
-
-    def through(self, names: MutableMapping[str, Any]) -> CellCode:
-        return replace(self, seen_through=names)
+        silently, shown, last = _interactive(list(self.tree.body), self.interactivity)
+        for node in silently:
+            exec(_code(shell, ast.Module([node], []), self.name), shell.user_global_ns, names)
+        for node in shown:
+            exec(_code(shell, ast.Interactive([node]), self.name), shell.user_global_ns, names)
+        if last is None:
+            return None
+        return eval(_code(shell, ast.Expression(last.value), self.name), shell.user_global_ns, names)
 
 
 def shell() -> Any:
@@ -127,14 +85,7 @@ def parsed(shell: Any, text: str) -> Cell:
     if shell.autoawait and any(map(_awaits, tree.body)):
         raise UsageError(AWAIT)
     silent = shell.displayhook.semicolon_at_end_of_expression(source)
-    return _split(name, tree, silent, "none" if silent else shell.ast_node_interactivity)
-
-
-def _split(name: str, tree: ast.Module, silent: bool, interactivity: str) -> Cell:
-    silently, shown, last = _interactive(list(tree.body), interactivity)
-    parts = [ast.Module([node], []) for node in silently] + [ast.Interactive([node]) for node in shown]
-    expression = ast.Expression(last.value) if last is not None else None
-    return Cell(name, tuple(parts), expression, silent, tree, interactivity)
+    return Cell(name, tree, silent, "none" if silent else shell.ast_node_interactivity)
 
 
 def _interactive(nodes: list[ast.stmt], interactivity: str) -> tuple[list[ast.stmt], list[ast.stmt], ast.Expr | None]:

@@ -1,4 +1,4 @@
-"""A function of the user's as code that can be run again and again."""
+"""The user's code, a function or the text of a cell, that can be run again and again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain, Variables, names_in, replace_literals
+from gpulab.tuning.cell_code import Cell
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, runs_users_code
 
 runs_users_code(__file__)
@@ -66,21 +67,42 @@ class FunctionCode:
 
 @dataclass(frozen=True, slots=True)
 class TextCode:
-    """The text of a cell, without IPython's own syntax, that runs in `namespace`."""
+    """The text of a cell that runs in `namespace`. `execute` runs a tree, whose lines use these names."""
 
     text: str
     namespace: dict[str, Any]
     tree: ast.Module
-    source: Literal["cell"] = "cell"
+    execute: Callable[[ast.Module, MutableMapping[str, Any]], object]
+    source: Literal["cell", "statement"] = "cell"
     seen_through: MutableMapping[str, Any] | None = None
 
     @classmethod
     def parsed(cls, text: str, namespace: dict[str, Any]) -> TextCode:
-        """Raises UsageError where it does not parse."""
+        """Without IPython, and so without its syntax. Raises UsageError where it does not parse."""
+
+        def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> None:
+            exec(compile(tree, CELL_WITHOUT_IPYTHON, "exec"), namespace, names)
+
         try:
-            return cls(text, namespace, ast.parse(text))
+            return cls(text, namespace, ast.parse(text), execute)
         except SyntaxError as e:
             raise UsageError(f"The code does not parse: {e}.") from None
+
+    @classmethod
+    def of_cell(
+        cls,
+        shell: Any,
+        text: str,
+        cell: Cell,
+        source: Literal["cell", "statement"] = "cell",
+        local_ns: dict[str, Any] | None = None,
+    ) -> TextCode:
+        """As IPython runs it, in the user's namespace."""
+
+        def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> object:
+            return replace(cell, tree=tree).run(shell, names)
+
+        return cls(text, shell.user_ns if local_ns is None else local_ns, cell.tree, execute, source)
 
     @property
     def names(self) -> frozenset[str]:
@@ -95,8 +117,8 @@ class TextCode:
         return Variables.of(self.tree, self.namespace)
 
     def run(self) -> object:
-        exec(compile(self.tree, CELL_WITHOUT_IPYTHON, "exec"), self.namespace, self.seen_through)
-        return None
+        """Run it; the value of its last expression, where IPython gives one."""
+        return self.execute(self.tree, self.namespace if self.seen_through is None else self.seen_through)
 
     def replacing(self, variables: Mapping[str, Plain]) -> TextCode:
         """The same text with these of its literals replaced; others are set in its namespace."""
