@@ -22,7 +22,7 @@ from gpulab.api import doctor, runs_command, tensorboard
 from gpulab.api.profile import open_run
 from gpulab.devices.doctor import examine
 from gpulab.errors import GpulabError, StoreError, UsageError
-from gpulab.options import whole_number_type
+from gpulab.options import add_run_options
 from gpulab.store.folders import Store
 from gpulab.user_code import runs_users_code
 from gpulab.views import wording
@@ -316,28 +316,8 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
 def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpulab record [options] SCRIPT [ARGS ...]"
     parser.add_argument("--name", default="", help="a name for the run; without it the run has only its id")
-    parser.add_argument(
-        "--steps", type=whole_number_type("--steps", 1), metavar="N", help="end the script cleanly after N steps"
-    )
-    parser.add_argument(
-        "--warmup",
-        type=whole_number_type("--warmup", 0),
-        metavar="N",
-        help="leave the first N steps out of the figures",
-    )
-    trace = parser.add_mutually_exclusive_group()
-    trace.add_argument(
-        "--trace-steps", type=whole_number_type("--trace-steps", 1), metavar="N", help="profile N steps in detail"
-    )
-    trace.add_argument("--no-trace", action="store_true", help="do not profile: step times and curves only")
-    parser.add_argument("--whole", action="store_true", help="profile from the first line, for code without steps")
-    parser.add_argument("--no-save", action="store_true", help="do not keep the run on disk")
-    parser.add_argument(
-        "--no-live",
-        action="store_true",
-        help="do not say on the terminal while it runs that something is wrong for long",
-    )
-    parser.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:1 (default auto)")
+    add_run_options(parser, "script")
+    parser.set_defaults(device="auto")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     parser.add_argument("script", metavar="SCRIPT", help="the Python file to run")

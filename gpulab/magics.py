@@ -25,7 +25,7 @@ from IPython.core.magic import (
 from traitlets import Bool, Int, Unicode
 
 from gpulab.errors import GpulabError, UsageError
-from gpulab.options import read_seconds, read_whole_number
+from gpulab.options import add_run_options, add_whole_number, seconds_type
 from gpulab.tuning import cell_code
 from gpulab.tuning.function_code import TextCode
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
@@ -73,24 +73,20 @@ def _parser() -> _Parser:
     )
     add = parser.add_argument
     add("name", nargs="?", default="", metavar="NAME", help="a name for the run")
-    add("--steps", metavar="N", help="end the cell cleanly after N steps")
-    add("--warmup", metavar="N", help="drop the first N steps from the figures (default: 1 to 3, by length)")
-    add("--trace-steps", metavar="N", help="profile N steps in detail (default: up to 5)")
-    add("--no-trace", action="store_true", help="measure only: no profiled window, no step breakdown")
-    add("--whole", action="store_true", help="profile from the first line, for code without training steps")
-    add("--no-live", action="store_true", help="no live plot while the cell runs")
-    add("--no-save", action="store_true", help="do not keep the run on disk")
-    add("--device", metavar="DEV", help="auto, cpu, cuda or cuda:N (default: auto)")
+    add_run_options(parser, "cell")
     add("--set", action="append", metavar="KNOB=VALUE", help="run with this changed; more than once for several")
     add("--ab", action="append", metavar="KNOB=VALUE", help="compare the cell as written with it changed like this")
     add("--sweep", action="append", metavar="KNOB=A,B,C", help="compare several values; two sweeps make a grid")
-    add("--pairs", metavar="N", help="pairs of blocks to compare (default: what fits into the budget, up to 30)")
+    add_whole_number(parser, "--pairs", 1, "pairs of blocks to compare (default: what fits into the budget, up to 30)")
     add(
         "--budget",
+        type=seconds_type("--budget"),
         metavar="SECONDS",
         help="time for the blocks of a comparison (default: 60); full runs with a trace, up to 20 s each, come on top",
     )
-    add("--seeds", metavar="N", help="also run the cell as written with N other seeds: how far the loss moves by that")
+    add_whole_number(
+        parser, "--seeds", 0, "also run the cell as written with N other seeds: how far the loss moves by that"
+    )
     add("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value")
     add("-h", "--help", action="store_true", help="show this text")
     return parser
@@ -143,9 +139,10 @@ def _check_combination(options: argparse.Namespace) -> None:
     for name in _OF_COMPARISONS:
         if getattr(options, name) is not None and not comparing:
             raise UsageError(f"--{name} belongs to a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
-    for name in ("warmup", "trace_steps", "whole"):
-        if getattr(options, name) and comparing:
-            raise UsageError(f"--{name.replace('_', '-')} and --{comparing[0]} contradict each other: leave one out.")
+    of_one_run = {"--warmup": options.warmup, "--trace-steps": options.trace_steps, "--whole": options.whole or None}
+    for option, given in of_one_run.items():
+        if given is not None and comparing:
+            raise UsageError(f"{option} and --{comparing[0]} contradict each other: leave one out.")
 
 
 @magics_class
@@ -223,10 +220,10 @@ class GPUProfile(Magics):
         sweeps = parse_sweeps(options.sweep or [], names.has, names.names)
         plan = Plan(
             arms=tuple(Arm(values) for values in grid(sweeps, fixed)),
-            block_steps=read_whole_number("--steps", options.steps, 1, None),
-            pairs=read_whole_number("--pairs", options.pairs, 1, None),
-            budget_s=read_seconds("--budget", options.budget, DEFAULT_BUDGET_S),
-            seeds=read_whole_number("--seeds", options.seeds, 0, 0),
+            block_steps=options.steps,
+            pairs=options.pairs,
+            budget_s=options.budget or DEFAULT_BUDGET_S,
+            seeds=options.seeds or 0,
             name=options.name,
             device=options.device or self.device,
             trace=self.trace and not options.no_trace,
@@ -260,9 +257,9 @@ class GPUProfile(Magics):
         trace = not options.no_trace and (self.trace or asks_for_trace)
         return profile(
             options.name,
-            steps=read_whole_number("--steps", options.steps, 1, self.steps),
-            warmup=read_whole_number("--warmup", options.warmup, 0, self.warmup),
-            trace_steps=read_whole_number("--trace-steps", options.trace_steps, 1, self.trace_steps if trace else None),
+            steps=self.steps if options.steps is None else options.steps,
+            warmup=self.warmup if options.warmup is None else options.warmup,
+            trace_steps=self.trace_steps if trace and options.trace_steps is None else options.trace_steps,
             trace=trace,
             live=self.live and not options.no_live,
             save=self.save and not options.no_save,

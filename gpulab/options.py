@@ -1,24 +1,25 @@
-"""Numbers that an option takes ("--steps 50", `steps=50`): read and refused in one way, wherever they are given."""
+"""Options that are given in several places ("--steps 50", `steps=50`): explained, read and refused in one way."""
 
 from __future__ import annotations
 
 import math
+from argparse import ArgumentParser
 from collections.abc import Callable
-from typing import TypeVar
 
 from gpulab.errors import UsageError
 
-T = TypeVar("T")
 
-
-def read_whole_number(option: str, text: str | None, least: int, default: T) -> int | T:
-    """The number that a line gives; `default` where the option is absent. Raises UsageError."""
-    if text is None:
-        return default
-    digits = text.strip()
-    if not (digits.isascii() and digits.isdecimal() and int(digits) >= least):
-        raise _no_whole_number(option, text, least)
-    return int(digits)
+def add_run_options(parser: ArgumentParser, what: str) -> None:
+    """The options of a profiled run, of which `what` ("cell", "script") is the code."""
+    add = parser.add_argument
+    add_whole_number(parser, "--steps", 1, f"end the {what} cleanly after N steps")
+    add_whole_number(parser, "--warmup", 0, "leave the first N steps out of the figures (default: 1 to 3, by length)")
+    add_whole_number(parser, "--trace-steps", 1, "profile N steps in detail (default: up to 5)")
+    add("--no-trace", action="store_true", help="do not profile: step times and curves only, no step breakdown")
+    add("--whole", action="store_true", help="profile from the first line, for code without training steps")
+    add("--no-live", action="store_true", help=f"show nothing while the {what} runs: no live plot, no warning")
+    add("--no-save", action="store_true", help="do not keep the run on disk")
+    add("--device", metavar="DEV", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
 def check_whole_number(option: str, value: object, least: int) -> None:
@@ -28,20 +29,34 @@ def check_whole_number(option: str, value: object, least: int) -> None:
 
 
 def whole_number_type(option: str, least: int) -> Callable[[str], int]:
-    """The same as a `type` for argparse, which passes a UsageError on unchanged."""
-    return lambda text: read_whole_number(option, text, least, least)
+    """The number that a line gives, as a `type` for argparse, which passes a UsageError on unchanged."""
+
+    def read(text: str) -> int:
+        digits = text.strip()
+        if not (digits.isascii() and digits.isdecimal() and int(digits) >= least):
+            raise _no_whole_number(option, text, least)
+        return int(digits)
+
+    return read
 
 
-def read_seconds(option: str, text: str | None, default: float) -> float:
-    """The seconds that a line gives; `default` where the option is absent. Raises UsageError."""
-    if text is None:
-        return default
-    try:
-        seconds = float(text)
-    except ValueError:
-        raise _no_seconds(option, text) from None
-    check_seconds(option, seconds)
-    return seconds
+def add_whole_number(parser: ArgumentParser, option: str, least: int, explanation: str = "") -> None:
+    """Let the parser take it."""
+    parser.add_argument(option, type=whole_number_type(option, least), metavar="N", help=explanation)
+
+
+def seconds_type(option: str) -> Callable[[str], float]:
+    """The same for seconds."""
+
+    def read(text: str) -> float:
+        try:
+            seconds = float(text)
+        except ValueError:
+            raise _no_seconds(option, text) from None
+        check_seconds(option, seconds)
+        return seconds
+
+    return read
 
 
 def check_seconds(option: str, value: object) -> None:
@@ -56,6 +71,3 @@ def _no_whole_number(option: str, given: object, least: int) -> UsageError:
 
 def _no_seconds(option: str, given: object) -> UsageError:
     return UsageError(f"{option} takes a number of seconds above 0, not {given!r}.")
-
-
-__all__ = ["check_seconds", "check_whole_number", "read_seconds", "read_whole_number", "whole_number_type"]

@@ -59,8 +59,8 @@ def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["record", "--steps", "0", "x.py"], "--steps takes a whole number of at least 1, not '0'."),
         (["record", "--warmup", "1.5", "x.py"], "--warmup takes a whole number of at least 0, not '1.5'."),
         (
-            ["record", "--no-trace", "--trace-steps", "3", "x.py"],
-            "argument --trace-steps: not allowed with argument --no-trace.",
+            ["record", "--no-trace", "--trace-steps", "3", __file__],
+            "--no-trace and --trace-steps contradict each other: leave one out.",
         ),
         (["record"], "the following arguments are required: SCRIPT"),
         (

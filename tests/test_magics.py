@@ -73,7 +73,7 @@ def value_of(done: ExecutionResult) -> Any:
 def test_a_line_is_read() -> None:
     options = magics.parse(["name", "--steps", "5", "--no-live", "--device=cpu", "-r"])
     given = {k: v for k, v in vars(options).items() if v not in (None, False, "")}
-    assert given == {"name": "name", "steps": "5", "no_live": True, "device": "cpu", "give": True}
+    assert given == {"name": "name", "steps": 5, "no_live": True, "device": "cpu", "give": True}
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,8 @@ def test_a_line_is_read() -> None:
     [
         ("train()", {}, "train()"),
         ("  f(x)[0] ", {}, "f(x)[0] "),
-        ("--steps 3 f(-1, --x)", {"steps": "3"}, "f(-1, --x)"),
-        ("--steps=3 --no-live -r f('a  b')", {"steps": "3", "no_live": True, "give": True}, "f('a  b')"),
+        ("--steps 3 f(-1, --x)", {"steps": 3}, "f(-1, --x)"),
+        ("--steps=3 --no-live -r f('a  b')", {"steps": 3, "no_live": True, "give": True}, "f('a  b')"),
         ("-r x = {'a': $b}", {"give": True}, "x = {'a': $b}"),
         ("--help", {"help": True}, ""),
         ('--ab "workers=1, amp=bf16" train("a  b")', {"ab": ["workers=1, amp=bf16"]}, 'train("a  b")'),

@@ -14,21 +14,19 @@ from gpulab import cli, magics
 from gpulab.api import climb, headspace
 from gpulab.demo import __main__ as demo
 from gpulab.errors import UsageError
-from gpulab.options import check_seconds, check_whole_number, read_seconds, read_whole_number, whole_number_type
+from gpulab.options import check_seconds, check_whole_number, seconds_type, whole_number_type
 
 
 @pytest.mark.parametrize("text", ["5", " 7 ", "0012"])
 def test_a_number_of_a_line(text: str) -> None:
-    assert read_whole_number("--steps", text, 1, None) == whole_number_type("--steps", 1)(text) == int(text)
-    assert read_whole_number("--steps", None, 1, 9) == 9
+    assert whole_number_type("--steps", 1)(text) == int(text)
 
 
 @pytest.mark.parametrize("text", ["many", "2.5", "1e3", "", "0x10", "-5", "0", "²", "٣"])
 def test_what_is_no_number_of_a_line(text: str) -> None:
-    for read in (lambda: read_whole_number("--steps", text, 1, None), lambda: whole_number_type("--steps", 1)(text)):
-        with pytest.raises(UsageError) as caught:
-            read()
-        assert str(caught.value) == f"--steps takes a whole number of at least 1, not {text!r}."
+    with pytest.raises(UsageError) as caught:
+        whole_number_type("--steps", 1)(text)
+    assert str(caught.value) == f"--steps takes a whole number of at least 1, not {text!r}."
 
 
 @pytest.mark.parametrize("value", ["5", 2.0, True, 0, -1, math.nan])
@@ -40,10 +38,10 @@ def test_what_is_no_number_in_python(value: object) -> None:
 
 
 def test_seconds() -> None:
-    assert read_seconds("--budget", None, 60.0) == 60 and read_seconds("--budget", "1.5", 60.0) == 1.5
+    assert seconds_type("--budget")("1.5") == 1.5
     for text in ("soon", "0", "-3", "nan", ""):
         with pytest.raises(UsageError, match="--budget takes a number of seconds above 0, not "):
-            read_seconds("--budget", text, 60.0)
+            seconds_type("--budget")(text)
     for value in ("60", 0, -1.0, math.nan, True, None):
         with pytest.raises(UsageError, match="--budget takes a number of seconds above 0, not "):
             check_seconds("--budget", value)

@@ -14,7 +14,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
-from gpulab.options import check_seconds, check_whole_number, read_seconds, whole_number_type
+from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.climb import Climber
@@ -122,16 +122,16 @@ def magic(line: str) -> None:
 def parsed(words: Sequence[str], prog: str = "%gpulab climb") -> Bounds:
     """The bounds that a line asks for. Raises UsageError naming the option."""
     parser = Parser(prog, "[--budget SECONDS] [--rungs N] [--seeds N] [--without KNOB,…] [--allow KNOB,…]")
-    parser.add_argument("--budget")
+    parser.add_argument("--budget", type=seconds_type("--budget"), default=DEFAULT_BUDGET_S)
     for option, least in _LEAST.items():
-        parser.add_argument(f"--{option}", type=whole_number_type(f"--{option}", least))
+        add_whole_number(parser, f"--{option}", least)
     parser.set_defaults(seeds=DEFAULT_SEEDS)
     parser.add_argument("--without", action="append", default=[])
     parser.add_argument("--allow", action="append", default=[])
     parser.add_argument("--no-save", action="store_true")
     given = parser.read(words)
     return Bounds(
-        budget_s=read_seconds("--budget", given.budget, DEFAULT_BUDGET_S),
+        budget_s=given.budget,
         rungs=given.rungs,
         seeds=given.seeds,
         steps=given.steps,

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import cell_code, code_of
-from gpulab.options import check_seconds, check_whole_number, read_seconds, whole_number_type
+from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
 from gpulab.tuning.headspace.headspace import Differential
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
 from gpulab.views.headspace import HeadspaceReport
@@ -79,8 +79,8 @@ def magic(line: str) -> None:
 def parsed(words: Sequence[str]) -> tuple[float, int | None, int | None]:
     """Budget in s, steps and pairs as a line asks for them. Raises UsageError naming the option."""
     parser = Parser("%gpulab headspace", "[--budget SECONDS] [--steps N] [--pairs N]")
-    parser.add_argument("--budget")
+    parser.add_argument("--budget", type=seconds_type("--budget"), default=DEFAULT_BUDGET_S)
     for option in ("--steps", "--pairs"):
-        parser.add_argument(option, type=whole_number_type(option, 1))
+        add_whole_number(parser, option, 1)
     given = parser.read(words)
-    return read_seconds("--budget", given.budget, DEFAULT_BUDGET_S), given.steps, given.pairs
+    return given.budget, given.steps, given.pairs

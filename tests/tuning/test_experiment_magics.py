@@ -89,6 +89,7 @@ def test_one_run_with_a_knob_set(session: KernelSession) -> None:
         ("--ab workers=1 --ab workers=2", "set twice"),
         ("--pairs 5", "belongs to a comparison"),
         ("--ab workers=1 --whole", "contradict"),
+        ("--ab workers=1 --warmup 0", "contradict"),
         ("--ab workers=1 --budget soon", "number of seconds"),
         ("--ab workers=1 --pairs 0", "at least 1"),
         ("--set model=3", "model"),
