@@ -34,7 +34,7 @@ from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
-from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting, changes, check_names, resolve_arm, variables_set
+from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting, changes, check_names, resolve_arm
 from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, seeded, short_trial
 
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
@@ -84,7 +84,7 @@ class Runner:
         self._state: State | None = None
         self._whole = False  # all of it is copied, and can be put back
         self._lost = False  # a GPU takes no more work
-        self._made: dict[str, Any] = {}  # the names after the code ran as written
+        self._names_as_written: dict[str, Any] = {}  # the names after the code ran as written
         self._arms: list[_Arm] = []
         self._blocks: list[Block] = []
         self._began = 0.0
@@ -191,9 +191,9 @@ class Runner:
     def _leave_names(self, before: set[str]) -> None:
         """Of new names those that the code as written made; Dynamo, for one, leaves names of its own."""
         names = self._code.namespace
-        for name in set(names) - before - set(self._made):
+        for name in set(names) - before - set(self._names_as_written):
             del names[name]
-        names.update((n, v) for n, v in self._made.items() if n not in before)
+        names.update((n, v) for n, v in self._names_as_written.items() if n not in before)
 
     # -- runs with their trace -----------------------------------------------------------------------------------
 
@@ -204,15 +204,15 @@ class Runner:
         self._say(first.arm.label, 0)
         if first.trial is None:
             self._try(first, quiet=False)
-        self._made = dict(self._code.namespace)
+        self._names_as_written = dict(self._code.namespace)
         written = self._written
         if first.trial is None or written is None or self.error is not None:
             return
         for arm in self._plan.arms:
-            arms.append(self._made_ready(arm, written.observation))
+            arms.append(self._make_ready(arm, written.observation))
         self._predict(first.trial.run)
         for number, ready in enumerate(arms[1:], start=1):
-            if self._stopper.asked or self.error is not None or ready.failure or ready.trial is not None:
+            if self._ended or ready.failure or ready.trial is not None:
                 continue
             self._say(ready.arm.label, number)
             if self._restore():
@@ -232,28 +232,30 @@ class Runner:
 
     def _run_size(self, batch: ResolvedSetting, size: int) -> Block | None:
         """A short run of A with another batch size; None where it cannot be told what it takes."""
-        if self._stopper.asked or self.error is not None:
+        a, written = self._arms[0].trial, self._written
+        if self._ended or a is None or written is None:
             return None
-        a = self._arms[0]
         self._say(f"a short run with {batch.name}={size}, to predict others", 0)
-        settings = {**self._plan.base.settings, batch.name: size}
-        ready = self._made_ready(Arm(settings), self._written.observation) if self._written is not None else a
-        if ready.failure or a.trial is None:
+        ready = self._make_ready(Arm({**self._plan.base.settings, batch.name: size}), written.observation)
+        if ready.failure or not self._restore():
             return None
-        if not self._restore():
-            return None
-        result = self._short_trial(ready, schedule.block_size([a.trial.run]), a.trial.run.device.kind == "cuda")
+        return self._run_short(ready, schedule.block_size([a.run]), on_gpu=a.run.device.kind == "cuda")
+
+    def _run_short(self, arm: _Arm, size: schedule.Size, *, on_gpu: bool) -> Block | None:
+        """One block of that arm; None where it failed."""
+        result = short_trial(arm.setting, size, self._stopper, on_gpu=on_gpu)
         if isinstance(result, Block):
             return result
-        if not isinstance(result, Exception):
-            self.error = result
-        else:
-            self._let_go(result)
+        self._fail(arm, result, arm.trial)
         return None
 
-    def _short_trial(self, arm: _Arm, size: schedule.Size, on_gpu: bool) -> Block | BaseException:
-        with variables_set(arm.setting.code, arm.setting.variables):
-            return short_trial(arm.setting, size, self._stopper, on_gpu=on_gpu)
+    def _fail(self, arm: _Arm, error: BaseException, trial: Trial | None) -> None:
+        """An interrupt, or an error of what all are compared with, ends the experiment; another ends that arm."""
+        if not isinstance(error, Exception) or arm is self._arms[0]:
+            self.error = error
+        else:
+            arm.failure = _failed(error, trial)
+            self._let_go(error)
 
     def _first(self) -> _Arm:
         """What all others are compared with."""
@@ -261,7 +263,7 @@ class Runner:
         if not base.settings:
             return _Arm(Setting(self._code, {}, "as written"), base, trial=written)
         assert written is not None, "a base needs the run as written"
-        return self._made_ready(base, written.observation)
+        return self._make_ready(base, written.observation)
 
     def _before(self, arm: Arm) -> Trial | None:
         """The full run of an arm that was made before."""
@@ -275,7 +277,7 @@ class Runner:
     def _with_other_seeds(self, first: _Arm) -> None:
         """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
         for seed in range(1, self._plan.seeds + 1):
-            if self._stopper.asked or self.error is not None:
+            if self._ended:
                 return
             self._say(f"as written, seed {seed}", 0)
             if not self._restore():
@@ -288,7 +290,7 @@ class Runner:
                 self._let_go(trial.error)
             first.seed_losses.append(trial.losses)
 
-    def _made_ready(self, arm: Arm, observation: Observation) -> _Arm:
+    def _make_ready(self, arm: Arm, observation: Observation) -> _Arm:
         decided = resolve_arm(arm, observation, self._code)
         code = self._code.replacing(decided.variables)
         setting = Setting(code, decided.knobs, arm.label, decided.variables)
@@ -321,28 +323,22 @@ class Runner:
             device=self._plan.device,
             knobs=arm.arm.shown,
         )
-        with variables_set(arm.setting.code, arm.setting.variables):
-            trial = full_trial(
-                arm.setting,
-                settings,
-                self._stopper,
-                self._store,
-                quiet=quiet,
-                changes=lambda run, effects: self._changes(arm, run, effects),
-            )
+        trial = full_trial(
+            arm.setting,
+            settings,
+            self._stopper,
+            self._store,
+            quiet=quiet,
+            changes=lambda run, effects: self._changes(arm, run, effects),
+        )
         self.trials.append(trial)
-        error = trial.error
-        if not arm.arm.settings:
+        as_written = not arm.arm.settings
+        if as_written:
             single_run.remember(self._code, trial.observation)
-        if error is None:
+        if trial.error is None or (as_written and isinstance(trial.error, Exception)):
             arm.trial = trial
-        elif not isinstance(error, Exception):
-            self.error = error
-        elif arm.setting.label == "as written":
-            arm.trial, self.error = trial, error
-        else:
-            arm.failure = _failed(error, trial)
-            self._let_go(error)
+        if trial.error is not None:
+            self._fail(arm, trial.error, trial)
 
     def _changes(self, arm: _Arm, run: Run, effects: Mapping[str, KnobEffects]) -> tuple[Change, ...]:
         written = self._written
@@ -365,7 +361,7 @@ class Runner:
         on_gpu = runs[0].device.kind == "cuda"
         wanted, turn, began = self._plan.pairs or schedule.PAIRS[0], 0, time.monotonic()
         traced_s = began - self._began
-        while turn < wanted and not self._stopper.asked and self.error is None:
+        while turn < wanted and not self._ended:
             order = [able[i] for i in schedule.turn_order(len(able), self._random)]
             self._turn(order, size, turn, wanted, began, on_gpu)
             able = [i for i in able if not arms[i].failure]
@@ -390,18 +386,11 @@ class Runner:
             self.tell(Progress(what, number - 1, total, left, in_blocks=True))
             if not self._restore():
                 break
-            result = self._short_trial(arm, size, on_gpu)
-            if isinstance(result, Block):
-                if result.step_count and not self._stopper.asked:
-                    blocks.append(replace(result, arm=i, turn=turn, order=number - 1))
-            elif not isinstance(result, Exception) or i == 0:
-                self.error = result
+            block = self._run_short(arm, size, on_gpu=on_gpu)
+            if self._ended:
                 break
-            else:
-                arm.failure = _failed(result, arm.trial)
-                self._let_go(result)
-            if self._stopper.asked:
-                break
+            if block is not None and block.step_count:
+                blocks.append(replace(block, arm=i, turn=turn, order=number - 1))
 
     # -- what came out -------------------------------------------------------------------------------------------
 

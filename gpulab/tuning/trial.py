@@ -32,6 +32,7 @@ from gpulab.tuning.cell_code import silence
 from gpulab.tuning.interrupts import users_code
 from gpulab.tuning.plan import Code
 from gpulab.tuning.record import Block
+from gpulab.tuning.resolve import variables_set
 from gpulab.tuning.schedule import Size, counted_rows
 
 TRIAL_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
@@ -278,6 +279,7 @@ def _finished(
 
 
 def _apply(setting: Setting, stack: ExitStack) -> dict[str, KnobEffects]:
+    stack.enter_context(variables_set(setting.code, setting.variables))
     return {knob.name: stack.enter_context(knob.applied(value)) for knob, value in setting.knobs.items()}
 
 

@@ -96,7 +96,7 @@ class Differential(Runner):
         side = experiment.sides[0]
         if side.facts is None:
             raise self.error or UsageError("The cell did not run.")
-        if self.error is None and not self._stopper.asked and not self._fed:
+        if not self._ended and not self._fed:
             raise UsageError(NO_LOADER)
         return _headspace(side.facts.run, experiment)
 
@@ -105,9 +105,9 @@ class Differential(Runner):
 
     # -- the arms ------------------------------------------------------------------------------------------------
 
-    def _made_ready(self, arm: Arm, observation: Observation) -> Any:
+    def _make_ready(self, arm: Arm, observation: Observation) -> Any:
         """No run with its trace: the blocks alone tell."""
-        ready = super()._made_ready(Arm(), observation)
+        ready = super()._make_ready(Arm(), observation)
         ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
         ready.arm, ready.setting = arm, Setting(self._code, {}, arm.label, within=ways[arm.label])
         ready.trial = self._written
@@ -136,9 +136,9 @@ class Differential(Runner):
             return
         size = schedule.block_size([written.run], self._plan.block_steps)
         for prepare in (self._prepare_ideal, self._prepare_cold):
-            if not self._stopper.asked and self.error is None:
+            if not self._ended:
                 prepare(written.run, size)
-        if not self._stopper.asked and self.error is None:
+        if not self._ended:
             super()._run_blocks()
 
     def _prepare_ideal(self, run: Run, size: schedule.Size) -> None:
