@@ -75,15 +75,13 @@ class Today:
         A window in which the GPU works all the time, and which would be hardly shorter if it did not, hides what the
         host waits for.
         """
-        found = device_work(self.run.timeline, self.facts.breakdown)
-        if self.replay is None or found is None:
+        work = device_work(self.run.timeline, self.facts.breakdown)
+        if self.replay is None or work is None:
             raise Refused("there is no trace of the GPU's kernels")
-        idle = np.zeros(len(found.timeline))
-        busy = self.played.busy_fraction
-        without = float(np.median(self.replay.play(Changes(device_factor=idle)).step_ns)) / 1e3
-        if busy > HIDDEN and without > HIDDEN * self.played_us:
+        without_us = self.played_with_us(Changes(device_factor=np.zeros(len(work.timeline))))
+        if self.played.busy_fraction > HIDDEN and without_us > HIDDEN * self.played.step_us:
             raise Refused("the GPU works all the time, but the trace does not show where the program waits for it")
-        return found
+        return work
 
     @property
     def compute_us(self) -> float:
@@ -109,10 +107,10 @@ class Today:
         assert self.replay is not None
         return self.replay.play()
 
-    @property
-    def played_us(self) -> float:
-        """Its median step."""
-        return float(np.median(self.played.step_ns)) / 1e3
+    def played_with_us(self, changes: Changes) -> float:
+        """The median step of the window with these changes."""
+        assert self.replay is not None
+        return self.replay.play(changes).step_us
 
     @property
     def sampling_sd(self) -> float:
@@ -137,11 +135,11 @@ def making_of(today: Today) -> Making | None:
             (inside.read_us, inside.read_waited_fraction),
             (inside.transform_us, inside.transform_waited_fraction),
         )
-        told = [(us, waited) for us, waited in parts if waited is not None]
-        made_us = inside.batch_us * (1 - (inside.core_wait_fraction or 0.0))  # with a core of its own
-        waited_us = sum(us * waited for us, waited in told)
-        known = bool(told) or inside.collate_us > inside.batch_us / 2  # putting together waits for nothing
-        return Making(made_us, min(1.0, waited_us / made_us) if known and made_us else None)
+        measured = [(us, waited) for us, waited in parts if waited is not None]
+        batch_us = inside.batch_us * (1 - (inside.core_wait_fraction or 0.0))  # with a core of its own
+        waited_us = sum(us * waited for us, waited in measured)
+        certain = bool(measured) or inside.collate_us > inside.batch_us / 2  # putting together waits for nothing
+        return Making(batch_us, min(1.0, waited_us / batch_us) if certain and batch_us else None)
     if today.workers == 0:
         return Making(today.wait_us / today.batches) if today.facts.data_wait_us is not None else None
     if today.workers and today.wait_us > HAND_OFF_US * WAITS * today.batches:
@@ -158,9 +156,9 @@ def _receiving_us(today: Today) -> float:
 
 def hand_off_us(today: Today) -> float:
     """As the run shows it: measured where the loop waited, at most the wait of a loop whose workers keep up."""
-    known = today.facts.loading.hand_over_us if today.facts.loading is not None else None
-    if known is not None:
-        return known
+    measured_us = today.facts.loading.hand_over_us if today.facts.loading is not None else None
+    if measured_us is not None:
+        return measured_us
     if today.workers and today.wait_us < HAND_OFF_US * WAITS:
         return today.wait_us / today.batches
     return _receiving_us(today)

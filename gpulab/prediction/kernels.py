@@ -61,8 +61,7 @@ def _ranged(plan: Plan, low: float, high: float, words: str) -> Plan:
 
 def _played_ratio(plan: Plan, chosen: np.ndarray, remains: float) -> float:
     """Of the window in which that share of the chosen rows of the device's work remains."""
-    work, replay = plan.today.work, plan.today.replay
-    assert replay is not None
+    work = plan.today.work
     factor = np.ones(len(work.timeline))
     factor[work.rows[chosen]] = remains
-    return float(np.median(replay.play(Changes(device_factor=factor)).step_ns)) / 1e3 / plan.today.played_us
+    return plan.today.played_with_us(Changes(device_factor=factor)) / plan.today.played.step_us

@@ -62,24 +62,22 @@ def tf32(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
 
 def _between(plan: Plan, best: Float64, least: Float64, words: str) -> Plan:
     """The likely gain is half-way between the two, as a product; the interval holds both."""
-    replay, rows = plan.today.replay, plan.today.work.rows
-    assert replay is not None
-    made = []
+    work, gains = plan.today.work, []
     for of_rows in (best, np.sqrt(best * least), least):
-        factor = np.ones(len(plan.today.work.timeline))
-        factor[rows] = of_rows
-        made.append(Changes(device_factor=factor))
-    ends = [float(np.median(replay.play(changes).step_ns)) for changes in made]
-    changed = replace(plan, changes=plan.changes.and_also(made[1]))
-    return changed.doubted(PRECISION_SD, words).reached(min(1.0, ends[0] / ends[1]), max(1.0, ends[2] / ends[1]))
+        factor = np.ones(len(work.timeline))
+        factor[work.rows] = of_rows
+        gains.append(Changes(device_factor=factor))
+    best_us, likely_us, least_us = map(plan.today.played_with_us, gains)
+    changed = replace(plan, changes=plan.changes.and_also(gains[1]))
+    return changed.doubted(PRECISION_SD, words).reached(min(1.0, best_us / likely_us), max(1.0, least_us / likely_us))
 
 
 def _peaks(plan: Plan) -> Peaks:
     name = plan.today.run.device.name
-    found = peaks_of(name)
-    if found is None:
+    peaks = peaks_of(name)
+    if peaks is None:
         raise Refused(f"how fast {name} computes in each number format is not known here")
-    return found
+    return peaks
 
 
 def _classes(plan: Plan) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -122,9 +122,7 @@ def _without_waits(today: Today, cause: Waits, intervals: Intervals | None) -> P
     rows = waiting_rows(timeline, intervals)
     if not len(rows):
         raise Refused("the trace shows no call that waits for the GPU there")
-    replay = today.replay
-    assert replay is not None
-    ratio = min(1.0, float(np.median(replay.play(Changes(free_waits=rows)).step_ns)) / 1e3 / today.played_us)
+    ratio = min(1.0, today.played_with_us(Changes(free_waits=rows)) / today.played.step_us)
     sd = float(np.hypot(REPLAY_SD, today.sampling_sd))
     words = f"The profiled steps played again with {len(rows)} calls that no longer wait"
     return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)

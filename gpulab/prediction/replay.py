@@ -64,6 +64,11 @@ class Played:
     step_ns: Int64
     busy_fraction: float
 
+    @property
+    def step_us(self) -> float:
+        """The median step."""
+        return float(np.median(self.step_ns)) / 1e3
+
 
 class Replay:
     """The tasks of one device of a run's window. Raises ValueError where the run has no device's work in its trace.

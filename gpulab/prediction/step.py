@@ -8,6 +8,7 @@ and the training share the cores.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 
 import numpy as np
 
@@ -59,14 +60,14 @@ class Plan:
 
     def ratio(self) -> tuple[float, float, float]:
         """Time per sample after over before: likely, lowest, highest."""
-        found = [self._step_us(waited, handing) for waited in self._waited_fractions() for handing in self._handing()]
-        before = self.today.played_us if self._plays else self.today.step.median
+        steps_us = [self._step_us(*shares) for shares in product(self._waited_fractions(), self._handing())]
+        before = self.today.played.step_us if self._plays else self.today.step.median
         scale = self.pure_factor / self.samples / before
-        middle = float(np.median(found)) * scale
+        middle = float(np.median(steps_us)) * scale
         sd = float(np.sqrt(self.today.sampling_sd**2 + sum(s**2 for s in self.sds)))
         edges = (
-            min(found) + (STARTING[0] - 1) * self.starting_us,
-            max(found) + (STARTING[1] - 1) * self.starting_us + self.at_most_us,
+            min(steps_us) + (STARTING[0] - 1) * self.starting_us,
+            max(steps_us) + (STARTING[1] - 1) * self.starting_us + self.at_most_us,
         )
         low, high = (float(edge) * scale * by for edge, by in zip(edges, self.reach, strict=True))
         return middle, min(low, middle) * float(np.exp(-Z_975 * sd)), max(high, middle) * float(np.exp(Z_975 * sd))
@@ -114,14 +115,14 @@ class Plan:
         today = self.today
         if not self._plays:
             return max(1e-3, today.compute_us - self.saved_us + wait_us)
-        assert today.replay is not None and today.run.timeline is not None
+        assert today.run.timeline is not None
         fed, more_us = Changes(), 0.0
         if self.remade:
             traced = _wait_in_trace_us(today)
             loading = host_spans(today.run.timeline, [LOADER])
             fed = Changes(host=((loading, wait_us / traced),)) if traced else fed
             more_us = 0.0 if traced else wait_us
-        return float(np.median(today.replay.play(self.changes.and_also(fed)).step_ns)) / 1e3 + more_us
+        return today.played_with_us(self.changes.and_also(fed)) + more_us
 
 
 def _wait_in_trace_us(today: Today) -> float:

@@ -122,11 +122,19 @@ class ResolvedSetting:
 
     name: str
     value: Plain
-    kind: Kind
-    knob: Knob | None = None
+    knob: Knob | None
     found: Plain | None = None
     refused: str = ""
     used: bool = False  # of a variable: the code has something that could read it
+
+    @property
+    def kind(self) -> Kind:
+        return "variable of the cell" if self.knob is None else self.knob.kind
+
+    @property
+    def knob_value(self) -> Value:
+        assert isinstance(self.value, (bool, int, float, str))
+        return self.value
 
     @property
     def shown(self) -> str:
@@ -212,9 +220,9 @@ def resolve_beforehand(arm: Arm, observation: Observation | None, code: Code) ->
         if knob is None:
             names.append(_variable(name, given, code.variables))
         else:
-            found = knob.value_in(observation) if observation is not None else there.value_of(knob)
+            before = knob.value_in(observation) if observation is not None else there.value_of(knob)
             value = catalogue.value_of_knob(knob, given)
-            names.append(ResolvedSetting(name, value, knob.kind, knob, found, reasons.get(name, "")))
+            names.append(ResolvedSetting(name, value, knob, before, reasons.get(name, "")))
     return _of(names)
 
 
@@ -224,19 +232,20 @@ def resolve_arm(arm: Arm, observation: Observation, code: Code) -> ResolvedArm:
     `observation`: of the run as written just before. Raises UsageError for a name that is neither a knob nor a
     variable of the code.
     """
-    names: list[ResolvedSetting] = []
-    together = {name: value for name, value in arm.settings.items() if name in catalogue.KNOBS}
-    imagined = with_settings(observation, {n: v for n, v in together.items() if isinstance(v, (bool, int, float, str))})
-    for name, given in arm.settings.items():
-        names.append(_decide(name, given, observation, imagined, code))
-    return _of(names)
+    together = {
+        name: value
+        for name, value in arm.settings.items()
+        if name in catalogue.KNOBS and isinstance(value, (bool, int, float, str))
+    }
+    imagined = with_settings(observation, together)
+    return _of([_decide(name, given, observation, imagined, code) for name, given in arm.settings.items()])
 
 
 def _of(names: list[ResolvedSetting]) -> ResolvedArm:
     able = [d for d in names if not d.refused]
     return ResolvedArm(
         tuple(names),
-        {d.knob: d.value for d in able if d.knob is not None and isinstance(d.value, (bool, int, float, str))},
+        {d.knob: d.knob_value for d in able if d.knob is not None},
         {d.name: d.value for d in able if d.knob is None},
     )
 
@@ -285,9 +294,8 @@ def _change(decided: ResolvedSetting, observation: Observation, by_name: Mapping
     if knob is None:
         seen = variable_reads.verify(decided.value, decided.found, decided.used, effects, run)
         return Change(name, value, found, kind, seen.state, seen.evidence)
-    assert isinstance(decided.value, (bool, int, float, str))
     try:
-        result = knob.verify(observation, decided.value, effects, run)
+        result = knob.verify(observation, decided.knob_value, effects, run)
     except Exception as e:  # a fault of ours must not cost the run its report
         return Change(name, value, found, kind, "cannot tell", f"gpulab failed to look ({type(e).__name__}: {e})")
     more = (words for words in (*effects.refused, *effects.notes) if words not in result.evidence)
@@ -299,10 +307,9 @@ def _judged(change: Change, decided: ResolvedSetting, bare: Observation, imagine
     knob = decided.knob
     if knob is None or decided.refused:
         return change
-    assert isinstance(decided.value, (bool, int, float, str))
     if not change.found:
-        change = replace(change, found=_found_since(knob, decided.value, change, bare))
-    why = knob.refuses(imagined, decided.value)
+        change = replace(change, found=_found_since(knob, decided.knob_value, change, bare))
+    why = knob.refuses(imagined, decided.knob_value)
     if not why or (change.state == "took effect" and knob.kind == "DataLoader option"):
         return change
     if change.state == "took effect":
@@ -313,8 +320,8 @@ def _judged(change: Change, decided: ResolvedSetting, bare: Observation, imagine
 def _found_since(knob: Knob, value: Value, change: Change, bare: Observation) -> str:
     """What the code had before: loaders were seen so, and what was switched was not so before."""
     if knob.kind == "DataLoader option":
-        found = knob.value_in(bare)
-        return "" if found is None else written(found)
+        before = knob.value_in(bare)
+        return "" if before is None else written(before)
     return written(not value) if isinstance(value, bool) and change.state == "took effect" else ""
 
 
@@ -326,26 +333,21 @@ def _knob_of(name: str, observation: Observation | None, own: Variables) -> Knob
 
 
 def _decide(name: str, given: Plain, observation: Observation, imagined: Observation, code: Code) -> ResolvedSetting:
-    decision = catalogue.decide(name, observation, code.variables.has)
-    knob = decision.knob
+    knob = catalogue.decide(name, observation, code.variables.has).knob
     try:
         if knob is None:
             return _variable(name, given, code.variables)
         value = catalogue.value_of_knob(knob, given)
     except UsageError as e:
-        return ResolvedSetting(name, given, decision.kind, knob, refused=str(e))
-    return ResolvedSetting(
-        name, value, decision.kind, knob, knob.value_in(observation), knob.refuses(imagined, value) or ""
-    )
+        return ResolvedSetting(name, given, knob, refused=str(e))
+    return ResolvedSetting(name, value, knob, knob.value_in(observation), knob.refuses(imagined, value) or "")
 
 
 def _variable(name: str, given: Plain, own: Variables) -> ResolvedSetting:
-    value, found = own.value(name, given), own.present(name)
-    return ResolvedSetting(name, value, "variable of the cell", found=found, used=name in own.used)
+    return ResolvedSetting(name, own.value(name, given), None, own.present(name), used=name in own.used)
 
 
 def _code_edit(decided: ResolvedSetting, observation: Observation) -> CodeEdit:
     if decided.knob is None:
         return variables.code_edit(decided.name, decided.value)
-    assert isinstance(decided.value, (bool, int, float, str))
-    return decided.knob.code_edit(observation, decided.value)
+    return decided.knob.code_edit(observation, decided.knob_value)
