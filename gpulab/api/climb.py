@@ -9,7 +9,7 @@ from typing import Any
 from gpulab.analysis.facts import Facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here, thresholds_of
-from gpulab.api.experiment import cell_code, code_of, experiments, remember_trials
+from gpulab.api.experiment import code_of, experiments, remember_trials
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
@@ -81,8 +81,7 @@ def climb(
         allow=_knobs("allow", allow),
         save=save,
     )
-    own = cell_code(code, namespace) if isinstance(code, str) else code_of(code)
-    return conduct(own, bounds, show=show)
+    return conduct(code_of(code, namespace), bounds, show=show)
 
 
 def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:

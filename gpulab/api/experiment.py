@@ -48,31 +48,27 @@ def experiment(
     plan = Plan(
         arms=arms_of(knobs), block_steps=steps, pairs=pairs, budget_s=budget_s, seeds=seeds, name=name, save=save
     )
-    if isinstance(code, str):
-        return conduct(cell_code(code, namespace), plan, show=show)
-    return conduct(FunctionCode(code), plan, show=show)
+    return conduct(code_of(code, namespace), plan, show=show)
 
 
-def cell_code(text: str, namespace: dict[str, Any] | None) -> Code:
-    """The text of a cell as code: with these names, else those of the notebook. Raises UsageError."""
-    if namespace is not None:
-        return TextCode.parsed(text, namespace)
-    try:
-        return _text_code(text, "cell", {})
-    except SyntaxError as e:
-        raise UsageError(f"The code does not parse: {e}.") from None
+def code_of(given: Callable[[], object] | str | Code | None, namespace: dict[str, Any] | None = None) -> Code:
+    """The code that a user means; None: the cell profiled last. Raises UsageError where there is none.
 
-
-def code_of(given: Callable[[], object] | str | Code | None) -> Code:
-    """The code that a user means; None: the cell profiled last. Raises UsageError where there is none."""
+    A text has these names, else those of the notebook; where there is no notebook, none.
+    """
     if given is None:
         run = _last_profiled()
-        return _text_code(run.code, "statement" if run.source == "statement" else "cell", _main_names())
+        return _text_code(run.code, main_names(), "statement" if run.source == "statement" else "cell")
     if isinstance(given, str):
-        return _text_code(given, "cell", _main_names())
+        return _text_code(given, namespace, "cell")
     if callable(given):
         return FunctionCode(given)
     return given
+
+
+def main_names() -> dict[str, Any] | None:
+    """Those of a program without a notebook; None: there is a notebook."""
+    return None if cells.shell() is not None else vars(sys.modules["__main__"])
 
 
 def _last_profiled() -> Run:
@@ -85,16 +81,14 @@ def _last_profiled() -> Run:
     return cells_only[-1]
 
 
-def _text_code(text: str, source: Literal["cell", "statement"], names: dict[str, Any]) -> Code:
-    """With the names of the notebook; where there is none, with these."""
+def _text_code(text: str, namespace: dict[str, Any] | None, source: Literal["cell", "statement"]) -> Code:
     shell = cells.shell()
-    if shell is None:
-        return TextCode.parsed(text, names)
-    return TextCode.of_cell(shell, text, cells.parsed(shell, text), source)
-
-
-def _main_names() -> dict[str, Any]:
-    return vars(sys.modules["__main__"])
+    if namespace is not None or shell is None:
+        return TextCode.parsed(text, {} if namespace is None else namespace)
+    try:
+        return TextCode.of_cell(shell, text, cells.parsed(shell, text), source)
+    except SyntaxError as e:
+        raise UsageError(f"The code does not parse: {e}.") from None
 
 
 def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:

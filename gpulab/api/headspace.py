@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpulab.api.arguments import Parser, split
-from gpulab.api.experiment import cell_code, code_of
+from gpulab.api.experiment import code_of
 from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
 from gpulab.tuning.headspace.headspace import Differential
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
@@ -50,8 +50,7 @@ def headspace(
     check_seconds("--budget", budget_s)
     check_whole_number("--steps", steps, 1)
     check_whole_number("--pairs", pairs, 1)
-    own = cell_code(code, namespace) if isinstance(code, str) else code_of(code)
-    test = Differential(own, budget_s=budget_s, steps=steps, pairs=pairs)
+    test = Differential(code_of(code, namespace), budget_s=budget_s, steps=steps, pairs=pairs)
     with Stoppable(test.stop, HINT, show=show) as progress:
         test.tell = progress.tell
         result = test.headspace()

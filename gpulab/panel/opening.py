@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from gpulab.api.experiment import code_of
+from gpulab.api.experiment import code_of, main_names
 from gpulab.panel.main_thread import MainThread
 from gpulab.panel.output import PanelOutput
 from gpulab.panel.panel import open_button
@@ -30,7 +30,7 @@ def lab(
     Raises UsageError where no cell was profiled yet. `steps` counted steps make a block of a comparison, within
     `budget_s` seconds, or are those of a single run.
     """
-    return PanelSession(code_of(code), steps=steps, budget_s=budget_s, save=save)
+    return PanelSession(code_of(code, main_names()), steps=steps, budget_s=budget_s, save=save)
 
 
 _opened: list[PanelSession] = []
