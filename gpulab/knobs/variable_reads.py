@@ -19,6 +19,7 @@ from typing import Any
 from gpulab.knobs.knob import KnobEffects, Verification
 from gpulab.knobs.variables import LOADS
 from gpulab.run import Run
+from gpulab.torch_hooks.optimizer_step import step_hooks
 
 STEPS_WATCHED = 2
 EVENTS_WATCHED = 1_000_000  # about 0.3 s, for code without an optimizer
@@ -49,12 +50,8 @@ def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterato
     """Note what code inside reads of the names set to these values; its own lines have to use the `Lines`."""
     effects = {name: KnobEffects() for name in values}
     lines = Lines(namespace, values, effects)
-    functions = _Functions(lines)
-    functions.listen()
-    try:
+    with _Functions(lines).listening():
         yield lines, effects
-    finally:
-        functions.end()
 
 
 def verify(value: object, before: object, used: bool, effects: KnobEffects, run: Run) -> Verification:
@@ -83,24 +80,25 @@ class _Functions:
         self._steps = 0
         self._process = os.getpid()
         self._hear = self._heard  # one object, to be told from another's
-        self._undo: Any = None
 
-    def listen(self) -> None:
-        """Begin, unless there is nothing to hear, or somebody else's profile function is there."""
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Hear, unless there is nothing to hear, or somebody else's profile function is there."""
         if not self._values or sys.getprofile() is not None:
+            yield
             return
-        from torch.optim.optimizer import register_optimizer_step_post_hook
+        with step_hooks(self._stepped):
+            sys.setprofile(self._hear)
+            try:
+                yield
+            finally:
+                self._end()
 
-        self._undo = register_optimizer_step_post_hook(self._stepped)
-        sys.setprofile(self._hear)
-
-    def end(self) -> None:
+    def _end(self) -> None:
         if sys.getprofile() == self._hear:
             for one in self._effects.values():
                 one.count(TO_THE_END)
         self._stop()
-        if self._undo is not None:
-            self._undo.remove()
 
     def _stop(self) -> None:
         if sys.getprofile() == self._hear:

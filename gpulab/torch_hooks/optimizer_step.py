@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Protocol
@@ -13,6 +13,20 @@ from gpulab.torch_hooks.patching import Shared
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
+
+StepHook = Callable[["Optimizer", tuple[Any, ...], dict[str, Any]], None]
+
+
+@contextmanager
+def step_hooks(after: StepHook, before: StepHook | None = None) -> Iterator[None]:
+    """Call `before` and `after` around each step of any optimizer, on whatever thread; `after` not where it raised."""
+    from torch.optim import optimizer as module
+
+    with ExitStack() as undo:
+        if before is not None:
+            undo.callback(module.register_optimizer_step_pre_hook(before).remove)
+        undo.callback(module.register_optimizer_step_post_hook(after).remove)
+        yield
 
 
 class Turn(IntEnum):
@@ -59,8 +73,6 @@ def around_steps(turn: Turn, watcher: Watcher) -> Iterator[None]:
 
 
 def _register(undo: ExitStack) -> None:
-    from torch.optim import optimizer as module
-
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if not _here.watchers:
             return
@@ -82,8 +94,7 @@ def _register(undo: ExitStack) -> None:
             for _, _, watcher in reversed(_here.watchers):
                 watcher.after(optimizer)
 
-    undo.callback(module.register_optimizer_step_pre_hook(before).remove)
-    undo.callback(module.register_optimizer_step_post_hook(after).remove)
+    undo.enter_context(step_hooks(after, before))
 
 
 _shared = Shared(_register)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.capture.dataloader.wait_hooks import wait_hooks
 from gpulab.capture.steps.module_hook import ModuleHook, compile_hook
+from gpulab.torch_hooks.optimizer_step import step_hooks
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -47,7 +48,6 @@ class _Passed:
 @contextmanager
 def _optimizer_hooks(loop: Loop, thread: int, passed: _Passed) -> Iterator[None]:
     from torch.amp import GradScaler
-    from torch.optim import optimizer as module
 
     optimizing, optimized = loop.optimizing, loop.optimized
     began: dict[int, int] = {}
@@ -82,10 +82,7 @@ def _optimizer_hooks(loop: Loop, thread: int, passed: _Passed) -> Iterator[None]
 
         return step
 
-    with ExitStack() as undo:
-        undo.callback(module.register_optimizer_step_pre_hook(before).remove)
-        undo.callback(module.register_optimizer_step_post_hook(after).remove)
-        undo.enter_context(replaced(GradScaler, "step", wrap_step))
+    with step_hooks(after, before), replaced(GradScaler, "step", wrap_step):
         yield
 
 

@@ -24,6 +24,7 @@ from gpulab.knobs.observe.describe import dtype_name, observed_loader, observed_
 from gpulab.knobs.observe.inputs import ObservedInputs
 from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.run import Category, Device, Run, Timeline
+from gpulab.torch_hooks.optimizer_step import step_hooks
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
 
@@ -108,14 +109,13 @@ def observe() -> Iterator[Observed]:
     """Note what the code inside uses. Imports torch."""
     import torch
     from torch.amp import GradScaler
-    from torch.optim.optimizer import register_optimizer_step_post_hook
     from torch.utils.data import DataLoader
 
     seen = Observed()
     watch = Watch(seen)
     with ExitStack() as undo:
         undo.callback(watch.close)
-        undo.callback(register_optimizer_step_post_hook(watch.stepped).remove)
+        undo.enter_context(step_hooks(watch.stepped))
         undo.enter_context(heard_before(DataLoader, "__iter__", watch.iterated))
         undo.enter_context(heard_before(torch.autograd, "backward", watch.backward))
         undo.enter_context(heard_before(GradScaler, "scale", watch.scaled))
