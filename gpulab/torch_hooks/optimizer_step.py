@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from gpulab.torch_hooks.patching import Shared
 
@@ -38,8 +38,8 @@ class Turn(IntEnum):
     OPTIONS = 3
 
 
-class Watcher(Protocol):
-    """Who stands around the steps."""
+class Watcher:
+    """Who stands around the steps; what it leaves out does nothing."""
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
         """It is about to step; with a closure the gradients come only now."""

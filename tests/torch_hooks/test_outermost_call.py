@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch._dynamo.variables import nn_module  # noqa: E402
 from torch.optim import Optimizer  # noqa: E402
 
-from gpulab.torch_hooks.optimizer_step import Turn, around_steps  # noqa: E402
+from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps  # noqa: E402
 from gpulab.torch_hooks.outermost_call import Layer, around_outermost  # noqa: E402
 from tests.support.knob_cells import Net, new_cell  # noqa: E402
 
@@ -212,7 +212,7 @@ def test_calls_within_a_compiled_function_are_passed_through() -> None:
     assert notes == ["a Net"]
 
 
-class Noting:
+class Noting(Watcher):
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name, self.notes = name, notes
 

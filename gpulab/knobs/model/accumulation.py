@@ -13,7 +13,7 @@ from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value,
 from gpulab.knobs.model.gradients import Taken
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import Turn, around_steps
+from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -94,7 +94,7 @@ class _Aside:
     mean: dict[Tensor, Tensor] = field(default_factory=dict)  # by parameter; complete after k batches
 
 
-class Accumulation:
+class Accumulation(Watcher):
     """Puts gradients aside before the steps and gives the user's back after them."""
 
     def __init__(self, batches: int, effects: KnobEffects) -> None:

@@ -12,7 +12,7 @@ from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verifica
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import Turn, around_steps
+from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,7 +113,7 @@ class _Before:
         rehost_steps(optimizer)
 
 
-class Switching:
+class Switching(Watcher):
     """Sets the options of each optimizer at its first step on this thread."""
 
     def __init__(self, fused: bool, effects: KnobEffects) -> None:
@@ -138,9 +138,6 @@ class Switching:
             self._effects.refuse(reason)
         else:
             self._switch(optimizer)
-
-    def after(self, optimizer: Optimizer) -> None:
-        """Nothing."""
 
     def _wait(self, optimizer: Optimizer) -> None:
         """GradScaler left the unscaling of this step to the fused kernel; the next it does itself."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.gradients import Taken
-from gpulab.torch_hooks.optimizer_step import Turn, around_steps
+from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class _Gradients:
     param_groups: list[dict[str, list[Tensor]]]
 
 
-class LossScaling:
+class LossScaling(Watcher):
     """One GradScaler for everything that is trained, made at the first backward pass."""
 
     def __init__(self, effects: KnobEffects, scale: float | None) -> None:

@@ -11,7 +11,7 @@ from gpulab.knobs.model.gradients import laid_out_like
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import Turn, around_steps
+from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class ChannelsLast(Knob):
         )
 
 
-class Layout:
+class Layout(Watcher):
     """Lays out weights, inputs and optimizer states, and the first and last as before at the end."""
 
     def __init__(self, layout: torch.memory_format, effects: KnobEffects) -> None:
@@ -132,9 +132,6 @@ class Layout:
         if id(optimizer) not in self._optimizers:
             self._optimizers[id(optimizer)] = optimizer
             self._lay_out_states(optimizer)
-
-    def after(self, optimizer: Optimizer) -> None:
-        """Nothing."""
 
     def _lay_out_states(self, optimizer: Optimizer) -> None:
         import torch
