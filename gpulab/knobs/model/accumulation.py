@@ -67,7 +67,7 @@ class Accumulate(Knob):
             with around_steps(Turn.ACCUMULATING, accumulation):
                 yield effects
         finally:
-            accumulation.give_back()
+            accumulation.taken.give_back()  # also after a step that has raised
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
@@ -101,11 +101,11 @@ class Accumulation(Watcher):
         self._batches = batches
         self._effects = effects
         self._aside: dict[int, _Aside] = {}
-        self._taken = Taken()
+        self.taken = Taken()
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
         """The k-th time the parameters get the mean gradient, else none: then the optimizer passes them over."""
-        self._taken.give_back()
+        self.taken.give_back()
         if closure:
             self._effects.refuse("the cell hands a closure to step(): its gradients come only inside of the step")
             return
@@ -119,7 +119,7 @@ class Accumulation(Watcher):
         self._put_aside(aside, [p for p in parameters if p.grad is not None])
         last = aside.batches == self._batches
         self._effects.count(STEPPED if last else PASSED)
-        self._taken.take(parameters)
+        self.taken.take(parameters)
         if last:
             for p in parameters:
                 p.grad = aside.mean.get(p)
@@ -127,17 +127,13 @@ class Accumulation(Watcher):
 
     def after(self, optimizer: Optimizer) -> None:
         """What the user's code finds after a step is what it had before."""
-        self._taken.give_back()
-
-    def give_back(self) -> None:
-        """Also after a step that has raised."""
-        self._taken.give_back()
+        self.taken.give_back()
 
     def _put_aside(self, aside: _Aside, parameters: Sequence[Tensor]) -> None:
         import torch
 
         share = 1 / self._batches
-        begun = [p for p in parameters if p in aside.mean and not _sparse(p)]
+        begun = [p for p in parameters if p in aside.mean and not _gradient(p).is_sparse]
         with torch.no_grad():
             if begun:
                 torch._foreach_add_([aside.mean[p] for p in begun], [_gradient(p) for p in begun], alpha=share)
@@ -157,10 +153,6 @@ def _batches_per_step(run: Run) -> int:
 def _gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad.detach()
-
-
-def _sparse(parameter: Tensor) -> bool:
-    return _gradient(parameter).is_sparse
 
 
 ACCUMULATE = Accumulate()

@@ -54,7 +54,7 @@ def loss_scaling(effects: KnobEffects, scale: float | None) -> Iterator[LossScal
         return backward
 
     with ExitStack() as undo:
-        undo.callback(scaling.give_back)
+        undo.callback(scaling.taken.give_back)
         undo.enter_context(around_steps(Turn.SCALING, scaling))
         undo.enter_context(replaced(torch.autograd, "backward", wrap))
         yield scaling
@@ -83,7 +83,7 @@ class LossScaling(Watcher):
         self._within = False  # a backward pass of ours
         self._overflows = 0
         self._seen: dict[int, int] = {}  # of each optimizer: the overflows at its last step
-        self._taken = Taken()
+        self.taken = Taken()  # what a step was not to see, and is the user's
 
     def meet(self, module: Module) -> None:
         """Its parameters may get scaled gradients."""
@@ -164,7 +164,7 @@ class LossScaling(Watcher):
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
         """Leave the step out where gradients have overflowed, by taking them away."""
-        self.give_back()
+        self.taken.give_back()
         self._in_closure = closure
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         unknown = [p for p in parameters if id(p) not in self._known]
@@ -176,22 +176,18 @@ class LossScaling(Watcher):
         suspect = self._overflowed() or self._overflows != self._seen.get(id(optimizer), 0)
         self._seen[id(optimizer)] = self._overflows
         if suspect and not _finite(parameters):
-            self._taken.take(parameters)
+            self.taken.take(parameters)
             self._effects.count("steps left out")
 
     def after(self, optimizer: Optimizer) -> None:
         """The scale may be updated before the next backward pass: other optimizers may have to step first."""
         self._stepped, self._in_closure = True, False
-        self.give_back()
+        self.taken.give_back()
 
     def _drop_gradients(self) -> None:
         for p in self._known.values():
             p.grad = None
         self._effects.count("steps left out")
-
-    def give_back(self) -> None:
-        """The gradients that a step was not to see are the user's."""
-        self._taken.give_back()
 
 
 def _add_back(before: Sequence[tuple[Tensor, Tensor]]) -> None:
