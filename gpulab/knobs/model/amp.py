@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
-from gpulab.knobs.model.autocast import autocast, no_autocast
+from gpulab.knobs.model.autocast import autocast, own_regions
 from gpulab.knobs.model.loss_scaling import LossScaling, loss_scaling
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
@@ -78,7 +78,7 @@ class Amp(Knob):
         effects = KnobEffects()
         with ExitStack() as undo:
             if value == "off":
-                undo.enter_context(no_autocast(effects))
+                undo.enter_context(own_regions(effects, None))
             elif value == "bf16":
                 undo.enter_context(autocast(torch.bfloat16, effects))
             else:

@@ -19,13 +19,6 @@ Meet = Callable[["Module"], None]
 
 
 @contextmanager
-def no_autocast(effects: KnobEffects) -> Iterator[None]:
-    """Have the code's own `torch.autocast` regions do nothing, on this thread."""
-    with _own_regions(effects, None):
-        yield
-
-
-@contextmanager
 def autocast(dtype: torch.dtype, effects: KnobEffects, meet: Meet | None = None) -> Iterator[None]:
     """Autocast the outermost calls to `dtype`, their results back to float32; the code's own regions use it too.
 
@@ -48,14 +41,14 @@ def autocast(dtype: torch.dtype, effects: KnobEffects, meet: Meet | None = None)
         return _in_float32(result, effects)
 
     with ExitStack() as undo:
-        undo.enter_context(_own_regions(effects, dtype))
+        undo.enter_context(own_regions(effects, dtype))
         undo.enter_context(around_outermost(Layer.AUTOCAST, around))
         yield
 
 
 @contextmanager
-def _own_regions(effects: KnobEffects, dtype: torch.dtype | None) -> Iterator[None]:
-    """Regions that the code has written use `dtype`, or are off where that is None."""
+def own_regions(effects: KnobEffects, dtype: torch.dtype | None) -> Iterator[None]:
+    """The code's own `torch.autocast` regions use `dtype` on this thread, or do nothing where that is None."""
     from torch.amp import autocast_mode
 
     thread = get_ident()
