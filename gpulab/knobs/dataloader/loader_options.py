@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -22,7 +23,6 @@ from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.run import Loader, Run, Steps
 
 PINNED_COPY, PAGEABLE_COPY = "Pinned -> Device", "Pageable -> Device"  # in CUPTI's names of copies
-Evidence = Callable[[Value, KnobEffects, Run], Verification]
 
 NO_LOADER = "the cell iterates no DataLoader"
 LARGEST_PREFETCH = 8  # that a climb tries
@@ -34,8 +34,8 @@ class LoaderOption(Knob):
 
     kind: Kind = "DataLoader option"
     lesson = "03_starving_gpu"
+    same_training = True
     option: Option
-    evidence: Evidence  # whether a run in which loaders were changed shows that they had the value
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Why a loader cannot have the value: here, for want of workers."""
@@ -70,7 +70,11 @@ class LoaderOption(Knob):
             return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:
             return Verification("cannot tell", "it is not known which DataLoader fed the steps")
-        return self.evidence(value, effects, run)
+        return self.evidence(run.loader, value, effects, run)
+
+    @abstractmethod
+    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """Whether a run in which loaders were changed shows that `feeder`, which fed its steps, had the value."""
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         return CodeEdit(f"DataLoader(…, {self.option}={value})", "DataLoader", self.option, str(value))
@@ -120,9 +124,6 @@ def _shared_memory_bytes(path: str = "/dev/shm") -> int | None:
     return stat.f_blocks * stat.f_frsize
 
 
-# -- whether an option took effect in a run: from the record, the trace, the knob's effects ----------------------------
-
-
 def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:
     if effects.refused:
         return "; ".join(effects.refused)
@@ -131,85 +132,12 @@ def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:
     return "no DataLoader was asked for an iterator by torch's own DataLoader.__iter__"
 
 
-def workers_alive(value: Value, effects: KnobEffects, run: Run) -> Verification:
-    """Worker processes that were really there."""
-    wanted, alive = int(value), effects.counts.get("worker processes", 0)
-    feeder = _loader(run)
-    if feeder.num_workers != wanted:
-        return Verification("no effect", f"the DataLoader that fed the steps had {_processes(feeder.num_workers)}")
-    if not wanted:
-        return Verification("took effect", "the batches were made in the training process")
-    if alive < wanted:
-        return Verification("no effect", f"{alive} of {_processes(wanted)} were alive")
-    cores = run.environment.usable_cores
-    crowded = f", more than the {number(cores)} usable cores" if cores is not None and wanted > cores else ""
-    return Verification("took effect", f"{_processes(wanted)} {'was' if wanted == 1 else 'were'} alive{crowded}")
-
-
-def prefetched(value: Value, effects: KnobEffects, run: Run) -> Verification:
-    """The loader as its workers were started."""
-    feeder = _loader(run)
-    if feeder.prefetch_factor != value or not feeder.num_workers:
-        return Verification("no effect", "the DataLoader that fed the steps prefetched as before")
-    ahead = int(value) * feeder.num_workers
-    batches = "1 batch was" if ahead == 1 else f"up to {ahead} batches were"
-    return Verification("took effect", f"{batches} prepared ahead by {_processes(feeder.num_workers)}")
-
-
-def pinned(value: Value, effects: KnobEffects, run: Run) -> Verification:
-    """The kind of the copies to the device in the trace; without such copies, the loader's own word."""
-    feeder = _loader(run)
-    if feeder.pin_memory != value:
-        return Verification("no effect", f"the DataLoader that fed the steps had pin_memory={feeder.pin_memory}")
-    names = run.timeline.names if run.timeline is not None else ()
-    if any(PINNED_COPY in name for name in names):
-        state = Verification("took effect", "copies from pinned memory in the trace")
-        return state if value else Verification("cannot tell", "something else is copied from pinned memory")
-    if any(PAGEABLE_COPY in name for name in names):
-        words = "all copies to the device are from pageable memory"
-        return Verification("no effect" if value else "took effect", words)
-    return Verification("cannot tell", f"pin_memory={value} was set; no copy of a batch to the device was traced")
-
-
-def persisted(value: Value, effects: KnobEffects, run: Run) -> Verification:
-    """Workers started less often than epochs began, or as often."""
-    epochs, starts = effects.counts.get("epochs", 0), effects.counts.get("worker starts", 0)
-    if _loader(run).persistent_workers != value:
-        return Verification("no effect", "the workers of the DataLoader that fed the steps are kept as before")
-    words = f"workers were started {'once' if starts == 1 else f'{starts} times'} for {epochs} epochs"
-    if epochs < 2:
-        return Verification("cannot tell", "only one epoch was begun: its workers are started once either way")
-    if value:
-        return Verification("took effect" if starts < epochs else "cannot tell", words)
-    return Verification("took effect" if starts else "no effect", words)
-
-
-def batch_of_size(value: Value, effects: KnobEffects, run: Run) -> Verification:
-    """Samples that the steps really had; where they cannot be counted, the loader's own word."""
-    feeder = _loader(run)
-    if feeder.batch_size != value:
-        return Verification("no effect", f"the DataLoader that fed the steps gave batches of {feeder.batch_size}")
-    seen = _samples_per_batch(run.steps)
-    if seen == value:
-        return Verification("took effect", f"batches of {value} samples")
-    if seen is None:
-        return Verification("took effect", f"batches of {value} by the DataLoader's sampler; samples cannot be counted")
-    return Verification(
-        "cannot tell", f"the DataLoader was set to batches of {value}, and the first dimension of most is {seen}"
-    )
-
-
 def _samples_per_batch(steps: Steps) -> int | None:
     """Of most steps: an epoch's last batch may be smaller."""
     counted = (steps.sample_count >= 0) & (steps.batch_count > 0)
     if not counted.any():
         return None
     return int(np.median(steps.sample_count[counted] // steps.batch_count[counted]))
-
-
-def _loader(run: Run) -> Loader:
-    assert run.loader is not None  # LoaderOption.verify has looked
-    return run.loader
 
 
 def _processes(count: int) -> str:
@@ -224,12 +152,10 @@ class Workers(LoaderOption):
     title = "Workers"
     help = "Processes that prepare batches beside the training: helps where steps wait for data"
     option: Option = "num_workers"
-    evidence = staticmethod(workers_alive)
     options: tuple[Value, ...] = (0, 1, 2, 4, 8)
     least = 0
     aliases = ("num_workers",)
     cost = "Each further worker needs memory and CPU."
-    same_training = True
     starts_processes = True
     helps_against: Mapping[str, int] = {
         "data_starved": 1,
@@ -237,6 +163,19 @@ class Workers(LoaderOption):
         "storage_bound": 1,
         "slow_collate": 1,
     }
+
+    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """Worker processes that were really there."""
+        wanted, alive = int(value), effects.counts.get("worker processes", 0)
+        if feeder.num_workers != wanted:
+            return Verification("no effect", f"the DataLoader that fed the steps had {_processes(feeder.num_workers)}")
+        if not wanted:
+            return Verification("took effect", "the batches were made in the training process")
+        if alive < wanted:
+            return Verification("no effect", f"{alive} of {_processes(wanted)} were alive")
+        cores = run.environment.usable_cores
+        crowded = f", more than the {number(cores)} usable cores" if cores is not None and wanted > cores else ""
+        return Verification("took effect", f"{_processes(wanted)} {'was' if wanted == 1 else 'were'} alive{crowded}")
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Where the dataset itself divides its work, or a process could not import it."""
@@ -273,12 +212,18 @@ class Prefetch(LoaderOption):
     title = "Prefetch"
     help = "Batches that each worker prepares ahead: helps where some items take much longer than others"
     option: Option = "prefetch_factor"
-    evidence = staticmethod(prefetched)
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("prefetch_factor",)
-    same_training = True
     needs = ("workers",)
     helps_against: Mapping[str, int] = {"data_starved": 2, "storage_bound": 2}
+
+    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """The loader as its workers were started."""
+        if feeder.prefetch_factor != value or not feeder.num_workers:
+            return Verification("no effect", "the DataLoader that fed the steps prefetched as before")
+        ahead = int(value) * feeder.num_workers
+        batches = "1 batch was" if ahead == 1 else f"up to {ahead} batches were"
+        return Verification("took effect", f"{batches} prepared ahead by {_processes(feeder.num_workers)}")
 
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
         doubled = 2 * int(value or PREFETCH_OF_TORCH)
@@ -290,10 +235,21 @@ class PinMemory(LoaderOption):
     title = "Pin memory"
     help = "Batches in page-locked memory: copies to the GPU are faster, and can overlap with .to(…, non_blocking=True)"
     option: Option = "pin_memory"
-    evidence = staticmethod(pinned)
     options: tuple[Value, ...] = (False, True)
-    same_training = True
     helps_against: Mapping[str, int] = {"blocking_copy": 1}
+
+    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """The kind of the copies to the device in the trace; without such copies, the loader's own word."""
+        if feeder.pin_memory != value:
+            return Verification("no effect", f"the DataLoader that fed the steps had pin_memory={feeder.pin_memory}")
+        names = run.timeline.names if run.timeline is not None else ()
+        if any(PINNED_COPY in name for name in names):
+            state = Verification("took effect", "copies from pinned memory in the trace")
+            return state if value else Verification("cannot tell", "something else is copied from pinned memory")
+        if any(PAGEABLE_COPY in name for name in names):
+            words = "all copies to the device are from pageable memory"
+            return Verification("no effect" if value else "took effect", words)
+        return Verification("cannot tell", f"pin_memory={value} was set; no copy of a batch to the device was traced")
 
 
 class PersistentWorkers(LoaderOption):
@@ -301,11 +257,21 @@ class PersistentWorkers(LoaderOption):
     title = "Persistent workers"
     help = "Workers live on from epoch to epoch: helps where epochs are short and starting workers takes long"
     option: Option = "persistent_workers"
-    evidence = staticmethod(persisted)
     options: tuple[Value, ...] = (False, True)
-    same_training = True
     needs = ("workers",)
     helps_against: Mapping[str, int] = {"worker_restart": 1}
+
+    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """Workers started less often than epochs began, or as often."""
+        epochs, starts = effects.counts.get("epochs", 0), effects.counts.get("worker starts", 0)
+        if feeder.persistent_workers != value:
+            return Verification("no effect", "the workers of the DataLoader that fed the steps are kept as before")
+        words = f"workers were started {'once' if starts == 1 else f'{starts} times'} for {epochs} epochs"
+        if epochs < 2:
+            return Verification("cannot tell", "only one epoch was begun: its workers are started once either way")
+        if value:
+            return Verification("took effect" if starts < epochs else "cannot tell", words)
+        return Verification("took effect" if starts else "no effect", words)
 
 
 class BatchSize(LoaderOption):
@@ -313,7 +279,6 @@ class BatchSize(LoaderOption):
     title = "Batch size"
     help = "Samples per step: a larger batch helps where each step leaves the GPU waiting for launches"
     option: Option = "batch_size"
-    evidence = staticmethod(batch_of_size)
     options: tuple[Value, ...] = (8, 16, 32, 64, 128, 256)
     lesson = "05_batch_size"
     aliases = ("bs", "batch")
@@ -323,7 +288,23 @@ class BatchSize(LoaderOption):
         "another learning rate, and the loss is not the same"
     )
     changes_steps = True
+    same_training = False
     helps_against: Mapping[str, int] = {"launch_bound": 3, "small_batch": 1, "memory_underused": 1}
+
+    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """Samples that the steps really had; where they cannot be counted, the loader's own word."""
+        if feeder.batch_size != value:
+            return Verification("no effect", f"the DataLoader that fed the steps gave batches of {feeder.batch_size}")
+        seen = _samples_per_batch(run.steps)
+        if seen == value:
+            return Verification("took effect", f"batches of {value} samples")
+        if seen is None:
+            return Verification(
+                "took effect", f"batches of {value} by the DataLoader's sampler; samples cannot be counted"
+            )
+        return Verification(
+            "cannot tell", f"the DataLoader was set to batches of {value}, and the first dimension of most is {seen}"
+        )
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Where something else makes the batches, or there are not so many items."""
