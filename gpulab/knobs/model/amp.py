@@ -12,6 +12,7 @@ from gpulab.knobs.model.autocast import autocast, own_regions
 from gpulab.knobs.model.loss_scaling import LossScaling, loss_scaling
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observe.watch import has_ampere_units
 from gpulab.run import Run
 
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -154,10 +155,7 @@ class Amp(Knob):
 
 
 def _no_bf16(observation: Observation) -> str | None:
-    if observation.device.kind != "cuda":
-        return None
-    capability = str(observation.device.details.get("compute_capability") or "8.0")
-    if int(capability.split(".")[0]) >= 8:
+    if observation.device.kind != "cuda" or has_ampere_units(observation.device):
         return None
     return f"{observation.device.name} has no bf16 units (Ampere and newer have): fp16 works here"
 

@@ -8,15 +8,17 @@ import numpy as np
 
 from gpulab.run import Category, Run
 
-_RAN = (Category.CPU_OP, Category.USER_ANNOTATION, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
+OPERATORS = (Category.CPU_OP, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
 
 
-def counts(run: Run) -> dict[str, int] | None:
+def counts(
+    run: Run, categories: tuple[Category, ...] = (*OPERATORS, Category.USER_ANNOTATION)
+) -> dict[str, int] | None:
     """How often each operator, annotation and kernel is in the trace; None where there is no trace."""
     timeline = run.timeline
     if timeline is None:
         return None
-    ids = timeline.name_id[np.isin(timeline.category, [int(c) for c in _RAN])]
+    ids = timeline.name_id[np.isin(timeline.category, [int(c) for c in categories])]
     times = np.bincount(ids, minlength=len(timeline.names)).tolist()
     return {name: n for name, n in zip(timeline.names, times, strict=True) if n}
 

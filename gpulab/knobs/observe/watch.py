@@ -18,12 +18,11 @@ from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
-import numpy as np
-
+from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.describe import dtype_name, observed_loader, observed_module, observed_optimizer
 from gpulab.knobs.observe.inputs import ObservedInputs
 from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
-from gpulab.run import Category, Device, Run, Timeline
+from gpulab.run import Device, Run
 from gpulab.torch_hooks.optimizer_step import step_hooks
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
@@ -37,7 +36,6 @@ TIMES = 12  # that such calls are watched, at most
 OBJECTS_KEPT = 32  # of each kind
 
 _WORKER_DIED = "DataLoader worker"  # torch's signal handler raises this wherever the main thread is
-_OPERATORS = (Category.CPU_OP, Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
 _ATTENTION = {
     "aten::_scaled_dot_product_flash_attention": "flash",
     "aten::_scaled_dot_product_flash_attention_for_cpu": "flash",
@@ -89,14 +87,14 @@ class Observed:
 
     def observation(self, run: Run) -> Observation:
         """The observation of `run`, the run that was observed."""
-        counts = _operator_counts(run.timeline)
+        counts = Counter(trace_counts.counts(run, trace_counts.OPERATORS) or {})
         return Observation(
             device=run.device,
             loaders=tuple(sorted(self.loaders.facts, key=lambda seen: seen.record != run.loader)),
             optimizers=tuple(self.optimizers.facts),
             modules=tuple(sorted(self.modules.facts, key=lambda seen: (not seen.trained, -seen.parameter_count))),
             operators=frozenset(counts),
-            tf32=self.tf32 if _has_tf32(run.device) else None,
+            tf32=self.tf32 if has_ampere_units(run.device) else None,
             attention=attention_backend(counts),
             compute_threads=run.environment.compute_threads,
             grad_scaler=self.grad_scaler,
@@ -314,17 +312,8 @@ def attention_backend(counts: Counter[str]) -> str | None:
     return backend if count else None
 
 
-def _operator_counts(timeline: Timeline | None) -> Counter[str]:
-    """How often each operator and kernel is in the trace."""
-    if timeline is None:
-        return Counter()
-    rows = np.isin(timeline.category, [int(c) for c in _OPERATORS])
-    counts = np.bincount(timeline.name_id[rows], minlength=len(timeline.names)).tolist()
-    return Counter({name: n for name, n in zip(timeline.names, counts, strict=True) if n})
-
-
-def _has_tf32(device: Device) -> bool:
-    """NVIDIA's Ampere (8.0) was the first with it; where the capability is unknown, torch's setting is shown."""
+def has_ampere_units(device: Device) -> bool:
+    """TF32 and bf16: NVIDIA's Ampere (8.0) was the first with them; a GPU of unknown capability counts as one."""
     capability = str(device.details.get("compute_capability") or "8.0")
     return device.kind == "cuda" and int(capability.split(".")[0]) >= 8
 
