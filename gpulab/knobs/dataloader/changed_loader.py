@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
@@ -226,7 +226,7 @@ class _Copy:
         self._begun = True
         self._order = Order(self.loader._index_sampler, theirs, ours, users.generator)
         real = _with_workers(running)
-        with nullcontext() if real is None else ordered_anew(real, self._order):
+        with nullcontext() if real is None else _standing_in(real, "_index_sampler", self._order):
             return original(self.loader)
 
     def make(self, iterator: Any, original: Callable[[Any, Any], None]) -> None:
@@ -334,14 +334,9 @@ def ordered(loader: DataLoader[Any], order: Order | None) -> Iterator[None]:
         yield
 
 
-def ordered_anew(iterator: Any, order: Order) -> AbstractContextManager[None]:
-    """Let an iterator whose workers live on ask `order` when it begins anew inside."""
-    return _standing_in(iterator, "_index_sampler", order)
-
-
 @contextmanager
 def _standing_in(owner: Any, name: str, order: Order) -> Iterator[None]:
-    """Past the setter of DataLoader, which refuses another sampler."""
+    """`order` in place of the owner's sampler, past the setter of DataLoader, which refuses another one."""
     sampler = vars(owner)[name]
     vars(owner)[name] = order
     try:
