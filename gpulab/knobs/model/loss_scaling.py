@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from threading import get_ident
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import KnobEffects
@@ -60,13 +60,6 @@ def loss_scaling(effects: KnobEffects, scale: float | None) -> Iterator[LossScal
         yield scaling
 
 
-@dataclass(frozen=True, slots=True)
-class _Gradients:
-    """Stands in for an optimizer where GradScaler asks one for its parameters."""
-
-    param_groups: list[dict[str, list[Tensor]]]
-
-
 class LossScaling(Watcher):
     """One GradScaler for everything that is trained, made at the first backward pass."""
 
@@ -76,7 +69,7 @@ class LossScaling(Watcher):
         self._scaler: GradScaler | None = None
         self._known: dict[int, Tensor] = {}
         self._modules: set[int] = set()
-        self._passes: list[_Gradients] = []  # since the scale was last updated
+        self._passes: list[SimpleNamespace] = []  # optimizers to GradScaler, since the scale was last updated
         self._stepped = False
         self._in_closure = False
         self._off = False
@@ -149,7 +142,7 @@ class LossScaling(Watcher):
         with_gradient = [p for p in parameters if p.grad is not None]
         if not with_gradient:
             return
-        gradients = _Gradients([{"params": with_gradient}])
+        gradients = SimpleNamespace(param_groups=[{"params": with_gradient}])
         scaler.unscale_(gradients)  # type: ignore[arg-type]
         self._passes.append(gradients)
         self._effects.count("scaled backward passes")
