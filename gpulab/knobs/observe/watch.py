@@ -45,7 +45,6 @@ _ATTENTION = {
     "aten::_scaled_dot_product_attention_math_for_mps": "math",
 }
 
-Thing = TypeVar("Thing")
 Seen = TypeVar("Seen")
 Given = ParamSpec("Given")
 
