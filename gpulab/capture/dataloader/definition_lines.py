@@ -10,11 +10,11 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+from gpulab.capture.dataloader.fetch_clock import TRANSFORMS
 from gpulab.capture.pauses.source_lines import Spot
 from gpulab.user_code import is_users_file
 
 _ITEMS = ("__getitems__", "__getitem__", "__iter__")
-_TRANSFORMS = ("transform", "transforms", "target_transform")
 _WITHIN = ("dataset", "datasets", "data_collator", "collate_fn", "transforms", "__wrapped__")
 _CALL = "__call__"
 _DEPTH = 4
@@ -33,7 +33,7 @@ def items_spot(dataset: Any) -> Spot | None:
 def transform_spot(dataset: Any) -> Spot | None:
     """The user's transform, where the dataset holds it as such."""
     for held in _held(dataset):
-        for name in _TRANSFORMS:
+        for name in TRANSFORMS:
             spot = callable_spot(_attributes(held).get(name))
             if spot is not None:
                 return spot

@@ -27,7 +27,6 @@ _SHORT_NS = 2_000_000  # an item
 # start, end, read, transform, collate, CPU of these three, items, core wait. Where transforms were not timed, they are
 # -1 and part of read.
 Row = tuple[int, ...]
-ROW_FIELDS = 10
 
 
 class Sink(Protocol):
