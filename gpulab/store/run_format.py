@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.errors import StoreError
-from gpulab.run import SCHEMA, Category, Device, Missing, Outcome, Phase, Run, Settings, StepFlag, Timeline
+from gpulab.run import SCHEMA, Category, Missing, Phase, Run, StepFlag, Timeline
 
 T = TypeVar("T")
 Column = npt.NDArray[np.generic]
@@ -46,15 +46,6 @@ class _Reference(msgspec.Struct, forbid_unknown_fields=True):
 
 class _Version(msgspec.Struct):
     schema: int
-
-
-class Header(msgspec.Struct):
-    """The part of the document that a list of runs needs; decoding it reads no column."""
-
-    created: str
-    settings: Settings
-    device: Device
-    outcome: Outcome
 
 
 def encode(run: Run) -> tuple[bytes, bytes]:
@@ -108,10 +99,15 @@ def _with_key(missing: Missing) -> Missing:
     return dataclasses.replace(missing, key=missing.key or _KEYS_BEFORE.get(missing.what, ""))
 
 
-def decode_header(document: bytes) -> Header:
-    """What a list shows of a run. Raises StoreError for anything that is not a run of this version."""
+def decode_header(document: bytes) -> Run:
+    """The run with empty columns. Raises StoreError for anything that is not a run of this version."""
     check_version(document)
-    return _decode(document, Header)
+    return _decode(document, Run, _empty_column)
+
+
+def _empty_column(hint: type, raw: object) -> Column:
+    msgspec.convert(raw, _Reference)
+    return np.empty(0, _dtype(hint))
 
 
 def check_container(columns: IO[bytes]) -> None:

@@ -30,6 +30,7 @@ from tests.support.paths import ROOT
 from tests.support.strategies import assert_same, runs, tiny_run
 
 OLD = "20250101-000000-aaaaaa"
+MIDDLE = "20250101-120000-abcdef"
 NEW = "20250102-000000-bbbbbb"
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e"
 
@@ -552,3 +553,16 @@ def test_a_run_damaged_inside_is_named_in_the_table(store: Store) -> None:
     folder = store.save(make(OLD))
     replace_column(folder, "steps.number", b"")
     assert views.text(Runs(store)).splitlines()[-1].startswith(f"{OLD}: unreadable, Run '{OLD}' cannot be read:")
+
+
+@pytest.mark.parametrize("changes", [{"wall_ns": "long"}, {"samples": {"series": [{"name": "x"}]}}, {"steps": 5}])
+def test_a_run_whose_document_is_damaged_in_a_field_is_listed_with_its_reason_and_not_counted(
+    store: Store, changes: dict[str, object]
+) -> None:
+    store.save(make(OLD))
+    edit(store.save(make(MIDDLE)), **changes)
+    store.save(make(NEW))
+    runs = Runs(store)
+    assert len(runs) == 2 and [run.id for run in runs] == [OLD, NEW]
+    assert [(row.id, row.position) for row in runs.rows()] == [(NEW, -1), (OLD, -2), (MIDDLE, None)]
+    assert "run.json is damaged" in (runs.rows()[-1].problem or "")
