@@ -51,7 +51,7 @@ from gpulab.run import (
 from gpulab.store.configuration import configured
 from gpulab.store.folders import new_id
 from gpulab.thresholds import DEFAULT, Thresholds
-from gpulab.trace.profiler_result import launches
+from gpulab.timeline import spans
 
 RunSource = Literal["cell", "statement", "block", "script"]
 
@@ -316,7 +316,7 @@ class Capture:
         """A GPU is there: did the profiled code use it, and did its kernels come back?"""
         if self.device.kind != "cuda" or timeline.has_device_events:
             return
-        if launches(timeline):
+        if spans.launches(timeline).any():
             reason = "CUDA work was launched and no kernel came back: CUPTI is refused or taken (see gpulab doctor)"
             self._missing.append(Missing("step breakdown and kernels", reason, key="breakdown"))
         elif self.settings.device == "auto":

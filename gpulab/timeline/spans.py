@@ -60,6 +60,11 @@ def is_graph_launch(name: str) -> bool:
     return "GraphLaunch" in name
 
 
+def is_launch(name: str) -> bool:
+    """A call that starts anything on the device: kernels, a graph, a copy, a memset."""
+    return is_kernel_launch(name) or is_graph_launch(name) or is_copy_or_memset(name)
+
+
 def is_autograd_node(name: str) -> bool:
     """An evaluation of a node of autograd's graph; torch before 1.9 names only the node (`AddBackward0`)."""
     return name.startswith("autograd::engine") or _NODE.search(name) is not None
@@ -96,6 +101,11 @@ def in_category(timeline: Timeline, *categories: Category) -> Mask:
 def runtime_calls(timeline: Timeline) -> Mask:
     """Calls of the GPU's runtime and driver: launches, copies, waits, allocations."""
     return in_category(timeline, *LAUNCHING)
+
+
+def launches(timeline: Timeline) -> Mask:
+    """Calls that start anything on the device."""
+    return runtime_calls(timeline) & named(timeline, is_launch)
 
 
 def device_items(timeline: Timeline, index: int | None = None) -> Mask:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -12,7 +11,6 @@ import numpy as np
 
 from gpulab.run import (
     DEVICE_CATEGORIES,
-    Category,
     Choice,
     Device,
     DeviceProperties,
@@ -28,13 +26,13 @@ from gpulab.run import (
     Timeline,
     TraceOrigin,
 )
+from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import HOST, MemoryCurve, memory
 from gpulab.timeline.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
 from gpulab.trace.kineto_file import Trace, read_trace
 
 MEMORY_POINTS = 400  # of the curve of memory: more than a picture's width shows
 NO_NAME = "GPU (name not in the trace)"
-_LAUNCHING = re.compile(r"(cuda|hip|cu)(Launch|Graph(s)?Launch|Ext\w*Launch|Memcpy|Memset)|hipModuleLaunch")
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
 
 READERS: dict[str, Callable[[Path], Trace]] = {  # by how a file's name ends
@@ -110,7 +108,7 @@ def _environment(origin: TraceOrigin) -> Environment:
 def _device(trace: Trace) -> Device:
     timeline = trace.timeline
     cut = trace.origin.damaged("truncated tail") and trace.origin.device_properties  # its GPU's work came after
-    if not timeline.has_device_events and not _launches(timeline) and not cut:
+    if not timeline.has_device_events and not spans.launches(timeline).any() and not cut:
         return Device("cpu", "name not in the trace")
     index = _busiest_device(timeline)
     properties = _properties(trace.origin, index)
@@ -134,12 +132,6 @@ def _properties(origin: TraceOrigin, index: int | None) -> DeviceProperties | No
     """The device that worked; where nothing tells which, the first one's model."""
     matching = [d for d in origin.device_properties if d.id == index]
     return next(iter(matching or (origin.device_properties if index is None else ())), None)
-
-
-def _launches(timeline: Timeline) -> bool:
-    launching = np.array([_LAUNCHING.match(n) is not None for n in timeline.names], bool)
-    host = np.isin(timeline.category, [int(Category.CUDA_RUNTIME), int(Category.CUDA_DRIVER)])
-    return bool((launching[timeline.name_id] & host).any())
 
 
 def _device_time(timeline: Timeline) -> dict[int, int]:

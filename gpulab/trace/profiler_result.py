@@ -99,13 +99,6 @@ def _rows(timeline: Timeline, kept: slice) -> Timeline:
     )
 
 
-def launches(timeline: Timeline) -> int:
-    """Calls that start something on a GPU."""
-    host = np.isin(timeline.category, [int(Category.CUDA_RUNTIME), int(Category.CUDA_DRIVER)])
-    launching = np.array(["Launch" in n or "Memcpy" in n or "Memset" in n for n in timeline.names], dtype=bool)
-    return int((host & launching[timeline.name_id]).sum()) if len(timeline) else 0
-
-
 def _gzip(path: Path) -> Any:
     try:
         from isal import igzip

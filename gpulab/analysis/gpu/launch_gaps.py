@@ -18,10 +18,7 @@ def not_launching_us(work: DeviceWork, elsewhere: Intervals) -> float:
     `elsewhere` is time that is accounted to another cause anyway.
     """
     t = work.timeline
-    calling = spans.runtime_calls(t) & spans.named(
-        t, lambda n: spans.is_kernel_launch(n) or spans.is_graph_launch(n) or spans.is_copy_or_memset(n)
-    )
-    begun = t.start_ns[calling]
+    begun = t.start_ns[spans.launches(t)]
     gaps = work.idle
     launches = np.searchsorted(begun, gaps[:, 1], side="left") - np.searchsorted(begun, gaps[:, 0], side="left")
     sparse = gaps[(gaps[:, 1] - gaps[:, 0]) > LONGEST_NS * (launches + 1)]
