@@ -86,8 +86,8 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    found = [open_run(run, store) for run in options.runs]
-    compared = gpulab.compare(*found, price_per_hour=options.price_per_hour)
+    opened = [open_run(run, store) for run in options.runs]
+    compared = gpulab.compare(*opened, price_per_hour=options.price_per_hour)
     if options.html is not None:
         write_whole(options.html, compared.html())
         _print(f"The comparison is in {wording.plain(str(options.html))}\n")
@@ -265,8 +265,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         raise UsageError(f"There is no command {argv[0]!r}; the nearest is {_nearest(argv[0], commands)!r}.")
     options, rest = parser.parse_known_args(argv)
     if rest:
-        known = commands[options.command] if options.command else parser
-        raise UsageError(_unknown(rest[0], known))
+        chosen = commands[options.command] if options.command else parser
+        raise UsageError(_unknown(rest[0], chosen))
     if options.version:
         options.do = _version
     elif options.command is None:

@@ -44,7 +44,7 @@ def measure(answer: Answer, stage: Stage) -> None:
     checks = doctor.examine()
     answer.figure("doctor_s", time.perf_counter() - began)
     answer.figure("doctor", render(checks).splitlines())
-    refused = [f"{check.name}: {check.found}" for check in checks if check.state in ("refused", "absent")]
+    refused = [f"{check.name}: {check.evidence}" for check in checks if check.state in ("refused", "absent")]
     answer.check("gpulab doctor", "nothing refused or absent", "; ".join(refused) or "nothing", agrees=not refused)
 
 

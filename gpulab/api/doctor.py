@@ -21,7 +21,7 @@ def render(checks: Sequence[Check], width: int = WIDTH) -> str:
     lines.append("")
     for check in checks:
         head = f"  {MARKS[check.state]:<{mark_width}}  {_clean(check.name):<{name_width}}  "
-        lines += _filled(_clean(check.found), width, head)
+        lines += _filled(_clean(check.evidence), width, head)
         if check.next_step:
             lines += _filled("→ " + _clean(check.next_step), width, " " * len(head))
     return "\n".join(lines) + "\n"

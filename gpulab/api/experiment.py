@@ -128,6 +128,6 @@ def remember_trials(trials: Sequence[Trial]) -> None:
     """These runs are among `gpulab.runs`."""
     from gpulab.api.profile import runs
 
-    known: Runs = runs
+    store: Runs = runs
     for trial in trials:
-        known.add(trial.run, trial.path)
+        store.add(trial.run, trial.path)

@@ -112,12 +112,12 @@ def _is_split(nv: ModuleType, handle: object) -> bool:
 
 
 def _described(nv: ModuleType, handle: object) -> Gpu:
-    capability = _known(lambda: tuple(nv.nvmlDeviceGetCudaComputeCapability(handle)))
+    capability = _or_none(lambda: tuple(nv.nvmlDeviceGetCudaComputeCapability(handle)))
     uuid: str = nv.nvmlDeviceGetUUID(handle)
     return Gpu(
         name=nv.nvmlDeviceGetName(handle),
         uuid=uuid if uuid.startswith("MIG-") else bare_uuid(uuid),
-        memory_total_bytes=_known(lambda: int(nv.nvmlDeviceGetMemoryInfo(handle).total)),
+        memory_total_bytes=_or_none(lambda: int(nv.nvmlDeviceGetMemoryInfo(handle).total)),
         sm_count=_sm_count(nv, handle, capability),
         compute_capability=".".join(map(str, capability)) if capability else None,
     )
@@ -125,15 +125,15 @@ def _described(nv: ModuleType, handle: object) -> Gpu:
 
 def _sm_count(nv: ModuleType, handle: object, capability: tuple[int, ...] | None) -> int | None:
     """NVML gives the SMs of a MIG part, and the cores of a whole GPU."""
-    parts = _known(lambda: int(nv.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount))
+    parts = _or_none(lambda: int(nv.nvmlDeviceGetAttributes_v2(handle).multiprocessorCount))
     if parts:
         return parts
-    cores = _known(lambda: int(nv.nvmlDeviceGetNumGpuCores(handle)))
+    cores = _or_none(lambda: int(nv.nvmlDeviceGetNumGpuCores(handle)))
     per_sm = CORES_PER_SM.get((capability[0], capability[1])) if capability else None
     return cores // per_sm if cores and per_sm else None
 
 
-def _known(ask: Callable[[], Value]) -> Value | None:
+def _or_none(ask: Callable[[], Value]) -> Value | None:
     with contextlib.suppress(Exception):  # each question on its own: one refusal must not hide the rest
         return ask()
     return None

@@ -26,11 +26,11 @@ SMALL_MEMORY_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing looked at: its state, what was found, and what to do (empty where there is nothing to do)."""
+    """One thing looked at: its state, what was seen, and what to do (empty where there is nothing to do)."""
 
     name: str
     state: State
-    found: str
+    evidence: str
     next_step: str = ""
 
 
@@ -75,16 +75,16 @@ def _torch() -> Check:
         return Check("PyTorch", "absent", "not installed", "pip install torch")
     built_for = f"CUDA {torch.version.cuda}" if torch.version.cuda else "the CPU only"
     built_for = f"ROCm {torch.version.hip}" if torch.version.hip else built_for
-    found = f"{torch.__version__}, built for {built_for}"
+    evidence = f"{torch.__version__}, built for {built_for}"
     device = machine.detect_device()
     if device.kind == "cuda":
-        return Check("PyTorch", "ok", f"{found}; uses {device.name}")
+        return Check("PyTorch", "ok", f"{evidence}; uses {device.name}")
     if torch.version.cuda or torch.version.hip:
-        return Check("PyTorch", "limited", f"{found}; it finds no GPU it can use", "Check the driver below.")
+        return Check("PyTorch", "limited", f"{evidence}; it finds no GPU it can use", "Check the driver below.")
     if machine.nvml_sees_a_gpu():
         next_step = "Install a CUDA build of PyTorch (pytorch.org/get-started): now the GPU stays unused."
-        return Check("PyTorch", "limited", f"{found}, although this machine has an NVIDIA GPU", next_step)
-    return Check("PyTorch", "ok", f"{found}: the CPU is the device")
+        return Check("PyTorch", "limited", f"{evidence}, although this machine has an NVIDIA GPU", next_step)
+    return Check("PyTorch", "ok", f"{evidence}: the CPU is the device")
 
 
 def _gpu_checks(module: ModuleType | None) -> Iterator[Check]:
@@ -111,10 +111,10 @@ def _one_gpu(nv: ModuleType, index: int) -> Iterator[Check]:
         labels = [s.label for s in meter.series() if s.source.startswith("NVML") and "GPM" not in s.source]
         counters = [s.label for s in meter.series() if "GPM" in s.source]
         refused = [m for m in meter.missing() if not set(m.what.split(", ")) & set(nvml.GPM_LABELS)]
-        found = f"{nv.nvmlDeviceGetName(handle)}: {', '.join(labels) or 'nothing'}"
+        evidence = f"{nv.nvmlDeviceGetName(handle)}: {', '.join(labels) or 'nothing'}"
         if refused:
-            found += "; not " + "; ".join(f"{m.what} ({m.reason})" for m in refused)
-        yield Check(f"{name} curves", "limited" if refused else "ok", found)
+            evidence += "; not " + "; ".join(f"{m.what} ({m.reason})" for m in refused)
+        yield Check(f"{name} curves", "limited" if refused else "ok", evidence)
         yield _counters(name, counters, nvml.gpm_refusal(nv, handle))
         yield _neighbours(nv, handle, name)
     finally:
@@ -136,8 +136,8 @@ def _neighbours(nv: ModuleType, handle: object, name: str) -> Check:
         return Check(what, "limited", f"cannot be listed: {nvml.reason_of(e)}")
     if not nvml.sees_host_pids():
         used = size(nv.nvmlDeviceGetMemoryInfo(handle).used)
-        found = f"cannot be told apart from ours inside this container; {used} of GPU memory are in use"
-        return Check(what, "limited", found, "Run nvidia-smi on the host before you compare runs.")
+        evidence = f"cannot be told apart from ours inside this container; {used} of GPU memory are in use"
+        return Check(what, "limited", evidence, "Run nvidia-smi on the host before you compare runs.")
     others = {pid for pid in pids if not nvml.belongs_to(pid, os.getpid())}
     if not others:
         return Check(what, "ok", "none: the GPU is yours alone")
@@ -190,10 +190,10 @@ def _memory() -> Check:
     total, limit = machine.memory_total_bytes(), memory_limit_bytes()
     if total is None:
         return Check("memory", "limited", "its size cannot be read")
-    found = size(total) + (" (container limit)" if limit == total else "")
+    evidence = size(total) + (" (container limit)" if limit == total else "")
     if total < SMALL_MEMORY_BYTES:
-        return Check("memory", "limited", found, "Each loader worker needs a few hundred MiB: use few of them.")
-    return Check("memory", "ok", found)
+        return Check("memory", "limited", evidence, "Each loader worker needs a few hundred MiB: use few of them.")
+    return Check("memory", "ok", evidence)
 
 
 def _shared_memory() -> Check:
@@ -201,23 +201,23 @@ def _shared_memory() -> Check:
     shared_bytes = machine.shared_memory_bytes()
     if shared_bytes is None:
         return Check(what, "ok", "this system has no /dev/shm; loader workers use another way")
-    found = f"/dev/shm has {size(shared_bytes)}"
+    evidence = f"/dev/shm has {size(shared_bytes)}"
     if shared_bytes < SMALL_SHARED_MEMORY_BYTES:
         step = 'Loader workers may die with "Bus error". Start the container with --ipc=host or --shm-size=8g.'
-        return Check(what, "limited", found, step)
-    return Check(what, "ok", found)
+        return Check(what, "limited", evidence, step)
+    return Check(what, "ok", evidence)
 
 
 def _workers() -> Check:
     method = multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
     gil = "with the GIL" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without the GIL"
-    found = f"started by {method}, Python {gil}"
+    evidence = f"started by {method}, Python {gil}"
     if method == "fork":
-        return Check("loader workers", "ok", found)
+        return Check("loader workers", "ok", evidence)
     step = (
         "A Dataset written in a notebook cell is not found by the workers: keep it in a module, or use num_workers=0."
     )
-    return Check("loader workers", "limited", found, step)
+    return Check("loader workers", "limited", evidence, step)
 
 
 def _deprecated_pynvml() -> Check:

@@ -1,4 +1,4 @@
-"""What a lesson's experiments have found, by their names: how much faster, and which value is enough.
+"""What a lesson's experiments measured, by their names: how much faster, and which value is enough.
 
 By name, so that a guess or an answer written later is still held against the experiment it belongs to.
 """
@@ -19,8 +19,8 @@ AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the 
 
 def experiment_named(name: str) -> Experiment | None:
     """The latest of that name; None where none ran in this process."""
-    found = (one.found for one in reversed(experiments))
-    return next((e for e in found if isinstance(e, Experiment) and e.name == name), None)
+    results = (one.result for one in reversed(experiments))
+    return next((e for e in results if isinstance(e, Experiment) and e.name == name), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Faster:
 
 def times_faster(name: str) -> Faster | None:
     """Of the first setting of the experiment of that name; None where that is not known."""
-    found = experiment_named(name)
-    first = found.comparisons[0] if found is not None and found.comparisons else None
+    experiment = experiment_named(name)
+    first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
     if first is None or first.ratio is None:
         return None
     return Faster(1 / first.ratio, first.verdict in ("faster", "slower"))
@@ -71,8 +71,8 @@ class Swept:
 
 def check_enough(answer: object, name: str, knob: str, as_written: int) -> Checked:
     """Whether `answer` is the smallest value of the sweep of that name that is as good as its best."""
-    found = experiment_named(name)
-    swept = Swept.of(found, knob, as_written) if found is not None else Swept({})
+    experiment = experiment_named(name)
+    swept = Swept.of(experiment, knob, as_written) if experiment is not None else Swept({})
     if len(swept.times_us) < 2:
         return unanswered(f"There is no sweep {name!r} of {knob} to judge it by: run that cell first.")
     cost = KNOBS[knob].cost

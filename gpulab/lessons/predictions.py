@@ -16,13 +16,13 @@ def told_share(guess: object, measured: float | None, what: str) -> Note:
     """`guess` in per cent against a measured share, 0 to 1. `what` it is: "of each step waits for data"."""
     if measured is None:
         return _not_measurable(what)
-    found = f"Measured: {percent(measured)} {what}."
+    measured_words = f"Measured: {percent(measured)} {what}."
     number = _number(guess)
     if number is None:
-        return _no_guess(guess, found, "40, for 40 %")
+        return _no_guess(guess, measured_words, "40, for 40 %")
     distance = abs(number - 100 * measured)
     near = "Close." if distance <= CLOSE_POINTS else "Not far off." if distance <= NEAR_POINTS else "A surprise."
-    return Note(near, f"{found} Your guess was {number:g} %.")
+    return Note(near, f"{measured_words} Your guess was {number:g} %.")
 
 
 def told_times(guess: object, measured: Faster | None, what: str) -> Note:
@@ -38,13 +38,13 @@ def told_times(guess: object, measured: Faster | None, what: str) -> Note:
             f"Whether it is faster {what} cannot be told: {factor(measured.times)} times as fast may be chance. If "
             "other programs are running, run that cell again when they have ended.",
         )
-    found = f"Measured: {factor(measured.times)} times as fast {what}."
+    measured_words = f"Measured: {factor(measured.times)} times as fast {what}."
     number = _number(guess)
     if number is None or number <= 0:
-        return _no_guess(guess, found, "1.5, for one and a half times")
+        return _no_guess(guess, measured_words, "1.5, for one and a half times")
     off = max(number / measured.times, measured.times / number)
     near = "Close." if off <= CLOSE_TIMES else "Not far off." if off <= NEAR_TIMES else "A surprise."
-    return Note(near, f"{found} Your guess was {number:g}.")
+    return Note(near, f"{measured_words} Your guess was {number:g}.")
 
 
 def _number(guess: object) -> float | None:
@@ -53,10 +53,10 @@ def _number(guess: object) -> float | None:
     return float(guess) if math.isfinite(guess) else None
 
 
-def _no_guess(guess: object, found: str, example: str) -> Note:
+def _no_guess(guess: object, measured_words: str, example: str) -> Note:
     if is_unanswered(guess):
-        return Note("No guess.", f"{found} A figure stays in mind when it was guessed before.")
-    return Note("No number.", f"{found} Your guess, {guess!r}, is not a number: write for example {example}.")
+        return Note("No guess.", f"{measured_words} A figure stays in mind when it was guessed before.")
+    return Note("No number.", f"{measured_words} Your guess, {guess!r}, is not a number: write for example {example}.")
 
 
 def _not_measurable(what: str) -> Note:

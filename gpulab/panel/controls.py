@@ -1,4 +1,4 @@
-"""One knob as a row of plain ipywidgets: its control, its value as found, why it cannot be turned, and its lesson."""
+"""One knob as a row of plain ipywidgets: its control, its current value, why it cannot be turned, and its lesson."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class KnobRow:
         from ipywidgets import HTML, Box, Layout
 
         self.knob = knob
-        self.found: Value | None = None
+        self.current: Value | None = None
         self.refusal: str | None = None  # why the value chosen cannot be had
         self.cautions: tuple[str, ...] = ()
         self._changed = changed
@@ -61,11 +61,11 @@ class KnobRow:
         self._choice: Value | None = None  # None: as written
         self._title = HTML(layout=_cell())
         self._place = Box(layout=Layout(width="auto", overflow="hidden", margin="0"))
-        self._found = HTML(layout=_cell())
+        self._current = HTML(layout=_cell())
         self._words = HTML(layout=_cell())
         self.control: Any = None
         self._make_control()
-        self.cells = (self._title, self._place, self._found, self._words)
+        self.cells = (self._title, self._place, self._current, self._words)
 
     @property
     def setting(self) -> Value | None:
@@ -75,10 +75,10 @@ class KnobRow:
         """Tell what the cell has. `others`: the settings of all knobs, on which it may depend what this one can be."""
         if observation is not self._observation:
             self._observation = observation
-            found = None if observation is None else self.knob.value_in(observation)
-            if type(found) is not type(self.found) or found != self.found:
-                self.found = found
-                self._choice = None if self._choice == found else self._choice
+            current = None if observation is None else self.knob.value_in(observation)
+            if type(current) is not type(self.current) or current != self.current:
+                self.current = current
+                self._choice = None if self._choice == current else self._choice
                 self._make_control()
         self._judge(with_settings(observation, others) if observation is not None else None)
 
@@ -90,7 +90,7 @@ class KnobRow:
     # -- the control ---------------------------------------------------------------------------------------------
 
     def _make_control(self) -> None:
-        before, self.control = self.control, make_control(self.knob, self.found, self._choice)
+        before, self.control = self.control, make_control(self.knob, self.current, self._choice)
         self.control.observe(self._on_value, names="value")
         self._place.children = (self.control,)
         if before is not None:
@@ -102,7 +102,7 @@ class KnobRow:
         self._on_main(lambda: self._choose(value))
 
     def _choose(self, value: Value) -> None:
-        self._choice = None if value == _UNTURNED or (value == self.found and self.found is not None) else value
+        self._choice = None if value == _UNTURNED or (value == self.current and self.current is not None) else value
         self._changed()
 
     def _judge(self, observation: Observation | None) -> None:
@@ -110,13 +110,13 @@ class KnobRow:
         if observation is None:
             self.refusal, self.cautions, why, able = None, (), "", False
         else:
-            able, why = turnable(self.knob, observation, self.found)
+            able, why = turnable(self.knob, observation, self.current)
             self.refusal = None if self._choice is None else _refusal(self.knob, observation, self._choice)
             self.cautions = () if self._choice is None else self.knob.cautions(observation, self._choice)
             able = able or self._choice is not None  # a choice that has become impossible can be taken back
         self.control.disabled = not able
         self._title.value = _title(self.knob.title, self._choice is not None, able)
-        self._found.value = _found(self.found, observation is not None)
+        self._current.value = _current_words(self.current, observation is not None)
         self._words.value = _words(self.knob, self.refusal or (why if not able else ""), self.cautions)
 
     def close(self) -> None:
@@ -124,21 +124,21 @@ class KnobRow:
             close(widget)
 
 
-def make_control(knob: Knob, found: Value | None, choice: Value | None) -> Any:
+def make_control(knob: Knob, current: Value | None, choice: Value | None) -> Any:
     """A checkbox, a number field or a list, as the values are; a value that is not known is a list's "as written"."""
     from ipywidgets import BoundedIntText, Checkbox, Dropdown, Layout
 
-    value = found if choice is None else choice
+    value = current if choice is None else choice
     kinds = {type(option) for option in knob.options}
-    if kinds == {bool} and found is not None:
+    if kinds == {bool} and current is not None:
         return Checkbox(value=bool(value), indent=False, description="", layout=Layout(width="auto", margin="0"))
-    if kinds == {int} and found is not None:
-        least = min(0, int(found)) if 0 in knob.options else 1
+    if kinds == {int} and current is not None:
+        least = min(0, int(current)) if 0 in knob.options else 1
         step = 1 if min(int(o) for o in knob.options) < 2 else 8
         return BoundedIntText(value=int(value or 0), min=least, max=LARGEST, step=step, layout=_filling())
-    values = list(dict.fromkeys([*knob.options, *(v for v in (found, choice) if v is not None)]))
+    values = list(dict.fromkeys([*knob.options, *(v for v in (current, choice) if v is not None)]))
     options: list[tuple[str, Value]] = [(shown(v), v) for v in values]
-    if found is None:
+    if current is None:
         options.insert(0, (AS_WRITTEN, _UNTURNED))
     return Dropdown(options=options, value=_UNTURNED if value is None else value, layout=_filling())
 
@@ -149,11 +149,11 @@ def _filling() -> Any:
     return Layout(width="100%", margin="1px 0")
 
 
-def turnable(knob: Knob, observation: Observation, found: Value | None) -> tuple[bool, str]:
+def turnable(knob: Knob, observation: Observation, current: Value | None) -> tuple[bool, str]:
     """Whether there is another value that it can have here, else the reason why not."""
-    nearby = (1, found + 1) if type(found) is int else ()  # a dataset of 6 items takes batches of 1 to 6
+    nearby = (1, current + 1) if type(current) is int else ()  # a dataset of 6 items takes batches of 1 to 6
     values = [*knob.options, *nearby]
-    others = [value for value in values if value != found]
+    others = [value for value in values if value != current]
     reasons = [_refusal(knob, observation, option) for option in others]
     if not reasons or None in reasons:
         return True, ""
@@ -177,11 +177,11 @@ def _title(title: str, changed: bool, able: bool) -> str:
     return f'<div style="{ONE_LINE}{faded}">{escape(title)}</div>'
 
 
-def _found(found: Value | None, looked: bool) -> str:
+def _current_words(current: Value | None, looked: bool) -> str:
     if not looked:
         return f'<div style="{ONE_LINE}{_QUIET}" title="{UNSEEN}">as found: ?</div>'
-    hint = ' title="not seen in this cell"' if found is None else ""
-    return f'<div style="{ONE_LINE}{_QUIET}"{hint}>as found: {escape(shown(found))}</div>'
+    hint = ' title="not seen in this cell"' if current is None else ""
+    return f'<div style="{ONE_LINE}{_QUIET}"{hint}>as found: {escape(shown(current))}</div>'
 
 
 def _words(knob: Knob, refusal: str, cautions: tuple[str, ...]) -> str:

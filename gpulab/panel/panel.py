@@ -253,7 +253,7 @@ def _line(words: str) -> str:
 def _text_row(row: KnobRow) -> str:
     chosen = f" → {shown(row.setting)}" if row.setting is not None else ""
     why = f"  ({row.refusal})" if row.refusal else ""
-    return f"{row.knob.name:<20}{shown(row.found)}{chosen}{why}"
+    return f"{row.knob.name:<20}{shown(row.current)}{chosen}{why}"
 
 
 def _button(words: str, hint: str, action: Callable[[], None], on_main: OnMain) -> Any:

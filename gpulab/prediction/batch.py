@@ -139,5 +139,5 @@ def _of_calls(plan: Plan, scale: float, calls: float) -> Plan:
     fixed = 1 - (1 - calls) ** 2
     likely, *ends = (f / scale + 1 - f for f in (fixed, 1.0, calls))
     words = f"{percent(calls)} of a step goes to calling operators and to the parameters, whatever the batch"
-    told = replace(plan, pure_factor=plan.pure_factor * likely * scale, samples=plan.samples * scale)
-    return told.doubted(FIT_SD, words).reached(min(ends) / likely, max(ends) / likely)
+    shared = replace(plan, pure_factor=plan.pure_factor * likely * scale, samples=plan.samples * scale)
+    return shared.doubted(FIT_SD, words).reached(min(ends) / likely, max(ends) / likely)

@@ -100,8 +100,8 @@ def _of(plan: Plan, settings: Mapping[str, str]) -> Prediction:
     middle, low, high = plan.ratio()
     basis = "; ".join(dict.fromkeys(plan.basis))
     memory, its_basis = _memory(plan, settings)
-    found = Prediction(dict(settings), middle, (low, high), basis, memory, plan.only_sign, memory_basis=its_basis)
-    return replace(found, basis=basis[:1].upper() + basis[1:])
+    prediction = Prediction(dict(settings), middle, (low, high), basis, memory, plan.only_sign, memory_basis=its_basis)
+    return replace(prediction, basis=basis[:1].upper() + basis[1:])
 
 
 def _memory(plan: Plan, settings: Mapping[str, str]) -> tuple[float | None, str]:

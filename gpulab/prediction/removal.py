@@ -56,16 +56,16 @@ def predict_removal(
             raise Refused("when exactly it happens was not recorded")
         today = Today.of(facts)
         if isinstance(cause, Waits):
-            found = _without_waits(today, cause, intervals)
+            removed = _without_waits(today, cause, intervals)
         else:
             gone = intervals if intervals is not None else pauses_of(facts.run, cause)
             begin, end = _loop(today)
             computed = 0.0 if today.on_gpu else today.compute_us / today.step.median
             paused = _without_pauses(begin, end, gone, computed, _busy_ns(today) * len(begin))
-            found = _without_traced(today, gone) if paused is None else paused
+            removed = _without_traced(today, gone) if paused is None else paused
     except Refused as why:
         return refused({}, str(why))
-    return recalibrated(found, errors)
+    return recalibrated(removed, errors)
 
 
 def pauses_of(run: Run, cause: Pauses) -> Intervals:
@@ -156,5 +156,5 @@ def waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
     rows = np.flatnonzero(host & waiting & spans.on_training_threads(timeline))
     begun = np.searchsorted(intervals[:, 0], timeline.end_ns[rows], side="left")
     ended = np.searchsorted(intervals[:, 1], timeline.start_ns[rows], side="right")
-    found: np.ndarray = rows[begun > ended]
-    return found
+    inside: np.ndarray = rows[begun > ended]
+    return inside

@@ -91,7 +91,7 @@ def _previous_on_stream(timeline: Timeline, row: npt.NDArray[np.intp]) -> npt.ND
 def _latest_elsewhere(timeline: Timeline, row: npt.NDArray[np.intp]) -> tuple[npt.NDArray[np.intp], Int64]:
     """The task of another stream that ended last before each began, and when; only tasks launched before it."""
     lane, start, end = timeline.lane_id[row], timeline.start_ns[row], timeline.end_ns[row]
-    found = np.full(len(row), -1, np.intp)
+    latest = np.full(len(row), -1, np.intp)
     when = np.full(len(row), NEVER, np.int64)
     streams = np.unique(lane)
     for stream in streams if len(streams) > 1 else ():
@@ -99,13 +99,13 @@ def _latest_elsewhere(timeline: Timeline, row: npt.NDArray[np.intp]) -> tuple[np
         theirs = theirs[np.argsort(end[theirs], kind="stable")]
         mine = np.flatnonzero(lane != stream)
         at = np.searchsorted(end[theirs], start[mine], side="right") - 1
-        known = at >= 0
-        candidate = theirs[at[known]]
-        mine = mine[known]
+        earlier = at >= 0
+        candidate = theirs[at[earlier]]
+        mine = mine[earlier]
         better = (end[candidate] > when[mine]) & (candidate < mine)
-        found[mine[better]] = candidate[better]
+        latest[mine[better]] = candidate[better]
         when[mine[better]] = end[candidate[better]]
-    return found, when
+    return latest, when
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +131,10 @@ def waits_for_device(timeline: Timeline, tasks: Tasks, begin_ns: int) -> dict[in
     copying = host & spans.named(timeline, lambda n: n.startswith(spans.COPYING))
     synchronizing = host & spans.named(timeline, lambda n: n.startswith(spans.SYNCHRONIZING))
     events = spans.named(timeline, lambda n: "EventSynchronize" in n)  # which event is not in the trace
-    found = _found_done(timeline, tasks, np.flatnonzero(synchronizing & ~events))
-    found |= _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS)
-    found |= _ended_before(timeline, tasks, _into_a_full_queue(timeline, tasks), TIGHT_NS)
-    return found | _with_own_copy(timeline, tasks, copying)
+    ended = _found_done(timeline, tasks, np.flatnonzero(synchronizing & ~events))
+    ended |= _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS)
+    ended |= _ended_before(timeline, tasks, _into_a_full_queue(timeline, tasks), TIGHT_NS)
+    return ended | _with_own_copy(timeline, tasks, copying)
 
 
 def _last_ended(
@@ -185,5 +185,5 @@ def _into_a_full_queue(timeline: Timeline, tasks: Tasks) -> npt.NDArray[np.intp]
     begun = np.searchsorted(np.sort(timeline.start_ns[tasks.launch[launched]]), start, side="left")
     ended = np.searchsorted(np.sort(timeline.end_ns[tasks.row[launched]]), start, side="right")
     full = (begun - ended >= QUEUE_HOLDS) & (timeline.duration_ns[calls] > TIGHT_NS)
-    found: npt.NDArray[np.intp] = calls[full]
-    return found
+    blocked: npt.NDArray[np.intp] = calls[full]
+    return blocked

@@ -57,7 +57,7 @@ class State:
         self._all = names is None
         chosen = _users_names(namespace) if names is None else list(dict.fromkeys(names))
         self._names = [KeptName(namespace, name, Place(name)) for name in chosen]
-        self._known = frozenset(chosen)
+        self._own_names = frozenset(chosen)
         self._kept: list[Kept] = []
         self._reached = Reachable()
         self._tensors: Tensors | None = None
@@ -75,7 +75,7 @@ class State:
         """
         state = cls(namespace, names)
         reached = state._reached
-        named = [(namespace[name], Place(name)) for name in state._known if name in namespace]
+        named = [(namespace[name], Place(name)) for name in state._own_names if name in namespace]
         reached.follow([*named, *((x, Place(type(x).__name__)) for x in roots)])
         state._kept = reached.kept
         undone = [(place, undo_of(x)) for x, place in reached.generators]
@@ -126,7 +126,7 @@ class State:
                 name.put_back()
         if self._all and not keep_new:
             for new in _users_names(self._namespace):
-                if new not in self._known:
+                if new not in self._own_names:
                     del self._namespace[new]
 
     def _put_back_random(self) -> list[str]:

@@ -136,10 +136,10 @@ class TraceText:
             start = text[:BLOCK_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip()
             if start[:1] not in (b"{", b"[", b""):
                 raise TraceError(self._not_json(text))
-            found = re.match(rb"(?:\xef\xbb\xbf)?\s*\[", text) or _OPENING.search(text)
-            if found:
-                self.head = text[: found.end()]
-                rest = text[found.end() :]
+            match = re.match(rb"(?:\xef\xbb\xbf)?\s*\[", text) or _OPENING.search(text)
+            if match:
+                self.head = text[: match.end()]
+                rest = text[match.end() :]
                 while len(rest) < LEARNED_BYTES and (block := next(blocks, b"")):
                     rest += block
                 self._learn_boundary(rest)
@@ -162,9 +162,9 @@ class TraceText:
         """Index of the comma before the last event that begins in the text; -1 where there is none."""
         at = len(text)
         while (at := text.rfind(self._needle, 0, at)) >= 0:
-            found = self._before.search(text, max(0, at - _BOUNDARY_BYTES), at)
-            if found:
-                return found.start(1)
+            match = self._before.search(text, max(0, at - _BOUNDARY_BYTES), at)
+            if match:
+                return match.start(1)
         return -1
 
     def _last(self, offset: int, text: bytes) -> Iterator[tuple[int, bytes]]:

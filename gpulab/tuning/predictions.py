@@ -41,7 +41,7 @@ class ArmPredictions:
         if strange:
             return refused(settings, f"what another {strange[0]} changes is known to the code alone")
         asked = {BATCH if names_batch(d) else d.name: d.shown for d in wanted.values()}
-        before = {BATCH if names_batch(d) else d.name: str(d.found) for d in wanted.values() if d.found is not None}
+        before = {BATCH if names_batch(d) else d.name: str(d.current) for d in wanted.values() if d.current is not None}
         prediction = predict(self.facts, asked, PriorEvidence(self.errors, self.sizes, before))
         return replace(prediction, settings=dict(settings))
 
@@ -49,12 +49,12 @@ class ArmPredictions:
         self, arms: Iterable[ResolvedArm], run_size: Callable[[ResolvedSetting, int], Block | None]
     ) -> None:
         """Short runs at two other batch sizes and the present one, where an arm has another one."""
-        wanted = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.as_found]
+        wanted = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.is_current]
         targets = [d.value for d in wanted if isinstance(d.value, int) and d.value > 0]
         if not wanted or not targets or self.sizes:
             return
         first = wanted[0]
-        before = first.found
+        before = first.current
         if isinstance(before, bool) or not isinstance(before, int) or before < 1:
             return
         times: dict[int, list[float]] = {}

@@ -1,4 +1,4 @@
-"""What each name of an arm means in this cell: a knob or a variable, its value as found, and why it cannot be set."""
+"""What each name of an arm means in this cell: a knob or a variable, its current value, and why it cannot be set."""
 
 from __future__ import annotations
 
@@ -118,12 +118,12 @@ def _is_kind(value: object, kind: type) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedSetting:
-    """One name of an arm. `found`: the value as the cell has it, None where it cannot be seen."""
+    """One name of an arm. `current`: the value as the cell has it, None where it cannot be seen."""
 
     name: str
     value: Plain
     knob: Knob | None
-    found: Plain | None = None
+    current: Plain | None = None
     refused: str = ""
     used: bool = False  # of a variable: the code has something that could read it
 
@@ -141,8 +141,8 @@ class ResolvedSetting:
         return str(self.value) if self.knob is None else written(self.value)
 
     @property
-    def as_found(self) -> bool:
-        return type(self.found) is type(self.value) and self.found == self.value
+    def is_current(self) -> bool:
+        return type(self.current) is type(self.value) and self.current == self.value
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class ResolvedArm:
 
     def _changed(self, checks: Iterable[Change]) -> list[ResolvedSetting]:
         idle = {c.name for c in checks if c.state == "no effect"}
-        return [d for d in self.names if d.name not in idle and not d.as_found]
+        return [d for d in self.names if d.name not in idle and not d.is_current]
 
 
 def check_names(arms: Sequence[Arm], code: Code) -> None:
@@ -287,20 +287,20 @@ def variables_set(code: Code, values: Mapping[str, Plain]) -> Iterator[None]:
 def _change(decided: ResolvedSetting, observation: Observation, by_name: Mapping[str, KnobEffects], run: Run) -> Change:
     name, kind, knob = decided.name, decided.kind, decided.knob
     show = str if knob is None else written
-    found, value = "" if decided.found is None else show(decided.found), show(decided.value)
+    current, value = "" if decided.current is None else show(decided.current), show(decided.value)
     if decided.refused:
-        return Change(name, value, found, kind, "no effect", decided.refused)
+        return Change(name, value, current, kind, "no effect", decided.refused)
     effects = by_name[name]
     if knob is None:
-        seen = variable_reads.verify(decided.value, decided.found, decided.used, effects, run)
-        return Change(name, value, found, kind, seen.state, seen.evidence)
+        seen = variable_reads.verify(decided.value, decided.current, decided.used, effects, run)
+        return Change(name, value, current, kind, seen.state, seen.evidence)
     try:
         result = knob.verify(observation, decided.knob_value, effects, run)
     except Exception as e:  # a fault of ours must not cost the run its report
-        return Change(name, value, found, kind, "cannot tell", f"gpulab failed to look ({type(e).__name__}: {e})")
+        return Change(name, value, current, kind, "cannot tell", f"gpulab failed to look ({type(e).__name__}: {e})")
     more = (words for words in (*effects.refused, *effects.notes) if words not in result.evidence)
     evidence = "; ".join(dict.fromkeys([result.evidence, *more]))
-    return Change(name, value, found, kind, result.state, evidence)
+    return Change(name, value, current, kind, result.state, evidence)
 
 
 def _judged(change: Change, decided: ResolvedSetting, bare: Observation, imagined: Observation) -> Change:

@@ -40,7 +40,7 @@ def remember(code: Code, observation: Observation) -> None:
         del _observations[old]
 
 
-def known(code: Code) -> Observation | None:
+def observation_of(code: Code) -> Observation | None:
     """What this code was seen to use; None where it did not run as written yet, or reads other objects now."""
     remembered = _observations.get(code.text)
     names = code.namespace
@@ -64,7 +64,7 @@ class Changing:
     """The settings of an arm for one run. Raises UsageError for a name that is neither a knob nor a variable."""
 
     def __init__(self, arm: Arm, code: Code) -> None:
-        self._written = known(code)
+        self._written = observation_of(code)
         self.decided: ResolvedArm = resolve_beforehand(arm, self._written, code)
         self.code = code.replacing(self.decided.variables)
         literals = code.variables.literals

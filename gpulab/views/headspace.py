@@ -29,22 +29,22 @@ _COLD = Part("read from the disk", "the system was made to forget the files befo
 class HeadspaceReport(NotebookView):
     """The differential test with its views."""
 
-    found: Headspace
+    result: Headspace
 
     @property
     def ceiling(self) -> float | None:
         """How many times as fast the cell would be with a perfect DataLoader; None where it was not measured."""
-        return self.found.ceiling
+        return self.result.ceiling
 
     @property
     def interval(self) -> tuple[float, float] | None:
         """The 95 % interval of that."""
-        return self.found.interval
+        return self.result.interval
 
     @property
     def headline(self) -> Headline:
         """The sentence, its evidence and its level."""
-        test = self.found
+        test = self.result
         if test.ceiling is None:
             why = test.reasons.get("ideal", "no pair of blocks was measured")
             return Headline("cannot_tell", "What a perfect DataLoader would bring was not measured.", why, "unknown")
@@ -58,7 +58,7 @@ class HeadspaceReport(NotebookView):
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
-        test = self.found
+        test = self.result
         figures: dict[str, object] = {
             "schema": SCHEMA,
             "step_us": test.step_us,
@@ -78,12 +78,12 @@ class HeadspaceReport(NotebookView):
         return f"<gpulab headspace: {self.headline.sentence}>"
 
     def _opening(self) -> str:
-        run, experiment = self.found.run, self.found.experiment
+        run, experiment = self.result.run, self.result.experiment
         ended = " · stopped early" if experiment.stopped else ""
         return f"what the DataLoader costs · {device(run)} · {duration(experiment.seconds * 1e6)}{ended}"
 
     def _sections(self) -> tuple[Section, ...]:
-        return present(_steps(self.found), _notes(self.found))
+        return present(_steps(self.result), _notes(self.result))
 
 
 def _evidence(headspace: Headspace) -> str:

@@ -337,7 +337,7 @@ def test_an_experiment_foretells_and_keeps(save: bool, own_store: Path) -> None:
     knobs = {"fused_optimizer": True}
     found = gpulab.experiment(
         CELL, knobs, namespace=names(), pairs=5, steps=4, budget_s=20, save=save, show=False
-    ).found
+    ).result
     assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
     assert told is not None and told.ratio is not None and told.ratio < 1
@@ -352,7 +352,7 @@ def test_a_larger_batch_is_foretold_from_short_runs_at_other_sizes() -> None:
     space = names()
     found = gpulab.experiment(
         CELL, {"batch_size": 16}, namespace=space, pairs=5, steps=4, budget_s=20, save=False, show=False
-    ).found
+    ).result
     assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
     assert told is not None and told.ratio is not None and not told.only_sign
@@ -363,7 +363,7 @@ def test_a_larger_batch_is_foretold_from_short_runs_at_other_sizes() -> None:
 def test_a_variable_that_nobody_knows_is_refused() -> None:
     found = gpulab.experiment(
         f"rate = 1.0\n{CELL}", {"rate": 2.0}, namespace=names(), pairs=5, steps=4, budget_s=20, save=True, show=False
-    ).found
+    ).result
     assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
     assert told is not None and "rate" in told.refused

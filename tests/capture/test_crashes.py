@@ -142,7 +142,7 @@ def test_the_cell_as_written_fails(names: dict[str, Any], step: int) -> None:
         compared(CELL, {"workers": 1}, names)
     assert "in fail\n" in lines(caught.value) and profiler_is_off()
     assert caught.value.__notes__ == [NEXT_STEP]
-    experiment = gpulab.experiments[-1].found
+    experiment = gpulab.experiments[-1].result
     assert isinstance(experiment, Experiment) and experiment.stopped
     assert f"{ASSERT}. {NEXT_STEP}" in " ".join(experiment.notes)
 
@@ -151,7 +151,7 @@ def test_an_arm_fails(names: dict[str, Any]) -> None:
     with pytest.raises(RuntimeError, match=ASSERT) as caught:
         compared(CELL, {"fails_at": [5, -2]}, names)
     assert "in fail\n" in lines(caught.value) and profiler_is_off() and caught.value.__notes__ == [NEXT_STEP]
-    experiment = gpulab.experiments[-1].found
+    experiment = gpulab.experiments[-1].result
     assert isinstance(experiment, Experiment)
     sides = experiment.sides
     assert ASSERT in sides[1].failure and sides[2].facts is None, "nothing more was run"
@@ -164,7 +164,7 @@ def test_a_block_of_an_arm_fails(names: dict[str, Any], fake_cuda: FakeCuda) -> 
     with pytest.raises(RuntimeError, match=ASSERT) as caught:
         compared(cell, {"fails_at": [-2]}, names)
     assert "in fail\n" in lines(caught.value) and caught.value.__notes__ == [NEXT_STEP]
-    experiment = gpulab.experiments[-1].found
+    experiment = gpulab.experiments[-1].result
     assert isinstance(experiment, Experiment)
     side = experiment.sides[1]
     assert side.facts is not None and not side.blocks and ASSERT in side.failure
@@ -244,7 +244,7 @@ def train():
             more = gpu.fake.allocate(size * 2**30)
 train()
 """
-    sides = compared(cell, {"size": [50, 70]}, names).found.sides
+    sides = compared(cell, {"size": [50, 70]}, names).result.sides
     assert sides[1].failure.startswith("out of memory") and not sides[1].blocks
     assert not sides[2].failure and len(sides[2].blocks) == 2
     assert fake_cuda.allocated == [0, 0] and fake_cuda.error is None

@@ -178,7 +178,7 @@ def test_what_runs_without_gradients_in_few_steps_is_evaluation_and_in_most_it_i
     }
     assert stretches(each).evaluations([], starts) == ()
     both = stretches(each)
-    both._found += stretches(each_tenth, ("sample", 2, ""))._found
+    both._stretches += stretches(each_tenth, ("sample", 2, ""))._stretches
     assert [s.spot for s in both.evaluations([], starts)] == [("sample", 2, "")] * len(each_tenth)
 
 
@@ -204,7 +204,7 @@ def test_passes_and_stretches_tell_all_time_of_either_once(stretched: list[int],
     passes = [Stretch(a * MS, b * MS, ("p", i, ""), "1 batch") for i, (a, b) in enumerate(_apart(passed))]
     found = heard.evaluations(passes, np.arange(0, 2000) * MS)
     told = {t for s in found for t in range(s.start_ns // MS, s.end_ns // MS)}
-    wholly = {t for s in heard._found for t in range(s.start_ns // MS, s.end_ns // MS) if _inside(s, passes)}
+    wholly = {t for s in heard._stretches for t in range(s.start_ns // MS, s.end_ns // MS) if _inside(s, passes)}
     assert told >= {t for p in passes for t in range(p.start_ns // MS, p.end_ns // MS)}
     assert told >= wholly
     assert sum((s.end_ns - s.start_ns) // MS for s in found) == len(told)

@@ -357,7 +357,7 @@ def test_the_doctor_says_why_kernels_do_not_come_back(
     answers_with(monkeypatch, stdout, stderr, code)
     checks = {c.name: c for c in doctor.examine()}
     check = checks["GPU work in the trace"]
-    assert (check.state, check.found) == ("refused", f"refused: {reason}")
+    assert (check.state, check.evidence) == ("refused", f"refused: {reason}")
     assert ("NVreg_" in check.next_step) is ("PRIVILEGES" in reason)
     text = " ".join(render(list(checks.values())).split())
     assert "GPU kernels cannot be traced." in text and "no GPU work in the trace refused:" in text
@@ -376,7 +376,7 @@ def test_the_doctor_sees_kernels_come_back(monkeypatch: pytest.MonkeyPatch) -> N
     answers_with(monkeypatch, '{"kernels": 63}', "CUPTI says something harmless")
     checks = doctor.examine()
     check = next(c for c in checks if c.name == "GPU work in the trace")
-    assert (check.state, check.found) == ("ok", "63 of 64 small kernels came back (CUPTI)")
+    assert (check.state, check.evidence) == ("ok", "63 of 64 small kernels came back (CUPTI)")
     assert "GPU kernels are traced one by one." in " ".join(render(checks).split())
 
 
@@ -400,7 +400,7 @@ def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
 def test_without_a_gpu_the_doctor_tries_nothing() -> None:
     checks = doctor.examine(try_tracing=lambda: pytest.fail("tried"))
     check = next(c for c in checks if c.name == "GPU work in the trace")
-    assert (check.state, check.found, check.next_step) == ("absent", "not tried: no GPU", "")
+    assert (check.state, check.evidence, check.next_step) == ("absent", "not tried: no GPU", "")
 
 
 def checks_by_name(script: fakes.FakeScript, store: Path | None = None) -> dict[str, doctor.Check]:
@@ -420,9 +420,9 @@ def test_the_doctor_on_a_hopper_with_a_refused_query(monkeypatch: pytest.MonkeyP
     script["processes"] = [1]
     checks = checks_by_name(script)
     assert checks["GPU 0 curves"].state == "limited"
-    assert "not power (not supported" in checks["GPU 0 curves"].found
+    assert "not power (not supported" in checks["GPU 0 curves"].evidence
     assert checks["GPU 0 hardware counters"].state == "ok"
-    assert "pid 1" in checks["GPU 0 other processes"].found
+    assert "pid 1" in checks["GPU 0 other processes"].evidence
 
 
 def test_the_doctor_on_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,7 +430,7 @@ def test_the_doctor_on_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = checks_by_name(fakes.t4())
     assert checks["GPU 0 hardware counters"].state == "absent"
     assert "not measurable" in checks["GPU 0 hardware counters"].next_step
-    assert "container" in checks["GPU 0 other processes"].found
+    assert "container" in checks["GPU 0 other processes"].evidence
 
 
 def test_the_doctor_names_what_narrows_a_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -454,7 +454,7 @@ def test_a_look_that_breaks_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(machine, "usable_cores", broken)
     checks = checks_by_name(fakes.no_driver())
-    assert "no such thing" in checks["CPU cores"].found
+    assert "no such thing" in checks["CPU cores"].evidence
     assert "memory" in checks
 
 

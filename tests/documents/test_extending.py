@@ -95,4 +95,4 @@ def test_the_panel_has_a_row_for_the_knob(knob: Knob) -> None:
 
     row = KnobRow(KNOBS[knob.name], lambda: None)
     row.show(Observation(Device("cpu", "CPU")), {})
-    assert knob.title in row._title.value and row.found is False and not row.control.disabled
+    assert knob.title in row._title.value and row.current is False and not row.control.disabled

@@ -1,15 +1,9 @@
-"""The words of gpulab's names, and how often a name from a private dialect is left.
-
-`python -m tests.documents.vocabulary` writes the counts that
-`test_vocabulary.py` allows, and refuses to raise their sum.
-"""
+"""The words of gpulab's names, and names that are no nouns."""
 
 from __future__ import annotations
 
 import ast
 import re
-import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +11,6 @@ from tests.support.paths import ROOT
 
 PACKAGE = ROOT / "gpulab"
 GLOSSARY = ROOT / "docs" / "glossary.md"
-ALLOWED = Path(__file__).with_suffix(".txt")
 DIALECT = frozenset({"found", "told", "known", "made"})  # past participles in place of a noun
 
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
@@ -46,38 +39,16 @@ def explained(word: str, glossary: set[str]) -> bool:
     )
 
 
-def dialect_parameters(source: str) -> int:
-    """Parameters of functions that are called `found`, `told`, `known` or `made`."""
-    return sum(parameter.arg in DIALECT for parameter in _parameters(ast.parse(source)))
-
-
-def _parameters(tree: ast.AST) -> Iterator[ast.arg]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.arg))
-
-
-def dialect_counts() -> Counter[str]:
-    """Per module how many such parameters there are; modules without one are left out."""
-    counts = {
-        path.relative_to(ROOT).as_posix(): dialect_parameters(path.read_text(encoding="utf-8")) for path in modules()
-    }
-    return Counter({path: count for path, count in counts.items() if count})
-
-
-def allowed_counts() -> Counter[str]:
-    """Per module how many the list allows."""
-    lines = ALLOWED.read_text(encoding="utf-8").splitlines()
-    return Counter({path: int(count) for path, count in (line.rsplit(maxsplit=1) for line in lines)})
-
-
-def main() -> int:
-    """Write the counts of today; 1 where there are more than the list allows."""
-    today = dialect_counts()
-    if ALLOWED.exists() and today.total() > allowed_counts().total():
-        print(f"{today.total()} parameters are called {', '.join(sorted(DIALECT))}: more than before. Rename some.")
-        return 1
-    ALLOWED.write_text("".join(f"{path} {count}\n" for path, count in sorted(today.items())), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def dialect_names(source: str) -> Iterator[str]:
+    """Variables, parameters, fields, functions and classes that are called `found`, `told`, `known` or `made`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.arg):
+            name = node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            name = node.id if isinstance(node, ast.Name) else node.attr
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = node.name
+        else:
+            continue
+        if name.strip("_") in DIALECT:
+            yield name

@@ -74,4 +74,4 @@ def test_the_doctor_tries_cupti() -> None:
     assert 60 <= trial.kernels <= cuda_probe.LAUNCHED, trial  # a few of a session's first ones may be lost
     checks = {check.name: check for check in doctor.examine()}
     assert checks["GPU work in the trace"].state == "ok"
-    assert checks["PyTorch"].state == "ok" and torch.cuda.get_device_name() in checks["PyTorch"].found
+    assert checks["PyTorch"].state == "ok" and torch.cuda.get_device_name() in checks["PyTorch"].evidence

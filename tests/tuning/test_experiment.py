@@ -72,7 +72,7 @@ def values(names: dict[str, Any]) -> list[torch.Tensor]:
 
 def last() -> Experiment:
     """What the latest experiment gave."""
-    latest = gpulab.experiments[-1].found
+    latest = gpulab.experiments[-1].result
     assert isinstance(latest, Experiment)
     return latest
 
@@ -122,19 +122,19 @@ def test_a_literal_at_the_top_of_the_cell(names: dict[str, Any]) -> None:
 
 def test_a_sweep_names_each_value(names: dict[str, Any]) -> None:
     found = quick(CELL, {"batch_size": [2, 8]}, names)
-    assert [side.label for side in found.found.sides] == ["as written", "batch_size=2", "batch_size=8"]
-    per_step = [side.facts.samples_per_s / side.facts.steps_per_s for side in found.found.sides]
+    assert [side.label for side in found.result.sides] == ["as written", "batch_size=2", "batch_size=8"]
+    per_step = [side.facts.samples_per_s / side.facts.steps_per_s for side in found.result.sides]
     assert per_step == pytest.approx([4, 2, 8])
     assert all(c.unit == "sample" for c in found.comparisons)
-    of_sides = [side.us_per_sample for side in found.found.sides[1:]]
+    of_sides = [side.us_per_sample for side in found.result.sides[1:]]
     assert of_sides == [c.b.us_per_sample for c in found.comparisons], "medians over blocks in both places"
 
 
 def test_a_value_that_cannot_be_is_not_run(names: dict[str, Any]) -> None:
     found = quick(CELL, {"batch_size": [8, 1000]}, names)
-    assert [bool(side.failure) for side in found.found.sides] == [False, False, True]
-    assert "96 items" in found.found.sides[2].failure and not found.found.sides[2].blocks
-    assert found.found.sides[2].failure.startswith("the dataset has 96"), "its label names it already"
+    assert [bool(side.failure) for side in found.result.sides] == [False, False, True]
+    assert "96 items" in found.result.sides[2].failure and not found.result.sides[2].blocks
+    assert found.result.sides[2].failure.startswith("the dataset has 96"), "its label names it already"
 
 
 @pytest.mark.parametrize(
@@ -163,7 +163,7 @@ def test_an_error_as_written_passes_after_what_there_is(names: dict[str, Any]) -
 def test_an_error_under_a_knob_is_a_result(names: dict[str, Any]) -> None:
     names["guard"] = 4
     found = quick("if guard != 4: raise ValueError('guarded')\n" + CELL, {"guard": 5}, names)
-    assert "guarded" in found.found.sides[1].failure
+    assert "guarded" in found.result.sides[1].failure
     assert "not comparable" in found.verdict
 
 
@@ -172,8 +172,8 @@ def test_out_of_memory_is_marked_and_the_sweep_goes_on(names: dict[str, Any]) ->
         "    time.sleep(pause)", "    if len(x) > 10: raise torch.OutOfMemoryError('CUDA out of memory.')"
     )
     found = quick(cell, {"batch_size": [16, 8]}, names)
-    assert "out of memory" in found.found.sides[1].failure
-    assert found.found.sides[2].blocks
+    assert "out of memory" in found.result.sides[1].failure
+    assert found.result.sides[2].blocks
 
 
 def interrupted_at(what: str, names: dict[str, Any]) -> Any:
@@ -308,7 +308,7 @@ def test_the_record_on_disk_tells_whether_the_change_took_effect(
 
 def test_more_time_than_the_budget_is_told(names: dict[str, Any]) -> None:
     found = quick(CELL, {"workers": 1}, names, pairs=None, budget_s=1e-6)
-    assert any(note.startswith("Budget of 1e-06 s exceeded: ") for note in found.found.notes)
+    assert any(note.startswith("Budget of 1e-06 s exceeded: ") for note in found.result.notes)
     said = " ".join(found.text().split())
     assert "the full runs before them" in said and "3 turns are the least" in said
 

@@ -52,8 +52,8 @@ def test_a_comparison_beside_the_cell(session: KernelSession) -> None:
     assert session.value("bool(torch.equal(before, model.weight))") is True
     assert session.value("pause") == 0.0
     session.run("import gpulab; last = gpulab.experiments[-1]")
-    assert session.value("last.found.sides[1].settings") == {"pause": "0.02"}
-    assert session.value("len(last.found.sides[1].blocks)") == 5
+    assert session.value("last.result.sides[1].settings") == {"pause": "0.02"}
+    assert session.value("len(last.result.sides[1].blocks)") == 5
     assert not session.left_behind()
 
 

@@ -69,7 +69,7 @@ def test_a_planted_wait_is_what_a_perfect_loader_would_take_away(workers: int) -
     before = given["model"].weight.clone()
     state = torch.get_rng_state()
     report = gpulab.headspace(CELL, namespace=given, steps=4, pairs=3, show=False)
-    found = report.found
+    found = report.result
     assert found.ideal_us is not None and found.step_us is not None and report.ceiling is not None
     assert found.ideal_us < found.step_us / 2 and report.ceiling > 2
     assert found.preparation_share is not None and found.preparation_share > 0.5
@@ -138,7 +138,7 @@ def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
     )
     given = names(DataLoader(Planted(64), batch_size=4))
     report = gpulab.headspace(once, namespace=given, steps=4, pairs=2, show=False)
-    assert report.ceiling is None and "twice" in report.found.reasons["ideal"]
+    assert report.ceiling is None and "twice" in report.result.reasons["ideal"]
     assert report.headline.level == "unknown" and "AssertionError" in report.text()
 
 
@@ -283,7 +283,7 @@ def test_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_is_not_beyond_noise_is_no_gain() -> None:
     given = names(DataLoader([torch.ones(4) for _ in range(64)], batch_size=4))  # type: ignore[arg-type]
     report = gpulab.headspace(CELL, namespace=given, steps=4, pairs=2, show=False)
-    unsure = dataclasses.replace(report.found, certain=frozenset(), notes=("<b>note</b>",))
+    unsure = dataclasses.replace(report.result, certain=frozenset(), notes=("<b>note</b>",))
     shown = HeadspaceReport(unsure)
     assert "No work on the DataLoader" in shown.headline.sentence and "no more than noise" in shown.text()
     assert "<b>note</b>" not in shown.html() and "&lt;b&gt;note" in shown.html()

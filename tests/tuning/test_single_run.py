@@ -127,9 +127,9 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
     assert "a batch_sampler of its own" in refused
     observation = changing_scene(code)
     single_run.remember(code, observation)
-    assert single_run.known(code) is observation
+    assert single_run.observation_of(code) is observation
     names["loader"] = names["DataLoader"](names["data"], batch_size=16)
-    assert single_run.known(code) is None, "the cell reads another loader now"
+    assert single_run.observation_of(code) is None, "the cell reads another loader now"
     (change,) = ran(LOOP, names, batch_size=8)
     assert (change.found, change.state) == ("16", "took effect")
 
@@ -140,7 +140,7 @@ def test_a_remembered_observation_never_refuses(names: dict[str, Any]) -> None:
     single_run.remember(
         code, replace(observation, loaders=(replace(observation.loaders[0], custom_batch_sampler=True),))
     )
-    assert single_run.known(code) is not None
+    assert single_run.observation_of(code) is not None
     assert not Changing(Arm({"batch_size": 8}), code).decided.refused
 
 

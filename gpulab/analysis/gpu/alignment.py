@@ -25,12 +25,12 @@ _TOLD_BY_SHAPE = "sizes that are no multiples of 8 (64 for a vocabulary)"
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """Shares of the time of all kernels but communication: matrix kernels on matrix units, those of them of which it
-    is told whether sizes fit, and those whose sizes do not. `how` it was told; `examples` are sizes, m × n × k.
+    """Shares of the time of all kernels but communication: matrix kernels on matrix units, those of them whose sizes
+    say whether they fit, and those whose sizes do not fit. `how` this was judged; `examples` are sizes, m × n × k.
     """
 
     on_units: float
-    told: float
+    judged: float
     odd: float
     how: str
     costliest: str
@@ -59,7 +59,7 @@ def alignment(work: DeviceWork) -> Alignment | None:
     by_shape = odd & (fits == 0)
     return Alignment(
         on_units=work.share(on_units),
-        told=work.share(judged),
+        judged=work.share(judged),
         odd=work.share(odd),
         how=_TOLD_BY_SHAPE if by_shape.any() else _TOLD_BY_NAME,
         costliest=_costliest(work, odd),

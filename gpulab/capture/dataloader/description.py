@@ -41,7 +41,7 @@ class Loaders:
 
     def __init__(self) -> None:
         self.record: Loader | None = None
-        self._known: dict[int, Loader] = {}
+        self._loaders: dict[int, Loader] = {}
         self._tensors: dict[int, int] = {}
         self._fed: set[int] = set()
         self._written: dict[int, Written] = {}
@@ -49,17 +49,19 @@ class Loaders:
     @property
     def met(self) -> bool:
         """Whether any was met that could be described."""
-        return bool(self._known)
+        return bool(self._loaders)
 
     def meet(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
         """A loader is asked for the first time, or anew. `feeder` is the number of the one that feeds the steps."""
         described = describe_loader(owner)
         if described is None:
             return None
-        if len(self._known) >= LOADERS_KEPT:
-            self._known = {n: loader for n, loader in self._known.items() if n == feeder}
-        self._known[number] = described
-        self._written = {n: spots for n, spots in self._written.items() if n in self._known} | {number: written(owner)}
+        if len(self._loaders) >= LOADERS_KEPT:
+            self._loaders = {n: loader for n, loader in self._loaders.items() if n == feeder}
+        self._loaders[number] = described
+        self._written = {n: spots for n, spots in self._written.items() if n in self._loaders} | {
+            number: written(owner)
+        }
         return described
 
     def written(self, number: int | None) -> Written:
@@ -74,7 +76,7 @@ class Loaders:
     @property
     def remade(self) -> bool:
         """Whether several loaders that are alike fed the steps one after the other."""
-        return sum(self._known.get(number) == self.record for number in self._fed) > 1
+        return sum(self._loaders.get(number) == self.record for number in self._fed) > 1
 
     def tensors(self, number: int | None) -> int | None:
         """In a batch of that loader; None where it gave none."""
@@ -82,7 +84,7 @@ class Loaders:
 
     def feeds(self, number: int) -> Loader | None:
         """This one feeds the steps; None where nothing is known of it."""
-        loader = self._known.get(number)
+        loader = self._loaders.get(number)
         self._fed.add(number)
         self.record = loader or self.record
         return loader

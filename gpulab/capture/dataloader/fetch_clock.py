@@ -35,7 +35,7 @@ class Sink(Protocol):
     def begins(self) -> bool:
         """A batch is about to be made: whether to time it."""
 
-    def made(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         """It was made."""
 
     def broken(self) -> None:
@@ -55,7 +55,7 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
             batch = take(weak(), index)
         finally:
             clock.end()
-        _guarded(sink, lambda: sink.made(clock.row()))
+        _guarded(sink, lambda: sink.add(clock.row()))
         return batch
 
     def collate(data: Any) -> Any:

@@ -111,7 +111,7 @@ class Here:
         self._row = None
         return self._on
 
-    def made(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         self._row = row
 
     def broken(self) -> None:

@@ -31,18 +31,18 @@ class _Keys:
     """One number for a DataLoader and all its iterators, which share their index sampler; never one for two loaders."""
 
     def __init__(self) -> None:
-        self._known: dict[int, tuple[Callable[[], Any], int]] = {}
+        self._numbers: dict[int, tuple[Callable[[], Any], int]] = {}
         self._count = 0
 
     def of(self, owner: Any) -> int:
         """The number of the loader that `owner` is, or of the one whose iterator it is."""
         sampler = getattr(owner, "_index_sampler", None)
         shared = sampler if sampler is not None else owner
-        entry = self._known.get(id(shared))
+        entry = self._numbers.get(id(shared))
         if entry is not None and entry[0]() is shared:  # an id returns when its object is gone
             return entry[1]
         self._count += 1
-        self._known[id(shared)] = (_reference(shared), self._count)
+        self._numbers[id(shared)] = (_reference(shared), self._count)
         return self._count
 
 

@@ -46,7 +46,7 @@ class _Written:
         self._next += 1
         return True
 
-    def made(self, row: Row) -> None:
+    def add(self, row: Row) -> None:
         self._memory.write(self._worker, (self._generation, self._number, *row))
 
     def broken(self) -> None:

@@ -37,7 +37,7 @@ class GradOff:
     def __init__(self) -> None:
         self._depth = 0
         self._start_ns = 0
-        self._found: list[Stretch] = []
+        self._stretches: list[Stretch] = []
 
     def entered(self, t_ns: int) -> None:
         """Gradients are off from here, unless they were before."""
@@ -50,8 +50,8 @@ class GradOff:
         if not self._depth:  # entered before the run, or training went on within
             return
         self._depth -= 1
-        if not self._depth and t_ns - self._start_ns >= SHORTEST_NS and len(self._found) < MOST:
-            self._found.append(Stretch(self._start_ns, t_ns, spot()))
+        if not self._depth and t_ns - self._start_ns >= SHORTEST_NS and len(self._stretches) < MOST:
+            self._stretches.append(Stretch(self._start_ns, t_ns, spot()))
 
     def trained(self) -> None:
         """A backward pass or an optimizer's step: what it falls into is no evaluation."""
@@ -62,7 +62,7 @@ class GradOff:
 
         A pass within a stretch lasts as long as that, for its last batch is worked on after the loader's last answer.
         """
-        unusual = [s for line in _by_line(self._found) for s in ([] if _usual(line, starts_ns) else line)]
+        unusual = [s for line in _by_line(self._stretches) for s in ([] if _usual(line, starts_ns) else line)]
         passes = sorted(passes, key=lambda p: p.start_ns)
         starts = [p.start_ns for p in passes]
         ends = list(accumulate((p.end_ns for p in passes), max))

@@ -17,7 +17,7 @@ class UpdateLine:
     """Learns from the first updates of a run. Only names and numbers are kept of a frame."""
 
     def __init__(self) -> None:
-        self._known: Stack = ()
+        self._latest: Stack = ()
         self._met = 0
 
     def met(self, frame: FrameType | None) -> None:
@@ -26,12 +26,12 @@ class UpdateLine:
             return
         self._met += 1
         stack = users_stack(frame)[::-1]
-        if not self._known or _later(stack, self._known):
-            self._known = stack
+        if not self._latest or _later(stack, self._latest):
+            self._latest = stack
 
     def passed(self, stack: Stack) -> bool:
         """Whether a stack, the innermost line first, stands at a line below it, in the same call of the loop."""
-        return bool(self._known) and _later(stack[::-1], self._known)
+        return bool(self._latest) and _later(stack[::-1], self._latest)
 
 
 def _later(stack: Stack, reference: Stack) -> bool:

@@ -147,7 +147,7 @@ def odd_shapes(context: RuleContext) -> Finding | Undetermined | None:
     if products is None or products.on_units < context.thresholds.matrix_material:
         return None
     if products.odd < context.thresholds.silence:
-        if products.told >= _TOLD_ENOUGH * products.on_units:
+        if products.judged >= _TOLD_ENOUGH * products.on_units:
             return None
         return Undetermined(
             "odd_shapes",

@@ -67,7 +67,7 @@ class LossScaling(Watcher):
         self._effects = effects
         self._first_scale = FIRST_SCALE if scale is None else scale
         self._scaler: GradScaler | None = None
-        self._known: dict[int, Tensor] = {}
+        self._parameters: dict[int, Tensor] = {}
         self._modules: set[int] = set()
         self._passes: list[SimpleNamespace] = []  # optimizers to GradScaler, since the scale was last updated
         self._stepped = False
@@ -86,7 +86,7 @@ class LossScaling(Watcher):
 
     def _know(self, parameters: Sequence[Tensor]) -> None:
         for p in parameters:
-            self._known[id(p)] = p
+            self._parameters[id(p)] = p
             if getattr(p, "_post_accumulate_grad_hooks", None):
                 self._off = True
                 self._effects.refuse("the loss is not scaled: a hook takes the gradients inside of the backward pass")
@@ -95,11 +95,11 @@ class LossScaling(Watcher):
 
     def backward(self, roots: Any, go: Callable[[Any], None]) -> None:
         """One backward pass from the scaled roots; the gradients it leaves are unscaled and added to those before."""
-        if self._off or self._within or not self._known:
+        if self._off or self._within or not self._parameters:
             go(roots)
             return
         scaler = self._begin(roots)
-        before = [(p, p.grad) for p in self._known.values() if p.grad is not None]
+        before = [(p, p.grad) for p in self._parameters.values() if p.grad is not None]
         for p, _ in before:
             p.grad = None
         self._within = True
@@ -107,7 +107,7 @@ class LossScaling(Watcher):
             go(scaler.scale(roots))
         finally:
             self._within = False
-            self._unscale(list(self._known.values()), scaler)
+            self._unscale(list(self._parameters.values()), scaler)
             _add_back(before)
         if self._in_closure and self._overflowed():
             self._drop_gradients()
@@ -160,7 +160,7 @@ class LossScaling(Watcher):
         self.taken.give_back()
         self._in_closure = closure
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        unknown = [p for p in parameters if id(p) not in self._known]
+        unknown = [p for p in parameters if id(p) not in self._parameters]
         if self._scaler is not None and unknown and self._passes:
             self._unscale(unknown, self._scaler)  # of no module that was called
         self._know(unknown)
@@ -178,7 +178,7 @@ class LossScaling(Watcher):
         self.taken.give_back()
 
     def _drop_gradients(self) -> None:
-        for p in self._known.values():
+        for p in self._parameters.values():
             p.grad = None
         self._effects.count("steps left out")
 

@@ -23,13 +23,13 @@ class Compared(Pictured):
     currency, adds the cost of a million samples.
     """
 
-    found: Comparison | Experiment
+    result: Comparison | Experiment
     price_per_hour: float | None = None
 
     @property
     def comparisons(self) -> tuple[Comparison, ...]:
         """Every setting against the first."""
-        return (self.found,) if isinstance(self.found, Comparison) else self.found.comparisons
+        return (self.result,) if isinstance(self.result, Comparison) else self.result.comparisons
 
     @property
     def only(self) -> Comparison:
@@ -82,7 +82,7 @@ class Compared(Pictured):
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
-        return document.document(self.found, self.price_per_hour)
+        return document.document(self.result, self.price_per_hour)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
         bundle = self.bundle()
@@ -95,7 +95,7 @@ class Compared(Pictured):
     @property
     def _simple(self) -> Comparison | Experiment:
         """An experiment with one knob setting is shown as the comparison that it is."""
-        return self.comparisons[0] if len(self.comparisons) == 1 else self.found
+        return self.comparisons[0] if len(self.comparisons) == 1 else self.result
 
     def _opening(self) -> str:
         shown = self._simple
@@ -104,7 +104,7 @@ class Compared(Pictured):
     def _sections(self) -> tuple[Section, ...]:
         shown = self._simple
         if isinstance(shown, Comparison):
-            notes = self.found.notes if isinstance(self.found, Experiment) else ()
+            notes = self.result.notes if isinstance(self.result, Experiment) else ()
             return sections.sections(shown, self.price_per_hour, notes)
         return sweep.sections(shown)
 

@@ -19,28 +19,28 @@ class Diagnosed(View):
     `findings` are ranked by the time they would give back per step; the first makes the headline.
     """
 
-    found: Diagnosis
+    result: Diagnosis
     opening: str = ""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """At least one, if only `healthy` or `cannot_tell`."""
-        return self.found.findings
+        return self.result.findings
 
     @property
     def untold(self) -> tuple[Undetermined, ...]:
         """What could not be told, and what to record for it."""
-        return self.found.untold
+        return self.result.untold
 
     @property
     def first(self) -> Finding:
         """The one that the headline is about."""
-        return self.found.first
+        return self.result.first
 
     @property
     def step_us(self) -> float | None:
         """The typical step, in µs."""
-        return self.found.step_us
+        return self.result.step_us
 
     @property
     def headline(self) -> Headline:
@@ -49,11 +49,11 @@ class Diagnosed(View):
 
     def of(self, key: str) -> Finding | None:
         """The finding of that key, or None."""
-        return self.found.of(key)
+        return self.result.of(key)
 
     def json(self) -> dict[str, object]:
         """`findings` and `untold` as plain data for `json.dumps`; None is "not measurable"."""
-        return document.plain_data(documents(self.found))
+        return document.plain_data(documents(self.result))
 
     def _repr_html_(self) -> str:
         return self.fragment()
@@ -65,4 +65,4 @@ class Diagnosed(View):
         return self.opening
 
     def _sections(self) -> tuple[Section, ...]:
-        return present(*finding_sections(self.found, below_headline=True), untold_section(self.found))
+        return present(*finding_sections(self.result, below_headline=True), untold_section(self.result))
