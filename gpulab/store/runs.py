@@ -170,9 +170,7 @@ class Runs(Sequence[Run]):
         be read are left out: nobody knows what they are.
         """
         rows = [_row(item) for item in self._items()[::-1][:count]]
-        if self._filters:
-            return rows
-        return rows + [Row(e.id, path=e.path, problem=e.problem) for e in self.store.list() if e.problem is not None]
+        return rows + [Row(e.id, path=e.path, problem=e.problem) for e in self._unreadable()]
 
     # -- changing ------------------------------------------------------------------------------------------------
 
@@ -234,17 +232,22 @@ class Runs(Sequence[Run]):
         return run_exports.to_tensorboard(self._to_export, Path(folder))
 
     def _to_export(self) -> Loaders:
-        """Oldest first. Raises StoreError where there is none."""
-        items = self._items()
-        if not items:
+        """Oldest first, then what cannot be read. Raises StoreError where there is none."""
+        items, unreadable = self._items(), self._unreadable()
+        if not items and not unreadable:
             none = f"no run fits {shown(self.asked)!r}" if self.asked else f"no run is in {str(self.store.root)!r} yet"
             raise StoreError(f"There is nothing to export: {none}.")
-        return {item.id: partial(_load, item) for item in items}
+        loaders: dict[str, Callable[[], Run]] = {item.id: partial(_load, item) for item in items}
+        return loaders | {e.id: partial(read, e.path) for e in unreadable}
 
     # -- finding -------------------------------------------------------------------------------------------------
 
     def _items(self) -> list[_Item]:
         return [item for item in self._all() if all(_fits(item, wanted) for wanted in self._filters)]
+
+    def _unreadable(self) -> list[Entry]:
+        """Folders of the store that cannot be read; none in a part that `where` chose."""
+        return [] if self._filters else [entry for entry in self.store.list() if entry.problem is not None]
 
     def _all(self) -> list[_Item]:
         try:
