@@ -399,7 +399,7 @@ def test_the_magics(shell: InteractiveShell, capsys: pytest.CaptureFixture[str])
     shell.run_line_magic("gpulab", "predict workers=2, amp=bf16")
     assert "no prediction" in capsys.readouterr().out
     shell.run_line_magic("gpulab", "predict workers=2")
-    assert "workers=2: " in capsys.readouterr().out
+    assert "workers=2  " in capsys.readouterr().out
     shell.run_line_magic("gpulab", "predict")
     assert capsys.readouterr().out.strip()
     for wrong, said in (("scoreboard now", "one word too many"), ("predict wrkers=2", "Did you mean workers")):

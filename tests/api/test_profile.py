@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import gpulab
+import gpulab.demo
 from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
 from gpulab.views.report.sections import opening

@@ -503,18 +503,29 @@ def test_tensorboard_needs_a_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch) 
         tensorboard.command(runs, [])
 
 
-def test_tensorboard_that_fails_says_why_and_is_gone(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def more_children() -> Callable[[], list[psutil.Process]]:
+    """Children that this process has since the test began; others may have left one, such as a resource tracker."""
+    before = set(psutil.Process().children(recursive=True))
+    return lambda: [child for child in psutil.Process().children(recursive=True) if child not in before]
+
+
+def test_tensorboard_that_fails_says_why_and_is_gone(
+    store: Store, more_children: Callable[[], list[psutil.Process]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tensorboard, "installed", lambda name: True)
     monkeypatch.setattr(tensorboard, "_CHILD", "import sys; sys.exit('it is broken')")
     traced(store)
     with pytest.raises(GpulabError, match=r"TensorBoard did not start: it is broken"):
         tensorboard.command(Runs(store), [])
-    assert psutil.Process().children() == []
+    assert more_children() == []
 
 
-def test_an_interrupt_while_tensorboard_starts_leaves_no_process(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_while_tensorboard_starts_leaves_no_process(
+    store: Store, more_children: Callable[[], list[psutil.Process]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(process: subprocess.Popen[bytes], log: Path) -> str:
-        assert psutil.Process().children() != []
+        assert more_children() != []
         raise KeyboardInterrupt
 
     monkeypatch.setattr(tensorboard, "installed", lambda name: True)
@@ -523,11 +534,13 @@ def test_an_interrupt_while_tensorboard_starts_leaves_no_process(store: Store, m
     traced(store)
     with pytest.raises(KeyboardInterrupt):
         tensorboard.start(store.root)
-    assert psutil.Process().children() == [] and not tensorboard.stop()
+    assert more_children() == [] and not tensorboard.stop()
 
 
 @pytest.mark.tensorboard
-def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
+def test_tensorboard_serves_the_runs_until_it_is_stopped(
+    store: Store, more_children: Callable[[], list[psutil.Process]]
+) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch_tb_profiler")
     traced(store)
@@ -539,7 +552,7 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
         address = answer.split("trace: ")[1].split("#")[0]
         with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(address, timeout=60) as page:
             assert page.status == 200 and b"TensorBoard" in page.read()
-        children = psutil.Process().children(recursive=True)
+        children = more_children()
         assert children
         assert tensorboard.command(Runs(store), ["--stop"]) == "TensorBoard has ended."
     finally:
@@ -549,7 +562,9 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(store: Store) -> None:
 
 
 @pytest.mark.tensorboard
-def test_tensorboard_names_a_port_that_is_taken(store: Store) -> None:
+def test_tensorboard_names_a_port_that_is_taken(
+    store: Store, more_children: Callable[[], list[psutil.Process]]
+) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch_tb_profiler")
     traced(store)
@@ -559,7 +574,7 @@ def test_tensorboard_names_a_port_that_is_taken(store: Store) -> None:
         port = str(taken.getsockname()[1])
         with pytest.raises(GpulabError, match=rf"TensorBoard did not start: .*{port}"):
             tensorboard.command(Runs(store), ["--port", port])
-    assert psutil.Process().children() == []
+    assert more_children() == []
 
 
 KERNEL = """
