@@ -41,7 +41,7 @@ def row_of(planted: SimulatedLoop) -> dict[str, Any]:
     cured = ratios.get(planted.causes[0]) if planted.causes else None
     arms: dict[str, Any] = {} if cured is None else {"cured": {"ratio": cured, "interval": [cured, cured]}}
     arms |= _advised(planted, finding)
-    foretold = judging.prediction_of(finding, {"arms": arms})
+    predicted = judging.prediction_of(finding, {"arms": arms})
     return {
         "name": planted.name,
         "because": planted.because,
@@ -53,7 +53,7 @@ def row_of(planted: SimulatedLoop) -> dict[str, Any]:
         "headline": told["headline"],
         "findings": [f["key"] for f in told["findings"]],
         **judging.judged(planted, told),  # type: ignore[arg-type]
-        **foretold,
+        **predicted,
     }
 
 

@@ -242,7 +242,7 @@ _OF_PREDICTIONS = (
 )
 
 _OF_FIGURES = (
-    Switch("steps that wait by turns count by rounds", "gpulab.analysis.facts:turns_of", _one),
+    Switch("steps that wait by turns count by rounds", "gpulab.analysis.facts:steps_per_round", _one),
     Switch(
         "more operators around a softmax than scale, mask, cast and dropout", "gpulab.analysis.gpu.chains:_BETWEEN", 4
     ),

@@ -131,7 +131,7 @@ def _traces(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def predicted(prediction: Mapping[str, Any] | None) -> str:
-    """Its ratio and interval, where it is only a range that, else why nothing is foretold."""
+    """Its ratio and interval, where it is only a range that, else why nothing is predicted."""
     if prediction is None:
         return ""
     if prediction["interval"] is None:

@@ -24,7 +24,7 @@ CELLS: tuple[Planted, ...] = (*loading_cells.CELLS, *model_cells.CELLS, *optimiz
 
 
 def measure() -> dict[str, object]:
-    """The verdict about each cell, beside the truth, and what was foretold, beside what was measured."""
+    """The verdict about each cell, beside the truth, and what was predicted, beside what was measured."""
     rows = in_own_process(__name__, "judged")["rows"]
     return {
         "right": sum(row["verdict"] == row["truth"] for row in rows),
@@ -135,7 +135,7 @@ def _tell(row: dict[str, Any]) -> None:
     setting = f"{row['knob']}={row['value']}"
     print(
         f"  {mark} {setting:24} {row['truth']:25} {figures}  "
-        f"foretold {(row['predicted'] or {}).get('ratio')} {row['seconds']:.0f} s",
+        f"predicted {(row['predicted'] or {}).get('ratio')} {row['seconds']:.0f} s",
         file=sys.stderr,
         flush=True,
     )

@@ -62,8 +62,8 @@ class Breakdown:
     `device_index` is its number, None on a CPU. `median_us` is the per-part median over the steps; `share` is each
     part's share of the summed wall time (shares sum to 1). `busy_fraction` and `kernel_busy_fraction` are None on a
     CPU device. `whole_window`: no step was found, the window stands as one. `pauses_ns` are the pauses of the run that
-    lie in the profiled window, as [start, end): where nothing else claims their time, they are "other". `turns`: steps
-    of a round, as `Facts.turns`.
+    lie in the profiled window, as [start, end): where nothing else claims their time, they are "other".
+    `round_steps`: steps of a round, as `Facts.round_steps`.
     """
 
     device: str
@@ -71,12 +71,12 @@ class Breakdown:
     steps: tuple[StepParts, ...]
     median_us: dict[str, float]
     share: dict[str, float]
-    median_step: int  # number of the step of median length (of those that wait, where they do so by turns)
+    median_step: int  # number of the step of median length (of those that wait, where not every step does)
     busy_fraction: float | None
     kernel_busy_fraction: float | None
     whole_window: bool = False
     pauses_ns: tuple[tuple[int, int], ...] = ()
-    turns: int = 1
+    round_steps: int = 1
 
     @property
     def windows(self) -> Intervals:
@@ -120,7 +120,7 @@ class Breakdown:
     def typical_share(self, *parts: str) -> float:
         """Median over the steps of the share that these parts have together: one odd step does not speak for all.
 
-        Where steps differ by turns, over rounds of so many steps.
+        Where steps differ within a round, over rounds of so many steps.
         """
         shares = [
             sum(s.parts_ns[p] for s in steps for p in parts) / max(1, sum(s.end_ns - s.start_ns for s in steps))
@@ -128,10 +128,10 @@ class Breakdown:
         ]
         return float(np.median(shares)) if shares else 0.0
 
-    def by(self, turns: int) -> Breakdown:
-        """The same of a run whose steps differ by turns: its medians are over rounds of so many steps."""
-        account = replace(self, turns=turns)
-        if turns == 1 or not self.steps:
+    def by(self, round_steps: int) -> Breakdown:
+        """The same of a run whose steps differ within a round: its medians are over rounds of so many steps."""
+        account = replace(self, round_steps=round_steps)
+        if round_steps == 1 or not self.steps:
             return account
         rounds = account._rounds()
         means = {p: [sum(s.parts_ns[p] for s in steps) / len(steps) for steps in rounds] for p in PARTS}
@@ -145,8 +145,8 @@ class Breakdown:
         return waiting[median_window(np.array([(s.start_ns, s.end_ns) for s in waiting]))].number
 
     def _rounds(self) -> list[tuple[StepParts, ...]]:
-        turns = max(1, min(self.turns, len(self.steps)))
-        return [self.steps[i : i + turns] for i in range(len(self.steps) - turns + 1)] if self.steps else []
+        round_steps = max(1, min(self.round_steps, len(self.steps)))
+        return [self.steps[i : i + round_steps] for i in range(len(self.steps) - round_steps + 1)] if self.steps else []
 
     @property
     def typical_idle_share(self) -> float | None:

@@ -18,7 +18,7 @@ from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
-from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, turns_of
+from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, steps_per_round
 from gpulab.run import Int64, Run, Series
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
@@ -78,7 +78,8 @@ class Facts:
     blocking: tuple[BlockingCalls, ...] = ()  # GPU only: calls in which the training loop waits for it
     host: HostOperators | None = None  # where the CPU computes
     optimizer: OptimizerWork | None = None  # inside Optimizer.step and zero_grad, from the trace
-    turns: int = 1  # steps of a round, of which times of a step are means: workers may hand their batches over at once
+    # Times of a step are means over a round of so many: workers may hand their batches over at once.
+    round_steps: int = 1
 
     @property
     def typical_step_us(self) -> Spread | None:
@@ -118,17 +119,17 @@ def facts(run: Run) -> Facts:
     accounts = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)
     fed = run.loader is not None or bool(steps.batch_count.any())
     judged = rows if len(rows) else traced
-    turns = turns_of(run, judged)
-    accounts = tuple(account.by(turns) for account in accounts)
+    round_steps = steps_per_round(run, judged)
+    accounts = tuple(account.by(round_steps) for account in accounts)
     account = next(iter(accounts), None)
     time_ns = _time_ns(run, traced, account)
     work = None if "kernels" in withheld else device_work(run.timeline, account)
     return Facts(
         run=run,
         selection=selection,
-        step_us=spread_of_rounds(steps.time_ns[rows], rows, turns),
-        traced_step_us=spread_of_rounds(time_ns[traced], traced, turns),
-        data_wait_us=spread_of_rounds(steps.data_wait_ns[judged], judged, turns) if fed else None,
+        step_us=spread_of_rounds(steps.time_ns[rows], rows, round_steps),
+        traced_step_us=spread_of_rounds(time_ns[traced], traced, round_steps),
+        data_wait_us=spread_of_rounds(steps.data_wait_ns[judged], judged, round_steps) if fed else None,
         optimizer_us=spread(steps.optimizer_ns[judged]) if steps.optimizer_ns.any() else None,
         samples_per_s=_samples_per_s(run, rows),
         steps_per_s=_rate(len(rows), int(steps.time_ns[rows].sum())),
@@ -150,7 +151,7 @@ def facts(run: Run) -> Facts:
         if run.timeline is not None and account and account.device_index is None
         else None,
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
-        turns=turns,
+        round_steps=round_steps,
     )
 
 

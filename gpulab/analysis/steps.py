@@ -45,39 +45,39 @@ def spread(values: np.ndarray, count: int | None = None) -> Spread | None:
     return Spread(float(median), float(p10), float(p90), len(values) if count is None else count)
 
 
-def spread_of_rounds(values: Int64, rows: Int64, turns: int) -> Spread | None:
-    """The same of a column of steps (`rows` of the run, one value each) where `turns` of them make a round.
+def spread_of_rounds(values: Int64, rows: Int64, round_steps: int) -> Spread | None:
+    """The same of a column of steps (`rows` of the run, one value each) where `round_steps` of them make a round.
 
     Each value is then the mean of so many steps in a row; where there are no such, it is a step as it is.
     """
-    means = _means(values, rows, turns)
+    means = _means(values, rows, round_steps)
     return spread(means if len(means) else values, len(values))
 
 
-def turns_of(run: Run, rows: Int64) -> int:
+def steps_per_round(run: Run, rows: Int64) -> int:
     """How many steps make a round: workers that take equally long hand their batches over at once, so that one step
     waits long and the next ones do not at all. 1 where a step is like the others, and where too few were measured.
     """
     if run.loader is None or not len(rows):
         return 1
     steps = run.steps
-    turns = int(np.ceil(run.loader.num_workers / max(1.0, float(np.median(steps.batch_count[rows])))))
-    if turns < 2:
+    round_steps = int(np.ceil(run.loader.num_workers / max(1.0, float(np.median(steps.batch_count[rows])))))
+    if round_steps < 2:
         return 1
-    waits, walls = (_means(values[rows], rows, turns) for values in (steps.data_wait_ns, steps.time_ns))
+    waits, walls = (_means(values[rows], rows, round_steps) for values in (steps.data_wait_ns, steps.time_ns))
     if len(waits) < FEWEST_ROUNDS:
         return 1
     apart_ns = abs(float(np.median(waits)) - float(np.median(steps.data_wait_ns[rows])))
-    return turns if apart_ns > BUNCHED * float(np.median(walls)) else 1
+    return round_steps if apart_ns > BUNCHED * float(np.median(walls)) else 1
 
 
-def _means(values: Int64, rows: Int64, turns: int) -> np.ndarray:
-    """Of all `turns` values in a row whose rows follow one another."""
-    if len(values) < turns:
+def _means(values: Int64, rows: Int64, round_steps: int) -> np.ndarray:
+    """Of all `round_steps` values in a row whose rows follow one another."""
+    if len(values) < round_steps:
         return np.empty(0)
     sums = np.concatenate(([0], np.cumsum(values)))
-    means = (sums[turns:] - sums[:-turns]) / turns
-    return np.asarray(means[rows[turns - 1 :] - rows[: len(rows) - turns + 1] == turns - 1])
+    means = (sums[round_steps:] - sums[:-round_steps]) / round_steps
+    return np.asarray(means[rows[round_steps - 1 :] - rows[: len(rows) - round_steps + 1] == round_steps - 1])
 
 
 def select(run: Run) -> Selection:

@@ -6,7 +6,7 @@ import html as markup
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpulab.analysis.steps import select, spread_of_rounds, turns_of
+from gpulab.analysis.steps import select, spread_of_rounds, steps_per_round
 from gpulab.formatting import duration, plural
 from gpulab.run import Run
 from gpulab.store.runs import Row, Runs
@@ -54,7 +54,7 @@ class Table:
 
 def _cells(row: Row, run: Run) -> tuple[str, ...]:
     rows = select(run).rows
-    step = spread_of_rounds(run.steps.time_ns[rows], rows, turns_of(run, rows))
+    step = spread_of_rounds(run.steps.time_ns[rows], rows, steps_per_round(run, rows))
     return (
         str(row.position),
         cut(plain(run.settings.name), WIDEST_NAME) or "–",

@@ -36,7 +36,7 @@ _LOG_PREFIX = re.compile(r"^(?:\[[^\]]*\]|\w+:\S+ \S+ \S+ \S+\]|\s)+")
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class ProbeResult:
     """What came of `LAUNCHED` small profiled kernels: how many came back, or why none did."""
 
     kernels: int
@@ -57,27 +57,27 @@ def _gpus(deciding: tuple[str | None, ...]) -> tuple[Gpu, ...]:
     return tuple(Gpu(**row) for row in rows) if isinstance(rows, list) else ()
 
 
-def try_tracing() -> Trial:
+def try_tracing() -> ProbeResult:
     """Profile small kernels and see how many come back. Takes seconds."""
     return verdict(ask("kernels"))
 
 
-def verdict(done: subprocess.CompletedProcess[str] | None) -> Trial:
+def verdict(done: subprocess.CompletedProcess[str] | None) -> ProbeResult:
     """What the process's answer says; None is one that did not end in time."""
     if done is None:
-        return Trial(0, f"the trial did not end within {TIMEOUT_S:g} s")
+        return ProbeResult(0, f"the trial did not end within {TIMEOUT_S:g} s")
     kernels = _last_object(done.stdout).get("kernels")
     if isinstance(kernels, int) and kernels > 0:
-        return Trial(kernels)
+        return ProbeResult(kernels)
     complaint = _CUPTI_LINE.search(done.stderr)
     if complaint is not None:
-        return Trial(0, _LOG_PREFIX.sub("", complaint[0]).strip())
+        return ProbeResult(0, _LOG_PREFIX.sub("", complaint[0]).strip())
     if kernels == 0:
-        return Trial(0, "a kernel ran and did not come back")
+        return ProbeResult(0, "a kernel ran and did not come back")
     if done.returncode < 0:
-        return Trial(0, f"the trial was ended by signal {-done.returncode}")
+        return ProbeResult(0, f"the trial was ended by signal {-done.returncode}")
     lines = done.stderr.strip().splitlines()
-    return Trial(0, lines[-1].strip() if lines else f"the trial ended with exit code {done.returncode}")
+    return ProbeResult(0, lines[-1].strip() if lines else f"the trial ended with exit code {done.returncode}")
 
 
 def ask(question: Question) -> subprocess.CompletedProcess[str] | None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from gpulab.devices import cuda_probe, machine, nvml
 from gpulab.devices.cgroups import memory_limit_bytes
-from gpulab.devices.cuda_probe import Trial
+from gpulab.devices.cuda_probe import ProbeResult
 from gpulab.formatting import number, plural, size
 
 State = Literal["ok", "limited", "refused", "absent"]
@@ -37,7 +37,7 @@ class Check:
 def examine(
     store: Path | None = None,
     nvml_module: ModuleType | None = None,
-    try_tracing: Callable[[], Trial] = cuda_probe.try_tracing,
+    try_tracing: Callable[[], ProbeResult] = cuda_probe.try_tracing,
 ) -> tuple[Check, ...]:
     """Look at everything that decides what can be measured here. Never raises; imports torch where it is installed.
 
@@ -147,7 +147,7 @@ def _neighbours(nv: ModuleType, handle: object, name: str) -> Check:
     return Check(what, "limited", f"{counted} (pid {listed})", step)
 
 
-def _kernels_in_trace(try_tracing: Callable[[], Trial]) -> Check:
+def _kernels_in_trace(try_tracing: Callable[[], ProbeResult]) -> Check:
     what = "GPU work in the trace"
     if machine.detect_device().kind == "cpu":
         unused = machine.nvml_sees_a_gpu()

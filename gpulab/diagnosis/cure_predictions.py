@@ -27,19 +27,20 @@ def with_predictions(
 ) -> list[Finding]:
     """The findings with the prediction of their settings, or of leaving out what they are about."""
     try:
-        plan = plan_of(facts)
+        projection = plan_of(facts)
     except Refused:
-        plan = None
+        projection = None
     predicted: list[Finding] = []
     for finding in findings:
         prediction: Prediction | None = None
         if finding.settings:
             settings = dict(finding.settings)
-            prediction = (
-                predict_from(plan, settings, evidence) if plan is not None else predict(facts, settings, evidence)
-            )
+            if projection is None:
+                prediction = predict(facts, settings, evidence)
+            else:
+                prediction = predict_from(projection, settings, evidence)
         elif (removal := kind_of(finding.key).removal) is not None:
-            gone = np.array(finding.gone, dtype=np.int64).reshape(-1, 2)
+            gone = np.array(finding.removed_ns, dtype=np.int64).reshape(-1, 2)
             prediction = predict_removal(facts, removal, gone, evidence.errors.get(finding.key, ()))
         predicted.append(finding if prediction is None else _bounded(replace(finding, prediction=prediction), step_us))
     return predicted
@@ -69,7 +70,7 @@ def _bounded(finding: Finding, step_us: float | None) -> Finding:
 
 
 def _without_useless_setting(finding: Finding) -> Finding:
-    """No setting is advised that is foretold to bring nothing, or to make it slower for certain."""
+    """No setting is advised that is predicted to bring nothing, or to make it slower for certain."""
     prediction = finding.prediction
     if prediction is None or prediction.ratio is None or prediction.interval is None:
         return finding

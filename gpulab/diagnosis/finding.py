@@ -34,8 +34,8 @@ class Finding:
     it in words, also where no knob does it, `otherwise` what to do where the settings are predicted to bring nothing;
     empty: the same. `only_after` are keys of findings without whose cure this one's cannot
     help. `level` colours a headline. Filled by the ranking: `after` says what comes next once this one is
-    cured, `shares_with` the keys of stronger findings that took a part of its time. `gone` is when the time falls away
-    that its cure removes, where no setting but an edit is the cure: [start, end) in ns by the run's clock.
+    cured, `shares_with` the keys of stronger findings that took a part of its time. `removed_ns` is when the time falls
+    away that its cure removes, where no setting but an edit is the cure: [start, end) in ns by the run's clock.
     """
 
     key: str
@@ -55,7 +55,7 @@ class Finding:
     only_after: tuple[str, ...] = ()
     shares_with: tuple[str, ...] = ()
     between_us_per_step: float = 0.0  # of the recoverable time, where it claims both a part of the step and `BETWEEN`
-    gone: tuple[tuple[int, int], ...] = ()
+    removed_ns: tuple[tuple[int, int], ...] = ()
 
     @property
     def knob(self) -> str | None:
@@ -64,7 +64,7 @@ class Finding:
 
     @property
     def predicted_ratio(self) -> float | None:
-        """Predicted time per sample with the knob over today's; None where nothing or only a range is foretold."""
+        """Predicted time per sample with the knob over today's; None where nothing or only a range is predicted."""
         return self.prediction.ratio if self.prediction is not None and not self.prediction.only_sign else None
 
     @property
@@ -109,5 +109,5 @@ class Diagnosis:
 
 
 def pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
-    """Intervals as `Finding.gone` keeps them."""
+    """Intervals as `Finding.removed_ns` keeps them."""
     return tuple((start, end) for start, end in times.tolist())

@@ -21,7 +21,7 @@ from typing import Any, TypeGuard
 
 from gpulab.errors import UsageError
 from gpulab.knobs.knob import CodeEdit
-from gpulab.knobs.observe.object_walk import reached
+from gpulab.knobs.observe.object_walk import walk
 
 Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
 
@@ -214,7 +214,7 @@ def _unfit(name: str, given: Plain, present: Plain) -> str:
 
 
 @dataclass(slots=True)
-class Place:
+class LiteralSpot:
     """Where a literal stands: the value of an assignment, or one element of it."""
 
     statement: ast.Assign | ast.AnnAssign
@@ -241,7 +241,7 @@ class Place:
             whole.elts[self.element] = literal
 
 
-def literal_places(tree: ast.Module) -> dict[str, list[Place]]:
+def literal_places(tree: ast.Module) -> dict[str, list[LiteralSpot]]:
     """For each name that the code itself assigns plain literals before it reads it: where they stand."""
     reading = _Reading({})
     reading.follow(tree)
@@ -269,7 +269,7 @@ def literal_node(value: object) -> ast.expr:
     return ast.Constant(value)
 
 
-def _places(statement: ast.stmt) -> Iterator[tuple[str, Place]]:
+def _places(statement: ast.stmt) -> Iterator[tuple[str, LiteralSpot]]:
     """The names that a statement assigns plain literals. In `a = b = 1` neither can be set without the other."""
     targets: Sequence[ast.expr]
     if isinstance(statement, ast.AnnAssign):
@@ -282,10 +282,10 @@ def _places(statement: ast.stmt) -> Iterator[tuple[str, Place]]:
         return
     target, value = targets[0], statement.value
     if isinstance(target, ast.Name):
-        candidates = [(target.id, Place(statement))]
+        candidates = [(target.id, LiteralSpot(statement))]
     elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
         named = [t.id if isinstance(t, ast.Name) else "" for t in target.elts]
-        candidates = [(name, Place(statement, i)) for i, name in enumerate(named)]
+        candidates = [(name, LiteralSpot(statement, i)) for i, name in enumerate(named)]
         if len(named) != len(value.elts) or any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):
             return
     else:
@@ -305,7 +305,7 @@ class _Reading:
         self.read: set[str] = set()
         self._later: dict[str, set[str]] = {}  # what is read when a function or class of the code is used
         self.free: set[str] = set()
-        self.literals: dict[str, list[Place]] = {}
+        self.literals: dict[str, list[LiteralSpot]] = {}
 
     def follow(self, tree: ast.Module) -> None:
         """All statements in turn. What functions read that are never used counts as well, at the end."""
@@ -382,7 +382,7 @@ def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
 
 def _functions(value: object) -> Iterator[FunctionType]:
     """A function; those of a class; those that an object and what it holds can still run."""
-    for thing in reached(value):
+    for thing in walk(value):
         if isinstance(thing, FunctionType):
             yield _unwrapped(thing)
         elif isinstance(thing, type):

@@ -35,7 +35,7 @@ def at_least(least: int, value: str) -> int:
 
 
 @dataclass(frozen=True)
-class Today:
+class Baseline:
     """A run's own step, in µs: the figures that every prediction starts from."""
 
     facts: Facts
@@ -44,7 +44,7 @@ class Today:
     batches: float  # fetched in a step
 
     @classmethod
-    def of(cls, facts: Facts) -> Today:
+    def of(cls, facts: Facts) -> Baseline:
         """Raises Refused where no step was measured."""
         step = facts.typical_step_us
         if step is None or step.median <= 0:
@@ -127,7 +127,7 @@ class Making:
     waited_fraction: float | None = None
 
 
-def making_of(today: Today) -> Making | None:
+def making_of(today: Baseline) -> Making | None:
     """Timed where it happens, else what the wait tells: all of it without workers, their pace where the loop waits."""
     inside = today.facts.loading
     if inside is not None:
@@ -147,14 +147,14 @@ def making_of(today: Today) -> Making | None:
     return None
 
 
-def _receiving_us(today: Today) -> float:
+def _receiving_us(today: Baseline) -> float:
     """What the training loop's processor does to have a batch."""
     loader = today.run.loader
     tensors = loader.batch_tensors if loader is not None else None
     return RECEIVING_US[0] + RECEIVING_US[1] * (TENSORS if tensors is None else tensors)
 
 
-def hand_off_us(today: Today) -> float:
+def hand_off_us(today: Baseline) -> float:
     """As the run shows it: measured where the loop waited, at most the wait of a loop whose workers keep up."""
     measured_us = today.facts.loading.hand_over_us if today.facts.loading is not None else None
     if measured_us is not None:
@@ -164,7 +164,7 @@ def hand_off_us(today: Today) -> float:
     return _receiving_us(today)
 
 
-def training_spans_us(today: Today, mask: spans.Mask) -> float:
+def training_spans_us(today: Baseline, mask: spans.Mask) -> float:
     """The time per profiled step that these rows cover on the training threads."""
     timeline = today.run.timeline
     account = today.facts.breakdown

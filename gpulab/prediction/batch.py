@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.formatting import duration, percent
-from gpulab.prediction.baseline import Refused, Today, at_least
+from gpulab.prediction.baseline import Baseline, Refused, at_least
 from gpulab.prediction.calibration import BEYOND_SD, FIT_SD, HAND_OFF_US, MOSTLY_CALLS, WAITS
 from gpulab.prediction.evidence import PriorEvidence
-from gpulab.prediction.step import Plan
+from gpulab.prediction.step import Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +58,31 @@ def _through(times: Mapping[int, float]) -> Line:
     return Line(float(a), float(b), 0.0)
 
 
-def batch_size(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
+def batch_size(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Samples of a step; the ratio is of the time per sample."""
-    size, before = at_least(1, value), size_before(plan, evidence)
+    size, before = at_least(1, value), size_before(projection, evidence)
     if size == before:
-        return plan.doubted(0.0, "it has this batch size already")
+        return projection.doubted(0.0, "it has this batch size already")
     scale = size / before
     if len(evidence.sizes) < 2:
-        return _range(plan, scale)
+        return _range(projection, scale)
     line = fitted({b: us for b, (us, _) in evidence.sizes.items()})
     runs = ", ".join(f"{b} took {duration(us)}" for b, (us, _) in sorted(evidence.sizes.items()))
     beyond = max(0.0, float(np.log2(size / max(evidence.sizes))), float(np.log2(min(evidence.sizes) / size)))
     words = f"a line through short runs, in which a step of {runs}"
     changed = replace(
-        plan,
-        pure_factor=plan.pure_factor * line.at(size) / line.at(before),
-        samples=plan.samples * scale,
+        projection,
+        pure_factor=projection.pure_factor * line.at(size) / line.at(before),
+        samples=projection.samples * scale,
         memory_ratio=_memory_ratio(evidence, size, before),
     )
     misses = [abs(np.log(line.at(b) / us)) for b, (us, _) in evidence.sizes.items()]
     return changed.doubted(float(np.hypot(FIT_SD + BEYOND_SD * beyond, max(misses))), words)
 
 
-def size_before(plan: Plan, evidence: PriorEvidence) -> int:
+def size_before(projection: Projection, evidence: PriorEvidence) -> int:
     """As the code has it. Raises Refused."""
-    loader = plan.today.run.loader
+    loader = projection.today.run.loader
     before = evidence.values_before.get("batch_size", "")
     if before.isdigit() and int(before):
         return int(before)
@@ -99,12 +99,12 @@ def _memory_ratio(evidence: PriorEvidence, size: int, before: int) -> float | No
     return line.at(size) / line.at(before)
 
 
-def _range(plan: Plan, scale: float) -> Plan:
+def _range(projection: Projection, scale: float) -> Projection:
     """Time that goes with the samples stays, the rest is shared by more of them, at best all of it."""
-    today = plan.today
+    today = projection.today
     calls = _calls_share(today)
     if calls is not None and calls >= MOSTLY_CALLS:
-        return _of_calls(plan, scale, calls)
+        return _of_calls(projection, scale, calls)
     loads = today.workers == 0 or today.wait_us > HAND_OFF_US * WAITS * today.batches
     fixed = (today.wait_us if loads else 0.0) / today.step.median
     account = today.facts.breakdown
@@ -117,11 +117,16 @@ def _range(plan: Plan, scale: float) -> Plan:
     low, high = min(best, worst), max(best, worst)
     middle = (low + high) / 2
     words = "from one run alone it is not known how a step grows with its batch"
-    ranged = replace(plan, pure_factor=plan.pure_factor * middle * scale, samples=plan.samples * scale, only_sign=True)
+    ranged = replace(
+        projection,
+        pure_factor=projection.pure_factor * middle * scale,
+        samples=projection.samples * scale,
+        only_sign=True,
+    )
     return ranged.doubted(0.02, words).reached(low / middle, high / middle)
 
 
-def _calls_share(today: Today) -> float | None:
+def _calls_share(today: Baseline) -> float | None:
     """Of a profiled step on a CPU the calls of operators and the optimizer; None where no trace tells."""
     host, updating = today.facts.host, today.facts.optimizer_us
     if host is None:
@@ -134,10 +139,12 @@ def _calls_share(today: Today) -> float | None:
     return calls + (1 - calls) * min(1.0, times * updating.median / today.step.median)
 
 
-def _of_calls(plan: Plan, scale: float, calls: float) -> Plan:
+def _of_calls(projection: Projection, scale: float, calls: float) -> Projection:
     """Calls are shared by more samples, and of the rest the more grows with them, the more of a step it is."""
     fixed = 1 - (1 - calls) ** 2
     likely, *ends = (f / scale + 1 - f for f in (fixed, 1.0, calls))
     words = f"{percent(calls)} of a step goes to calling operators and to the parameters, whatever the batch"
-    shared = replace(plan, pure_factor=plan.pure_factor * likely * scale, samples=plan.samples * scale)
+    shared = replace(
+        projection, pure_factor=projection.pure_factor * likely * scale, samples=projection.samples * scale
+    )
     return shared.doubted(FIT_SD, words).reached(min(ends) / likely, max(ends) / likely)

@@ -12,104 +12,106 @@ from gpulab.prediction import restarts
 from gpulab.prediction.baseline import Making, Refused, at_least, is_on
 from gpulab.prediction.calibration import CACHE_SD, RESTART_SD, SHORT_EPOCH, SMALL_WAIT, STARTING, WORKERS_SD
 from gpulab.prediction.evidence import PriorEvidence
-from gpulab.prediction.step import Plan
+from gpulab.prediction.step import Projection
 
 
-def workers(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
+def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Worker processes: step = max(computing + hand-off, making / workers, CPU time / cores)."""
-    count, today = at_least(0, value), plan.today
-    _require_loader(plan)
+    count, today = at_least(0, value), projection.today
+    _require_loader(projection)
     if count == today.workers:
-        return plan.doubted(0.0, "it has as many workers already" if count else "it loads without workers already")
-    if plan.making is None:
+        return projection.doubted(
+            0.0, "it has as many workers already" if count else "it loads without workers already"
+        )
+    if projection.making is None:
         raise Refused(
             "how long a batch takes to make was not measured, and training hardly waits for one: "
             "more workers bring nothing, and what fewer would cost is not known"
         )
-    making = replace(plan, workers=count, remade=True, **_restarting(plan, count))
+    making = replace(projection, workers=count, remade=True, **_restarting(projection, count))
     cores = today.run.environment.usable_cores
     bound = f", at most {number(cores)} cores" if cores and count > cores else ""
-    making_us, step_us = plan.making.batch_us, today.compute_us
+    making_us, step_us = projection.making.batch_us, today.compute_us
     words = f"a batch takes {duration(making_us)} to make and a step {duration(step_us)} without waiting: " + (
         f"made in turn by {_workers(count)}{bound} beside it" if count else "one after the other without workers"
     )
     return making.doubted(WORKERS_SD if cores else 2 * WORKERS_SD, words)
 
 
-def _restarting(plan: Plan, workers: int) -> dict[str, Any]:
-    """Of a plan without workers so far: what each epoch's start adds to a step.
+def _restarting(projection: Projection, workers: int) -> dict[str, Any]:
+    """Of a projection without workers so far: what each epoch's start adds to a step.
 
     Its first batch is made before anything can go on beside that; and workers that do not stay are started. In long
     epochs a typical step, which is what comparisons measure, knows nothing of it: there it is only a doubt.
     """
-    loader = plan.today.run.loader
-    if plan.today.workers or not workers or loader is None or not loader.length:
+    loader = projection.today.run.loader
+    if projection.today.workers or not workers or loader is None or not loader.length:
         return {}
-    assert plan.making is not None
-    per_step = plan.today.batches / loader.length
-    starting_us = 0.0 if loader.persistent_workers else restarts.start_us(plan.today.run, workers) * per_step
-    first_us = plan.making.batch_us * per_step
-    if loader.length < SHORT_EPOCH * plan.today.batches:
+    assert projection.making is not None
+    per_step = projection.today.batches / loader.length
+    starting_us = 0.0 if loader.persistent_workers else restarts.start_us(projection.today.run, workers) * per_step
+    first_us = projection.making.batch_us * per_step
+    if loader.length < SHORT_EPOCH * projection.today.batches:
         return {"starting_us": starting_us, "first_us": first_us}
     return {"at_most_us": STARTING[1] * starting_us + first_us}
 
 
-def persistent_workers(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
+def persistent_workers(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Workers that stay save the start of each epoch: what its first step takes longer than the others."""
-    run = plan.today.run
-    if not plan.workers:
+    run = projection.today.run
+    if not projection.workers:
         raise Refused("there are no workers that could stay")
     if not is_on(value):
         raise Refused("what ending the workers after each epoch would cost is not known")
     if run.loader is not None and run.loader.remade:
         raise Refused("the loop makes the DataLoader anew for each epoch, so its workers cannot stay")
-    if plan.starting_us or plan.at_most_us:  # of workers that another setting brings
-        return replace(plan, starting_us=0.0, at_most_us=0.0)
+    if projection.starting_us or projection.at_most_us:  # of workers that another setting brings
+        return replace(projection, starting_us=0.0, at_most_us=0.0)
     seen, length = restarts.seen_us(run), run.loader.length if run.loader is not None else None
     if seen is None or not length:
         raise Refused("the run holds no second epoch, so what starting the workers costs was not seen")
     extra_us, sd_us = seen
-    steps = max(1.0, length / plan.today.batches)
-    whole_us = restarts.epoch_us(plan.today, steps) + extra_us
-    first_us = restarts.first_batch_us(plan)
+    steps = max(1.0, length / projection.today.batches)
+    whole_us = restarts.epoch_us(projection.today, steps) + extra_us
+    first_us = restarts.first_batch_us(projection)
     words = f"an epoch begins {duration(extra_us)} late, once in {number(steps)} steps"
     if first_us is None:
         ratio = 1 - extra_us / whole_us
         return replace(
-            plan.doubted(0.01, words).reached(2 * ratio / (1 + ratio), 2 / (1 + ratio)),
+            projection.doubted(0.01, words).reached(2 * ratio / (1 + ratio), 2 / (1 + ratio)),
             only_sign=True,
-            pure_factor=plan.pure_factor * (1 + ratio) / 2,
+            pure_factor=projection.pure_factor * (1 + ratio) / 2,
         )
     saved_us = max(0.0, extra_us - first_us)
     ratio = 1 - saved_us / whole_us
     words += f"; workers that stay still have to make its first batch ({duration(first_us)})"
-    doubted = plan.doubted(float(np.hypot(RESTART_SD, sd_us / whole_us / ratio)), words)
-    return replace(doubted, pure_factor=plan.pure_factor * ratio)
+    doubted = projection.doubted(float(np.hypot(RESTART_SD, sd_us / whole_us / ratio)), words)
+    return replace(doubted, pure_factor=projection.pure_factor * ratio)
 
 
-def cache(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
+def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Items kept as they leave the dataset: reading and transforming fall away, putting them together stays."""
     if not is_on(value):
-        return plan.doubted(0.0, "it has no cache already")
-    today = plan.today
+        return projection.doubted(0.0, "it has no cache already")
+    today = projection.today
     inside = today.facts.loading
-    _require_loader(plan)
+    _require_loader(projection)
     if today.run.loader is None or today.run.loader.own_collate is not False:
         raise Refused("try it: a collate_fn of your own is handed a copy of each item, whatever the item holds")
     if inside is not None:
         left = inside.collate_us
         words = f"of {duration(inside.batch_us)} to make a batch, putting it together ({duration(left)}) is left"
-        return replace(plan, making=Making(left, 0.0), remade=True).doubted(CACHE_SD, words)
+        return replace(projection, making=Making(left, 0.0), remade=True).doubted(CACHE_SD, words)
     if today.wait_us >= SMALL_WAIT * today.step.median:
         raise Refused("try it: reading items falls away, but how much of the wait that is was not measured")
-    return plan.doubted(CACHE_SD, "training hardly waits for data, whatever making them takes")
+    return projection.doubted(CACHE_SD, "training hardly waits for data, whatever making them takes")
 
 
-def _require_loader(plan: Plan) -> None:
+def _require_loader(projection: Projection) -> None:
     """Raises Refused. A trace has no record of its loader, but may show its wait."""
-    if plan.today.run.loader is None and plan.today.facts.data_wait_us is None:
+    if projection.today.run.loader is None and projection.today.facts.data_wait_us is None:
         raise Refused("no DataLoader fed the steps")
-    if plan.today.workers is None:
+    if projection.today.workers is None:
         raise Refused("how many workers load the data is not known")
 
 

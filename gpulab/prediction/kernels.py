@@ -11,57 +11,57 @@ from gpulab.prediction.baseline import Refused, training_spans_us
 from gpulab.prediction.calibration import COMPILED_SLOWER, FUSED_AWAY
 from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Plan
+from gpulab.prediction.step import Projection
 from gpulab.timeline import spans
 
 _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 
 
-def attention(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
+def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Flash or memory-efficient attention writes no matrix of all pairs: what only moves it falls away."""
-    timeline = plan.today.run.timeline
+    timeline = projection.today.run.timeline
     plain = None if timeline is None else spans.named(timeline, lambda n: n == _MATH_ATTENTION)
     if timeline is None or plain is None or not plain.any():
         raise Refused("no attention by its plain formula was seen in the trace")
     if value == "math":
-        return plan.doubted(0.0, "it is computed by its plain formula already")
-    if not plan.today.on_gpu:
-        share = min(0.9, training_spans_us(plan.today, plain) / plan.today.step.median)
+        return projection.doubted(0.0, "it is computed by its plain formula already")
+    if not projection.today.on_gpu:
+        share = min(0.9, training_spans_us(projection.today, plain) / projection.today.step.median)
         words = "attention by its plain formula takes part of a step; without large matrices it takes less of it"
-        return _ranged(plan, 1 - share, 1.02, words)
-    work = plan.today.work
+        return _ranged(projection, 1 - share, 1.02, words)
+    work = projection.today.work
     launched = work.call >= 0
     inside = np.zeros(len(work.rows), dtype=bool)
     inside[launched] = covers(spans.covered(timeline, plain), timeline.start_ns[work.call[launched]])
     backward = np.array(["softmax" in n.lower() and "backward" in n.lower() for n in work.names_of(work.rows)], bool)
-    low = _played_ratio(plan, (inside & ~work.of("matrix")) | backward, 0.0)
-    return _ranged(plan, low, 1.0, "kernels that only write and read the matrix of all pairs fall away")
+    low = _played_ratio(projection, (inside & ~work.of("matrix")) | backward, 0.0)
+    return _ranged(projection, low, 1.0, "kernels that only write and read the matrix of all pairs fall away")
 
 
-def compiled(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
+def compiled(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """A sign and a range: which kernels a compiler fuses is not known before."""
     if value == "off":
-        return plan.doubted(0.0, "it is not compiled already")
-    if not plan.today.on_gpu:
+        return projection.doubted(0.0, "it is not compiled already")
+    if not projection.today.on_gpu:
         raise Refused(
             "try it: what a compiler saves on a CPU, and what its checks before each call cost, only a run shows"
         )
     words = "how many kernels a compiler fuses is not known before: only a range"
-    account = plan.today.facts.breakdown
-    low = _played_ratio(plan, plan.today.work.of("pointwise", "normalization", "reduction"), FUSED_AWAY)
+    account = projection.today.facts.breakdown
+    low = _played_ratio(projection, projection.today.work.of("pointwise", "normalization", "reduction"), FUSED_AWAY)
     launching = account.typical_share("launch") if account is not None else 0.0
-    return _ranged(plan, max(0.1, low - launching), COMPILED_SLOWER, words)
+    return _ranged(projection, max(0.1, low - launching), COMPILED_SLOWER, words)
 
 
-def _ranged(plan: Plan, low: float, high: float, words: str) -> Plan:
+def _ranged(projection: Projection, low: float, high: float, words: str) -> Projection:
     middle = float(np.sqrt(low * high))
-    ranged = replace(plan, pure_factor=plan.pure_factor * middle, only_sign=True)
+    ranged = replace(projection, pure_factor=projection.pure_factor * middle, only_sign=True)
     return ranged.doubted(0.0, words).reached(low / middle, high / middle)
 
 
-def _played_ratio(plan: Plan, chosen: np.ndarray, remains: float) -> float:
+def _played_ratio(projection: Projection, chosen: np.ndarray, remains: float) -> float:
     """Of the window in which that share of the chosen rows of the device's work remains."""
-    work = plan.today.work
+    work = projection.today.work
     factor = np.ones(len(work.timeline))
     factor[work.rows[chosen]] = remains
-    return plan.today.played_with_us(Changes(device_factor=factor)) / plan.today.played.step_us
+    return projection.today.played_with_us(Changes(device_factor=factor)) / projection.today.played.step_us

@@ -16,7 +16,7 @@ from gpulab.analysis.host.optimizer_bytes import ADD, SCALE, bytes_of
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
-from gpulab.prediction.baseline import Refused, Today, at_least, is_on
+from gpulab.prediction.baseline import Baseline, Refused, at_least, is_on
 from gpulab.prediction.calibration import (
     ACCUMULATE_SD,
     ASIDE_HOST,
@@ -30,7 +30,7 @@ from gpulab.prediction.calibration import (
 )
 from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.replay import Changes
-from gpulab.prediction.step import Plan
+from gpulab.prediction.step import Projection
 from gpulab.run import Category, Int64
 from gpulab.timeline import spans
 
@@ -52,7 +52,7 @@ class Inside:
     tensors: float
 
 
-def _inside(today: Today) -> Inside:
+def _inside(today: Baseline) -> Inside:
     """Raises Refused where the trace shows no optimizer."""
     timeline, account, time = today.run.timeline, today.facts.breakdown, today.facts.optimizer_us
     work = None if timeline is None or account is None else optimizer_work(timeline, account)
@@ -90,22 +90,22 @@ def _moving_us(duration_ns: Int64, steps: int) -> float | None:
     return float((each - begin).sum()) * count / 1e3
 
 
-def fused_optimizer(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
+def fused_optimizer(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """One kernel for all parameters."""
-    inside = _inside(plan.today)
+    inside = _inside(projection.today)
     fused, name = inside.work.style == "fused", inside.work.name
     if is_on(value) == fused:
-        return plan.doubted(0.0, f"the optimizer is {'fused' if fused else 'not fused'} already")
+        return projection.doubted(0.0, f"the optimizer is {'fused' if fused else 'not fused'} already")
     if fused:
         raise Refused("what an optimizer that is not fused would take cannot be told from a fused one")
     moved = inside.work.update_bytes
     if moved is None:
         raise Refused(f"how many bytes a fused {name} moves is not known")
     share = moved.fused_fraction
-    if plan.today.on_gpu:
-        changes = _scaled(plan.today, inside, device=share, host=FUSED_HOST)
+    if projection.today.on_gpu:
+        changes = _scaled(projection.today, inside, device=share, host=FUSED_HOST)
         words = f"a fused {name} moves {percent(share)} of the bytes and has few launches"
-        return replace(plan, changes=plan.changes.and_also(changes)).doubted(FUSED_SD, words)
+        return replace(projection, changes=projection.changes.and_also(changes)).doubted(FUSED_SD, words)
     if inside.pass_us is None:
         raise Refused(f"the operators of {name} do not tell what one pass over its parameters takes")
     after = min(inside.time_us, _overhead_us(inside) + moved.fused_bytes / inside.pass_bytes * inside.pass_us)
@@ -113,28 +113,28 @@ def fused_optimizer(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
         f"the optimizer takes {duration(inside.time_us)} of a step; fused it moves each parameter once, "
         f"about {duration(after)}"
     )
-    step = plan.today.step.median
+    step = projection.today.step.median
     spread = [(step - inside.time_us + after * by) / (step - inside.time_us + after) for by in FUSED_DOUBT]
-    saved = replace(plan, saved_us=plan.saved_us + inside.time_us - after)
+    saved = replace(projection, saved_us=projection.saved_us + inside.time_us - after)
     return saved.doubted(0.02, words).reached(min(1.0, spread[0]), spread[1])
 
 
-def accumulate(plan: Plan, value: str, evidence: PriorEvidence) -> Plan:
+def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """The optimizer steps every k-th time; the others put their gradients aside."""
     rounds = at_least(1, value)
     if rounds == 1:
-        return plan.doubted(0.0, "each batch is a step already")
-    inside = _inside(plan.today)
+        return projection.doubted(0.0, "each batch is a step already")
+    inside = _inside(projection.today)
     kept = 1 - 1 / rounds
     aside = ASIDE_BYTES / _moved_bytes(inside.work)
     words = f"the optimizer, {duration(inside.time_us)} of a step, really steps only every {rounds}th time"
-    if plan.today.on_gpu:
-        changes = _scaled(plan.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
-        return replace(plan, changes=plan.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)
+    if projection.today.on_gpu:
+        changes = _scaled(projection.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
+        return replace(projection, changes=projection.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)
     put_us = ASIDE_BYTES / inside.pass_bytes * inside.pass_us if inside.pass_us is not None else aside * inside.time_us
     put_us += _overhead_us(inside)
     saved = kept * inside.time_us - put_us
-    return replace(plan, saved_us=plan.saved_us + saved).doubted(ACCUMULATE_SD, words)
+    return replace(projection, saved_us=projection.saved_us + saved).doubted(ACCUMULATE_SD, words)
 
 
 def _overhead_us(inside: Inside) -> float:
@@ -149,7 +149,7 @@ def _moved_bytes(work: OptimizerWork) -> int:
     return work.update_bytes.fused_bytes if work.style == "fused" else work.update_bytes.unfused_bytes
 
 
-def _scaled(today: Today, inside: Inside, *, device: float, host: float) -> Changes:
+def _scaled(today: Baseline, inside: Inside, *, device: float, host: float) -> Changes:
     """The work that the optimizer launched, and the host's time in it, as shares that remain."""
     work, held = today.work, inside.work.step_times
     launched = work.call >= 0

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 from gpulab.analysis.facts import Facts
+from gpulab.formatting import capitalized
 from gpulab.prediction import batch, dataloader, kernels, optimizer, precision
 from gpulab.prediction.baseline import Refused
 from gpulab.prediction.evidence import NOTHING, PriorEvidence
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.recalibration import recalibrated
-from gpulab.prediction.step import Plan, plan_of
+from gpulab.prediction.step import Projection, plan_of
 
-Predictor = Callable[[Plan, str, PriorEvidence], Plan]
+Predictor = Callable[[Projection, str, PriorEvidence], Projection]
 
 Memory = Literal["unchanged", "predicted", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """What one knob does to a step, and what is known of the GPU's memory then: `predicted` by the plan itself."""
+    """What one knob does to a step, and to the GPU's memory: `predicted` by the projection itself."""
 
     apply: Predictor
     memory: Memory = "unknown"
@@ -48,33 +49,33 @@ PREDICTORS: dict[str, Formula | str] = {
 
 
 def predict(facts: Facts, settings: Mapping[str, str], evidence: PriorEvidence = NOTHING) -> Prediction:
-    """What these settings would bring to that run. Never raises: `refused` says why nothing is foretold.
+    """What these settings would bring to that run. Never raises: `refused` says why nothing is predicted.
 
     The interval is the formula's own, made wider or narrower by `known.errors` of `knobs_named(settings)`.
     """
     try:
-        plan = plan_of(facts)
+        projection = plan_of(facts)
     except Refused as why:
         return refused(settings, str(why))
-    return predict_from(plan, settings, evidence)
+    return predict_from(projection, settings, evidence)
 
 
-def predict_from(plan: Plan, settings: Mapping[str, str], evidence: PriorEvidence = NOTHING) -> Prediction:
-    """As `predict`, of a plan that changes nothing yet: what it has found out serves several predictions."""
+def predict_from(projection: Projection, settings: Mapping[str, str], evidence: PriorEvidence = NOTHING) -> Prediction:
+    """As `predict`, of a projection that changes nothing yet: what it has found out serves several predictions."""
     chosen = dict(settings)
     try:
         for name in [*(n for n in PREDICTORS if n in chosen), *(n for n in chosen if n not in PREDICTORS)]:
             formula = _formula(name)
             try:
-                plan = formula.apply(plan, chosen[name], evidence)
+                projection = formula.apply(projection, chosen[name], evidence)
             except ValueError:
                 raise Refused(f"{name}={chosen[name]} is no value of this knob") from None
         if not chosen:
             raise Refused("nothing is changed")
-        foretold = _of(plan, chosen)
+        predicted = _of(projection, chosen)
     except Refused as why:
         return refused(chosen, str(why))
-    return recalibrated(foretold, evidence.errors.get(knobs_named(chosen), ()))
+    return recalibrated(predicted, evidence.errors.get(knobs_named(chosen), ()))
 
 
 def _formula(name: str) -> Formula:
@@ -86,7 +87,7 @@ def _formula(name: str) -> Formula:
 
 
 def refused(settings: Mapping[str, str], why: str) -> Prediction:
-    """Nothing is foretold."""
+    """Nothing is predicted."""
     return Prediction(dict(settings), None, None, "", refused=why)
 
 
@@ -95,25 +96,25 @@ def knobs_named(settings: Mapping[str, str]) -> str:
     return " + ".join(sorted(settings))
 
 
-def _of(plan: Plan, settings: Mapping[str, str]) -> Prediction:
+def _of(projection: Projection, settings: Mapping[str, str]) -> Prediction:
     """Raises Refused where the step has to be played again, and the GPU's work was not recorded."""
-    middle, low, high = plan.ratio()
-    basis = "; ".join(dict.fromkeys(plan.basis))
-    memory, its_basis = _memory(plan, settings)
-    prediction = Prediction(dict(settings), middle, (low, high), basis, memory, plan.only_sign, memory_basis=its_basis)
-    return replace(prediction, basis=basis[:1].upper() + basis[1:])
+    middle, low, high = projection.ratio()
+    basis = "; ".join(dict.fromkeys(projection.basis))
+    memory, its_basis = _memory(projection, settings)
+    sign = projection.only_sign
+    return Prediction(dict(settings), middle, (low, high), capitalized(basis), memory, sign, memory_basis=its_basis)
 
 
-def _memory(plan: Plan, settings: Mapping[str, str]) -> tuple[float | None, str]:
+def _memory(projection: Projection, settings: Mapping[str, str]) -> tuple[float | None, str]:
     """What becomes of the peak of the GPU's memory, and from what that is known."""
-    if not plan.today.on_gpu:
+    if not projection.today.on_gpu:
         return None, ""
     kinds = {_formula(name).memory for name in settings}
     if kinds <= {"unchanged"}:
         return 1.0, "nothing in the GPU's memory changes"
-    if plan.memory_ratio is None or "unknown" in kinds:
-        return None, "what it does to the GPU's memory is not foretold"
-    return plan.memory_ratio, "the GPU's memory by a line through the peaks of short runs"
+    if projection.memory_ratio is None or "unknown" in kinds:
+        return None, "what it does to the GPU's memory is not predicted"
+    return projection.memory_ratio, "the GPU's memory by a line through the peaks of short runs"
 
 
 __all__ = ["NOTHING", "PREDICTORS", "PriorEvidence", "knobs_named", "predict", "predict_from", "refused"]

@@ -10,9 +10,9 @@ class Prediction:
     """Of one setting of the knobs.
 
     `ratio` is the predicted time per sample (per step where the samples stay the same) over today's, `interval` the
-    range it should lie in with 95 %; both None where `refused` says why nothing is foretold. `only_sign`: the range
+    range it should lie in with 95 %; both None where `refused` says why nothing is predicted. `only_sign`: the range
     is all that the evidence carries, its middle is no estimate. `memory_ratio` likewise of the peak of the GPU's
-    memory, without a range; None: not foretold. `memory_basis` says from what it is or that there is none; empty where
+    memory, without a range; None: not predicted. `memory_basis` says from what it is or that there is none; empty where
     no GPU computes. `basis` is one sentence: from which figures and which formula.
     """
 

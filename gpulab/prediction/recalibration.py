@@ -25,7 +25,7 @@ NARROWEST, WIDEST = 1 / 3, 10.0  # times the formula's own half-width
 def recalibrated(prediction: Prediction, errors: Sequence[float]) -> Prediction:
     """The same with its interval widened or narrowed. `errors`: measured over predicted ratio, each above 0.
 
-    Unchanged where nothing is foretold, only a range is, or there is no record.
+    Unchanged where nothing is predicted, only a range is, or there is no record.
     """
     usable = np.array([e for e in errors if e > 0 and math.isfinite(e)], dtype=np.float64)
     if prediction.ratio is None or prediction.interval is None or prediction.only_sign or not len(usable):

@@ -14,9 +14,9 @@ import numpy as np
 from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.gpu.blocking_calls import Direction
-from gpulab.formatting import duration, plural
+from gpulab.formatting import capitalized, duration, plural
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, union, union_of
-from gpulab.prediction.baseline import Refused, Today
+from gpulab.prediction.baseline import Baseline, Refused
 from gpulab.prediction.calibration import COLD, FEW, GONE_SD, REPLAY_SD
 from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
@@ -48,13 +48,13 @@ def predict_removal(
 
     `intervals`: the time that falls away, [n, 2] in ns by the run's clock; of a wait, the calls in it no longer wait.
     Without (None): all pauses of that kind that the run holds, all waiting calls of that direction. The ratio is of the
-    time of the whole loop, what lies between steps included. Never raises: `refused` says why nothing is foretold.
+    time of the whole loop, what lies between steps included. Never raises: `refused` says why nothing is predicted.
     `errors`: measured over predicted ratio of earlier predictions of the same cause.
     """
     try:
         if intervals is not None and not len(intervals):
             raise Refused("when exactly it happens was not recorded")
-        today = Today.of(facts)
+        today = Baseline.of(facts)
         if isinstance(cause, Waits):
             removed = _without_waits(today, cause, intervals)
         else:
@@ -90,10 +90,10 @@ def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, computed: float
         for by, cold in ((1, COLD[1]), (1 + doubt, COLD[2]), (1 - doubt, COLD[0]))
     )
     words = f"{duration(gone / 1e3)} of {duration(whole / 1e3)} of training, in {plural(int(count), 'place')}"
-    return Prediction({}, ratio, (low, max(high, ratio)), words[:1].upper() + words[1:])
+    return Prediction({}, ratio, (low, max(high, ratio)), capitalized(words))
 
 
-def _busy_ns(today: Today) -> float:
+def _busy_ns(today: Baseline) -> float:
     """What a GPU works in a typical step; 0 on a CPU."""
     account = today.facts.breakdown
     if account is None or account.device_index is None or not account.steps:
@@ -101,7 +101,7 @@ def _busy_ns(today: Today) -> float:
     return float(np.median([sum(s.parts_ns[p] for p in DEVICE_PARTS) for s in account.steps]))
 
 
-def _loop(today: Today) -> tuple[Int64, Int64]:
+def _loop(today: Baseline) -> tuple[Int64, Int64]:
     """Begin and end of each counted step, with the time up to the next step."""
     steps, rows = today.run.steps, today.facts.selection.rows
     if not len(rows):
@@ -111,7 +111,7 @@ def _loop(today: Today) -> tuple[Int64, Int64]:
     return steps.start_ns[rows], np.maximum(end, steps.end_ns[rows])
 
 
-def _without_waits(today: Today, cause: Waits, intervals: Intervals | None) -> Prediction:
+def _without_waits(today: Baseline, cause: Waits, intervals: Intervals | None) -> Prediction:
     timeline = today.run.timeline
     if timeline is None:
         raise Refused("there is no trace that shows the waits")
@@ -132,7 +132,7 @@ def _traced_shares(steps: Sequence[StepParts], intervals: Intervals) -> list[flo
     return [measure(clip(intervals, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in steps]
 
 
-def _without_traced(today: Today, intervals: Intervals | None) -> Prediction:
+def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
     """On a CPU nothing runs beside the training thread: what falls away in the profiled steps is gained in all."""
     if intervals is None:
         raise Refused("on a CPU no call waits for a device")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.intervals import clip, measure, union_of
-from gpulab.prediction.baseline import Today, hand_off_us
+from gpulab.prediction.baseline import Baseline, hand_off_us
 from gpulab.prediction.calibration import BASE_US, EACH_US, SPAWNED_US
-from gpulab.prediction.step import Plan
+from gpulab.prediction.step import Projection
 from gpulab.run import Run, StepFlag
 
 
@@ -41,14 +41,14 @@ def seen_us(run: Run) -> tuple[float, float] | None:
     return float(np.median(extra_us)), float(np.std(extra_us) / np.sqrt(len(extra_us)))
 
 
-def first_batch_us(plan: Plan) -> float | None:
+def first_batch_us(projection: Projection) -> float | None:
     """What the loop waits for an epoch's first batch although its workers are there; None where it is not known."""
-    if plan.making is None or plan.today.facts.loading is None:
+    if projection.making is None or projection.today.facts.loading is None:
         return None
-    return plan.making.batch_us + hand_off_us(plan.today)
+    return projection.making.batch_us + hand_off_us(projection.today)
 
 
-def epoch_us(today: Today, steps: float) -> float:
+def epoch_us(today: Baseline, steps: float) -> float:
     """So many steps with all that lies between them but the start of an epoch."""
     run, rows = today.run, today.facts.selection.rows
     followed = rows[rows + 1 < len(run.steps)]

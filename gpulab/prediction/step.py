@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.prediction.baseline import Making, Today, hand_off_us, making_of
+from gpulab.prediction.baseline import Baseline, Making, hand_off_us, making_of
 from gpulab.prediction.calibration import HANDING, STARTING
 from gpulab.prediction.replay import Changes, host_spans
 
@@ -22,7 +22,7 @@ LOADER = "enumerate(DataLoader)"
 
 
 @dataclass(frozen=True)
-class Plan:
+class Projection:
     """What settings make of today's step; each predictor adds its part, in any order.
 
     `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
@@ -33,7 +33,7 @@ class Plan:
     `only_sign` as of a Prediction.
     """
 
-    today: Today
+    today: Baseline
     workers: int | None
     making: Making | None
     remade: bool = False  # the making, or the processes that do it, were changed
@@ -50,11 +50,11 @@ class Plan:
     memory_ratio: float | None = None
     basis: tuple[str, ...] = ()
 
-    def doubted(self, sd: float, basis: str) -> Plan:
+    def doubted(self, sd: float, basis: str) -> Projection:
         """With the doubt of one more formula, and from what it is."""
         return replace(self, sds=(*self.sds, sd), basis=(*self.basis, basis))
 
-    def reached(self, low: float, high: float) -> Plan:
+    def reached(self, low: float, high: float) -> Projection:
         """The result may be that many times as large."""
         return replace(self, reach=(self.reach[0] * low, self.reach[1] * high))
 
@@ -125,11 +125,11 @@ class Plan:
         return today.played_with_us(self.changes.and_also(fed)) + more_us
 
 
-def _wait_in_trace_us(today: Today) -> float:
+def _wait_in_trace_us(today: Baseline) -> float:
     return today.facts.breakdown.median_us["data_wait"] if today.facts.breakdown is not None else 0.0
 
 
-def plan_of(facts: Facts) -> Plan:
+def plan_of(facts: Facts) -> Projection:
     """Nothing changed yet. Raises Refused."""
-    today = Today.of(facts)
-    return Plan(today, today.workers, making_of(today))
+    today = Baseline.of(facts)
+    return Projection(today, today.workers, making_of(today))

@@ -11,14 +11,14 @@ from collections import OrderedDict, deque
 from types import CellType
 from typing import Any
 
-from gpulab.snapshot.object_path import Place
+from gpulab.snapshot.object_path import ObjectPath
 
 SCALARS = frozenset((int, float, bool, str, bytes, complex, type(None)))
 ABSENT = object()
 
 
 class KeptDict:
-    def __init__(self, target: dict[Any, Any], place: Place) -> None:
+    def __init__(self, target: dict[Any, Any], place: ObjectPath) -> None:
         self.target, self.place = target, place
         self._base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
         self._items: list[tuple[Any, Any]] = list(self._base.items(target))
@@ -37,7 +37,7 @@ class KeptDict:
 class KeptAttributes:
     """The attributes of an instance, in its `__dict__` and its slots, and its class: torch changes that of modules."""
 
-    def __init__(self, owner: Any, place: Place) -> None:
+    def __init__(self, owner: Any, place: ObjectPath) -> None:
         self.owner, self.place = owner, place
         self._kind = type(owner)
         held = attributes(owner)
@@ -62,7 +62,7 @@ class KeptAttributes:
 class KeptList:
     """A list or a deque."""
 
-    def __init__(self, target: list[Any] | deque[Any], place: Place) -> None:
+    def __init__(self, target: list[Any] | deque[Any], place: ObjectPath) -> None:
         self.target, self.place = target, place
         self._items = list(target)
 
@@ -78,7 +78,7 @@ class KeptList:
 
 
 class KeptSet:
-    def __init__(self, target: set[Any], place: Place) -> None:
+    def __init__(self, target: set[Any], place: ObjectPath) -> None:
         self.target, self.place = target, place
         self._items = list(target)
 
@@ -94,7 +94,7 @@ class KeptSet:
 class KeptName:
     """What a name means: in a namespace, or among the globals of a function."""
 
-    def __init__(self, namespace: dict[str, Any], name: str, place: Place) -> None:
+    def __init__(self, namespace: dict[str, Any], name: str, place: ObjectPath) -> None:
         self.place = place
         self._namespace, self._name = namespace, name
         self._value = namespace.get(name, ABSENT)
@@ -116,7 +116,7 @@ class KeptName:
 class KeptCell:
     """A variable that a function shares with the one around it."""
 
-    def __init__(self, cell: CellType, place: Place) -> None:
+    def __init__(self, cell: CellType, place: ObjectPath) -> None:
         self.place = place
         self._cell, self._value = cell, cell_value(cell)
 
@@ -136,7 +136,7 @@ Kept = KeptDict | KeptAttributes | KeptList | KeptSet | KeptName | KeptCell
 class Length:
     """The length of a container that is too large to be remembered."""
 
-    def __init__(self, target: Any, place: Place) -> None:
+    def __init__(self, target: Any, place: ObjectPath) -> None:
         self.place = place
         self._target, self._seen = target, len(target)
 

@@ -6,19 +6,19 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ObjectPath:
     """`users`: the user made what is there, by name; else it lies inside a module or an object of a library."""
 
     piece: str
-    parent: Place | None = None
+    parent: ObjectPath | None = None
     users: bool = True
 
-    def attribute(self, name: str, *, users: bool = True) -> Place:
-        return Place(f"[{name}]" if name.isdigit() else f".{name}", self, self.users and users)
+    def attribute(self, name: str, *, users: bool = True) -> ObjectPath:
+        return ObjectPath(f"[{name}]" if name.isdigit() else f".{name}", self, self.users and users)
 
-    def item(self, key: object) -> Place:
+    def item(self, key: object) -> ObjectPath:
         """What lies there under this key or index."""
-        return Place(f"[{key!r}]" if isinstance(key, str | int) else "[…]", self, self.users)
+        return ObjectPath(f"[{key!r}]" if isinstance(key, str | int) else "[…]", self, self.users)
 
     def __str__(self) -> str:
         pieces, place = [], self

@@ -18,7 +18,7 @@ from typing import Any
 from gpulab.devices import gpus_in_use
 from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet
 from gpulab.snapshot.iterators import position
-from gpulab.snapshot.object_path import Place
+from gpulab.snapshot.object_path import ObjectPath
 from gpulab.snapshot.rng import Randomness, Undo, undo_of
 from gpulab.snapshot.tensors import Tensors
 from gpulab.snapshot.walk import MOST, Reachable
@@ -56,12 +56,12 @@ class State:
         self._namespace = namespace
         self._all = names is None
         chosen = _users_names(namespace) if names is None else list(dict.fromkeys(names))
-        self._names = [KeptName(namespace, name, Place(name)) for name in chosen]
+        self._names = [KeptName(namespace, name, ObjectPath(name)) for name in chosen]
         self._own_names = frozenset(chosen)
         self._kept: list[Kept] = []
         self._reached = Reachable()
         self._tensors: Tensors | None = None
-        self._undo: list[tuple[Place, Undo]] = []
+        self._undo: list[tuple[ObjectPath, Undo]] = []
         self._random = Randomness()
         self.bytes = 0
         self.gpu_bytes: dict[int, int] = {}
@@ -75,8 +75,8 @@ class State:
         """
         state = cls(namespace, names)
         reached = state._reached
-        named = [(namespace[name], Place(name)) for name in state._own_names if name in namespace]
-        reached.follow([*named, *((x, Place(type(x).__name__)) for x in roots)])
+        named = [(namespace[name], ObjectPath(name)) for name in state._own_names if name in namespace]
+        reached.follow([*named, *((x, ObjectPath(type(x).__name__)) for x in roots)])
         state._kept = reached.kept
         undone = [(place, undo_of(x)) for x, place in reached.generators]
         state._undo = [(place, undo) for place, undo in undone if undo is not None]
@@ -100,7 +100,7 @@ class State:
         gpus_in_use.synchronize()
         taken_from = self._taken_from()
         left = [*taken_from, *(x.place for x in self._reached.lengths if x.changed())]
-        put_back: list[Place] = []
+        put_back: list[ObjectPath] = []
         if self._tensors is not None:
             besides, not_copied = self._tensors.changed()
             put_back += besides
@@ -150,7 +150,7 @@ class State:
                 lasting.append(f"the random numbers in the persistent workers of `{place}`, which were running before")
         return lasting
 
-    def _taken_from(self) -> list[Place]:
+    def _taken_from(self) -> list[ObjectPath]:
         taken = []
         for i, (iterator, before, place) in enumerate(self._reached.iterators):
             now = position(iterator)
@@ -175,7 +175,7 @@ def _is_users(kept: Kept) -> bool:
     return kept.place.users and isinstance(kept, KeptDict | KeptList | KeptSet)
 
 
-def _named(places: list[Place]) -> tuple[str, ...]:
+def _named(places: list[ObjectPath]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(place) for place in places))[:NAMED]
 
 

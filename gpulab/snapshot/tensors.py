@@ -20,7 +20,7 @@ from gpulab.devices import gpus_in_use
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.errors import GpulabError
 from gpulab.formatting import size
-from gpulab.snapshot.object_path import Place
+from gpulab.snapshot.object_path import ObjectPath
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +46,7 @@ class Met:
     """A tensor that was met; `training`: it is part of what trains."""
 
     tensor: torch.Tensor
-    place: Place
+    place: ObjectPath
     training: bool
 
 
@@ -167,7 +167,7 @@ class Tensors:
     def _gpus(self) -> set[int]:
         return {p.gpu for p in self._pieces if p.gpu is not None}
 
-    def changed(self) -> tuple[list[Place], list[Place]]:
+    def changed(self) -> tuple[list[ObjectPath], list[ObjectPath]]:
         """Tensors of the user's that are no training state and have changed: those put back, and those not."""
         put_back, left = _changed(self._others), _changed(self._watched)
         return [m.place for m in put_back], [m.place for m in left]

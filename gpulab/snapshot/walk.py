@@ -32,7 +32,7 @@ from gpulab.snapshot.containers import (
     slots,
 )
 from gpulab.snapshot.iterators import is_iterator, position
-from gpulab.snapshot.object_path import Place
+from gpulab.snapshot.object_path import ObjectPath
 from gpulab.snapshot.rng import is_generator
 from gpulab.snapshot.tensors import Met
 from gpulab.user_code import is_users_class, is_users_code
@@ -49,25 +49,25 @@ class Reachable:
         self.kept: list[Kept] = []
         self.lengths: list[Length] = []
         self.tensors: dict[int, Met] = {}
-        self.generators: list[tuple[Any, Place]] = []
-        self.iterators: list[tuple[Any, object, Place]] = []
-        self.loaders: list[tuple[Any, Any, Place]] = []  # with the persistent iterator each had
+        self.generators: list[tuple[Any, ObjectPath]] = []
+        self.iterators: list[tuple[Any, object, ObjectPath]] = []
+        self.loaders: list[tuple[Any, Any, ObjectPath]] = []  # with the persistent iterator each had
         self.cut = False  # there was more than MOST
         self._seen: dict[int, object] = {}  # holds what was met, so that no id returns
         self._names: set[tuple[int, str]] = set()
         self._classes: set[type] = set()
         self._put_back: dict[type, bool] = {}
         self._users: dict[type, bool] = {}
-        self._near: deque[tuple[Any, Place, bool]] = deque()
-        self._far: deque[tuple[Any, Place, bool]] = deque()
+        self._near: deque[tuple[Any, ObjectPath, bool]] = deque()
+        self._far: deque[tuple[Any, ObjectPath, bool]] = deque()
 
-    def follow(self, roots: Iterable[tuple[Any, Place]]) -> None:
+    def follow(self, roots: Iterable[tuple[Any, ObjectPath]]) -> None:
         """Go through everything that these objects lead to."""
         self._near.extend((x, place, False) for x, place in roots)
         while self._near or self._far:
             self._visit(*(self._near or self._far).popleft())
 
-    def _visit(self, thing: Any, place: Place, training: bool) -> None:
+    def _visit(self, thing: Any, place: ObjectPath, training: bool) -> None:
         kind = type(thing)
         if kind in SCALARS:
             return
@@ -97,14 +97,14 @@ class Reachable:
 
     # -- tensors and containers ----------------------------------------------------------------------------------
 
-    def _tensor(self, tensor: Any, place: Place, training: bool) -> None:
+    def _tensor(self, tensor: Any, place: ObjectPath, training: bool) -> None:
         self.tensors[id(tensor)] = Met(tensor, place, training or tensor.requires_grad)
         if tensor.is_leaf and tensor.grad is not None:
             self._near.append((tensor.grad, place.attribute("grad"), True))
         if held := attributes(tensor):
             self._keep_dict(held, place.attribute("__dict__", users=False), False)
 
-    def _container(self, container: Any, kind: type, place: Place, training: bool) -> None:
+    def _container(self, container: Any, kind: type, place: ObjectPath, training: bool) -> None:
         if len(container) > LARGE and not training:
             self.lengths.append(Length(container, place))
             return
@@ -121,22 +121,22 @@ class Reachable:
         if attributes(container) and self._is_put_back(kind):
             self._instance(container, kind, place, training)
 
-    def _keep_dict(self, container: dict[Any, Any], place: Place, training: bool) -> None:
+    def _keep_dict(self, container: dict[Any, Any], place: ObjectPath, training: bool) -> None:
         self.kept.append(KeptDict(container, place))
         items = list(dict.items(container))
         self._enter(((x, place.item(k)) for k, x in items if type(x) not in SCALARS), training, container)
         self._enter(((k, place) for k, _ in items if type(k) not in SCALARS), False, container)
 
-    def _enter(self, elements: Iterable[tuple[Any, Place]], training: bool, owner: Any) -> None:
+    def _enter(self, elements: Iterable[tuple[Any, ObjectPath]], training: bool, owner: Any) -> None:
         queue = self._far if len(owner) > LONG and not training else self._near
         queue.extend((x, place, training) for x, place in elements)
 
     # -- instances -----------------------------------------------------------------------------------------------
 
-    def _instance(self, owner: Any, kind: type, place: Place, training: bool) -> None:
+    def _instance(self, owner: Any, kind: type, place: ObjectPath, training: bool) -> None:
         is_module = issubclass(kind, restorable.modules())
         plain = self._is_users(kind) or restorable.is_plain(kind)
-        place = Place(place.piece, place.parent, place.users and plain and not is_module)
+        place = ObjectPath(place.piece, place.parent, place.users and plain and not is_module)
         self.kept.append(KeptAttributes(owner, place))
         training = training or issubclass(kind, restorable.trainers())
         held = dict(attributes(owner) or {})
@@ -151,7 +151,7 @@ class Reachable:
         if self._is_users(kind):
             self._class(kind)
 
-    def _module_dict(self, container: dict[str, Any] | None, place: Place, training: bool) -> None:
+    def _module_dict(self, container: dict[str, Any] | None, place: ObjectPath, training: bool) -> None:
         if container is not None and id(container) not in self._seen:
             self._seen[id(container)] = container
             self.kept.append(KeptDict(container, place))
@@ -161,7 +161,7 @@ class Reachable:
 
     # -- code ----------------------------------------------------------------------------------------------------
 
-    def _code(self, thing: Any, place: Place) -> None:
+    def _code(self, thing: Any, place: ObjectPath) -> None:
         kind = type(thing)
         if kind is MethodType:
             self._near.extend(((thing.__self__, place, False), (thing.__func__, place, False)))
@@ -178,12 +178,12 @@ class Reachable:
         else:  # staticmethod, classmethod
             self._near.append((thing.__func__, place, False))
 
-    def _function(self, function: FunctionType, place: Place) -> None:
+    def _function(self, function: FunctionType, place: ObjectPath) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
             if id(cell) not in self._seen:
                 self._seen[id(cell)] = cell
-                self.kept.append(KeptCell(cell, Place(name)))
-                self._near.append((cell_value(cell), Place(name), False))
+                self.kept.append(KeptCell(cell, ObjectPath(name)))
+                self._near.append((cell_value(cell), ObjectPath(name), False))
         for default in (function.__defaults__, function.__kwdefaults__):
             self._near.append((default, place, False))
         if is_users_code(function.__code__):
@@ -200,16 +200,16 @@ class Reachable:
             if (id(namespace), name) in self._names or not (has_value or name in assigned):
                 continue
             self._names.add((id(namespace), name))
-            self.kept.append(KeptName(namespace, name, Place(name)))
+            self.kept.append(KeptName(namespace, name, ObjectPath(name)))
             if has_value:
-                self._near.append((namespace[name], Place(name), False))
+                self._near.append((namespace[name], ObjectPath(name), False))
 
     def _class(self, kind: type) -> None:
         """The globals that methods use. Of the class itself nothing is put back."""
         if kind in self._classes or not self._is_users(kind):
             return
         self._classes.add(kind)
-        place = Place(kind.__name__)
+        place = ObjectPath(kind.__name__)
         for base in kind.__mro__:
             if self._is_users(base):
                 self._near.extend((x, place, False) for x in vars(base).values() if type(x) in _CODE)

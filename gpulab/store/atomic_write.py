@@ -8,6 +8,7 @@ import secrets
 from pathlib import Path
 
 from gpulab.errors import StoreError
+from gpulab.formatting import decapitalized
 
 
 def write_new(path: Path, content: bytes) -> None:
@@ -86,5 +87,5 @@ def size_bytes(folder: Path) -> int:
 def reason(error: Exception) -> str:
     """Why it failed, in the words of the system, to stand after a colon."""
     if isinstance(error, OSError) and error.strerror:
-        return error.strerror[:1].lower() + error.strerror[1:]
+        return decapitalized(error.strerror)
     return str(error) or type(error).__name__

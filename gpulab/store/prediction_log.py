@@ -37,7 +37,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
     """One prediction and what was measured. Ratios are time per unit of work after over before: below 1 is faster.
 
     `knob` is the name of what was changed ("workers", "amp + workers"), `value` its settings as a user writes them,
-    `cell` a digest of the code, `only_sign`: a range was foretold, its middle is no estimate.
+    `cell` a digest of the code, `only_sign`: a range was predicted, its middle is no estimate.
     """
 
     when: str  # ISO 8601, UTC

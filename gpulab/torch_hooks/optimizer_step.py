@@ -29,7 +29,7 @@ def step_hooks(after: StepHook, before: StepHook | None = None) -> Iterator[None
         yield
 
 
-class Turn(IntEnum):
+class HookOrder(IntEnum):
     """Who comes first before a step; after it, the last comes first."""
 
     LAYOUT = 0
@@ -50,7 +50,7 @@ class Watcher:
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.watchers: list[tuple[Turn, int, Watcher]] = []
+        self.watchers: list[tuple[HookOrder, int, Watcher]] = []
         self.stepping: list[Optimizer] = []
 
 
@@ -59,7 +59,7 @@ _numbers = itertools.count()
 
 
 @contextmanager
-def around_steps(turn: Turn, watcher: Watcher) -> Iterator[None]:
+def around_steps(turn: HookOrder, watcher: Watcher) -> Iterator[None]:
     """Have `watcher` told of each step on this thread. Of an optimizer that steps inside of another only the outer."""
     entry = (turn, next(_numbers), watcher)
     if not _here.watchers:

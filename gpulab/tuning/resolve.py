@@ -16,7 +16,7 @@ from gpulab.knobs.dataloader.spawning import main_can_be_imported, start_method
 from gpulab.knobs.edits import Edit, edit
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value
 from gpulab.knobs.observe.describe import observed_loader, observed_module
-from gpulab.knobs.observe.object_walk import reached
+from gpulab.knobs.observe.object_walk import walk
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.knobs.values import written
 from gpulab.knobs.variables import Plain, Variables, setting_names
@@ -72,7 +72,7 @@ class Beforehand:
 
     def _reached(self) -> Iterator[object]:
         for value in self._values:
-            yield from reached(value)
+            yield from walk(value)
 
     def _unfit_dataset(self) -> str:
         """The code builds its DataLoader, from a Dataset of the notebook."""
@@ -308,7 +308,7 @@ def _judged(change: Change, decided: ResolvedSetting, bare: Observation, imagine
     if knob is None or decided.refused:
         return change
     if not change.found:
-        change = replace(change, found=_found_since(knob, decided.knob_value, change, bare))
+        change = replace(change, found=_value_before(knob, decided.knob_value, change, bare))
     why = knob.refuses(imagined, decided.knob_value)
     if not why or (change.state == "took effect" and knob.kind == "DataLoader option"):
         return change
@@ -317,7 +317,7 @@ def _judged(change: Change, decided: ResolvedSetting, bare: Observation, imagine
     return replace(change, evidence=why)
 
 
-def _found_since(knob: Knob, value: Value, change: Change, bare: Observation) -> str:
+def _value_before(knob: Knob, value: Value, change: Change, bare: Observation) -> str:
     """What the code had before: loaders were seen so, and what was switched was not so before."""
     if knob.kind == "DataLoader option":
         before = knob.value_in(bare)

@@ -10,7 +10,7 @@ from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.intervals import measure
-from gpulab.prediction.baseline import Today
+from gpulab.prediction.baseline import Baseline
 from gpulab.run import Timeline
 from gpulab.thresholds import DEFAULT
 from gpulab.timeline import spans
@@ -42,7 +42,7 @@ def test_loader_workers_are_told_alike_to_findings_and_predictions(
 ) -> None:
     known = loaded_by(iterator, workers)
     assert (known.worker_count, known.has_workers) == (count, some)
-    assert Today.of(known).workers == count == RuleContext(known, DEFAULT).facts.worker_count
+    assert Baseline.of(known).workers == count == RuleContext(known, DEFAULT).facts.worker_count
 
 
 @pytest.mark.parametrize(("name", "some"), [("v100_resnet50_workers0", False), ("v100_resnet50_workers4", True)])

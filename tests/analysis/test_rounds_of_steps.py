@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import gpulab
 from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import facts
-from gpulab.analysis.steps import spread_of_rounds, turns_of
+from gpulab.analysis.steps import spread_of_rounds, steps_per_round
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.prediction.baseline import Today
+from gpulab.prediction.baseline import Baseline
 from gpulab.run import Run
 from tests.support import rule_cases as made_cases
 from tests.support import synthetic
@@ -49,11 +49,11 @@ def test_a_loop_that_waits_by_turns_starves(workers: int, every: int) -> None:
     run = bunched(workers, every, 60.0 * every)
     known = facts(run)
     assert known.step_us is not None and known.data_wait_us is not None
-    assert known.turns == every
+    assert known.round_steps == every
     assert known.step_us.median == pytest.approx(80e3) and known.data_wait_us.median == pytest.approx(60e3)
     found = diagnose(known).first
     assert found.key == "data_starved" and found.recoverable_us_per_step == pytest.approx(60e3)
-    assert Today.of(known).compute_us == pytest.approx(20e3)
+    assert Baseline.of(known).compute_us == pytest.approx(20e3)
     assert f"Batches come {every} at once" in " ".join(gpulab.report(run).text().split())
 
 
@@ -71,7 +71,7 @@ def test_other_steps_are_as_they_are(workers: int, every: int, waits_ms: float, 
     run = bunched(workers, every, waits_ms, more_ms=more_ms)
     known = facts(run)
     rows = known.selection.rows
-    assert known.turns == turns_of(run, rows) == 1 and known.step_us is not None
+    assert known.round_steps == steps_per_round(run, rows) == 1 and known.step_us is not None
     assert known.step_us.median == pytest.approx(np.median(run.steps.wall_ns[rows]) / 1e3)
 
 

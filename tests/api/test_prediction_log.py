@@ -260,14 +260,14 @@ def test_nothing_of_a_record_reaches_html_unescaped() -> None:
 # predictions beside measurements
 
 
-def foretold(ratio: float | None = 0.5, **more: Any) -> Any:
+def predicted(ratio: float | None = 0.5, **more: Any) -> Any:
     interval = None if ratio is None else (ratio * 0.9, ratio * 1.1)
     told = Prediction({"workers": "2"}, ratio, interval, "from the clouds", **more)
     return made.a_comparison(made.faster(prediction=told))
 
 
 def test_a_comparison_shows_both() -> None:
-    found = foretold(0.4)
+    found = predicted(0.4)
     assert found.ratio is not None
     shown = Compared(found)
     text = shown.text()
@@ -280,7 +280,7 @@ def test_a_comparison_shows_both() -> None:
 
 
 def test_a_refusal_says_why() -> None:
-    text = Compared(foretold(None, refused="nobody knows")).text()
+    text = Compared(predicted(None, refused="nobody knows")).text()
     assert "no prediction" in text and "nobody knows" in text
 
 
@@ -289,7 +289,7 @@ def test_a_comparison_without_predictions_is_as_before() -> None:
 
 
 def test_only_what_was_proven_is_kept() -> None:
-    sound = foretold()
+    sound = predicted()
     one = made.a_sweep()
 
     def kept(found: Any) -> int:
@@ -298,8 +298,8 @@ def test_only_what_was_proven_is_kept() -> None:
         return len(Scoreboard().read().records) - before
 
     assert kept(sound) == 1
-    assert kept(made.a_comparison()) == 0  # nothing was foretold
-    assert kept(foretold(None, refused="nobody knows")) == 0
+    assert kept(made.a_comparison()) == 0  # nothing was predicted
+    assert kept(predicted(None, refused="nobody knows")) == 0
     assert kept(replace(sound, evidence="sequential")) == 0
     assert kept(replace(sound, verdict="not comparable")) == 0
     assert kept(replace(sound, interval=None)) == 0
@@ -311,7 +311,7 @@ def test_only_what_was_proven_is_kept() -> None:
 def test_a_board_that_cannot_be_written_costs_a_note_only(own_store: Path) -> None:
     own_store.mkdir(parents=True, exist_ok=True)
     (own_store / NAME).mkdir()
-    assert "cannot be written" in keep(replace(made.a_sweep(), comparisons=(foretold(),)))
+    assert "cannot be written" in keep(replace(made.a_sweep(), comparisons=(predicted(),)))
 
 
 CELL = """

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gpulab.capture.steps.device_events import StepEvents
-from gpulab.capture.steps.weights import Watch
+from gpulab.capture.steps.weights import WeightWatch
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
 from gpulab.knobs.dataloader import randomness
@@ -66,9 +66,9 @@ def test_weights_are_not_looked_at_while_a_graph_is_captured(fake_cuda: FakeCuda
     fake_cuda.start()
     weight = fake_cuda.tensor(2.0).requires_grad_()
     with fake_cuda.capture():
-        assert Watch.of(weight * 3) is None
+        assert WeightWatch.of(weight * 3) is None
     assert fake_cuda.captured == []
-    watch = Watch.of(weight * 3)
+    watch = WeightWatch.of(weight * 3)
     assert watch is not None and fake_cuda.launches == ["Tensor.clone"]
     weight.data.add_(1)
     with fake_cuda.capture():

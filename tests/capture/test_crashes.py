@@ -183,8 +183,8 @@ def test_nothing_is_foretold_where_no_kernel_comes_back(names: dict[str, Any]) -
     with gpulab.profile(show=False, save=False, live=False, device="cuda") as profile:
         exec(CELL, names)
     assert profile.run.timeline is not None and not profile.run.timeline.has_device_events
-    foretold = predict(facts(profile.run), {"workers": "1"})
-    assert foretold.refused == "there is no trace of the GPU's work to play again" and foretold.ratio is None
+    predicted = predict(facts(profile.run), {"workers": "1"})
+    assert predicted.refused == "there is no trace of the GPU's work to play again" and predicted.ratio is None
 
 
 def test_an_experiment_on_a_gpu_that_is_lost_already(names: dict[str, Any], fake_cuda: FakeCuda) -> None:

@@ -463,7 +463,7 @@ def test_a_stand_in_is_what_it_stands_for() -> None:
 
 
 def test_a_ring_keeps_the_newest_rows() -> None:
-    memory = shared_rows.Memory(2, 3)
+    memory = shared_rows.SharedRows(2, 3)
     for i in range(5):
         memory.write(1, (i,) * shared_rows.ROW_WORDS)
     assert memory.written(0) == 0 and memory.written(1) == 5

@@ -19,7 +19,7 @@ from gpulab.capture.dataloader import wait_hooks
 from gpulab.capture.dataloader.description import samples_in
 from gpulab.capture.steps import module_hook
 from gpulab.capture.steps.schedule import EARLY_TRACED, plan
-from gpulab.capture.steps.weights import Watch
+from gpulab.capture.steps.weights import WeightWatch
 from gpulab.run import Settings
 
 POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
@@ -133,7 +133,7 @@ def _update(p: torch.Tensor, way: str) -> None:
 def test_weights_updated_by_hand_are_noticed(way: str) -> None:
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     loss = (net(torch.randn(5, 3)) ** 2).sum()
-    watch = Watch.of(loss)
+    watch = WeightWatch.of(loss)
     assert watch is not None
     loss.backward()
     assert not watch.changed()
@@ -145,7 +145,7 @@ def test_weights_updated_by_hand_are_noticed(way: str) -> None:
 def test_watching_draws_no_random_number_and_keeps_nothing_alive() -> None:
     w = torch.randn(4, requires_grad=True)
     before = torch.get_rng_state()
-    watch = Watch.of([(w**2).sum()])
+    watch = WeightWatch.of([(w**2).sum()])
     assert watch is not None
     assert torch.equal(before, torch.get_rng_state())
     del w
@@ -154,7 +154,7 @@ def test_watching_draws_no_random_number_and_keeps_nothing_alive() -> None:
 
 @pytest.mark.parametrize("root", [None, 3, torch.ones(2), torch.ones(2, requires_grad=True)])
 def test_what_cannot_be_watched_is_not(root: Any) -> None:
-    assert Watch.of(root) is None
+    assert WeightWatch.of(root) is None
 
 
 # -- samples -------------------------------------------------------------------------------------------------------

@@ -202,14 +202,14 @@ def run_python(tmp_path: Path, options: str, *, script: bool) -> tuple[str, str]
     return done.stdout.strip(), done.stderr
 
 
-def foretold(stderr: str) -> list[str]:
+def predicted(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("gpulab:")]
 
 
 def test_a_dataset_of_a_notebook_is_foretold_to_fail_where_workers_are_spawned(tmp_path: Path) -> None:
     out, stderr = run_python(tmp_path, "dataset=Squares(), multiprocessing_context='spawn'", script=False)
-    assert out == "failed ['loader', 'workers']", "torch's own failure came, as foretold"
-    (line,) = foretold(stderr)
+    assert out == "failed ['loader', 'workers']", "torch's own failure came, as predicted"
+    (line,) = predicted(stderr)
     assert stderr.startswith(line), "before it happened"
     assert "start method spawn" in line and "Squares" in line and ".py file" in line and "num_workers=0" in line
 
@@ -221,7 +221,7 @@ def test_a_dataset_of_a_notebook_is_foretold_to_fail_where_workers_are_spawned(t
 )
 def test_nothing_is_foretold_where_the_workers_do_start(tmp_path: Path, options: str, script: bool) -> None:
     out, stderr = run_python(tmp_path, f"dataset=Squares(), {options}", script=script)
-    assert out == f"{SQUARES} []" and not foretold(stderr)
+    assert out == f"{SQUARES} []" and not predicted(stderr)
 
 
 class Held:

@@ -393,7 +393,7 @@ def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
         raise subprocess.TimeoutExpired("python", 1.0)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    assert cuda_probe.try_tracing() == cuda_probe.Trial(0, "the trial did not end within 60 s")
+    assert cuda_probe.try_tracing() == cuda_probe.ProbeResult(0, "the trial did not end within 60 s")
 
 
 @pytest.mark.skipif(machine.nvml_sees_a_gpu(), reason="this machine has a GPU")

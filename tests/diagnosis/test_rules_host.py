@@ -308,7 +308,11 @@ def test_a_setting_that_brings_nothing_leaves_another_findings_cure() -> None:
         slow = case_of(run_of(wait=0.5), {"data_wait": 0.5}, CAUSES["slow_collate"])
         collating = told(dataloader.slow_collate(slow))
         [left] = with_predictions(slow.facts, [collating], STEP_US, NOTHING)
-    assert "Or load with 2 worker" in collating.cure and "torch.stack" in left.cure and "worker" not in left.cure
+    assert (
+        "If that is not enough: load with 2 worker" in collating.cure
+        and "torch.stack" in left.cure
+        and "worker" not in left.cure
+    )
 
 
 def test_a_cause_without_a_wait_is_none() -> None:

@@ -152,9 +152,9 @@ def test_that_memory_is_not_foretold_is_said(settings: dict[str, str]) -> None:
     known = synthetic.gpu_case().facts
     found = predict(known, settings)
     assert found.ratio is not None, found.refused
-    assert found.memory_ratio is None and "memory is not foretold" in found.memory_basis
+    assert found.memory_ratio is None and "memory is not predicted" in found.memory_basis
     shown = repr(Predicted("mine", (found,)))
-    assert "memory is not foretold" in " ".join(shown.split())
+    assert "memory is not predicted" in " ".join(shown.split())
     alone = predict(known, {"workers": "8"})
     assert alone.memory_ratio == 1 and "nothing in the GPU's memory changes" in alone.memory_basis
     assert "memory changes" in repr(Predicted("mine", (alone,))) and "today's peak" not in repr(Predicted("", (alone,)))

@@ -65,7 +65,7 @@ class Machine:
     diagnosis: Callable[[Settings], Diagnosis]
     losses: Callable[[Settings], tuple[float, ...]] = no_loss
     fails: Callable[[Settings], str] = lambda settings: ""
-    foretold: Callable[[Settings], Prediction] = nothing_foretold
+    predicted: Callable[[Settings], Prediction] = nothing_foretold
     peak_bytes: Callable[[Settings], int] = lambda settings: 2**30
     on_run: Callable[[Plan, Script], None] = lambda plan, script: None
     noise: float = 0.01
@@ -84,7 +84,7 @@ class Machine:
             code,
             given,
             self._diagnosed,
-            lambda known, s: self.foretold(s),
+            lambda known, s: self.predicted(s),
             engine=self._engine,  # type: ignore[arg-type]
         )
 

@@ -16,7 +16,7 @@ from torch import nn  # noqa: E402
 from torch._dynamo.variables import nn_module  # noqa: E402
 from torch.optim import Optimizer  # noqa: E402
 
-from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps  # noqa: E402
+from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps  # noqa: E402
 from gpulab.torch_hooks.outermost_call import Layer, around_outermost  # noqa: E402
 from tests.support.knob_cells import Net, new_cell  # noqa: E402
 
@@ -227,7 +227,7 @@ class Noting(Watcher):
 def test_steps_are_told_by_turn_and_back(reverse: bool) -> None:
     notes: list[str] = []
     with ExitStack() as undo:
-        for turn in sorted((Turn.SCALING, Turn.ACCUMULATING), reverse=reverse):
+        for turn in sorted((HookOrder.SCALING, HookOrder.ACCUMULATING), reverse=reverse):
             undo.enter_context(around_steps(turn, Noting(turn.name, notes)))
         optimizer = new_cell().optimizer
         optimizer.step()
@@ -251,7 +251,7 @@ def test_of_optimizers_within_optimizers_the_outer_is_told_of_also_after_a_step_
 
     outer = Outer(inner.param_groups[0]["params"], {"raises": True})
     notes: list[str] = []
-    with around_steps(Turn.SCALING, Noting("s", notes)):
+    with around_steps(HookOrder.SCALING, Noting("s", notes)):
         with pytest.raises(ValueError, match="no step"):
             outer.step()
         outer.defaults["raises"] = False

@@ -434,7 +434,7 @@ def test_an_interrupt_between_two_runs_loses_no_rung() -> None:
 
 
 def test_predictions_stand_beside_what_was_measured() -> None:
-    machine = Machine(two_knobs, starving, foretold=lambda s: Prediction(dict(s), 0.4, (0.3, 0.5), "by a formula"))
+    machine = Machine(two_knobs, starving, predicted=lambda s: Prediction(dict(s), 0.4, (0.3, 0.5), "by a formula"))
     climbed = Climbed(machine.climb(rungs=1))
     assert "predicted 2.0–3.3×" in " ".join(climbed.text().split())
     rung = climbed.json()["rungs"][0]  # type: ignore[index]

@@ -222,8 +222,8 @@ def test_the_document_is_the_documented_one() -> None:
     """Each key of the JSON stands in the page about it, and each key there in the JSON."""
     cells = re.findall(r"^\| (`[^|]+`) \|", DOCUMENTED.read_text(), re.MULTILINE)
     told = {key for cell in cells for key in re.findall(r"`(\w+)`", cell)}
-    foretold = made.faster(prediction=Prediction({"workers": "2"}, 0.4, (0.3, 0.5), "because"))
-    one, many = Compared(made.a_comparison(foretold)).json(), Compared(made.a_sweep()).json()
+    predicted = made.faster(prediction=Prediction({"workers": "2"}, 0.4, (0.3, 0.5), "because"))
+    one, many = Compared(made.a_comparison(predicted)).json(), Compared(made.a_sweep()).json()
     side, loss, parts = one["a"], one["loss"], one["parts"]
     assert isinstance(side, dict) and isinstance(loss, dict) and isinstance(parts, list)
     blocks, checks = side["blocks"], one["b"]["checks"]  # type: ignore[index]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpulab.capture.dataloader.fetch_clock import Row
-from gpulab.capture.dataloader.shared_rows import Memory
+from gpulab.capture.dataloader.shared_rows import SharedRows
 from gpulab.capture.dataloader.worker import WorkerStart
 from gpulab.run import Batches, Int64
 
@@ -136,11 +136,11 @@ class Here:
 class FromWorkers:
     """An iterator with workers. Its memory is kept as long as they may write to it."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: SharedRows) -> None:
         self.timed = Timed()
         self.loader: int | None = None
         self.threads: int | None = None
-        self._memory: Memory | None = memory
+        self._memory: SharedRows | None = memory
         self._workers = memory.workers
         self._iterator: Callable[[], Any] = lambda: None
         self._read = [0] * self._workers
@@ -153,7 +153,7 @@ class FromWorkers:
         """For the iterator that is about to be made of a loader; None where its workers cannot be told."""
         if "worker_init_fn" not in vars(loader):
             return None
-        return cls(Memory(loader.num_workers, max(1, KEPT // loader.num_workers)))
+        return cls(SharedRows(loader.num_workers, max(1, KEPT // loader.num_workers)))
 
     @contextmanager
     def starting(self, iterator: Any, loader: Any) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Memory that worker processes write what they timed to and the training process reads, however they are started.
+"""SharedRows that worker processes write what they timed to and the training process reads, however they are started.
 
 No file of it has a name, and none lies in /dev/shm, whose room in containers is small and belongs to the batches. Where
 the system has no such memory, it is a tensor that torch shares, as a dataset's own tensors are.
@@ -21,7 +21,7 @@ _WORKER_HEAD = 1  # words: rows written so far
 _ON, _GENERATION, _THREADS = 0, 1, 2
 
 
-class Memory:
+class SharedRows:
     """Room for the newest `rows` rows of each worker. Pickled for a worker, it is the same memory there.
 
     `on` and `generation` are the training process's to set.
@@ -34,7 +34,7 @@ class Memory:
         self._words = memoryview(self._source.buffer).cast("B").cast("q")
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Memory, (self.workers, self.rows, self._source)
+        return SharedRows, (self.workers, self.rows, self._source)
 
     @property
     def on(self) -> bool:

@@ -11,14 +11,14 @@ from contextlib import suppress
 from typing import Any
 
 from gpulab.capture.dataloader.fetch_clock import Row, time_fetcher
-from gpulab.capture.dataloader.shared_rows import Memory
+from gpulab.capture.dataloader.shared_rows import SharedRows
 from gpulab.user_code import hide_gpulabs_frames
 
 
 class WorkerStart:
     """In place of a loader's `worker_init_fn` while its workers start; `users` is that, or None."""
 
-    def __init__(self, users: Callable[[int], None] | None, memory: Memory) -> None:
+    def __init__(self, users: Callable[[int], None] | None, memory: SharedRows) -> None:
         self.users = users
         self._memory = memory
 
@@ -32,7 +32,7 @@ class WorkerStart:
 class _Written:
     """What one worker times goes to its part of the memory, numbered from 0 in each generation."""
 
-    def __init__(self, memory: Memory, worker: int) -> None:
+    def __init__(self, memory: SharedRows, worker: int) -> None:
         self._memory = memory
         self._worker = worker
         self._generation = memory.generation
@@ -53,7 +53,7 @@ class _Written:
         self._works = False
 
 
-def _time_this_worker(memory: Memory, worker: int) -> None:
+def _time_this_worker(memory: SharedRows, worker: int) -> None:
     """torch makes the worker's fetcher after this, and again whenever the loader is iterated anew."""
     from torch import get_num_threads
     from torch.utils.data import _DatasetKind, get_worker_info

@@ -43,9 +43,9 @@ class Workers:
             self._death = Missing("data from a DataLoader worker", how, now_ns, "loader")
 
     def missing(self, *, fed: bool) -> tuple[Missing, ...]:
-        """What they did not give. `fed`: the run had batches; without a death it speaks against what was foretold."""
-        foretold = self._cannot_start if self._death is not None or not fed else None
-        return tuple(m for m in (self._death, foretold) if m is not None)
+        """What they did not give. `fed`: the run had batches; without a death it speaks against what was predicted."""
+        predicted = self._cannot_start if self._death is not None or not fed else None
+        return tuple(m for m in (self._death, predicted) if m is not None)
 
 
 @contextmanager

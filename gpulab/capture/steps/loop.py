@@ -25,7 +25,7 @@ from gpulab.capture.steps.device_events import StepEvents
 from gpulab.capture.steps.profiler_schedule import Phases
 from gpulab.capture.steps.profiler_window import Window
 from gpulab.capture.steps.step_boundaries import StepTracker
-from gpulab.capture.steps.weights import Watch
+from gpulab.capture.steps.weights import WeightWatch
 from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Loop:
         self._fresh = fresh
         self._workers = Workers()
         self._feeder: int | None = None
-        self._weights: Watch | None = None
+        self._weights: WeightWatch | None = None
         self._modules: ModuleHook | None = None
         self._calls = 0
         self._due = False  # the run ends at the next chance
@@ -252,7 +252,7 @@ class Loop:
         if self.peaks is not None:
             self.peaks.at_backward()
         if self._weights is None and self.tracker.undecided:
-            self._weights = Watch.of(root)
+            self._weights = WeightWatch.of(root)
 
     @guarded
     def called(self) -> None:
@@ -379,7 +379,7 @@ class Loop:
         compiled, self._compiled = graphs > self._compiled, graphs
         return compiled
 
-    def _look_at_weights(self, weights: Watch) -> None:
+    def _look_at_weights(self, weights: WeightWatch) -> None:
         if not self.tracker.undecided:
             self._weights = None
         elif weights.changed():

@@ -12,7 +12,7 @@ _VALUES = 16
 _NODES = 1000
 
 
-class Watch:
+class WeightWatch:
     """Remembers a few values of one trained tensor: the nearest to the loss, whose gradient is seldom zero."""
 
     def __init__(self, leaf: Any) -> None:
@@ -20,8 +20,8 @@ class Watch:
         self._seen = _values(leaf)
 
     @classmethod
-    def of(cls, root: Any) -> Watch | None:
-        """Watch what the backward pass from `root` (a tensor or several) trains.
+    def of(cls, root: Any) -> WeightWatch | None:
+        """WeightWatch what the backward pass from `root` (a tensor or several) trains.
 
         None where there is nothing, and while a CUDA graph is captured: the values would be those of its replay.
         """

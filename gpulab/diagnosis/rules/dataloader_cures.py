@@ -6,7 +6,7 @@ import math
 
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.rules.dataloader_evidence import mostly_waits
-from gpulab.formatting import capitalized, plural
+from gpulab.formatting import decapitalized, plural
 from gpulab.run import Loader
 
 Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
@@ -66,8 +66,8 @@ def _collating(loader: Loader | None) -> str:
 def _more_workers(wanted: int, collating: str) -> Cure:
     """`collating`: what to do first, where putting batches together is the cause."""
     processes = "1 worker process" if wanted == 1 else f"{wanted} worker processes"
-    how = f"load with {processes} beside the training: DataLoader(…, num_workers={wanted}, persistent_workers=True)."
-    return (("workers", str(wanted)),), f"{collating} Or {how}" if collating else capitalized(how)
+    how = f"Load with {processes} beside the training: DataLoader(…, num_workers={wanted}, persistent_workers=True)."
+    return (("workers", str(wanted)),), f"{collating} If that is not enough: {decapitalized(how)}" if collating else how
 
 
 def _workers_needed(context: RuleContext, workers: int, step_us: float, waited_us: float) -> int:

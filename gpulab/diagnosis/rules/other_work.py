@@ -62,7 +62,7 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
         parts=tuple(p for p in PARTS if p not in _WAITS and not (context.on_gpu and p in DEVICE_PARTS)),
         cure=_MAYBE if afterwards.looked else _CURE,
         source_line=context.line_at(afterwards.times),
-        gone=pairs(afterwards.times),
+        removed_ns=pairs(afterwards.times),
     )
 
 
@@ -89,7 +89,7 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
         parts=("unknown",),
         cure=_OWN,
         source_line=str(own.place),
-        gone=pairs(own.times),
+        removed_ns=pairs(own.times),
     )
 
 

@@ -125,7 +125,7 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
         source_line=str(context.facts.run.places[longest.place]) if longest.place >= 0 else "",
         level="bad" if paused.share >= context.thresholds.idle_notice else "notice",
         between_us_per_step=paused.between_us,
-        gone=pairs(paused.times_ns),
+        removed_ns=pairs(paused.times_ns),
     )
 
 

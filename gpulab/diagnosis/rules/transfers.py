@@ -57,7 +57,7 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
         parts=("sync_wait", "launch", "blocking_copy"),
         cure="Keep results on the GPU (loss.detach()) and read them every hundredth step, or once after the loop.",
         source_line=context.line_at(times),
-        gone=pairs(times),
+        removed_ns=pairs(times),
     )
 
 
@@ -94,7 +94,7 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
         cure="DataLoader(…, pin_memory=True) makes the copy faster, and batch.to(device, non_blocking=True) lets the "
         "program go on meanwhile, though only from such pinned memory.",
         source_line=context.line_at(uploads.times),
-        gone=pairs(uploads.times),
+        removed_ns=pairs(uploads.times),
     )
 
 

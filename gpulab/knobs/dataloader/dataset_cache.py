@@ -227,7 +227,7 @@ class _Loading:
             raise Left(_too_large(f"its {self.length} items", share * sum(sizes), limit_bytes))
 
     def all(self, limit_bytes: int) -> tuple[list[Any], int]:
-        """All items and their size. Raises Left where they turn out to be more than the probe has foretold."""
+        """All items and their size. Raises Left where they turn out to be more than the probe has predicted."""
         items: list[Any] = []
         size_bytes = 0
         deadline = time.perf_counter() + 2 * LIMIT_S

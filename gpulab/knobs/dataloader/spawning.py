@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from gpulab.knobs.observe.object_walk import LOOKED_AT, reached
+from gpulab.knobs.observe.object_walk import LOOKED_AT, walk
 
 _NAMED = (type, types.FunctionType)  # pickled by their name
 _PICKLING = ("__getstate__", "__reduce__", "__reduce_ex__")
@@ -36,7 +36,7 @@ def main_can_be_imported() -> bool:
 
 def defined_in_main(loader: Any) -> list[str]:
     """Classes and functions of `__main__` among what a loader's workers are given, as far as pickle would follow."""
-    given = reached(loader.dataset, loader.collate_fn, loader.worker_init_fn, follow=_pickled_with)
+    given = walk(loader.dataset, loader.collate_fn, loader.worker_init_fn, follow=_pickled_with)
     named = (thing if isinstance(thing, _NAMED) else type(thing) for thing in given)
     return list(dict.fromkeys(one.__qualname__ for one in named if one.__module__ == "__main__"))
 

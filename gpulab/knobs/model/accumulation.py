@@ -13,7 +13,7 @@ from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value,
 from gpulab.knobs.model.gradients import Taken
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps
+from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,7 +64,7 @@ class Accumulate(Knob):
             return
         accumulation = Accumulation(int(value), effects)
         try:
-            with around_steps(Turn.ACCUMULATING, accumulation):
+            with around_steps(HookOrder.ACCUMULATING, accumulation):
                 yield effects
         finally:
             accumulation.taken.give_back()  # also after a step that has raised

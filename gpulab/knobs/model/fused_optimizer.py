@@ -12,7 +12,7 @@ from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verifica
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps
+from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,7 +54,7 @@ class FusedOptimizer(Knob):
         switching = Switching(bool(value), effects)
         with ExitStack() as undo:
             undo.callback(switching.put_back)
-            undo.enter_context(around_steps(Turn.OPTIONS, switching))
+            undo.enter_context(around_steps(HookOrder.OPTIONS, switching))
             yield effects
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.gradients import Taken
-from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps
+from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def loss_scaling(effects: KnobEffects, scale: float | None) -> Iterator[LossScal
 
     with ExitStack() as undo:
         undo.callback(scaling.taken.give_back)
-        undo.enter_context(around_steps(Turn.SCALING, scaling))
+        undo.enter_context(around_steps(HookOrder.SCALING, scaling))
         undo.enter_context(replaced(torch.autograd, "backward", wrap))
         yield scaling
 

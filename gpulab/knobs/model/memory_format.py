@@ -11,7 +11,7 @@ from gpulab.knobs.model.gradients import laid_out_like
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import Turn, Watcher, around_steps
+from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class ChannelsLast(Knob):
         layout = Layout(torch.channels_last if value else torch.contiguous_format, effects)
         with ExitStack() as undo:
             undo.callback(layout.put_back)
-            undo.enter_context(around_steps(Turn.LAYOUT, layout))
+            undo.enter_context(around_steps(HookOrder.LAYOUT, layout))
             undo.enter_context(around_outermost(Layer.INPUTS, layout.around))
             yield effects
 

@@ -13,7 +13,7 @@ LOOKED_AT = 500
 _PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # but no class of the user's among them
 
 
-def reached(*things: object, follow: Callable[[object], Iterable[object]] | None = None) -> Iterator[object]:
+def walk(*things: object, follow: Callable[[object], Iterable[object]] | None = None) -> Iterator[object]:
     """The objects themselves first, then the nearest; `follow` says what an object leads to, else all that it holds."""
     waiting, seen = deque(things), dict[int, object]()
     while waiting and len(seen) < LOOKED_AT:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gpulab.formatting import percent
+from gpulab.formatting import decapitalized, percent
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.climb.record import Outcome
@@ -119,7 +119,7 @@ def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
 
 
 def _moved(loss: LossComparison, names: Collection[str], allow: Collection[str]) -> Judged:
-    words = loss.words[:1].lower() + loss.words[1:].rstrip(".")
+    words = decapitalized(loss.words).rstrip(".")
     if set(names) & set(allow):
         return Judged("kept", f"faster; {words}: kept because --allow says so")
     return Judged("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")

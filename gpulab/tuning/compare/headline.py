@@ -6,7 +6,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.headline import Headline
-from gpulab.formatting import durations, factor_within, percent, plural, speed_within
+from gpulab.formatting import capitalized, decapitalized, durations, factor_within, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.parts import both_us, change_us, most_changed
 from gpulab.tuning.compare.statistics import TOO_FEW
@@ -193,11 +193,11 @@ def _name(side: Side) -> str:
 
 def _capital(text: str) -> str:
     """A sentence's beginning, where it is our own word and no name of the user's."""
-    return text[:1].upper() + text[1:] if text == AS_WRITTEN else text
+    return capitalized(text) if text == AS_WRITTEN else text
 
 
 def _continued(note: str) -> str:
-    return note[:1].lower() + note[1:].rstrip(".")
+    return decapitalized(note).rstrip(".")
 
 
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause

@@ -127,7 +127,7 @@ def _step_lines(facts: Facts) -> list[str]:
         lines.append(f"Throughput (mean): {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
     lines.append(_timed_where(facts))
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
-        lines.append(_of_rounds(facts.turns) or "p10 – p90: eight of ten steps took a time in this range.")
+        lines.append(_of_rounds(facts.round_steps) or "p10 – p90: eight of ten steps took a time in this range.")
     lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
         lines.append(f"Outside any step (before, between and after): {percent(facts.outside_steps_fraction)}.")

@@ -124,7 +124,7 @@ def _which(account: Breakdown) -> str:
     if account.whole_window:
         return "Inside the profiled window"
     one = "the profiled step" if len(account.steps) == 1 else "a profiled step of median length"
-    if account.turns > 1 and len(account.steps) > 1:
+    if account.round_steps > 1 and len(account.steps) > 1:
         one = "a profiled step that waits its turn for data"
     return f"Inside {one}: step {account.median_step}"
 
