@@ -41,12 +41,12 @@ def whole_number_type(option: str, least: int) -> Callable[[str], int]:
 
 
 def add_whole_number(parser: ArgumentParser, option: str, least: int, explanation: str = "") -> None:
-    """Let the parser take it."""
+    """Give the parser an option whose value is a whole number of at least `least`."""
     parser.add_argument(option, type=whole_number_type(option, least), metavar="N", help=explanation)
 
 
 def seconds_type(option: str) -> Callable[[str], float]:
-    """The same for seconds."""
+    """An argparse type for a number of seconds."""
 
     def read(text: str) -> float:
         try:

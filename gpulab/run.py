@@ -105,7 +105,7 @@ class Steps:
 
     @classmethod
     def empty(cls) -> Steps:
-        """No step at all."""
+        """Columns without a row."""
         i, u = np.empty(0, np.int64), np.empty(0, np.uint8)
         return cls(i, i, i, i, i, i, i, u, u)
 

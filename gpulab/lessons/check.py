@@ -72,7 +72,7 @@ def wrong(hint: str) -> Checked:
 
 
 def right(words: str) -> Checked:
-    """It is solved."""
+    """The learner solved it; `words` say what was right."""
     return Checked("right", words)
 
 

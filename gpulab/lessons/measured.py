@@ -59,7 +59,7 @@ class Swept:
 
     @property
     def best(self) -> int:
-        """The fastest."""
+        """The value with the shortest time."""
         return min(self.times_us, key=lambda value: self.times_us[value])
 
     @property

@@ -55,7 +55,7 @@ class Baseline:
 
     @property
     def run(self) -> Run:
-        """The record."""
+        """The run that the prediction starts from."""
         return self.facts.run
 
     @property

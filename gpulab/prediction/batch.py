@@ -27,7 +27,7 @@ class Line:
     floor: float
 
     def at(self, size: float) -> float:
-        """The step of that batch."""
+        """The predicted time of a step at this batch size, in the unit of `a`."""
         return max(self.floor, self.a + self.b * size)
 
 

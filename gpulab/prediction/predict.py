@@ -87,7 +87,7 @@ def _formula(name: str) -> Formula:
 
 
 def refused(settings: Mapping[str, str], why: str) -> Prediction:
-    """Nothing is predicted."""
+    """A prediction that says only why there is none."""
     return Prediction(dict(settings), None, None, "", refused=why)
 
 

@@ -47,7 +47,7 @@ class Changes:
     unlaunched: Rows = field(default_factory=lambda: _NO_ROWS)
 
     def and_also(self, other: Changes) -> Changes:
-        """Both: factors multiply."""
+        """This change and the other; their factors multiply."""
         factors = [f for f in (self.device_factor, other.device_factor) if f is not None]
         return Changes(
             device_factor=np.prod(factors, axis=0) if factors else None,

@@ -147,7 +147,7 @@ class ResolvedSetting:
 
 @dataclass(frozen=True, slots=True)
 class ResolvedArm:
-    """All names of an arm."""
+    """An arm whose names are resolved in this cell."""
 
     names: tuple[ResolvedSetting, ...] = ()
     knobs: dict[Knob, Value] = field(default_factory=dict)

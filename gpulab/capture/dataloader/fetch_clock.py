@@ -36,7 +36,7 @@ class Sink(Protocol):
         """A batch is about to be made: whether to time it."""
 
     def add(self, row: Row) -> None:
-        """It was made."""
+        """Keep the row of a batch that was made."""
 
     def broken(self) -> None:
         """Something of ours failed: nothing more is timed."""

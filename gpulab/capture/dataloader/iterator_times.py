@@ -130,7 +130,7 @@ class Here:
         """Its fetcher went with it."""
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Nothing was opened that has to be closed."""
 
 
 class FromWorkers:

@@ -21,7 +21,7 @@ class Asking(Protocol):
         """A loader is about to be asked, `fresh`: for an iterator; `owner` is the DataLoader or its iterator."""
 
     def answered(self, answer: Answer, batch: Any) -> None:
-        """A loader has answered."""
+        """A loader gave a batch, or its end."""
 
     def failed(self, owner: Any, error: RuntimeError) -> None:
         """An iterator raises this instead of giving a batch."""

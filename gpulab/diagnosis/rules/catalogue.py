@@ -24,7 +24,7 @@ from gpulab.diagnosis.rules import (
 
 
 class RuleModule(Protocol):
-    """A module of rules."""
+    """What a module of rules must have to be in the catalogue."""
 
     @property
     def FINDINGS(self) -> tuple[FindingKind, ...]:

@@ -25,7 +25,7 @@ class AlertLines:
         self._said = False
 
     def begin(self, feed: Feed) -> None:
-        """Begin to look."""
+        """Start the thread that looks for alerts."""
         self._thread = threading.Thread(target=self._look, args=(feed,), name="gpulab-alerts", daemon=True)
         with suppress(RuntimeError):  # no thread can be started
             self._thread.start()
