@@ -133,3 +133,24 @@ def test_first_runs_are_summed_up_as_they_were_measured() -> None:
     assert headline in text
     assert headline in (ROOT / "README.md").read_text(encoding="utf-8")
     assert f"false alarms on healthy cells: {alarms} of {healthy}" in text
+
+
+@pytest.mark.parametrize(
+    ("heading", "cells"),
+    [("survivors, kept aside", "kept aside"), ("cells looked at", "used to build the rules")],
+)
+def test_later_runs_are_summed_up_as_they_were_measured(heading: str, cells: str) -> None:
+    section = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").partition(f"causes: {heading}")[2]
+    row = section.partition("\n|---")[2].splitlines()[1].replace("*", "").strip("| ").split(" | ")
+    with_cause, right, healthy, alarms, error, held = (row[i].partition(" (")[0] for i in (0, 1, 4, 5, 7, 8))
+    text = (DOCS / "accuracy.md").read_text(encoding="utf-8")
+    assert re.search(rf"^\| {cells}.* \| {right} of {with_cause} \| {alarms} of {healthy} \|$", text, re.MULTILINE)
+    assert re.search(rf"^\| {cells}.* \| {error.replace('%', ' %')} \| {held} \|$", text, re.MULTILINE)
+
+
+def test_errors_of_first_predictions_are_the_measured_ones() -> None:
+    section = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").partition("for the first time")[2]
+    errors = re.findall(r" (\d+)% \|$", section.partition("\n|---")[2].partition("\n\n")[0], flags=re.MULTILINE)
+    shown = re.search(r"at their first run \| ([\d %,]+) \|", (DOCS / "accuracy.md").read_text(encoding="utf-8"))
+    assert shown is not None
+    assert re.findall(r"\d+", shown[1]) == errors
