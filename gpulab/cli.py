@@ -299,10 +299,10 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
             _report,
             _report_options,
         ),
-        ("compare", "set stored runs or traces side by side, the first against each other", _compare, _compare_options),
-        ("runs", "list, filter, name, delete and export the stored runs", _listed, _store_option),
+        ("compare", "compare the first stored run or trace with each of the others", _compare, _compare_options),
+        ("runs", "list, filter, rename, delete and export the stored runs", _listed, _store_option),
         ("tensorboard", "open the stored runs in TensorBoard with torch-tb-profiler", _listed, _store_option),
-        ("doctor", "say what this machine can measure, and why not the rest", _doctor, _store_option),
+        ("doctor", "say what this machine can measure, and why it cannot measure the rest", _doctor, _store_option),
     ]
     commands: dict[str, argparse.ArgumentParser] = {}
     for name, purpose, do, add_options in add:
@@ -330,7 +330,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="latest",
         metavar="RUN",
-        help="a run's id or its beginning, its name, -1 for the newest, its folder (default: the newest); or a trace "
+        help="a run: its id or the beginning of it, its name, its folder, or -1 for the newest (default); or a trace "
         "that torch.profiler wrote (.json, .json.gz), or a folder of them, one per rank",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one self-contained page")
@@ -339,12 +339,12 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _compare_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more of what `gpulab report` takes")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more runs or traces, as for `gpulab report`")
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one self-contained page")
     shape.add_argument("--json", action="store_true", help="print the figures as JSON")
     parser.add_argument(
-        "--price-per-hour", type=_price, metavar="X", help="of the machine: adds what a million samples cost"
+        "--price-per-hour", type=_price, metavar="X", help="price of the machine: adds the cost of a million samples"
     )
     _store_option(parser)
 

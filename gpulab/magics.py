@@ -44,16 +44,16 @@ examples:
   %%gpuprofile baseline --steps 50   name the run, end the cell cleanly after 50 steps
   %gpuprofile trainer.train()        one line of code
   run = %gpuprofile -r train()       and keep the record
-  %%gpuprofile --set workers=4       run the cell with that one thing changed
-  %%gpuprofile --ab workers=4        as written and changed, in turn: which is faster, and by how much
+  %%gpuprofile --set workers=4       run the cell with this knob changed
+  %%gpuprofile --ab workers=4        the cell as written and changed, in turn: which is faster?
   %%gpuprofile --sweep batch_size=8,16,32,64
 
-The cell runs as without the magic. The run is kept in .gpulab/runs and is also gpulab.runs[-1].
---ab and --sweep run the cell many times, a few steps each, and put weights, optimizer, random numbers and data order
-back before each run and at the end; the comparison is also gpulab.experiments[-1]. These runs end in the middle: what
-the cell does after its loop is not done in them. Files that the cell writes are not put back.
+The cell does the same as without the magic. The run is saved in .gpulab/runs and is also gpulab.runs[-1].
+--ab and --sweep run the cell many times, a few steps each. Before each run and at the end they restore weights,
+optimizer, random numbers and data order. These runs end in the middle of the loop, so code after the loop does not run.
+Files that the cell writes are not restored. The comparison is also gpulab.experiments[-1].
 {knobs}
-Defaults: %config GPUProfile lists them, %config GPUProfile.steps = 50 sets one."""
+%config GPUProfile lists the defaults, %config GPUProfile.steps = 50 sets one."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="%%gpuprofile",
-        description="Profile a training cell: watch the device while it runs, read where each step's time went.",
+        description="Profile a training cell: a live view while it runs, then a report on where each step's time goes.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,
@@ -74,18 +74,18 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add("name", nargs="?", default="", metavar="NAME", help="a name for the run")
     add_run_options(parser, "cell")
-    add("--set", action="append", metavar="KNOB=VALUE", help="run with this changed; more than once for several")
-    add("--ab", action="append", metavar="KNOB=VALUE", help="compare the cell as written with it changed like this")
+    add("--set", action="append", metavar="KNOB=VALUE", help="run with this knob changed; repeat it for several knobs")
+    add("--ab", action="append", metavar="KNOB=VALUE", help="compare the cell as written with the changed cell")
     add("--sweep", action="append", metavar="KNOB=A,B,C", help="compare several values; two sweeps make a grid")
-    add_whole_number(parser, "--pairs", 1, "pairs of blocks to compare (default: what fits into the budget, up to 30)")
+    add_whole_number(parser, "--pairs", 1, "pairs of blocks to compare (default: all that fit the budget, at most 30)")
     add(
         "--budget",
         type=seconds_type("--budget"),
         metavar="SECONDS",
-        help="time for the blocks of a comparison (default: 60); full runs with a trace, up to 20 s each, come on top",
+        help="time for the blocks of a comparison (default: 60), besides one traced run of up to 20 s per setting",
     )
     add_whole_number(
-        parser, "--seeds", 0, "also run the cell as written with N other seeds: how far the loss moves by that"
+        parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"
     )
     add("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value")
     add("-h", "--help", action="store_true", help="show this text")

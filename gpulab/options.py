@@ -13,9 +13,9 @@ def add_run_options(parser: ArgumentParser, what: str) -> None:
     """The options of a profiled run, of which `what` ("cell", "script") is the code."""
     add = parser.add_argument
     add_whole_number(parser, "--steps", 1, f"end the {what} cleanly after N steps")
-    add_whole_number(parser, "--warmup", 0, "leave the first N steps out of the figures (default: 1 to 3, by length)")
+    add_whole_number(parser, "--warmup", 0, "drop the first N steps from the figures (default: 1 to 3, by run length)")
     add_whole_number(parser, "--trace-steps", 1, "profile N steps in detail (default: up to 5)")
-    add("--no-trace", action="store_true", help="do not profile: step times and curves only, no step breakdown")
+    add("--no-trace", action="store_true", help="no PyTorch profiler: step times and curves only, no step breakdown")
     add("--whole", action="store_true", help="profile from the first line, for code without training steps")
     add("--no-live", action="store_true", help=f"show nothing while the {what} runs: no live plot, no warning")
     add("--no-save", action="store_true", help="do not keep the run on disk")

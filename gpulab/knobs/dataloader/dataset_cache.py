@@ -46,7 +46,7 @@ class DatasetCache(Knob):
 
     name = "cache"
     title = "Dataset cache"
-    help = "All items are loaded into memory before the loop: shows what loading and decoding cost"
+    help = "Loads all items into memory before the loop: shows the cost of loading and decoding"
     kind: Kind = "DataLoader option"
     lesson = "03_starving_gpu"
     options: tuple[Value, ...] = (False, True)

@@ -150,7 +150,7 @@ def _processes(count: int) -> str:
 class Workers(LoaderOption):
     name = "workers"
     title = "Workers"
-    help = "Processes that prepare batches beside the training: helps where steps wait for data"
+    help = "Processes that prepare batches beside the training: helps if steps wait for data"
     option: Option = "num_workers"
     options: tuple[Value, ...] = (0, 1, 2, 4, 8)
     least = 0
@@ -210,7 +210,7 @@ class Workers(LoaderOption):
 class Prefetch(LoaderOption):
     name = "prefetch"
     title = "Prefetch"
-    help = "Batches that each worker prepares ahead: helps where some items take much longer than others"
+    help = "Batches that each worker prepares in advance: helps if some items take much longer than others"
     option: Option = "prefetch_factor"
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("prefetch_factor",)
@@ -233,7 +233,7 @@ class Prefetch(LoaderOption):
 class PinMemory(LoaderOption):
     name = "pin_memory"
     title = "Pin memory"
-    help = "Batches in page-locked memory: copies to the GPU are faster, and can overlap with .to(…, non_blocking=True)"
+    help = "Batches in page-locked memory: faster copies to the GPU, which .to(…, non_blocking=True) can hide"
     option: Option = "pin_memory"
     options: tuple[Value, ...] = (False, True)
     helps_against: Mapping[str, int] = {"blocking_copy": 1}
@@ -255,7 +255,7 @@ class PinMemory(LoaderOption):
 class PersistentWorkers(LoaderOption):
     name = "persistent_workers"
     title = "Persistent workers"
-    help = "Workers live on from epoch to epoch: helps where epochs are short and starting workers takes long"
+    help = "Workers stay alive between epochs: helps if epochs are short and starting workers takes long"
     option: Option = "persistent_workers"
     options: tuple[Value, ...] = (False, True)
     needs = ("workers",)
@@ -277,15 +277,15 @@ class PersistentWorkers(LoaderOption):
 class BatchSize(LoaderOption):
     name = "batch_size"
     title = "Batch size"
-    help = "Samples per step: a larger batch helps where each step leaves the GPU waiting for launches"
+    help = "Samples per step: a larger batch helps if the GPU waits for launches"
     option: Option = "batch_size"
     options: tuple[Value, ...] = (8, 16, 32, 64, 128, 256)
     lesson = "05_batch_size"
     aliases = ("bs", "batch")
     cost = "A larger batch only needs more memory."
     changes_training = (
-        "another batch size makes other and fewer or more optimizer steps of an epoch: it may need "
-        "another learning rate, and the loss is not the same"
+        "another batch size changes the optimizer steps of an epoch: it may need "
+        "another learning rate, and the loss differs"
     )
     changes_steps = True
     same_training = False

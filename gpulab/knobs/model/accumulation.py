@@ -32,10 +32,10 @@ class Accumulate(Knob):
 
     name = "accumulate"
     title = "Gradient accumulation"
-    help = "Batches per optimizer step: the effect of a larger batch in the memory of a small one"
+    help = "Batches per optimizer step: the effect of a larger batch with the memory of a small one"
     kind: Kind = "optimizer option"
     lesson = "05_batch_size"
-    changes_training = "the optimizer steps less often, on the mean of several batches: as with a larger batch"
+    changes_training = "the optimizer steps less often, on the mean of several batches, as with a larger batch"
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("accumulation", "gradient_accumulation")
     changes_steps = True

@@ -30,7 +30,7 @@ class Amp(Knob):
 
     name = "amp"
     title = "Mixed precision"
-    help = "Matrix products and convolutions in 16 bits: helps where they take the time and the device has units for it"
+    help = "Matrix products and convolutions in 16 bits: helps if they dominate and the device has units for it"
     kind: Kind = "module call"
     changes_training = "arithmetic of lower precision: compare the loss"
     options: tuple[Value, ...] = ("off", "fp16", "bf16")

@@ -20,7 +20,7 @@ class Attention(Knob):
 
     name = "attention"
     title = "Attention"
-    help = "Back end of scaled_dot_product_attention: flash and efficient keep the attention matrix out of memory"
+    help = "Back end of scaled_dot_product_attention: flash and efficient do not store the attention matrix"
     kind: Kind = "backend setting"
     options: tuple[Value, ...] = ("auto", "math", "efficient", "flash")
     # torch's own choice, then those that keep the attention matrix out of memory

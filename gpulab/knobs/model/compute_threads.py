@@ -18,7 +18,7 @@ class ComputeThreads(Knob):
 
     name = "compute_threads"
     title = "Compute threads"
-    help = "Threads that share an operator on the CPU: fewer, where processes that load data need the cores"
+    help = "Threads that share an operator on the CPU: fewer threads leave cores to worker processes"
     kind: Kind = "backend setting"
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("threads", "num_threads")

@@ -29,7 +29,7 @@ class FusedOptimizer(Knob):
 
     name = "fused_optimizer"
     title = "Fused optimizer"
-    help = "One kernel updates all parameters: helps where there are many of them or the step waits for launches"
+    help = "One kernel updates all parameters: helps if the model has many parameters or the step waits for launches"
     kind: Kind = "optimizer option"
     options: tuple[Value, ...] = (False, True)
     helps_against: Mapping[str, int] = {"launch_bound": 2, "unfused_optimizer": 1}

@@ -26,7 +26,7 @@ class ChannelsLast(Knob):
 
     name = "channels_last"
     title = "channels_last"
-    help = "Images and convolution weights laid out NHWC: helps convolutions on tensor cores and on CPUs"
+    help = "Images and convolution weights in NHWC layout: helps convolutions on tensor cores and on CPUs"
     kind: Kind = "module call"
     options: tuple[Value, ...] = (False, True)
     aliases = ("memory_format",)

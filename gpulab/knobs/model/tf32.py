@@ -24,7 +24,7 @@ class Tf32(Knob):
 
     name = "tf32"
     title = "TF32"
-    help = "float32 matrix products on tensor cores, with 10 bits of mantissa: Ampere GPUs and newer"
+    help = "float32 matrix products on tensor cores, with a mantissa of 10 bits: Ampere GPUs and newer"
     kind: Kind = "backend setting"
     changes_training = "matrix products of lower precision: compare the loss"
     options: tuple[Value, ...] = (False, True)
