@@ -299,7 +299,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if unknown:
         word = unknown[0]
         if not word.startswith("-"):
-            raise UsageError(f"One name is enough: {options.name!r} or {word!r}? Quote a name that has spaces.")
+            raise UsageError(f"A run has one name, not {options.name!r} and {word!r}. Quote a name that has spaces.")
         near = nearest_option(word.split("=")[0])
         hint = f"did you mean {near}?" if near else "see %gpuprofile --help."
         raise UsageError(f"%%gpuprofile has no option {word}: {hint}")
@@ -348,7 +348,7 @@ def _words(line: str) -> list[str]:
 
 def _nothing_more(command: str, rest: str) -> None:
     if rest:
-        raise UsageError(f"%gpulab {command} takes nothing more, not {rest!r}.")
+        raise UsageError(f"%gpulab {command} takes no more words: leave out {rest!r}.")
 
 
 def _offer_panel() -> None:

@@ -148,7 +148,7 @@ def check(bounds: Bounds) -> None:
     check_seconds("--budget", bounds.budget_s)
     both = sorted(bounds.without & bounds.allow)
     if both:
-        raise UsageError(f"--without and --allow contradict each other: both name {both[0]}.")
+        raise UsageError(f"--without and --allow contradict each other: both name {both[0]}. Leave one out.")
     thresholds_of()  # the user's own may be wrong
 
 

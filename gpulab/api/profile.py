@@ -159,7 +159,7 @@ class profile:
     def run(self) -> Run:
         """The record. Raises GpulabError before the block has ended."""
         if self._run is None:
-            raise GpulabError("The block has not ended yet: its run is there after the with statement.")
+            raise GpulabError("The block has not ended yet: read its run after the with statement.")
         return self._run
 
     @property

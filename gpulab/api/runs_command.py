@@ -71,7 +71,9 @@ def _list(runs: Runs, words: Sequence[str], prog: str) -> Table:
     if options.words and not len(chosen):
         meant = difflib.get_close_matches(options.words[0][:100], list(_VERBS), n=1, cutoff=0.7)
         if meant:
-            raise UsageError(f"No run has the words {cut(' '.join(options.words), 100)!r}; meant `{prog} {meant[0]}`?")
+            raise UsageError(
+                f"No run has the words {cut(' '.join(options.words), 100)!r}. Did you mean `{prog} {meant[0]}`?"
+            )
     return Table(chosen, None if options.all else SHOWN)
 
 

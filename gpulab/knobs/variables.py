@@ -76,7 +76,7 @@ class Variables:
         if name not in self.read:
             if is_plain(present):
                 raise UsageError(
-                    f"{name} is {present!r} in the notebook, but nothing was found that reads it when this code runs: "
+                    f"{name} is {present!r} in the notebook, but this code does not visibly read it: "
                     "change it where it is used."
                 )
             return False
@@ -90,7 +90,9 @@ class Variables:
     def present(self, name: str) -> Plain:
         """Its value as it is. Raises UsageError where there is none."""
         if not self.has(name):
-            raise UsageError(f"The code neither assigns {name} a literal at its top level nor reads one.")
+            raise UsageError(
+                f"{name} cannot be set: the code neither assigns it a literal at its top level nor reads it."
+            )
         if name in self.literals:
             return self.literals[name]
         value = self.namespace[name]

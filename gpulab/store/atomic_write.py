@@ -61,7 +61,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as e:
-        raise StoreError(f"The folder {str(path)!r} cannot be made: {reason(e)}.") from e
+        raise StoreError(f"The folder {str(path)!r} cannot be created: {reason(e)}.") from e
 
 
 def sync_folder(folder: Path) -> None:

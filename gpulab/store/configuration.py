@@ -20,7 +20,7 @@ def configured(table: str) -> dict[str, object]:
     try:
         path = configuration_path()
     except OSError as e:
-        raise UsageError(f"It cannot be told whether there is a {FILE}: {e.strerror or e}.") from e
+        raise UsageError(f"gpulab cannot look for {FILE}: {e.strerror or e}.") from e
     if path is None:
         return {}
     try:
@@ -32,7 +32,7 @@ def configured(table: str) -> dict[str, object]:
         raise UsageError(f"{str(path)!r} is not TOML: {e}. Write for example [{table}] and name = 0.1 below it.") from e
     values = document.get(table, {})
     if not isinstance(values, dict):
-        raise UsageError(f"{str(path)!r}: {table} is no table: write [{table}] on a line of its own.")
+        raise UsageError(f"{str(path)!r}: {table} is not a table: write [{table}] on a line of its own.")
     return values
 
 

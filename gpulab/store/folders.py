@@ -125,7 +125,7 @@ class Store:
         try:
             replace_whole(folder / DOCUMENT, _renamed(_document(folder), name))
         except (OSError, StoreError) as e:
-            raise StoreError(f"Run {folder.name!r} keeps its name: {reason(e)}") from e
+            raise StoreError(f"Run {folder.name!r} not renamed: {reason(e)}") from e
         return folder
 
     def delete(self, key: str | Path) -> bool:
@@ -242,7 +242,7 @@ def _renamed(document: bytes, name: str) -> bytes:
     fields["settings"] = msgspec.Raw(msgspec.json.encode(settings))
     renamed = msgspec.json.encode(fields)
     if len(renamed) > run_format.MAX_DOCUMENT_BYTES:
-        raise StoreError(f"the new one is too long: its {DOCUMENT} would be larger than a run's may be")
+        raise StoreError(f"the new name is too long for {DOCUMENT}; choose a shorter one")
     return renamed
 
 
@@ -278,7 +278,7 @@ def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
         run = dataclasses.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
     document, columns = run_format.encode(run)
     if len(document) > run_format.MAX_DOCUMENT_BYTES or len(columns) > run_format.MAX_COLUMNS_BYTES:
-        raise StoreError("it is larger than a run may be; profile fewer steps")
+        raise StoreError("it is larger than a stored run may be; profile fewer steps")
     write_new(stage / DOCUMENT, document)
     write_new(stage / COLUMNS, columns)
     sync_folder(stage)

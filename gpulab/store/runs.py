@@ -312,7 +312,7 @@ class Runs(Sequence[Run]):
     def _check_name(self, item: _Item, new: str) -> None:
         taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
         if taken or any(other.id == new and other.id != item.id for other in self._all()):
-            raise UsageError(f"{shown(new)!r} means a run already, and cannot be a name.")
+            raise UsageError(f"{shown(new)!r} already refers to a run; choose another name.")
 
     def __repr__(self) -> str:
         return self._text(self) if self._text else f"<{len(self)} runs in {str(self.store.root)!r}>"

@@ -23,7 +23,7 @@ def check_path(path: Path) -> None:
     """Refuse a file that could not be written, before any work. Raises UsageError and StoreError."""
     require_no_folder(path)
     if path.suffix.lower() not in FORMATS:
-        raise UsageError(f"{str(path)!r} is no table: its name has to end in {_endings()}.")
+        raise UsageError(f"{str(path)!r} is not a table file: its name must end in {_endings()}.")
     if path.suffix.lower() == ".parquet" and not installed("pyarrow"):
         raise UsageError("A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need nothing.")
     if not path.absolute().parent.is_dir():

@@ -170,8 +170,8 @@ def test_conditions_choose_what_is_exported(runs: Runs, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "told"),
     [
-        ("a.txt", "has to end in .csv, .json or .parquet."),
-        ("a", "has to end in"),
+        ("a.txt", "must end in .csv, .json or .parquet."),
+        ("a", "must end in"),
         ("", "is a folder: name a file in it."),
         ("folder.csv", "is a folder: name a file in it."),
         ("no/a.csv", "there is no folder"),

@@ -218,7 +218,7 @@ def test_naming_by_line(runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["latest", "-1", "-999", MIDDLE])
 def test_a_name_that_means_another_run_is_refused(runs: Runs, name: str) -> None:
-    with pytest.raises(UsageError, match="means a run already"):
+    with pytest.raises(UsageError, match="already refers to a run"):
         runs.name(OLD, name)
     assert runs[OLD].name == "resnet"
 
@@ -290,7 +290,7 @@ def test_a_name_that_cannot_be_written_leaves_the_old_one(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(StoreError, match=f"Run '{OLD}' keeps its name: no space left on device"):
+        with pytest.raises(StoreError, match=f"Run '{OLD}' not renamed: no space left on device"):
             runs.name(OLD, "new")
     assert runs[OLD].name == "resnet" and len(list((store.root / OLD).iterdir())) == 2
 
@@ -413,7 +413,7 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store) -> None:
         ("--since", "expected one argument"),
         ("--nam x", "%gpulab runs has no option '--nam'; the nearest is --name."),
         ("--all=3", "ignored explicit argument"),
-        ("delet resnet", "meant `%gpulab runs delete`?"),
+        ("delet resnet", "Did you mean `%gpulab runs delete`?"),
         ('"resnet', "no closing quotation"),
         ("name resnet", "takes a run and its new name"),
         ("name resnet two words", "each in quotes"),

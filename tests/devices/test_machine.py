@@ -198,7 +198,7 @@ def test_without_nvml_a_running_cuda_is_still_a_device(monkeypatch: pytest.Monke
 
 def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with_torch(monkeypatch, two_t4())
-    with pytest.raises(UsageError, match='"cuda:2" is not there: PyTorch sees 2 GPUs'):
+    with pytest.raises(UsageError, match='"cuda:2" does not exist: PyTorch sees 2 GPUs'):
         machine.detect_device("cuda:2")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine.detect_device("auto").kind == "cpu"

@@ -121,7 +121,7 @@ def test_a_sweep_has_its_values_in_order() -> None:
         ("batch_size=", "has no value"),
         ("batch_size=,", "a value is missing"),
         ("batch_size=8,,16", "a value is missing"),
-        ("batch_size=8,16,8", "8 is there twice"),
+        ("batch_size=8,16,8", "8 is given twice"),
         ("batch_size=8,0", "batch_size=1"),
         ("batchsize=8", "Did you mean batch_size"),
         ("8,16", "NAME=VALUE"),

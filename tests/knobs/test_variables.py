@@ -86,7 +86,7 @@ def test_a_name_read_by_what_another_cell_defined_counts(earlier: str) -> None:
     namespace = ran(earlier, hidden=64)
     found = of("train()", namespace)
     assert found.has("hidden") and found.present("hidden") == 64 and "hidden" in found.names
-    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but nothing was found that reads it"):
+    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not visibly read it"):
         of("x = 1", namespace).has("hidden")
 
 
@@ -138,7 +138,7 @@ def test_what_is_no_plain_literal_cannot_be_set_and_says_what_it_is() -> None:
     assert found.names == ("hidden",)
     assert not found.has("x")  # nothing has defined it
     assert not found.has("other")
-    with pytest.raises(UsageError, match="neither assigns x"):
+    with pytest.raises(UsageError, match="x cannot be set: the code neither assigns it"):
         found.present("x")
 
 

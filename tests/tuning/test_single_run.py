@@ -254,7 +254,7 @@ def test_a_literal_that_nothing_reads(names: dict[str, Any]) -> None:
 def test_what_the_model_was_built_with_is_no_variable_of_its_training(names: dict[str, Any]) -> None:
     names["hidden"] = 64
     names["model"].hidden = 64
-    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but nothing was found that reads it"):
+    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not visibly read it"):
         Changing(Arm({"hidden": 512}), TextCode.parsed(LOOP, names)).decided  # noqa: B018
 
 

@@ -36,7 +36,7 @@ class Compared(Pictured):
         """The one comparison. Raises UsageError where there are several settings, or none."""
         if len(self.comparisons) != 1:
             raise UsageError(
-                f"This is a comparison of {len(self.comparisons) + 1} settings: ask one of its `comparisons`."
+                f"This is a comparison of {len(self.comparisons) + 1} settings: use one of its `comparisons`."
             )
         return self.comparisons[0]
 
