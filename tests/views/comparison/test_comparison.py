@@ -29,7 +29,7 @@ from gpulab.views.layout import Column, Row, Section
 from tests.support import comparisons as made
 from tests.support.paths import ROOT
 from tests.support.synthetic import HOSTILE
-from tests.views.test_report import _Reader, controls
+from tests.views.report.test_report import _Reader, controls
 
 DOCUMENTED = ROOT / "docs" / "compare-json.md"
 
