@@ -32,7 +32,7 @@ demo: $(DEMO) ## profile a real training cell, print the report, write gpulab-de
 
 .PHONY: lab
 lab: $(LAB) ## open JupyterLab on the quick start (LAB_FLAGS=--allow-root as root, --no-browser on a server)
-	$(BIN)/jupyter lab $(LAB_FLAGS) notebooks/00_quick_start.ipynb
+	$(BIN)/jupyter lab $(LAB_FLAGS) --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/00_quick_start.ipynb
 
 .PHONY: test
 test: $(if $(FILE),unit,lint types floors unit browser) ## what CI runs: lint, types, floors, unit, browser; make test FILE=tests/test_cli.py: one file

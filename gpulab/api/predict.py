@@ -27,13 +27,14 @@ def scoreboard() -> ScoreboardView:
     return ScoreboardView(Scoreboard().read())
 
 
-def predict(run: Run | None = None, settings: Mapping[str, object] | None = None) -> Predicted:
+def predict(run: Run | str | None = None, settings: Mapping[str, object] | None = None) -> Predicted:
     """What settings of the knobs would bring to a run, before they are tried; None: all that its findings name.
 
-    Without a run, the latest one. Raises UsageError for a name or value that is no knob's, and where there is no run.
+    `run` may be the name or id of a run; without it, the latest one. Raises UsageError for a name or value that is no
+    knob's, and where there is no run; StoreError where none has that name.
     """
-    if run is None:
-        run = _latest()
+    if not isinstance(run, Run):
+        run = _latest() if run is None else runs[run]
     figures = facts(run)
     evidence = learned_here(figures)
     if settings is not None:

@@ -48,10 +48,6 @@ def test_the_example_is_as_short_as_the_page_says() -> None:
     assert len(_example().splitlines()) <= 35
 
 
-def test_without_the_example_nobody_names_the_cause() -> None:
-    assert _diagnosis(0.3).of(KEY) is None
-
-
 def test_the_example_names_the_cause_with_its_evidence_and_cure(example: ModuleType) -> None:
     diagnosis = _diagnosis(0.3)
     finding = diagnosis.first

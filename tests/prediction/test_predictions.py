@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -25,7 +26,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import precision, transfers
 from gpulab.diagnosis.rules.catalogue import kind_of
-from gpulab.errors import UsageError
+from gpulab.errors import StoreError, UsageError
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.observe.describe import loader_record
@@ -34,6 +35,8 @@ from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, PriorEvidence, predict
 from gpulab.prediction.removal import Pauses, Waits, predict_removal
 from gpulab.run import Category, Memory, Pause, PauseKind, Samples, Series, StepFlag
+from gpulab.store.folders import Store
+from gpulab.store.runs import Runs
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 from gpulab.tuning.predictions import sizes_to_run
@@ -713,3 +716,13 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     with pytest.raises(UsageError, match="no knob"):
         gpulab.predict(run, {"wrokers": 2})
     assert "<td" in gpulab.predict(run)._repr_html_() or "No finding" in gpulab.predict(run)._repr_html_()
+
+
+def test_a_run_may_be_given_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = dataclasses.replace(fed(40, 0.6).run, name="quick")
+    mine = Runs(Store(tmp_path))
+    mine.add(run)
+    monkeypatch.setattr("gpulab.api.predict.runs", mine)
+    assert repr(gpulab.predict("quick", {"workers": 2})) == repr(gpulab.predict(run, {"workers": 2}))
+    with pytest.raises(StoreError, match="quik"):
+        gpulab.predict("quik")
