@@ -719,7 +719,8 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
 
 
 def test_a_run_may_be_given_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run = dataclasses.replace(fed(40, 0.6).run, name="quick")
+    run = fed(40, 0.6).run
+    run = dataclasses.replace(run, settings=dataclasses.replace(run.settings, name="quick"))
     mine = Runs(Store(tmp_path))
     mine.add(run)
     monkeypatch.setattr("gpulab.api.predict.runs", mine)
