@@ -314,7 +314,7 @@ def test_a_run_that_cannot_be_kept_is_still_reported(tmp_path: Path, own_store: 
 
 
 @pytest.mark.parametrize("target", [".", "folder", ""])
-def test_a_page_that_is_a_folder_is_refused_before_the_script_runs(
+def test_a_page_that_is_a_folder_is_refused_before_the_script(
     target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

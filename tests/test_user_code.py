@@ -42,7 +42,7 @@ def modules_of_the_package() -> Iterator[tuple[str, str]]:
         yield info.name, spec.origin
 
 
-def test_each_module_of_the_package_is_gpulabs_own_but_for_the_demo() -> None:
+def test_each_module_but_the_demo_is_gpulabs_own() -> None:
     for name, file in modules_of_the_package():
         in_demo = name == "gpulab.demo" or name.startswith("gpulab.demo.")
         assert is_users_file(file) is in_demo, name
@@ -121,7 +121,7 @@ def test_files_that_a_trace_names(file: str, users: bool) -> None:
     assert is_users_in_trace(file) is users
 
 
-def test_the_libraries_that_objects_are_put_back_of_are_libraries_in_a_trace_too() -> None:
+def test_libraries_of_restored_objects_are_libraries_in_traces() -> None:
     assert set(user_code.TRAINING_LIBRARIES) <= user_code.LIBRARIES
     assert set(restorable.OUTSIDE) <= user_code.LIBRARIES | sys.stdlib_module_names
 
@@ -251,7 +251,7 @@ class Asking(Dataset[Any]):
         return torch.zeros(2)
 
 
-def test_a_batch_is_fetched_within_a_call_of_gpulabs_and_the_loop_runs_outside_of_it() -> None:
+def test_a_fetch_is_within_gpulabs_call_and_the_loop_outside() -> None:
     dataset, outside = Asking(), []
     with gpulab.profile(show=False, save=False, trace=False):
         for _ in DataLoader(dataset, batch_size=2):
@@ -288,7 +288,7 @@ def raised(run: Callable[[], object]) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
-def test_gpulabs_frames_are_taken_out_of_an_error_and_of_what_it_came_from() -> None:
+def test_gpulabs_frames_are_removed_from_an_error_and_its_cause() -> None:
     def fail() -> None:
         try:
             FunctionCode(lambda: 1 / 0).run()

@@ -349,7 +349,7 @@ def test_without_steps_the_window_stands_as_one() -> None:
 GPU = Device("cuda", "NVIDIA H100", 0)
 
 
-def test_a_gpu_run_whose_kernels_did_not_come_back_is_not_accounted() -> None:
+def test_a_gpu_run_without_kernels_has_no_breakdown() -> None:
     spans = [
         Span("aten::mm", Category.CPU_OP, TRAINER, 0, 8),
         Span("cudaLaunchKernel", Category.CUDA_RUNTIME, TRAINER, 2, 1, 1),
@@ -360,7 +360,7 @@ def test_a_gpu_run_whose_kernels_did_not_come_back_is_not_accounted() -> None:
     assert breakdown(replace(run, device=BASE.device)) is not None
 
 
-def test_a_timeline_cut_short_ends_where_the_first_span_left_out_begins() -> None:
+def test_a_cut_timeline_ends_at_the_first_span_left_out() -> None:
     spans = [Span("aten::mm", Category.CPU_OP, TRAINER, 10 * i, 5) for i in range(6)]
     whole = timeline(spans, (0, 100))
     short = cut(whole, 4)

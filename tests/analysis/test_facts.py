@@ -37,7 +37,7 @@ def loaded_by(iterator: str, workers: int | None) -> Facts:
         ("_IteratorOfALibrary", None, None, None),
     ],
 )
-def test_loader_workers_are_told_alike_to_findings_and_predictions(
+def test_findings_and_predictions_agree_on_loader_workers(
     iterator: str, workers: int | None, count: int | None, some: bool | None
 ) -> None:
     known = loaded_by(iterator, workers)
@@ -46,7 +46,7 @@ def test_loader_workers_are_told_alike_to_findings_and_predictions(
 
 
 @pytest.mark.parametrize(("name", "some"), [("v100_resnet50_workers0", False), ("v100_resnet50_workers4", True)])
-def test_a_real_trace_tells_whether_there_are_workers_and_not_how_many(name: str, some: bool) -> None:
+def test_a_real_trace_shows_workers_but_not_how_many(name: str, some: bool) -> None:
     known = facts(load_run(real_traces.path(name)))
     assert known.has_workers is some and known.worker_count == (None if some else 0)
     words = " ".join(e.words for f in diagnose(known).findings for e in f.evidence)
@@ -72,7 +72,7 @@ def test_a_window_that_stands_as_one_has_no_steps() -> None:
     assert without.mean_step_us is None and not len(without.covered) and without.step_host_windows is None
 
 
-def test_the_typical_step_is_the_unprofiled_one_where_there_is_one() -> None:
+def test_the_typical_step_is_unprofiled_where_there_is_one() -> None:
     known = synthetic.cases()["gpu"].facts
     assert known.step_us is not None and known.traced_step_us is not None and known.data_wait_us is not None
     assert known.typical_step_us is known.step_us

@@ -99,7 +99,7 @@ def said(answer: object) -> Finding:
     return answer
 
 
-def test_a_batch_is_small_where_starting_operations_takes_the_time() -> None:
+def test_a_batch_is_small_where_starting_operations_takes_long() -> None:
     run = run_of()
     found = said(small_batch(case_of(run, {"unknown": 0.3}, host=host())))
     assert "80 % of" in found.summary and found.settings == (("batch_size", "64"),)

@@ -89,7 +89,7 @@ def test_nothing_came_back() -> None:
     assert "CUPTI" in diagnose(facts(run)).first.evidence[0].words
 
 
-def test_kernels_before_their_launch_withhold_the_causes_but_not_the_busy_share() -> None:
+def test_kernels_before_their_launch_withhold_only_the_causes() -> None:
     run = run_of(trace(shift_us=-40))
     result = integrity(run)
     assert result is not None

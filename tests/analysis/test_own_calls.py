@@ -57,7 +57,7 @@ def test_a_small_model_is_no_such_code() -> None:
     assert blamed(played(train, *PLACES, steps=40).run()) == []
 
 
-def test_looks_of_a_thread_that_had_no_core_speak_for_no_step_but_their_own() -> None:
+def test_looks_without_a_core_count_for_their_own_step_only() -> None:
     """On a busy machine the thread that looks comes late, and finds whatever line is the last."""
 
     def interrupted(loop: HostLoop) -> None:
@@ -69,7 +69,7 @@ def test_looks_of_a_thread_that_had_no_core_speak_for_no_step_but_their_own() ->
     assert blamed(loop.run([loop.steps_us[i][1] - 1 for i in (1, 3)])) == []
 
 
-def test_one_look_a_step_is_enough_for_a_call_that_holds_the_lock() -> None:
+def test_one_look_a_step_is_enough_for_a_call_with_the_lock() -> None:
     def held(loop: HostLoop) -> None:
         train(loop)
         loop.python(30_000, 0)
@@ -78,7 +78,7 @@ def test_one_look_a_step_is_enough_for_a_call_that_holds_the_lock() -> None:
     assert blamed(loop.run([end - 1 for _, end in loop.steps_us])) == ["logging_or_eval"]
 
 
-def test_a_real_loop_that_measures_has_its_operators_and_its_line_in_the_record() -> None:
+def test_a_real_loop_that_measures_has_operators_and_its_line() -> None:
     model = nn.Sequential(nn.Linear(32, 128), nn.ReLU(), nn.Linear(128, 8))
     optimizer = torch.optim.AdamW(model.parameters(), fused=True)
     x, y = torch.randn(1024, 32), torch.randint(0, 8, (1024,))

@@ -85,7 +85,7 @@ def test_the_rank_that_arrives_last_is_the_straggler() -> None:
     assert [(r.waiting_us, r.transfer_us) for r in found.ranks] == [(500, 100), (0, 100), (400, 100)]
 
 
-def test_the_users_threshold_says_how_long_others_must_wait_for_a_straggler() -> None:
+def test_the_users_threshold_for_a_straggler_counts() -> None:
     runs = {0: rank_run([(ALL_REDUCE, 9, 200, 300)]), 1: rank_run([(ALL_REDUCE, 9, 400, 100)])}
     known = {rank: facts(run) for rank, run in runs.items()}
     share = 200 / 1_000
@@ -158,7 +158,7 @@ def test_what_most_ranks_have_in_common_is_found_about_the_job() -> None:
     assert "It is so on all ranks." in diagnose_ranks(job(3), each).first.summary
 
 
-def test_ranks_with_troubles_of_their_own_keep_in_step_and_that_is_said() -> None:
+def test_ranks_with_own_troubles_keep_in_step() -> None:
     each = {0: said("launch_bound", 300.0), 1: said("data_starved", 100.0), 2: said("healthy", None)}
     found = diagnose_ranks(job(3), each)
     assert found.first.key == "healthy"
@@ -169,7 +169,7 @@ def test_ranks_with_troubles_of_their_own_keep_in_step_and_that_is_said() -> Non
 
 
 @pytest.mark.parametrize(("us", "first"), [(300.0, "launch_bound"), (100.0, "exposed_communication")])
-def test_the_costliest_of_a_job_comes_first_and_says_what_is_next(us: float, first: str) -> None:
+def test_the_costliest_of_a_job_comes_first_and_names_the_next(us: float, first: str) -> None:
     found = diagnose_ranks(job(2, 0.2), {0: said("launch_bound", us), 1: said("launch_bound", us)})
     assert found.first.key == first and len(found.findings) == 2
     assert found.first.after.startswith("Next comes ") and found.findings[1].after == ""

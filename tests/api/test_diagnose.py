@@ -181,7 +181,7 @@ def test_every_threshold_has_its_source() -> None:
     assert rows == [f"| `{name}` | {getattr(DEFAULT, name):g} | {source} |" for name, source in SOURCES.items()]
 
 
-def test_the_report_and_the_findings_count_the_same_short_kernels() -> None:
+def test_report_and_findings_count_the_same_short_kernels() -> None:
     assert DEFAULT.short_kernel_us == SHORT_KERNEL_US
 
 
@@ -303,7 +303,7 @@ def test_a_section_tells_all_that_is_known_of_a_finding() -> None:
     assert "(see the timeline from 1.000 s on)" in " ".join(row.cells[1] for row in section.rows)
 
 
-def test_what_leaving_it_out_should_bring_is_told_where_no_knob_does_it() -> None:
+def test_a_removal_is_predicted_where_no_knob_does_it() -> None:
     gone = Prediction({}, 0.4, (0.3, 0.5), "60 ms of 100 ms of training, in 4 places")
     rows = finding_sections(full(settings=(), prediction=gone), below_headline=False)[0].rows
     told = {row.cells[0]: row.cells[1] for row in rows}

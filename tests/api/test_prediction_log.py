@@ -348,7 +348,7 @@ def test_an_experiment_foretells_and_keeps(save: bool, own_store: Path) -> None:
         assert "optimizer.step" not in (own_store / NAME).read_text()  # the code itself is not kept
 
 
-def test_a_larger_batch_is_foretold_from_short_runs_at_other_sizes() -> None:
+def test_a_larger_batch_is_predicted_from_short_runs() -> None:
     space = names()
     found = gpulab.experiment(
         CELL, {"batch_size": 16}, namespace=space, pairs=5, steps=4, budget_s=20, save=False, show=False

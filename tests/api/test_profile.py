@@ -91,7 +91,7 @@ def test_a_frame_stays_whose_folder_only_begins_as_ours(folder: str) -> None:
     ]
 
 
-def test_a_loop_shorter_than_the_steps_asked_for_still_has_a_breakdown() -> None:
+def test_a_loop_shorter_than_asked_still_has_a_breakdown() -> None:
     model, x = nn.Linear(4, 2), torch.ones(3, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gpulab.profile("short", steps=200, show=False, save=False) as p:

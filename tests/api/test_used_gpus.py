@@ -86,7 +86,7 @@ def test_cuda_is_not_started(fake_cuda: FakeCuda, inside: Callable[[], AbstractC
 
 
 @pytest.mark.parametrize("inside", [randomness.kept, lambda: seeded(3)], ids=["kept", "seeded"])
-def test_the_users_error_passes_where_random_numbers_cannot_be_put_back(
+def test_the_users_error_passes_where_rng_cannot_be_restored(
     fake_cuda: FakeCuda, inside: Callable[[], AbstractContextManager[None]]
 ) -> None:
     fake_cuda.start()

@@ -30,7 +30,7 @@ HEAD, STEPS = 10, 40  # kernels launched before the first step, and in the steps
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_two_cells_have_the_same_weights_whichever_optimizer_takes_the_steps(fused: bool) -> None:
+def test_two_cells_end_with_the_same_weights_per_optimizer(fused: bool) -> None:
     cell, plain = switched_and_plain("cpu", fused=fused)
     assert all(cell.optimizer.state[p]["step"] == 4 for p in cell.model.parameters())
     assert apart_fraction((cell, plain)) < 0.01

@@ -158,7 +158,7 @@ def modules(tmp_path: Path) -> dict[str, str]:
     return {"PYTHONPATH": str(folder)}
 
 
-def test_a_part_that_hangs_or_crashes_is_cut_and_the_next_one_runs(tmp_path: Path, modules: dict[str, str]) -> None:
+def test_a_part_that_hangs_or_crashes_is_cut_off(tmp_path: Path, modules: dict[str, str]) -> None:
     folder = Folder(tmp_path / "out")
     parts = [
         Part("hangs", "hangs", 15, 1, {}, modules),
@@ -447,7 +447,7 @@ def test_times_of_a_host_that_runs_ahead_disagree(answer: Answer) -> None:
     assert verdicts(answer)[f"step, {CASES[0].name}"] == "disagrees"
 
 
-def test_steps_of_another_length_and_kernels_of_another_number_disagree(answer: Answer) -> None:
+def test_other_step_lengths_or_kernel_counts_disagree(answer: Answer) -> None:
     shown, truth = played_on_a_simulated_gpu(CASES[0])
     longer = run_ahead.Truth(tuple(1.2 * ms for ms in truth.step_ms))
     run_ahead.judge(answer, Stage(simulated=False), replace(CASES[0], launches=41), shown, longer)

@@ -124,7 +124,7 @@ def _row(planted: Planted, failed: str) -> dict[str, Any]:
 # -- first runs ----------------------------------------------------------------------------------------------------
 
 
-def test_the_first_runs_kept_are_those_of_the_cohorts_and_agree_with_their_outcomes() -> None:
+def test_first_runs_are_those_of_the_cohorts() -> None:
     cohorts = first_runs.kept()
     assert {entry["cohort"]: entry["cells"] for entry in cohorts} == Counter(planted.cohort for planted in CELLS)
     for entry in cohorts:
@@ -138,7 +138,7 @@ def test_the_first_runs_kept_are_those_of_the_cohorts_and_agree_with_their_outco
     assert first_runs.summed(until) == {"with_cause": 118, "right": 102, "healthy": 19, "false_alarms": 1}
 
 
-def test_the_first_outcome_of_a_cell_stays_whatever_later_runs_say() -> None:
+def test_the_first_outcome_of_a_cell_stays() -> None:
     cells = [Planted(name, ("layout",), "", cohort="new") for name in ("one", "two", "three")]
     cells.append(Planted("well", (), "", cohort="new"))
     rows = [unmeasured(cell, "") for cell in cells]
@@ -257,7 +257,7 @@ SICK = Planted("sick", ("storage_bound", "gc_pause"), "", also=("data_starved",)
 WELL = Planted("well", (), "", tries={"workers": "2"})
 
 
-def test_a_headline_is_right_by_the_first_cause_or_a_name_as_true() -> None:
+def test_a_headline_is_right_by_first_cause_or_equal_name() -> None:
     assert judging.judged(SICK, told("data_starved"))["right"]
     assert not judging.judged(SICK, told("gc_pause", "storage_bound"))["right"]
     assert judging.judged(SICK, told("gc_pause", "data_starved"))["ranks"] == {"storage_bound": 2, "gc_pause": 1}
@@ -271,7 +271,7 @@ def test_every_finding_about_a_healthy_cell_is_a_false_alarm() -> None:
     assert not judging.judged(WELL, told("cannot_tell"))["right"]
 
 
-def test_a_prediction_is_held_against_its_own_knobs_else_against_the_cure() -> None:
+def test_a_prediction_is_judged_by_its_knobs_else_by_the_cure() -> None:
     arms = {"cured": {"ratio": 0.5, "interval": [0.4, 0.6]}, "advised": {"ratio": 0.8, "interval": [0.7, 0.9]}}
     measured = {"arms": arms}
     by_knob = told("storage_bound", settings=(("workers", "2"),), ratio=0.88)["findings"][0]  # type: ignore[index]
@@ -283,7 +283,7 @@ def test_a_prediction_is_held_against_its_own_knobs_else_against_the_cure() -> N
     assert judging.prediction_of(None, measured)["error"] is None
 
 
-def test_a_planted_truth_that_the_measurement_does_not_bear_out_is_told() -> None:
+def test_a_planted_truth_that_is_not_measured_is_reported() -> None:
     def measured(**ratios: float) -> dict[str, object]:
         arms = {label: {"ratio": r, "interval": [r - 0.01, r + 0.01]} for label, r in ratios.items()}
         return {"arms": {label.replace("_", " ").replace("workers 2", "workers=2"): a for label, a in arms.items()}}
@@ -311,7 +311,7 @@ def test_a_trace_is_held_against_all_that_is_said_of_it() -> None:
 # -- other advisers ------------------------------------------------------------------------------------------------
 
 
-def test_an_advice_is_known_by_its_words_and_contradicted_by_one_rule() -> None:
+def test_an_advice_is_recognised_by_its_words() -> None:
     batch = "GPU 0 has low utilization. You could try to increase batch size to improve."
     assert keys_of([batch]) == ["small_batch"]
     assert contradicted(["small_batch"], ["data_starved"], healthy=False, on_gpu=True) == ["small_batch"]

@@ -206,7 +206,7 @@ programs = st.lists(
 
 @settings(derandomize=True, max_examples=300)
 @given(programs)
-def test_it_does_what_a_machine_does_that_looks_at_every_microsecond(program: list[Item]) -> None:
+def test_it_acts_as_a_machine_simulated_by_microseconds(program: list[Item]) -> None:
     machine = Machine(SMALL)
     machine.step(tuple(program))
     tasks, host_end = ticked(program)
@@ -221,7 +221,7 @@ def mm(kernel_us: float, host_us: float = 10, stream: int = COMPUTE) -> Operator
     return Operator("aten::mm", round(host_us * US), (Kernel("gemm", round(kernel_us * US), stream),))
 
 
-def test_the_host_runs_ahead_until_the_queue_is_full_and_then_waits_for_the_gpu() -> None:
+def test_the_host_runs_ahead_until_the_queue_is_full() -> None:
     machine = Machine(Gpu(queue_depth=100))
     machine.profiled = True
     machine.run(Loop((mm(200),) * 40), 10)
@@ -235,7 +235,7 @@ def test_the_host_runs_ahead_until_the_queue_is_full_and_then_waits_for_the_gpu(
     assert late.device_end_ns - late.device_start_ns == 40 * (200 * US + Gpu().gap_ns)
 
 
-def test_the_profiled_window_begins_with_an_empty_queue_and_all_of_it_is_in_the_trace() -> None:
+def test_the_window_begins_with_an_empty_queue_and_is_whole() -> None:
     recorded = record(Loop((mm(500),) * 50), plan=Plan(traced=4))
     timeline = recorded.run.timeline
     assert timeline is not None
@@ -249,7 +249,7 @@ def test_the_profiled_window_begins_with_an_empty_queue_and_all_of_it_is_in_the_
     assert (timeline.end_ns[rows] <= host_ended).sum() < 20  # all that steps on the host's clock would see
 
 
-def test_the_trace_is_one_that_the_integrity_checks_find_nothing_in() -> None:
+def test_the_simulated_trace_passes_the_integrity_checks() -> None:
     items = (
         LoadData(300 * US),
         Upload(100_000),
@@ -271,7 +271,7 @@ def test_the_trace_is_one_that_the_integrity_checks_find_nothing_in() -> None:
     assert np.isin(of_graph, timeline.correlation[timeline.name_id == timeline.names.index("b")]).all()
 
 
-def test_a_copy_holds_the_host_up_unless_it_is_pinned_and_not_blocking() -> None:
+def test_a_copy_blocks_unless_pinned_and_non_blocking() -> None:
     def host_ns(pinned: bool, non_blocking: bool) -> int:
         machine = Machine()
         machine.step((Upload(50_000_000, pinned, non_blocking),))
@@ -295,7 +295,7 @@ def test_a_copy_on_its_own_stream_runs_beside_the_kernels() -> None:
     assert steady_step_ns(Loop(after)) > 1.15 * steady_step_ns(Loop(step))
 
 
-def test_workers_make_batches_beside_the_training_and_each_makes_one_at_a_time() -> None:
+def test_each_worker_makes_one_batch_at_a_time() -> None:
     compute = tuple(mm(100) for _ in range(100))
 
     def step_ms(workers: int) -> float:

@@ -92,7 +92,7 @@ def begin(notebook: NotebookPage) -> Locator:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_the_curve_grows_and_stop_is_heard_while_the_cell_is_busy(
+def test_the_curve_grows_and_stop_works_while_the_cell_is_busy(
     open_notebook: Callable[..., NotebookPage], kernel: str, shots: Path
 ) -> None:
     notebook = open_notebook([SETUP + "print(ipykernel.__version__)", PLAY, LEFT_BEHIND], kernel=kernel)

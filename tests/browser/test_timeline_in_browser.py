@@ -201,7 +201,7 @@ def test_it_works_by_keyboard_alone(page_file: Path, open_page: OpenPage) -> Non
     assert page.evaluate("document.activeElement.className") == "tl-search"
 
 
-def test_search_counts_dims_the_rest_and_goes_from_match_to_match(page_file: Path, open_page: OpenPage) -> None:
+def test_search_counts_dims_the_rest_and_steps_through_matches(page_file: Path, open_page: OpenPage) -> None:
     page = open_page(page_file)
     canvas, box = canvas_of(page), page.get_by_role("searchbox")
     vivid = canvas.evaluate(COLOURED)

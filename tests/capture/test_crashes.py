@@ -330,7 +330,7 @@ def test_a_window_asks_kineto_for_sizes_and_occupancy() -> None:
     assert event.metadata_json(), "without the session's option this is empty"
 
 
-def test_a_second_profiled_run_says_that_the_profiler_is_attached(names: dict[str, Any]) -> None:
+def test_a_second_profiled_run_says_the_profiler_is_attached(names: dict[str, Any]) -> None:
     for _ in range(2):
         profile = gpulab.profile(show=False, save=False, live=False)
         with profile:

@@ -52,7 +52,7 @@ def on_another_thread() -> Callable[[Callable[[], None]], BaseException | None]:
 
 
 @pytest.mark.parametrize("work", [profiled, compared])
-def test_a_second_thread_is_refused_in_one_line_and_may_come_later(
+def test_a_second_thread_is_refused_and_may_come_later(
     work: Callable[[], None], on_another_thread: Callable[[Callable[[], None]], BaseException | None]
 ) -> None:
     with gpulab.profile(save=False, live=False, show=False, trace=False) as first:
@@ -64,14 +64,14 @@ def test_a_second_thread_is_refused_in_one_line_and_may_come_later(
     assert not isinstance(on_another_thread(work), UsageError)
 
 
-def test_a_run_inside_a_run_of_the_same_thread_is_none_of_its_business() -> None:
+def test_a_run_inside_a_run_of_the_same_thread_is_allowed() -> None:
     with gpulab.profile(save=False, live=False, show=False, trace=False) as outer:
         profiled()
         train()
     assert len(outer.run.steps) == 6
 
 
-def test_it_is_given_back_after_an_error_and_where_the_run_could_not_begin(
+def test_the_place_is_free_again_after_an_error(
     monkeypatch: pytest.MonkeyPatch, on_another_thread: Callable[[Callable[[], None]], BaseException | None]
 ) -> None:
     with pytest.raises(ZeroDivisionError), gpulab.profile(save=False, live=False, show=False, trace=False):

@@ -305,7 +305,7 @@ def test_post_mortem_begins_in_the_users_code(pair: Pair, session: KernelSession
     pair.compare("%tb")
 
 
-def test_a_finished_run_replaces_the_live_view_by_picture_and_tables(pair: Pair, session: KernelSession) -> None:
+def test_a_finished_run_replaces_the_live_view(pair: Pair, session: KernelSession) -> None:
     number = session.value("get_ipython().execution_count")
     answer = session.run("%%gpuprofile shown\nprint('mine')\nm = train(DataLoader(Slow(48), batch_size=4))\n'value'")
     assert answer.status == "ok" and answer.stderr == ""
@@ -542,7 +542,7 @@ UNDER_WAY = (
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_interrupt_shows_the_partial_report_and_reaches_run_all(session: KernelSession, workers: int) -> None:
+def test_an_interrupt_shows_a_partial_report_and_stops_run_all(session: KernelSession, workers: int) -> None:
     session.run(UNDER_WAY)
     loader = f"DataLoader(Slow(100000, 0.002), batch_size=4, num_workers={workers})"
     running = begin_long(session, f"%%gpuprofile cut\nm = train(told({loader}))")
@@ -695,7 +695,7 @@ def notebook(*cells: str) -> nbformat.NotebookNode:
     return made
 
 
-def test_run_all_stops_at_the_failure_and_the_saved_notebook_keeps_the_reports(tmp_path: Path) -> None:
+def test_run_all_stops_at_the_failure_and_keeps_the_reports(tmp_path: Path) -> None:
     book = notebook(
         SETUP,
         "%load_ext gpulab",

@@ -130,7 +130,7 @@ def test_figures_are_those_of_a_dumber_oracle(rows: list[Made]) -> None:
 
 
 @given(st.lists(made, min_size=4, max_size=12), st.data())
-def test_what_is_waited_for_on_no_core_is_neither_work_nor_a_taken_core(rows: list[Made], data: Any) -> None:
+def test_waiting_without_a_core_is_neither_work_nor_contention(rows: list[Made], data: Any) -> None:
     """One part only, so that the oracle needs no sharing out."""
     alone = [dataclasses.replace(r, parts=(r.parts[0] + 1, 0, 0), core=0) for r in rows]
     known = loading(run_of(alone))

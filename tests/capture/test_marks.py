@@ -28,7 +28,7 @@ POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
 # -- loader numbers ------------------------------------------------------------------------------------------------
 
 
-def test_a_loader_and_its_iterators_have_one_number_and_others_another() -> None:
+def test_a_loader_and_its_iterators_share_one_number() -> None:
     keys = wait_hooks._Keys()
     one, two = DataLoader(POINTS, batch_size=2), DataLoader(POINTS, batch_size=2)
     assert keys.of(one) == keys.of(iter(one)) == keys.of(iter(one)) != keys.of(two)
@@ -66,7 +66,7 @@ class Ears:
         self.heard += 1
 
 
-def test_a_module_hook_hears_only_while_it_is_on_and_never_after_it_is_closed() -> None:
+def test_a_module_hook_works_only_between_on_and_close() -> None:
     ears, net = Ears(), nn.Identity()
     hook = module_hook.ModuleHook(ears.called, threading.get_ident())
     for switch, heard in ((hook.on, 1), (hook.on, 2), (hook.off, 2), (hook.on, 3), (hook.close, 3), (hook.on, 3)):

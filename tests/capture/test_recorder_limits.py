@@ -96,7 +96,7 @@ def whole_row(run: Run) -> tuple[str, ...]:
     return next(row.cells for s in found for row in s.rows if row.cells[0].startswith("the whole cell"))
 
 
-def test_the_report_gives_the_time_of_the_whole_cell_and_what_of_it_was_profiled() -> None:
+def test_the_report_gives_the_time_of_the_cell_and_the_window() -> None:
     with gpulab.profile("bare", show=False, save=False, trace=False) as bare:
         multiply(lambda n: n == 100)
     assert whole_row(bare.run)[0] == "the whole cell, without the profiler"
@@ -234,7 +234,7 @@ def spin(until: Callable[[], object], limit_s: float = 60.0) -> None:
         assert time.monotonic() < end, "waited in vain"
 
 
-def test_a_deadline_calls_on_the_main_thread_until_it_is_cancelled() -> None:
+def test_a_deadline_calls_on_the_main_thread_until_cancelled() -> None:
     called: list[threading.Thread] = []
     limit = Deadline(0.01, lambda: called.append(threading.current_thread()), lambda: None)
     limit.start()

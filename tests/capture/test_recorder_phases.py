@@ -117,7 +117,7 @@ def deadlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     assert not any(d.running for d in made), "a deadline outlives its window"
 
 
-def test_a_run_of_unknown_length_is_profiled_early_and_the_later_window_is_kept() -> None:
+def test_an_early_window_is_replaced_by_the_later_one() -> None:
     loop = Loop().steps(60)
     early, late = schedule.plan(Settings(), None).windows
     assert [w.marks for w in loop.windows] == [
@@ -140,7 +140,7 @@ def test_a_run_that_ends_within_its_window_keeps_the_whole_steps() -> None:
     assert phases.traced == (early.after + 1,) and recording(phases) == "recording 1"
 
 
-def test_a_second_window_without_a_whole_step_does_not_take_the_place_of_the_first() -> None:
+def test_a_second_window_without_a_whole_step_is_not_taken() -> None:
     early, late = schedule.plan(Settings(), None).windows
     loop = Loop().steps(late.after)
     assert loop.open.number == 2
@@ -157,7 +157,7 @@ def test_a_slow_window_ends_at_the_next_boundary_and_says_so() -> None:
     assert phases.truncated == f"ended after 1 steps: longer than {schedule.TRACE_LIMIT_S:g} s"
 
 
-def test_a_window_cut_short_is_forgotten_with_its_reason_when_a_better_one_comes() -> None:
+def test_a_cut_window_is_dropped_when_a_better_one_comes() -> None:
     early, late = schedule.plan(Settings(), None).windows
     loop = Loop().steps(early.after)
     loop.open.age_s = schedule.TRACE_HARD_LIMIT_S + 1
@@ -184,7 +184,7 @@ def test_the_whole_code_is_bounded_by_time(stepless: bool, limit_s: float, deadl
     assert recording(phases) == "recording 1" and f"{limit_s:g} s at most" in (phases.truncated or "")
 
 
-def test_steps_in_the_whole_code_are_all_traced_where_that_was_asked_for_and_else_end_it() -> None:
+def test_all_steps_of_the_code_are_traced_only_where_asked() -> None:
     asked = Loop(Settings(whole=True))
     asked.phases.profile_whole()
     assert asked.steps(20).finish().traced == tuple(range(1, 21))
@@ -257,7 +257,7 @@ def test_a_missing_recording_has_one_reason(settings: Settings, code: str, refus
     assert len(loop.windows) <= 1, "refused once, it is not asked again"
 
 
-def test_without_a_trace_nothing_is_opened_and_nothing_is_missing() -> None:
+def test_without_a_trace_nothing_is_opened_or_missing() -> None:
     loop = Loop(Settings(trace=False))
     loop.phases.profile_whole()
     phases = loop.steps(60).finish()
@@ -320,7 +320,7 @@ def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest
     assert loop.finish().traced == (6, 7)
 
 
-def test_a_window_that_is_due_within_a_graph_capture_opens_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_window_due_in_a_graph_capture_opens_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = [False]
     monkeypatch.setattr(gpus_in_use, "in_graph_capture", lambda: capturing[0])
     early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
@@ -347,7 +347,7 @@ def test_a_window_is_not_ended_within_a_graph_capture(monkeypatch: pytest.Monkey
     assert not any(w.open for w in loop.windows) and recording(loop.phases) == "recording 1"
 
 
-def test_on_a_gpu_a_slow_start_does_not_bring_the_first_window_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_a_slow_start_does_not_advance_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     loop = Loop(on_gpu=True)

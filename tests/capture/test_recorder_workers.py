@@ -61,7 +61,7 @@ def lost(run: Run, key: str = "loader") -> Missing:
 @pytest.mark.parametrize(
     ("how", "said"), [(signal.SIGKILL, r"killed by signal(: Killed| 9 \(SIGKILL\))"), (-7, "exit code 7")]
 )
-def test_a_worker_that_dies_is_the_users_error_and_a_row_of_the_record(how: int, said: str) -> None:
+def test_a_worker_that_dies_is_the_users_error_and_recorded(how: int, said: str) -> None:
     pids: list[int] = []
 
     def cell() -> None:
@@ -127,7 +127,7 @@ def test_torchs_signal_handler_is_not_taken_for_a_fault_of_ours(monkeypatch: pyt
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_a_worker_of_an_earlier_cell_that_torch_misses_at_the_end_costs_no_report(
+def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its handler looks after all of them whenever a child process ends: so does the sampling process, with the run."""
@@ -206,7 +206,7 @@ def predicted(stderr: str) -> list[str]:
     return [line for line in stderr.splitlines() if line.startswith("gpulab:")]
 
 
-def test_a_dataset_of_a_notebook_is_foretold_to_fail_where_workers_are_spawned(tmp_path: Path) -> None:
+def test_a_notebook_dataset_is_predicted_to_fail_with_spawn(tmp_path: Path) -> None:
     out, stderr = run_python(tmp_path, "dataset=Squares(), multiprocessing_context='spawn'", script=False)
     assert out == "failed ['loader', 'workers']", "torch's own failure came, as predicted"
     (line,) = predicted(stderr)

@@ -87,7 +87,7 @@ def test_a_short_run_is_timed_on_the_gpu(fake_cuda: FakeCuda) -> None:
     assert fake_cuda.now_ns >= fake_cuda.stream_of(0).end_ns, "the GPU was waited for at the end"
 
 
-def test_a_loop_that_is_left_by_break_keeps_the_times_of_its_whole_steps(fake_cuda: FakeCuda) -> None:
+def test_a_loop_left_by_break_keeps_its_whole_steps(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
     run = cell(fake_cuda, 20, 30 * MS, leave_after=6)
     block = ShortRun(6, on_gpu=True)
@@ -97,7 +97,7 @@ def test_a_loop_that_is_left_by_break_keeps_the_times_of_its_whole_steps(fake_cu
     assert fake_cuda.now_ns >= fake_cuda.stream_of(0).end_ns
 
 
-def test_a_boundary_inside_a_graph_capture_leaves_the_graph_alone(fake_cuda: FakeCuda) -> None:
+def test_a_boundary_in_a_graph_capture_leaves_the_graph_alone(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -180,7 +180,7 @@ def test_training_on_a_stream_of_its_own_is_timed_there(fake_cuda: FakeCuda, mon
     assert events.finish(np.array([0, 1_000]), np.array([1_000, 2_000])).tolist() == [100_000, 100_000]
 
 
-def test_an_event_that_completes_before_its_predecessor_measures_nothing(fake_cuda: FakeCuda) -> None:
+def test_an_event_before_its_predecessor_measures_nothing(fake_cuda: FakeCuda) -> None:
     fake_cuda.start(0)
     fake_cuda.clock_ns = 0
     late, events = FakeStream(fake_cuda, 0), StepEvents()

@@ -308,7 +308,7 @@ def test_a_compiled_function(loaded: bool, compiler: Any) -> None:
 
 
 @pytest.mark.usefixtures("compiler")
-def test_compiled_code_ends_after_exactly_so_many_steps_and_compiles_nothing_anew() -> None:
+def test_compiled_code_ends_on_time_and_compiles_nothing_anew() -> None:
     from torch._dynamo.utils import counters
 
     net = cells.model([])
@@ -578,7 +578,7 @@ def test_code_that_swallows_everything_is_asked_again() -> None:
 
 @pytest.mark.parametrize("at", [0, 2, 4, 15])
 @pytest.mark.parametrize("error", [ValueError("too hot"), KeyboardInterrupt(), torch.OutOfMemoryError("no more")])
-def test_the_cells_own_exception_passes_and_the_partial_run_is_kept(error: BaseException, at: int) -> None:
+def test_the_cells_exception_passes_and_the_run_is_kept(error: BaseException, at: int) -> None:
     keep: list[Any] = []
     with pytest.raises(type(error)) as caught, gpulab.profile("bad", show=False, save=False) as p:
         cells.failing(keep, error, at)

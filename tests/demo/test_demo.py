@@ -48,9 +48,7 @@ def test_every_digit_becomes_an_image_file_in_its_class(root: Path) -> None:
     assert counts == np.bincount(source.target).tolist()
 
 
-def test_a_second_call_leaves_the_files_alone_and_nothing_unfinished_stays(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_call_leaves_the_files_as_they_are(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def must_not_run(folder: Path) -> None:
         raise AssertionError("the images are written again")
 

@@ -30,7 +30,7 @@ def test_free_memory_goes_by_the_cgroup(tmp_path: Path) -> None:
     assert here is not None and 0 < here <= psutil.virtual_memory().total
 
 
-def test_a_limit_whose_use_cannot_be_read_says_nothing_about_what_is_free(tmp_path: Path) -> None:
+def test_a_limit_without_usage_says_nothing_of_free_memory(tmp_path: Path) -> None:
     group = tmp_path / "sys/fs/cgroup"
     group.mkdir(parents=True)
     (tmp_path / "proc/self").mkdir(parents=True)

@@ -180,7 +180,7 @@ def test_before_cuda_runs_nvml_tells_what_the_gpu_is(monkeypatch: pytest.MonkeyP
     assert machine.detect_device("cuda:1").uuid == "0000-0"
 
 
-def test_once_cuda_runs_its_current_gpu_is_chosen_and_mapped_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_cuda_runs_its_current_gpu_is_matched_by_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
     with_torch(monkeypatch, two_t4(), running=True)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")  # changed after CUDA was started: without effect
     device = machine.detect_device("auto")
@@ -284,7 +284,7 @@ ANSWER = {"name": "H100", "uuid": "whole", "memory_total_bytes": 2**36, "sm_coun
         ({"CUDA_VISIBLE_DEVICES": "GPU-split"}, ["H100", "split"]),
     ],
 )
-def test_what_nvml_cannot_tell_is_asked_of_cuda_in_another_process(
+def test_cuda_is_asked_in_a_child_where_nvml_cannot_tell(
     monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], names: list[str]
 ) -> None:
     script = split_h100() if "split" in names else {"devices": [{"name": n, "uuid": f"GPU-{n}"} for n in names]}
@@ -296,7 +296,7 @@ def test_what_nvml_cannot_tell_is_asked_of_cuda_in_another_process(
     assert (device.name, device.uuid, device.details["sm_count"]) == ("H100", "whole", 132)
 
 
-def test_the_order_of_different_gpus_is_known_where_the_bus_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_order_of_different_gpus_follows_the_bus(monkeypatch: pytest.MonkeyPatch) -> None:
     with_torch(monkeypatch, {"devices": [{"name": n, "uuid": f"GPU-{n}"} for n in ("T4", "H100")]})
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert [machine.detect_device(f"cuda:{i}").name for i in (0, 1)] == ["T4", "H100"]

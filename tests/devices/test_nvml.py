@@ -230,9 +230,7 @@ def test_a_mig_part_is_read_by_its_own_handle(clock: list[float], monkeypatch: p
     assert row["gpu_memory_used_bytes"] == 6 * 2**30 and set(asked) == {(1, 0)}
 
 
-def test_a_mig_part_has_counters_of_its_own_and_the_rest_of_the_whole_gpu(
-    clock: list[float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mig_part_has_its_own_counters(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     script = fakes.h100()
     parts: list[fakes.FakeDevice] = [
         {"name": "B", "uuid": f"MIG-{name}", "instance": number} for name, number in (("one", 1), ("other", 5))
@@ -260,7 +258,7 @@ def test_a_mig_part_has_counters_of_its_own_and_the_rest_of_the_whole_gpu(
     assert module.state.open_sessions == 0
 
 
-def test_pynvml_itself_has_the_calls_for_mig_as_they_are_made_here() -> None:
+def test_pynvml_has_the_mig_calls_that_are_made_here() -> None:
     pynvml = pytest.importorskip("pynvml")
     for name in ("nvmlGpmMigSampleGet", "nvmlGpmSampleGet", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetPowerUsage"):
         real, fake = (inspect.signature(getattr(of, name)) for of in (pynvml, fakes._Fake({})))

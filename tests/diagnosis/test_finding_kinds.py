@@ -75,7 +75,7 @@ def _module(kind: FindingKind) -> ModuleType:
 
 
 @pytest.mark.parametrize("kind", [k for k in kinds() if k.rule is not None], ids=lambda kind: kind.key)
-def test_a_kind_is_declared_in_the_module_of_its_rule_which_has_its_name(kind: FindingKind) -> None:
+def test_a_kind_of_finding_stands_in_its_rules_module(kind: FindingKind) -> None:
     assert kind.rule is not None
     assert kind.rule.__name__ == kind.key and kind in _module(kind).FINDINGS
 

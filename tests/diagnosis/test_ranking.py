@@ -54,7 +54,7 @@ def times(result: tuple[Finding, ...]) -> dict[str, float | None]:
     return {f.key: f.recoverable_us_per_step for f in result}
 
 
-def test_where_the_memory_is_full_nothing_that_needs_more_is_advised() -> None:
+def test_full_memory_forbids_advice_that_needs_more() -> None:
     run = run_of(wait=0.5)
     memory = dataclasses.replace(run.memory, peak_rss_bytes=95)
     environment = dataclasses.replace(run.environment, memory_total_bytes=100)
@@ -166,7 +166,7 @@ def test_a_hint_does_not_take_the_headline_from_a_healthy_run() -> None:
     assert [f.key for f in rank_findings(case_of(GPU), [hint, shared, HEALTHY])] == ["gpu_shared", "memory_underused"]
 
 
-def test_what_is_measured_stands_before_an_upper_bound_of_the_same_size() -> None:
+def test_a_measured_saving_comes_before_an_equal_upper_bound() -> None:
     case: RuleContext = case_of(GPU, {"data_wait": 0.4, "compute": 0.6})
     bound = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix", confidence="likely")
     waits = finding("data_starved", 0.4 * STEP_US, "data_wait")

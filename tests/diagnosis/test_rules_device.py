@@ -77,7 +77,7 @@ def many(count: int, name: str, kernel: str, gpu_us: float, host_us: float = 20)
 # -- giving the GPU enough to do ---------------------------------------------------------------------------------------
 
 
-def test_short_kernels_of_a_slow_host_are_launch_bound_by_as_much_as_the_gpu_idles() -> None:
+def test_short_kernels_of_a_slow_host_are_launch_bound() -> None:
     case = loop(many(200, "aten::add", ADD, gpu_us=4)).case()
     finding = told(launches.launch_bound(case))
     assert case.step_us == pytest.approx(4000, rel=0.02)
@@ -105,7 +105,7 @@ def test_long_kernels_are_not() -> None:
     assert launches.launch_bound(loop(step).case()) is None
 
 
-def test_a_run_that_waits_for_data_is_neither_launch_bound_nor_of_small_batches() -> None:
+def test_waiting_for_data_is_not_launch_bound_or_small_batch() -> None:
     def step(machine: Machine) -> None:
         machine.load(20_000)
         many(200, "aten::add", ADD, gpu_us=4)(machine)
@@ -150,7 +150,7 @@ def _with_loader(case: RuleContext, loader: Loader) -> RuleContext:
     return RuleContext(dataclasses.replace(case.facts, run=dataclasses.replace(case.facts.run, loader=loader)), DEFAULT)
 
 
-def test_without_the_memory_whether_a_larger_batch_fits_is_not_told() -> None:
+def test_without_memory_figures_a_larger_batch_is_undetermined() -> None:
     answer = launches.small_batch(loop(many(100, "aten::add", ADD, gpu_us=4)).case())
     assert isinstance(answer, Undetermined) and "profile_memory=True" in answer.record
 
@@ -253,7 +253,7 @@ def test_products_of_triton_are_not_taken_for_full_precision(gpu: str, untold: b
     assert precision.no_tf32(case) is None
 
 
-def test_what_sixteen_bits_give_back_at_most_is_the_ratio_of_the_peaks() -> None:
+def test_sixteen_bits_save_at_most_the_ratio_of_the_peaks() -> None:
     case = loop(many(50, "aten::mm", SGEMM, gpu_us=100)).case("V100")
     finding = told(precision.no_mixed_precision(case))
     assert finding.recoverable_us_per_step == pytest.approx(50 * 100 * (1 - 15.7 / 125), rel=0.02)
@@ -344,7 +344,7 @@ def attention(machine: Machine) -> None:
     many(10, "aten::mm", HMMA, 60)(machine)
 
 
-def test_attention_in_several_steps_by_the_time_between_its_products() -> None:
+def test_attention_in_steps_by_the_time_between_its_products() -> None:
     case = loop(attention).case()
     finding = told(operations.unfused_attention(case))
     assert finding.recoverable_us_per_step == pytest.approx(200, rel=0.03) and finding.settings == ()
@@ -479,7 +479,7 @@ def updating(style: str, zeroing: bool) -> Callable[[Machine], None]:
     return step
 
 
-def test_gradients_set_to_zero_one_by_one_cost_the_gpus_idle_time() -> None:
+def test_zeroing_gradients_one_by_one_costs_idle_gpu_time() -> None:
     case = loop(updating("fused", zeroing=True)).case()
     finding = told(optimizing.unfused_optimizer(case))
     assert "30 calls per step set gradients to zero" in finding.evidence[0].words
@@ -514,7 +514,7 @@ def lion(tensors_us: Sequence[float]) -> Callable[[Machine], None]:
     return step
 
 
-def test_an_optimizer_of_the_users_own_that_goes_through_tensors_one_by_one() -> None:
+def test_a_users_optimizer_that_loops_over_tensors() -> None:
     tensors_us = [3.0] * 120
     update_us = sum(7 * (us + 5) for us in tensors_us)
     run = loop(lion(tensors_us)).facts(unprofiled_us=120 + update_us).run
@@ -529,7 +529,7 @@ def test_an_optimizer_of_the_users_own_that_goes_through_tensors_one_by_one() ->
     assert saved_us > 0.15 * (case.step_us or 0)
 
 
-def test_a_real_optimizer_of_the_users_own_is_seen_with_each_of_its_operators() -> None:
+def test_a_real_users_optimizer_shows_each_operator() -> None:
     class Lion(torch.optim.Optimizer):
         def __init__(self, params: Iterable[torch.nn.Parameter]) -> None:
             super().__init__(params, {"lr": 1e-4})
@@ -668,9 +668,7 @@ def test_memory_that_was_too_little_is_none(step: Callable[[Machine], None], out
 
 
 @pytest.mark.parametrize(("step", "said"), [(thrashing, True), (many(50, "aten::mm", HMMA, 200), False)])
-def test_without_figures_of_memory_its_shortage_is_told_where_something_shows_it(
-    step: Callable[[Machine], None], said: bool
-) -> None:
+def test_memory_shortage_needs_evidence_where_figures_lack(step: Callable[[Machine], None], said: bool) -> None:
     answer = memory.memory_pressure(full(step, peak=None))
     assert isinstance(answer, Undetermined) is said and (answer is None) is not said
     if isinstance(answer, Undetermined):
@@ -678,7 +676,7 @@ def test_without_figures_of_memory_its_shortage_is_told_where_something_shows_it
 
 
 @pytest.mark.parametrize(("blocks", "said"), [(0.2, True), (2.0, False)])
-def test_without_figures_of_memory_a_larger_batch_is_told_only_where_there_is_room(blocks: float, said: bool) -> None:
+def test_a_larger_batch_needs_room_where_figures_lack(blocks: float, said: bool) -> None:
     def step(machine: Machine) -> None:
         for _ in range(20):
             machine.operator("aten::mm", HMMA, 100, 20, blocks_per_sm=blocks)
@@ -837,7 +835,7 @@ def test_what_is_withheld_is_told_only_where_it_matters() -> None:
     assert optimizing.unfused_optimizer(case) is None and memory.allocator_thrash(case) is None
 
 
-def test_a_trace_whose_kernels_are_broken_tells_nothing_of_their_numbers() -> None:
+def test_a_trace_with_broken_kernels_has_no_kernel_counts() -> None:
     found = loop(many(50, "aten::mm", SGEMM, gpu_us=100)).facts()
     assert found.run.origin is not None
     origin = dataclasses.replace(found.run.origin, damage=(Damage("truncated tail", 1),))

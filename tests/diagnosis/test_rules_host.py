@@ -72,7 +72,7 @@ def test_on_a_gpu_only_what_its_work_does_not_hide_counts() -> None:
         ("cpu_preprocessing", {"read_ms": 9.0}, 0, "items"),
     ],
 )
-def test_where_no_stack_tells_the_line_it_is_where_the_slow_part_is_written(
+def test_without_a_stack_the_line_is_where_the_slow_part_stands(
     key: str, parts: dict[str, float], workers: int, line: str
 ) -> None:
     run = run_of(wait=0.5, workers=workers)
@@ -83,7 +83,7 @@ def test_where_no_stack_tells_the_line_it_is_where_the_slow_part_is_written(
     assert told(getattr(dataloader, key)(unknown)).source_line == ""
 
 
-def test_where_the_clocks_are_apart_waiting_is_told_as_unknown_and_no_larger_batch_is_advised() -> None:
+def test_with_clocks_apart_waiting_is_unknown() -> None:
     apart = Integrity((Check("early kernels", 9, "degraded", ("idle_causes",), "the clocks are apart"),))
     case = case_of(run_of(gpu=True, wait=0.6), {"data_wait": 0.0, "compute": 0.5, "unknown": 0.5}, integrity=apart)
     answer = dataloader.data_starved(case)
@@ -104,14 +104,14 @@ def waiting_at_the_begin_of_each_step(run: Run, ms: int) -> Batches:
     )  # fmt: skip
 
 
-def test_pauses_of_every_second_step_take_what_they_take_on_average() -> None:
+def test_pauses_of_every_second_step_count_on_average() -> None:
     run = run_of()
     often = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 12.0))
     finding = found(case_of(often)).of("logging_or_eval")
     assert finding is not None and (finding.recoverable_us_per_step or 0) == pytest.approx(6e3, rel=0.1)
 
 
-def test_what_hardly_matters_beside_the_first_cause_is_told_to_come_next() -> None:
+def test_a_minor_cause_is_named_as_the_next() -> None:
     run = run_of(wait=0.5, workers=0)
     evaluating = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 5.0))  # 13 % of the time
     fed = run_of()
@@ -124,7 +124,7 @@ def test_what_hardly_matters_beside_the_first_cause_is_told_to_come_next() -> No
     assert found(case_of(less, {"data_wait": 0.6, "compute": 0.4})).of("logging_or_eval") is None
 
 
-def test_without_an_accounting_it_is_not_known_whether_the_gpu_waits_too() -> None:
+def test_without_a_breakdown_the_gpu_wait_is_unknown() -> None:
     case = case_of(run_of(gpu=True, wait=0.6), breakdown=None)
     answer = dataloader.data_starved(case)
     assert isinstance(answer, Undetermined) and "profiler" in answer.record
@@ -145,7 +145,7 @@ def test_without_an_accounting_it_is_not_known_whether_the_gpu_waits_too() -> No
         (0.5, 2, 16.0, {"workers": "5"}),
     ],
 )
-def test_as_many_workers_as_the_formula_says_and_no_more_than_there_are_cores(
+def test_workers_follow_the_formula_up_to_the_cores(
     wait: float, workers: int, cores: float | None, settings: dict[str, str]
 ) -> None:
     run = run_of(wait=wait, workers=workers, cores=cores)
@@ -273,7 +273,7 @@ def test_a_mixture_names_no_cause() -> None:
         (None, None, False, True),
     ],
 )
-def test_a_setting_that_is_foretold_to_bring_nothing_is_not_advised(
+def test_a_setting_predicted_to_bring_nothing_is_not_advised(
     monkeypatch: pytest.MonkeyPatch,
     ratio: float | None,
     interval: tuple[float, float] | None,
@@ -297,7 +297,7 @@ def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
     assert bound.prediction is not None and not any("hidden" in e.words for e in bound.evidence)
 
 
-def test_a_setting_that_brings_nothing_leaves_another_findings_cure() -> None:
+def test_a_useless_setting_leaves_the_cure_of_another_finding() -> None:
     case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
     told_so = Prediction({"workers": "4"}, 1.0, (0.9, 1.1), "")
     other = dataclasses.replace(told(dataloader.data_starved(case)), cure="One thread each.", otherwise="")

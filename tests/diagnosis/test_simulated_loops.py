@@ -109,7 +109,7 @@ def played(loop: Loop) -> tuple[Recorded, Facts]:
 
 @settings(derandomize=True, max_examples=35)
 @given(loops())
-def test_steps_their_kernels_and_the_causes_of_idle_time_are_those_of_the_model(loop: Loop) -> None:
+def test_steps_kernels_and_idle_causes_are_those_of_the_model(loop: Loop) -> None:
     recorded, found = played(loop)
     account = found.breakdown
     assert account is not None and account.device_index == 0
@@ -138,7 +138,7 @@ def test_every_kernel_belongs_to_the_step_that_launched_it(loop: Loop) -> None:
 
 @settings(derandomize=True, max_examples=25)
 @given(loops())
-def test_the_typical_step_is_the_one_that_the_loop_takes_in_the_long_run(loop: Loop) -> None:
+def test_the_typical_step_is_the_long_run_step(loop: Loop) -> None:
     _, found = played(loop)
     steady_us = steady_step_ns(loop, steps=STEPS) / US
     assert found.traced_step_us is not None
@@ -177,7 +177,7 @@ def test_the_window_played_again_takes_as_long_as_it_did(loop: Loop) -> None:
 
 @settings(derandomize=True, max_examples=25)
 @given(loops(), st.sampled_from([1_000, 10_000, 100_000]))
-def test_without_the_wait_for_data_the_replay_takes_as_long_as_the_loop_would(loop: Loop, load_us: int) -> None:
+def test_replay_without_data_wait_takes_as_long_as_the_loop(loop: Loop, load_us: int) -> None:
     """With two streams the wait hides which of them waits for the other: there the replay may be further off."""
     within = 0.03 if loop == on_one_stream(loop) else 0.1
     loop = replace(loop, step=(LoadData(load_us * US), *(i for i in loop.step if not isinstance(i, LoadData))))
@@ -191,7 +191,7 @@ def test_without_the_wait_for_data_the_replay_takes_as_long_as_the_loop_would(lo
 
 @settings(derandomize=True, max_examples=25)
 @given(loops(), st.integers(1, 6))
-def test_without_its_synchronizations_the_replay_takes_as_long_as_the_loop_would(loop: Loop, count: int) -> None:
+def test_replay_without_synchronizing_takes_as_long_as_the_loop(loop: Loop, count: int) -> None:
     body: list[Item] = [i for i in on_one_stream(loop).step if not isinstance(i, Read | Synchronize)]
     for n in range(count):
         body.insert((n + 1) * len(body) // (count + 1), Synchronize())
@@ -211,7 +211,7 @@ WAITING = {key: CURES[key] for key in ("data_starved", "sync_points", "blocking_
 
 @settings(derandomize=True, max_examples=35)
 @given(loops())
-def test_the_headline_is_what_costs_most_in_the_model_and_costs_at_least_as_much_as_is_told(loop: Loop) -> None:
+def test_the_headline_costs_most_in_the_model(loop: Loop) -> None:
     loop = replace(
         loop, step=tuple(_plain(item) for item in loop.step if not (isinstance(item, Upload) and item.pinned))
     )

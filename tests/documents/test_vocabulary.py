@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 
 import gpulab
 from tests.documents.vocabulary import (
@@ -14,6 +15,7 @@ from tests.documents.vocabulary import (
     modules,
     words_of,
 )
+from tests.support.paths import TESTS
 
 WORDS = glossary_words(GLOSSARY.read_text(encoding="utf-8"))
 
@@ -23,7 +25,7 @@ def unexplained(names: set[str]) -> dict[str, list[str]]:
     return {name: words for name, words in missing.items() if words}
 
 
-def test_every_module_and_folder_is_made_of_words_of_the_glossary() -> None:
+def test_every_module_and_folder_uses_words_of_the_glossary() -> None:
     names = {part for path in modules() for part in path.relative_to(PACKAGE).with_suffix("").parts}
     names -= {"__init__", "__main__"}
     assert len(names) > 150
@@ -55,3 +57,10 @@ def test_a_participle_is_noticed_wherever_it_stands() -> None:
     assert len(list(dialect_names(source))) == 6
     assert set(dialect_names("self._known = found = 1\nclass A:\n    told: int")) == {"found", "_known", "told"}
     assert not list(dialect_names("finding = found(known)"))
+
+
+def test_no_name_of_a_test_is_over_60_characters() -> None:
+    files = sorted(TESTS.rglob("test_*.py"))
+    names = {name for file in files for name in re.findall(r"def (test_\w+)", file.read_text(encoding="utf-8"))}
+    assert len(names) > 1500
+    assert [name for name in sorted(names) if len(name) > 60] == []

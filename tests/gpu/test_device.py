@@ -47,7 +47,7 @@ def in_a_fresh_process(program: str) -> dict[str, object]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_detecting_the_device_starts_no_cuda_and_a_fork_can_use_the_gpu() -> None:
+def test_device_detection_starts_no_cuda_and_survives_a_fork() -> None:
     found = in_a_fresh_process(DETECT)
     told, known = found["told"], found["known"]
     assert isinstance(told, dict) and isinstance(known, dict)

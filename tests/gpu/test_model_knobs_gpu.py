@@ -79,7 +79,7 @@ def test_attention_in_half_precision(value: str) -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_the_count_of_steps_comes_back_to_where_the_optimizer_reads_it(fused: bool) -> None:
+def test_the_step_count_returns_to_where_the_optimizer_reads_it(fused: bool) -> None:
     cell, plain = switched_and_plain("cuda", fused=fused)
     for p, q in zip(cell.model.parameters(), plain.model.parameters(), strict=True):
         a, b = cell.optimizer.state[p]["step"], plain.optimizer.state[q]["step"]

@@ -191,11 +191,11 @@ def test_the_rule(name: str, observation: Observation, kind: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(KNOBS))
-def test_where_nothing_of_its_kind_was_seen_the_variable_is_meant(name: str) -> None:
+def test_an_unseen_kind_of_knob_means_the_variable(name: str) -> None:
     assert decide(name, NOTHING, lambda name: True).knob is None
 
 
-def test_a_knob_that_no_value_fits_leaves_its_name_to_the_variable() -> None:
+def test_a_knob_without_a_fitting_value_means_the_variable() -> None:
     custom = replace(LOADER, custom_batch_sampler=True)
     assert decide("batch_size", replace(SCENE, loaders=(custom,)), CELL.has).knob is None
     small = replace(LOADER, record=replace(LOADER.record, dataset_length=3, batch_size=2))

@@ -196,7 +196,7 @@ def test_a_loader_whose_workers_already_live_draws_no_seed_anew(settings: Mappin
     assert len(list(loader)) == 7
 
 
-def test_workers_seeds_are_the_same_where_only_the_prefetch_changes() -> None:
+def test_prefetch_alone_keeps_the_workers_seeds() -> None:
     class Noise(Squares):
         def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
             return torch.rand(2), i
@@ -260,7 +260,7 @@ def test_options_combine_in_any_order(order: tuple[Knob, ...]) -> None:
     assert len(loader) == 7
 
 
-def test_contexts_may_be_left_in_any_order_and_the_inner_value_counts() -> None:
+def test_contexts_leave_in_any_order_and_the_inner_counts() -> None:
     loader = plain()
     outer, inner = BATCH_SIZE.applied(2), BATCH_SIZE.applied(13)
     outer.__enter__()
@@ -286,7 +286,7 @@ def test_a_patch_that_somebody_buried_does_nothing_afterwards() -> None:
         DataLoader.__iter__ = original  # type: ignore[method-assign]
 
 
-def test_the_batch_size_changes_the_length_and_keeps_drop_last_and_sampler() -> None:
+def test_batch_size_changes_length_keeps_drop_last_and_sampler() -> None:
     loader = plain(drop_last=True, shuffle=True)
     with BATCH_SIZE.applied(10):
         assert len(loader) == 2
@@ -295,7 +295,7 @@ def test_the_batch_size_changes_the_length_and_keeps_drop_last_and_sampler() -> 
     assert len(loader) == 6 and loader.batch_size == 4
 
 
-def test_a_subclass_that_calls_super_and_one_that_makes_its_own_iterators() -> None:
+def test_subclasses_with_super_or_own_iterators() -> None:
     class Doubled(DataLoader[Any]):
         def __iter__(self) -> Any:
             for x, _ in super().__iter__():
@@ -351,7 +351,7 @@ def test_workers_of_an_interrupted_epoch_end_with_the_context() -> None:
     assert workers() == 0
 
 
-def test_persistent_workers_live_through_the_epochs_and_end_with_the_context() -> None:
+def test_persistent_workers_live_through_epochs_and_end() -> None:
     loader = plain()
     with applied({WORKERS: 1, PERSISTENT_WORKERS: True}) as logs:
         for _ in range(3):
@@ -427,7 +427,7 @@ def test_no_loader_no_option() -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_dataset_of_the_notebook_cannot_go_to_workers_that_are_not_forked(method: str) -> None:
+def test_a_notebook_dataset_needs_forked_workers(method: str) -> None:
     seen = observation(plain())
     (loader,) = seen.loaders
     fits: Callable[[ObservedLoader], Observation] = lambda one: replace(seen, loaders=(one,))  # noqa: E731
@@ -527,7 +527,7 @@ def test_pinning_without_a_gpu_says_that_it_does_nothing() -> None:
     assert result.state == "no effect" and "no GPU" in result.evidence
 
 
-def test_a_value_as_written_and_a_loop_without_a_loader_have_no_effect() -> None:
+def test_a_value_as_written_has_no_effect() -> None:
     loader = plain()
     run, logs = measured(lambda: train(loader), {WORKERS: 0})
     result = WORKERS.verify(observation(loader), 0, logs["workers"], run)

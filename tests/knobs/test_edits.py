@@ -142,7 +142,7 @@ def comments(cell: str) -> list[str]:
 
 @settings(max_examples=300, deadline=None)
 @given(cells(), st.sampled_from([(WORKERS,), (BATCH,), (WORKERS, BATCH), (BATCH, WORKERS)]))
-def test_the_edited_call_gets_that_value_and_nothing_else_changes(cell: str, edits: tuple[CodeEdit, ...]) -> None:
+def test_the_edited_call_gets_the_value_and_nothing_else(cell: str, edits: tuple[CodeEdit, ...]) -> None:
     before = run(cell)
     after = run(changed(cell, *edits))
     wanted = {p.keyword: int(p.literal) for p in edits}
@@ -251,7 +251,7 @@ def test_a_loader_made_in_the_loops_own_line_is_the_one() -> None:
     assert changed(cell, WORKERS) == cell.replace("DataLoader(a)", "DataLoader(a, num_workers=4)")
 
 
-def test_where_it_cannot_be_told_all_are_changed_and_that_is_said() -> None:
+def test_where_one_cannot_be_chosen_all_are_changed() -> None:
     cell = "fit(DataLoader(a), DataLoader(b))"
     result = edit(cell, [WORKERS])
     assert result.cell == "fit(DataLoader(a, num_workers=4), DataLoader(b, num_workers=4))"

@@ -74,7 +74,7 @@ def layouts(cell: Cell) -> list[object]:
 
 
 @pytest.mark.parametrize("fused", [False, True])
-def test_channels_last_lays_out_weights_inputs_and_states_and_takes_it_back(fused: bool) -> None:
+def test_channels_last_changes_layouts_and_restores_them(fused: bool) -> None:
     cell, plain = new_cell(fused=fused), new_cell(fused=fused)
     cell.run()
     plain.run()
@@ -115,7 +115,7 @@ def test_a_model_that_is_channels_last_can_be_made_contiguous() -> None:
     assert "weights" not in log.counts
 
 
-def test_layout_of_weights_within_one_larger_tensor_and_of_other_modules_is_left() -> None:
+def test_layout_of_shared_weights_and_other_modules_stays() -> None:
     layer = nn.Conv2d(3, 8, 3)
     model = nn.Sequential(layer)
     whole = torch.zeros(8 * 3 * 3 * 3 + 5)
@@ -208,7 +208,7 @@ def test_attention_refuses_where_there_is_none() -> None:
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler")
-def test_compile_really_compiles_on_the_cpu_flags_the_step_and_is_taken_back(torch_without_a_space: None) -> None:
+def test_compile_compiles_on_the_cpu_and_is_undone(torch_without_a_space: None) -> None:
     from gpulab.run import StepFlag
 
     torch.compiler.reset()
@@ -391,7 +391,7 @@ PLACES = ("in the model", "in the backward pass", "after it", "in the step")
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(order=st.permutations(LIGHT).flatmap(lambda p: st.integers(0, len(p)).map(lambda n: p[:n])),
        where=st.sampled_from([None, *PLACES]), trained_before=st.booleans())  # fmt: skip
-def test_in_any_order_and_however_it_ends_everything_is_as_before(
+def test_in_any_order_everything_is_restored(
     order: list[tuple[Knob, Value]], where: str | None, trained_before: bool
 ) -> None:
     _leave_nothing(order, where, trained_before)

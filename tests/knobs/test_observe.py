@@ -218,7 +218,7 @@ def test_optimizers_and_their_forms() -> None:
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_module_is_trained_only_where_a_backward_pass_follows_in_training_mode() -> None:
+def test_a_module_trains_only_with_backward_in_training_mode() -> None:
     student, teacher, critic, loss = (
         nn.Linear(8, 3),
         nn.Sequential(nn.Linear(8, 64), nn.Linear(64, 3)).eval(),
@@ -312,7 +312,7 @@ def test_autocast_is_seen_around_and_inside_of_the_call(where: str) -> None:
     assert [m.autocast_dtype for m in observation(cell).modules] == ["bfloat16", None]
 
 
-def test_a_compiled_module_is_seen_and_nothing_of_ours_is_compiled_into_it() -> None:
+def test_a_compiled_module_is_seen_and_holds_nothing_of_ours() -> None:
     torch._dynamo.reset()
     compiled_calls: list[str] = []
 
@@ -342,7 +342,7 @@ def test_a_compiled_module_is_seen_and_nothing_of_ours_is_compiled_into_it() -> 
     torch._dynamo.reset()
 
 
-def test_a_call_within_a_module_is_not_outermost_also_where_the_outer_one_was_not_noted() -> None:
+def test_a_call_within_a_module_is_not_outermost() -> None:
     class Inner(nn.Linear):
         pass
 
@@ -406,7 +406,7 @@ def test_the_back_end_called_most_is_the_attention() -> None:
         (Device("cuda", "B200", 0, details={"compute_capability": "10.0"}), True),
     ],
 )
-def test_tf32_is_the_setting_while_modules_ran_on_a_gpu_that_has_it(device: Device, tf32: bool | None) -> None:
+def test_tf32_is_the_setting_while_modules_ran_on_such_a_gpu(device: Device, tf32: bool | None) -> None:
     from dataclasses import replace
 
     def cell() -> None:
@@ -458,7 +458,7 @@ def test_all_is_put_back(error: type[BaseException] | None) -> None:
     assert patched() == before
 
 
-def test_an_exception_in_a_module_passes_and_the_next_call_is_outermost_again() -> None:
+def test_after_a_module_error_the_next_call_is_outermost() -> None:
     class Fails(nn.Module):
         def forward(self) -> None:
             raise KeyError("mine")

@@ -110,7 +110,7 @@ def test_a_cell_with_a_grad_scaler_goes_on(value: bool, built_fused: bool) -> No
     assert same(cell.weights, plain.weights) and looks(cell.optimizer) == looks(plain.optimizer)
 
 
-def test_groups_that_are_added_meanwhile_are_as_the_others_afterwards() -> None:
+def test_groups_added_meanwhile_are_as_the_others() -> None:
     cell = new_cell()
     with FUSED_OPTIMIZER.applied(True):
         cell.run(steps=1)
@@ -267,7 +267,7 @@ def test_an_overflow_of_fp16_does_not_get_into_the_mean(first: object) -> None:
     assert all(w.isfinite().all() for w in cell.weights)
 
 
-def test_a_closure_and_the_scaled_gradients_of_a_cell_are_passed_through_and_said() -> None:
+def test_a_closure_and_scaled_gradients_pass_and_are_reported() -> None:
     cell, plain = new_cell(), new_cell()
 
     def closing(c: Cell) -> Callable[[], Any]:

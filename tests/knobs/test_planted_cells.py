@@ -44,9 +44,7 @@ def test_eight_knobs_have_a_cell_for_each_truth() -> None:
 
 
 @pytest.mark.parametrize("planted", CELLS, ids=lambda planted: planted.name)
-def test_the_knob_takes_effect_in_its_cell_and_everything_is_put_back(
-    planted: Planted, torch_without_a_space: None
-) -> None:
+def test_the_knob_acts_in_its_cell_and_is_put_back(planted: Planted, torch_without_a_space: None) -> None:
     names = namespace_of(planted)
     code = TextCode.parsed(planted.cell, names)
     state = State.of(names, code.names)

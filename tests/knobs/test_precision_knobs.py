@@ -148,7 +148,7 @@ def test_fp16_trains_as_a_loop_written_with_a_grad_scaler(options: dict[str, Any
     assert same(written.weights, knob.weights)
 
 
-def test_gradients_that_half_precision_would_lose_are_kept_and_of_the_usual_size() -> None:
+def test_gradients_too_small_for_half_precision_are_kept() -> None:
     def gradient(value: str | None) -> float:
         torch.manual_seed(0)
         model = Giving()
@@ -181,7 +181,7 @@ def test_a_step_with_a_closure_leaves_overflows_out() -> None:
     assert all(p.isfinite().all() for p in cell.weights)
 
 
-def test_an_optimizer_that_steps_later_does_not_step_on_an_old_overflow() -> None:
+def test_a_late_optimizer_step_ignores_an_old_overflow() -> None:
     a, b = Giving(), Giving()
     often = torch.optim.SGD(a.parameters(), lr=0.1)
     seldom = torch.optim.SGD(b.parameters(), lr=0.1)
@@ -206,7 +206,7 @@ def test_parameters_of_no_module_are_unscaled_before_their_step() -> None:
     assert torch.allclose(bare, torch.full((2, 4), -0.25))
 
 
-def test_a_scale_that_was_found_serves_the_next_block_until_the_experiment_is_over() -> None:
+def test_a_scale_serves_the_next_block_of_the_experiment() -> None:
     left_out = []
     try:
         for _ in range(2):
@@ -358,9 +358,7 @@ def the_new_way() -> None:
 @pytest.mark.skipif(not hasattr(torch._C, "_get_fp32_precision_getter"), reason="torch 2.9 brought the new switches")
 @pytest.mark.parametrize("value", [True, False])
 @pytest.mark.parametrize("written", [as_it_comes, the_old_way, the_new_way])
-def test_tf32_is_set_and_put_back_whichever_switches_the_code_uses(
-    precision: None, written: Callable[[], None], value: bool
-) -> None:
+def test_tf32_is_set_and_restored_by_either_switch(precision: None, written: Callable[[], None], value: bool) -> None:
     written()
     before = settings()
     with TF32.applied(value):

@@ -113,7 +113,7 @@ def test_what_an_object_holds_may_read_names(held: str) -> None:
     assert of("train", ran(f"{text}train = {held}", hidden=64)).has("hidden")
 
 
-def test_what_another_cells_function_reads_before_the_assignment_is_no_literal_of_this_cell() -> None:
+def test_a_value_read_before_its_assignment_is_no_literal() -> None:
     namespace = ran("def build():\n    return hidden", hidden=64)
     assert of("net = build()\nhidden = 3\nf(hidden)", namespace).present("hidden") == 64
     assert of("hidden = 3\nnet = build()", namespace).present("hidden") == 3
@@ -131,7 +131,7 @@ def test_names_of_a_function_are_its_globals() -> None:
     assert Variables.of_function(namespace["train"]).names == ("depth", "hidden")
 
 
-def test_what_is_no_plain_literal_cannot_be_set_and_says_what_it_is() -> None:
+def test_what_is_no_plain_literal_cannot_be_set() -> None:
     found = of("net(x, hidden)", {"net": ast.parse("1"), "hidden": 3})
     with pytest.raises(UsageError, match=r"net is a Module: only a number"):
         found.has("net")
@@ -154,7 +154,7 @@ def test_a_subclass_is_no_plain_literal() -> None:
 
 
 @given(PLAIN)
-def test_any_plain_value_can_stand_in_and_is_what_the_parser_would_make(value: Any) -> None:
+def test_any_plain_value_can_stand_in_as_parsed(value: Any) -> None:
     new = replace_literals(ast.parse("hidden = 64"), {"hidden": value})
     namespace: dict[str, Any] = {}
     exec(compile(new, "cell", "exec"), namespace)

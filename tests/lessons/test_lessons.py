@@ -365,9 +365,7 @@ def test_a_training_that_fails_or_ends_too_early_is_named() -> None:
     assert "too early to measure" in check_loader(loader(), GIVEN, lambda loader: None).hint
 
 
-def test_distant_digits_are_the_same_each_time_and_take_their_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_distant_digits_repeat_and_take_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
     digits = DistantDigits(fetch_ms=5, root=tmp_path / "digits")

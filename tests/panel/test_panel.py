@@ -86,13 +86,13 @@ def words(of: KnobRow) -> str:
 # -- what each knob shows ----------------------------------------------------------------------------------------------
 
 
-def test_before_the_cell_was_looked_at_nothing_is_known_and_nothing_can_be_turned(panel: Panel) -> None:
+def test_before_a_look_at_the_cell_no_knob_can_be_turned(panel: Panel) -> None:
     assert [r.knob.name for r in panel.rows] == list(KNOBS)
     assert all(r.control.disabled for r in panel.rows)
     assert all("as found: ?" in words(r) for r in panel.rows)
 
 
-def test_each_knob_shows_its_value_as_found_its_help_and_a_control_that_fits(panel: Panel) -> None:
+def test_each_knob_shows_its_value_help_and_control(panel: Panel) -> None:
     panel.show_observation(SCENE)
     assert all(r.knob.title in words(r) for r in panel.rows)
     assert "as found: 16" in words(row(panel, "batch_size")) and row(panel, "batch_size").control.value == 16
@@ -144,7 +144,7 @@ def test_a_turned_knob_is_marked_and_reset_takes_all_back(panel: Panel) -> None:
     assert panel.settings == {} and row(panel, "amp").control.value == "off"
 
 
-def test_buttons_hand_over_the_settings_and_a_refused_one_starts_nothing(panel: Panel, pressed: Pressed) -> None:
+def test_buttons_give_settings_and_a_refused_one_starts_nothing(panel: Panel, pressed: Pressed) -> None:
     panel.show_observation(SCENE)
     row(panel, "workers").control.value = 2
     panel.buttons["compare"].click()
@@ -187,7 +187,7 @@ def test_a_lesson_is_linked_only_where_its_notebook_is(tmp_path: Any) -> None:
     assert lesson_path("", tmp_path) is None
 
 
-def test_a_click_that_arrives_on_another_thread_is_acted_upon_on_the_main_one(pressed: Pressed) -> None:
+def test_a_click_on_another_thread_acts_on_the_main_one(pressed: Pressed) -> None:
     where: dict[str, threading.Thread] = {}
     pressed.begin = lambda kind, settings: where.update(begin=threading.current_thread())  # type: ignore[method-assign]
     pressed.stop = lambda: where.update(stop=threading.current_thread())  # type: ignore[method-assign]
@@ -261,7 +261,7 @@ def scripted(made: Made) -> Iterator[PanelSession]:
     assert set(ipywidgets.widgets.widget._instances) == before, "no widget stays"
 
 
-def test_a_run_is_on_the_main_thread_and_the_panel_moves_meanwhile(scripted: PanelSession, made: Made) -> None:
+def test_a_run_is_on_the_main_thread_while_the_panel_moves(scripted: PanelSession, made: Made) -> None:
     seen: list[object] = []
 
     def during(engine: Scripted) -> None:
@@ -328,7 +328,7 @@ def test_a_panel_closed_meanwhile_stops_its_run(scripted: PanelSession, made: Ma
     assert made.engines[0].stops == 1 and not scripted.running
 
 
-def test_an_interrupt_ends_the_run_and_is_raised_where_code_began_it(scripted: PanelSession, made: Made) -> None:
+def test_an_interrupt_ends_the_run_and_is_raised_in_code(scripted: PanelSession, made: Made) -> None:
     def during(engine: Scripted) -> None:
         raise KeyboardInterrupt
 
@@ -351,9 +351,7 @@ def test_an_interrupt_is_heard_where_the_kernel_ignores_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_what_the_cell_raises_is_raised_where_code_began_it_and_said_in_the_panel(
-    scripted: PanelSession, made: Made
-) -> None:
+def test_an_error_of_the_cell_is_raised_and_shown_in_the_panel(scripted: PanelSession, made: Made) -> None:
     def during(engine: Scripted) -> None:
         engine.error = ZeroDivisionError("division by zero")
 

@@ -222,7 +222,7 @@ def test_putting_together_needs_a_core() -> None:
     assert sure.ratio == pytest.approx(ratio_of(known, workers=4)) and sure.interval[0] > 1.3 * open_.interval[0]
 
 
-def test_workers_that_start_with_each_epoch_cost_their_start_and_its_first_batch() -> None:
+def test_workers_started_each_epoch_cost_start_and_first_batch() -> None:
     endless = timed(fed(40, 0.8), batch_ms=32, read_ms=32)
     anew = timed(fed(40, 0.8, length=20), batch_ms=32, read_ms=32)
     starting_ms = 28 + 4 * 16
@@ -241,7 +241,7 @@ def test_workers_that_start_with_each_epoch_cost_their_start_and_its_first_batch
     assert seldom.interval is not None and seldom.interval[1] > narrow[1] + (starting_ms + 32) / 60 / 40
 
 
-def test_workers_that_stay_save_the_start_that_was_seen_but_not_the_first_batch() -> None:
+def test_persistent_workers_save_the_start_not_the_first_batch() -> None:
     known = timed(fed(10, 0.1, workers=2, length=20), batch_ms=5, read_ms=5)
     late = epochs_begin_late(known, every=20, late_ms=100)
     found = predict(late, {"persistent_workers": "on"})
@@ -286,7 +286,7 @@ def test_back_to_no_workers() -> None:
     assert ratio_of(known, workers=0) == pytest.approx((20 + 30) / 20, rel=0.05)
 
 
-def test_without_timing_a_loop_that_does_not_wait_says_nothing_of_its_workers() -> None:
+def test_without_timing_a_loop_that_never_waits_hides_workers() -> None:
     assert "not measured" in predict(fed(20, 0.01, workers=4), {"workers": "0"}).refused
 
 
@@ -312,7 +312,7 @@ def test_whose_collate_fn_it_is_comes_from_the_loader() -> None:
     assert [loader_record(x).own_collate for x in (own, data.DataLoader([1, 2]))] == [True, False]
 
 
-def test_on_a_gpu_too_what_is_not_known_of_the_items_widens_the_interval() -> None:
+def test_on_a_gpu_unknown_items_widen_the_interval() -> None:
     known = synthetic.gpu_case().facts
     environment = dataclasses.replace(known.run.environment, usable_cores=4.0)
     known = dataclasses.replace(known, run=dataclasses.replace(known.run, environment=environment))
@@ -388,7 +388,7 @@ def calling(share: float) -> Facts:
     return dataclasses.replace(fed(40, 0.0), host=HostOperators(900, 850, share, 0.0, 0.0, None), optimizer_us=None)
 
 
-def test_where_calls_take_most_of_a_step_on_a_cpu_one_run_tells_a_larger_batch() -> None:
+def test_with_many_calls_one_cpu_run_predicts_a_larger_batch() -> None:
     known = calling(0.8)
     assert ratio_of(known, batch_size=128) == pytest.approx(0.04 + 0.96 / 4, rel=1e-3)
     found = predict(known, {"batch_size": "64"})
@@ -573,7 +573,7 @@ def test_leaving_out_logging_does_not_leave_out_evaluation() -> None:
     assert finding.predicted_ratio == pytest.approx(1 - 1.1 * 8 / 80, abs=0.005)
 
 
-def test_a_pause_within_another_is_not_gained_by_leaving_out_the_inner_one() -> None:
+def test_a_pause_within_another_is_not_gained() -> None:
     known = fed(40, 0.2)
     nested = with_pauses(known, *in_steps(known, "checkpoint_save", 10, 20), *in_steps(known, "gc", 4, 18))
     assert told_of(nested, "gc_pause").predicted_ratio == pytest.approx(1 - 1.1 * 6 / 80, abs=0.005)
@@ -624,7 +624,7 @@ def test_workers_for_a_job_whose_cure_is_known() -> None:
     assert found.interval[0] < 120 / 176 < found.interval[1]
 
 
-def test_mixed_precision_where_the_host_decides_and_where_the_device_does() -> None:
+def test_mixed_precision_bound_by_host_and_by_device() -> None:
     starved = facts(load_run(real_traces.path("v100_resnet50_workers0")))
     bound = facts(load_run(real_traces.path("v100_ddp_healthy")))
     assert predict(starved, {"amp": "fp16"}).ratio == pytest.approx(1, abs=0.03)
@@ -687,9 +687,7 @@ def test_an_unknown_gpu_has_no_peaks(name: str) -> None:
         ("Tesla P100-PCIE-16GB", "6.0", False, ""),
     ],
 )
-def test_no_other_gpu_stands_in_for_one_whose_peaks_are_not_known(
-    name: str, capability: str, units: bool | None, word: str
-) -> None:
+def test_no_other_gpu_stands_in_for_unknown_peaks(name: str, capability: str, units: bool | None, word: str) -> None:
     case = made_loops.loop(lambda machine: machine.operator("aten::mm", "ampere_sgemm_128x64_nn", gpu_us=900)).case()
     device = dataclasses.replace(case.facts.run.device, name=name, details={"compute_capability": capability})
     assert device_peaks.narrow_ratio(device) is None and device_peaks.tf32_ratio(device) is None

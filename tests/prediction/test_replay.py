@@ -137,7 +137,7 @@ def test_a_wait_that_no_longer_waits(program: list[Op]) -> None:
 
 
 @given(one_stream, st.data())
-def test_a_kernel_that_is_not_launched_takes_no_time_on_its_stream(program: list[Op], data: st.DataObject) -> None:
+def test_a_kernel_not_launched_takes_no_stream_time(program: list[Op], data: st.DataObject) -> None:
     kernels = [i for i, op in enumerate(program) if op.kernel is not None and i]
     gone = data.draw(st.sets(st.sampled_from(kernels))) if kernels else set()
     spans, end = machine(program)
@@ -256,7 +256,7 @@ def test_recorded_traces_of_a_cpu_are_accounted_not_played() -> None:
         Replay(run, 0)
 
 
-def test_of_a_large_window_only_steps_around_the_median_are_played() -> None:
+def test_of_a_large_window_only_median_steps_are_played() -> None:
     run = synthetic.gpu_case().run
     whole = Replay(run, 0).play()
     tasks = int(np.isin(run.timeline.category, [int(c) for c in DEVICE_CATEGORIES]).sum())  # type: ignore[union-attr]

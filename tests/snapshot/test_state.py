@@ -205,7 +205,7 @@ def test_keys_and_groups_that_the_cell_added_are_removed() -> None:
     assert len(namespace["optimizer"].param_groups) == 1 and "note" not in namespace["optimizer"].param_groups[0]
 
 
-def test_a_scheduler_made_in_the_cell_leaves_the_optimizer_as_it_was() -> None:
+def test_a_scheduler_of_the_cell_leaves_the_optimizer_as_it_was() -> None:
     cell = "s = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n" + LOOP + "    s.step()\n"
     namespace, _ = twice(cell, START, "optimizer = torch.optim.SGD(model.parameters(), 0.1)")
     assert "step" not in vars(namespace["optimizer"]) and "s" not in namespace

@@ -166,7 +166,7 @@ def write_small_trace(path: Path) -> None:
         json.dump({"traceEvents": []}, file)
 
 
-def test_the_trace_lies_beside_the_run_under_the_name_tensorboard_looks_for(store: Store) -> None:
+def test_the_trace_has_the_name_that_tensorboard_looks_for(store: Store) -> None:
     folder = store.save(tiny_run(), write_small_trace)
     trace = trace_path(folder)
     assert trace is not None
@@ -176,7 +176,7 @@ def test_the_trace_lies_beside_the_run_under_the_name_tensorboard_looks_for(stor
     assert {f.name for f in folder.iterdir()} == {DOCUMENT, COLUMNS, trace.name}
 
 
-def test_an_unfinished_trace_is_never_under_the_name_tensorboard_looks_for(store: Store) -> None:
+def test_an_unfinished_trace_never_has_tensorboards_name(store: Store) -> None:
     seen: list[str] = []
 
     def write(path: Path) -> None:
@@ -260,7 +260,7 @@ def test_a_run_is_never_overwritten(store: Store) -> None:
     assert store.load(folder).name == "first" and hidden(store) == []
 
 
-def test_a_writer_that_died_is_ignored_and_cleaned_up_an_hour_later(store: Store) -> None:
+def test_a_dead_writer_is_ignored_and_removed_after_an_hour(store: Store) -> None:
     code = """
         import os, sys
         from pathlib import Path
@@ -486,7 +486,7 @@ def damaged(content: bytes, data: st.DataObject) -> bytes:
 # gpulab.runs
 
 
-def test_runs_of_this_process_come_last_and_the_store_before_them(store: Store) -> None:
+def test_stored_runs_come_before_those_of_this_process(store: Store) -> None:
     store.save(make(OLD, "stored"))
     runs = Runs(store)
     assert len(runs) == 1 and runs[-1].name == "stored"
@@ -556,9 +556,7 @@ def test_a_run_damaged_inside_is_named_in_the_table(store: Store) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"wall_ns": "long"}, {"samples": {"series": [{"name": "x"}]}}, {"steps": 5}])
-def test_a_run_whose_document_is_damaged_in_a_field_is_listed_with_its_reason_and_not_counted(
-    store: Store, changes: dict[str, object]
-) -> None:
+def test_a_damaged_document_is_listed_and_not_counted(store: Store, changes: dict[str, object]) -> None:
     store.save(make(OLD))
     edit(store.save(make(MIDDLE)), **changes)
     store.save(make(NEW))

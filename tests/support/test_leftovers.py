@@ -36,7 +36,7 @@ def test_is_innocent():
 """
 
 
-def test_a_leak_of_the_first_test_that_imports_torch_is_held_against_it_alone(tmp_path: Path) -> None:
+def test_a_leak_of_the_first_torch_test_counts_against_it_alone(tmp_path: Path) -> None:
     (tmp_path / "test_leaks.py").write_text(LEAKS)
     conftest = TESTS / "conftest.py"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]

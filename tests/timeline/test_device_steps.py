@@ -110,7 +110,7 @@ def test_a_copy_beside_the_kernels_holds_no_step_back() -> None:
     assert [s.end_ns - s.start_ns for s in account.steps] == pytest.approx([MS, MS, MS], rel=0.02)
 
 
-def test_bars_of_profiled_steps_stand_where_the_gpu_works_for_them() -> None:
+def test_bars_of_profiled_steps_stand_where_the_gpu_works() -> None:
     known = facts(ahead(150, 5, 100))
     drawn = bars(known)
     assert (drawn.right_s - drawn.left_s).tolist() == pytest.approx([0.1] * 5, rel=0.001)

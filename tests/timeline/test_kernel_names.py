@@ -157,7 +157,7 @@ def test_every_name_of_a_real_trace_is_among_them(trace: str) -> None:
 
 
 @pytest.mark.parametrize("trace", loaded_traces.ALL)
-def test_the_accounting_and_the_classes_mean_the_same_communication(trace: str) -> None:
+def test_breakdown_and_classes_agree_on_communication(trace: str) -> None:
     t = loaded_traces.trace(trace).timeline
     kernel = spans.in_category(t, Category.KERNEL)
     counted = kernel & spans.named(t, spans.is_communication)

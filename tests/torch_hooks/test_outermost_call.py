@@ -44,7 +44,7 @@ def test_only_outermost_calls_are_wrapped_each_time() -> None:
 
 
 @pytest.mark.parametrize("reverse", [False, True])
-def test_layers_are_nested_by_their_rank_whatever_the_order_of_entering(reverse: bool) -> None:
+def test_layers_nest_by_rank_in_any_order_of_entering(reverse: bool) -> None:
     notes: list[str] = []
     layers = sorted(Layer, reverse=reverse)
     with ExitStack() as undo:
@@ -165,7 +165,7 @@ class InPieces(nn.Module):
         return x
 
 
-def test_a_module_that_is_compiled_in_pieces_is_so_with_the_patch_as_without() -> None:
+def test_a_module_compiled_in_pieces_stays_so_under_the_patch() -> None:
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
     def graphs(wrapped: bool) -> int:
@@ -240,7 +240,7 @@ def test_steps_are_told_by_turn_and_back(reverse: bool) -> None:
     assert notes == [*told, *(n + " closure" if n.startswith("before") else n for n in told)]
 
 
-def test_of_optimizers_within_optimizers_the_outer_is_told_of_also_after_a_step_that_raised() -> None:
+def test_the_outer_of_nested_optimizers_counts_also_after_error() -> None:
     inner = new_cell().optimizer
 
     class Outer(Optimizer):

@@ -185,7 +185,7 @@ class TestSpellings:
         timeline = read(tmp_path, json.dumps(events)).timeline
         assert [Category(c).name for c in timeline.category] == ["CPU_OP", "KERNEL"]
 
-    def test_addresses_and_words_as_thread_ids_are_lanes_of_their_own(self, tmp_path: Path) -> None:
+    def test_odd_thread_ids_are_lanes_of_their_own(self, tmp_path: Path) -> None:
         events = [
             made.span("cpu_op", "a", 0, 1, tid="0x7f00000000ff"),
             made.span("cpu_op", "b", 2, 1, tid="main"),

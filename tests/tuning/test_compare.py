@@ -72,9 +72,7 @@ def _simulated(kind: str, turns: int, effect: float, rng: np.random.Generator) -
 
 @pytest.mark.parametrize("kind", ["heavy", "spikes", "drifting"])
 @pytest.mark.parametrize("turns", [3, 10, 20])
-def test_without_a_change_the_interval_covers_1_and_nothing_is_called_faster(
-    kind: str, turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_change_the_interval_covers_1(kind: str, turns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 500)
     rng = np.random.default_rng(5)
     found = [_judged(*_simulated(kind, turns, 0.0, rng)) for _ in range(200)]
@@ -106,13 +104,13 @@ def _judged(a: Side, b: Side) -> Comparison:
         (0.50, None, 0.01, "no measurable difference"),
     ],
 )
-def test_faster_needs_an_interval_without_1_two_percent_and_the_noise_floor(
+def test_faster_needs_interval_two_percent_and_noise_floor(
     ratio: float, interval: tuple[float, float] | None, floor: float | None, said: str
 ) -> None:
     assert verdict(statistics.Estimate(ratio, interval, 10), floor) == said
 
 
-def test_the_noise_floor_is_half_the_interval_of_a_against_itself() -> None:
+def test_the_noise_floor_is_half_the_interval_of_a_against_a() -> None:
     assert noise_floor(statistics.Estimate(1.0, (0.97, 1.02), 10)) == pytest.approx(0.025)
     assert noise_floor(statistics.Estimate(1.0, None, 1)) is None
     assert noise_floor(None) is None
@@ -177,13 +175,13 @@ def test_a_side_that_failed_later_has_no_ratio_from_before() -> None:
     )
 
 
-def test_without_any_pair_the_full_runs_are_compared_and_that_is_said() -> None:
+def test_without_a_pair_the_full_runs_are_compared() -> None:
     found = made.a_comparison(made.faster(blocks=()), made.as_written(blocks=()))
     assert (found.evidence, found.verdict, found.pairs) == ("sequential", "faster", 0)
     assert found.ratio == pytest.approx(13.2 / 38.0, rel=0.02)
 
 
-def test_without_a_second_block_of_a_neighbouring_turns_are_the_noise_floor() -> None:
+def test_without_a_second_a_block_neighbours_are_the_floor() -> None:
     a = made.as_written(blocks=made.blocks(0, 38.0, per_turn=1, noise=0.05))
     found = made.a_comparison(a=a)
     assert found.noise_floor is not None and 0.01 < found.noise_floor < 0.2
@@ -265,7 +263,7 @@ def test_a_ratio_and_its_interval_stay_apart(
     assert factor_within(ratio, interval) == written
 
 
-def test_the_best_of_a_sweep_is_named_with_its_rivals_and_failures() -> None:
+def test_the_best_of_a_sweep_names_rivals_and_failures() -> None:
     said = experiment_headline(made.a_sweep())
     assert said.sentence.startswith("batch_size=256 is the fastest of 5 settings: 1.5")
     assert "batch_size=128" in said.evidence and "batch_size=4096: out of memory at 3.1 GiB" in said.evidence
@@ -303,7 +301,7 @@ def test_a_part_whose_mean_and_spread_disagree_has_not_changed() -> None:
     assert _grew(a[:14], b, 900.0) is True and _grew(b, a[:14], 900.0) is False
 
 
-def test_a_part_that_covers_little_of_the_difference_is_not_its_cause() -> None:
+def test_a_part_that_covers_little_is_not_the_cause() -> None:
     found = made.a_comparison()  # 25 ms less, of which waiting takes 22.5
     assert because(found).startswith(": waiting for the DataLoader shrank")
     part = PartChange("optimizer", "optimizer", 2000.0, 1500.0, grew=False)
@@ -345,7 +343,7 @@ def test_a_part_is_judged_per_sample_where_the_batch_differs() -> None:
     assert wait.grew is False
 
 
-def test_steps_fed_from_batches_loaded_ahead_are_left_out_where_three_others_remain() -> None:
+def test_steps_fed_from_the_buffer_are_left_out() -> None:
     for prefetch, left_out in ((1, 3), (4, 0)):  # one worker, two steps' margin: 3 or 6 of 8 profiled steps
         known = made.facts_with(38.0, made.PARTS_A, workers=1)
         assert known.run.loader is not None and known.breakdown is not None
@@ -363,7 +361,7 @@ def test_a_withheld_breakdown_has_no_parts() -> None:
     assert part_changes(None, b.facts, per_sample=False) == ()
 
 
-def test_time_that_no_part_names_is_told_as_such_where_it_covers_the_difference() -> None:
+def test_unnamed_time_is_reported_where_it_covers_the_change() -> None:
     found = dataclasses.replace(made.a_comparison(), verdict="slower", ratio=1.2)
     grown = [dataclasses.replace(p, grew=None, b_us=p.a_us) for p in found.parts if p.name != "unknown"]
     unknown = dataclasses.replace(found.parts[0], name="unknown", label="unknown", grew=True, a_us=1000.0, b_us=8000.0)
@@ -419,7 +417,7 @@ def test_losses_need_one_on_both_sides() -> None:
     assert one_sided is not None and one_sided.verdict == "not measurable"
 
 
-def test_only_steps_of_other_samples_are_another_training_whatever_the_band_says() -> None:
+def test_only_steps_of_other_samples_are_another_training() -> None:
     sides = _losses(made.loss_curve(seed=0), made.loss_curve(seed=9), *(made.loss_curve(seed=s) for s in (1, 2, 3)))
     other_batch = compare_losses(*sides, changes_training="another batch", other_steps=True)
     lower_precision = compare_losses(*sides, changes_training="lower precision")
@@ -457,7 +455,7 @@ def test_seeds_that_change_nothing_make_no_band() -> None:
     assert failed is not None and failed.seeds == 0 and "was not measured" in failed.words
 
 
-def test_the_band_of_seeds_tells_a_changed_training_from_another_seed() -> None:
+def test_the_band_of_seeds_separates_change_from_another_seed() -> None:
     seeds = [made.loss_curve(seed=s) for s in (1, 2, 3)]
     another = compare_losses(*_losses(made.loss_curve(seed=0), made.loss_curve(seed=9), *seeds))
     moved = tuple(x + 0.3 for x in made.loss_curve(seed=9))
@@ -484,7 +482,7 @@ def test_the_table_of_stored_runs_has_the_times_of_the_verdict() -> None:
     assert step.cells[3] == sample.cells[3] == f"{factor(found.ratio)}×"
 
 
-def test_runs_with_profiled_steps_only_have_no_other_step_in_their_table() -> None:
+def test_profiled_runs_show_no_other_step_in_their_table() -> None:
     runs = [made.run_of(side) for side in (made.as_written(), made.faster())]
     traced = np.full(len(runs[0].steps), Phase.TRACED, np.uint8)
     profiled = [dataclasses.replace(run, steps=dataclasses.replace(run.steps, phase=traced)) for run in runs[:1]]
@@ -601,7 +599,7 @@ def test_a_knob_without_effect_and_a_shared_gpu_are_at_the_top() -> None:
 # energy
 
 
-def test_energy_and_cost_follow_from_power_and_the_time_of_a_sample() -> None:
+def test_energy_and_cost_follow_from_power_and_sample_time() -> None:
     side = made.a_comparison().a
     run = made.run_of(side)
     t = np.linspace(0, run.wall_ns, 200).astype(np.int64)

@@ -213,9 +213,7 @@ def test_an_interrupt_ends_it_and_everything_is_put_back(names: dict[str, Any]) 
 
 
 @pytest.mark.usefixtures("interrupts_come")
-def test_an_interrupt_that_the_cell_swallows_ends_the_comparison_all_the_same(
-    names: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_swallowed_interrupt_ends_the_comparison(names: dict[str, Any], tmp_path: Path) -> None:
     before, runs = signal.getsignal(signal.SIGINT), tmp_path / "runs"  # a file: lists are put back for each run
 
     def swallows_the_fifth() -> None:
@@ -251,7 +249,7 @@ batches = cycle(loader)
 TAKING = CELL.replace("for x, y in loader:", "for _ in range(60):\n    x, y = next(batches)")
 
 
-def test_a_generator_of_an_earlier_cell_goes_on_after_a_comparison(names: dict[str, Any]) -> None:
+def test_an_earlier_generator_goes_on_after_a_comparison(names: dict[str, Any]) -> None:
     exec(ENDLESS, names)
     found = quick(TAKING, {"batch_size": 2}, names)
     assert found.verdict != "not comparable" and len(found.only.b.blocks) == 5
@@ -260,7 +258,7 @@ def test_a_generator_of_an_earlier_cell_goes_on_after_a_comparison(names: dict[s
 
 
 @pytest.mark.parametrize("takes", ["x, y = next(batches)", "x, y = next(inner)"])
-def test_a_generator_of_an_earlier_cell_goes_on_after_a_run_that_ends_early(names: dict[str, Any], takes: str) -> None:
+def test_an_earlier_generator_goes_on_after_an_early_end(names: dict[str, Any], takes: str) -> None:
     exec(ENDLESS + "inner = (batch for batch in batches)", names)
     with gpulab.profile(steps=9, save=False, live=False, show=False, code=TAKING) as p:
         exec(TAKING.replace("x, y = next(batches)", takes), names)

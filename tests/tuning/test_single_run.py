@@ -111,7 +111,7 @@ def test_what_speaks_against_it_is_told_afterwards(
     assert change.state == "no effect" and evidence in change.evidence, change
 
 
-def test_the_value_as_found_also_of_a_loader_that_the_cell_builds(names: dict[str, Any]) -> None:
+def test_the_current_value_also_of_a_loader_built_in_the_cell(names: dict[str, Any]) -> None:
     assert ran(LOOP, names, batch_size=8)[0].found == "4"
     (change,) = ran("loader = DataLoader(data, batch_size=16)\n" + LOOP, names, batch_size=8)
     assert (change.found, change.state) == ("16", "took effect")
@@ -181,7 +181,7 @@ def test_an_experiment_goes_on_with_the_settings_that_can_be(names: dict[str, An
     check_names([Arm({"batch_size": 5000}), Arm({"batch_size": 8})], TextCode.parsed(LOOP, names))
 
 
-def test_a_variable_with_the_name_of_a_knob_is_not_refused_as_the_knob(names: dict[str, Any]) -> None:
+def test_a_variable_named_like_a_knob_is_not_refused_as_one(names: dict[str, Any]) -> None:
     code = TextCode.parsed("prefetch = 3\nprint(prefetch)\n" + LOOP, names)
     assert not refusals({"prefetch": 4}, code)
 
@@ -221,9 +221,7 @@ def test_workers_that_cannot_import_the_dataset(
     assert not refusals({"workers": 0}, code)
 
 
-def test_a_dataset_of_the_notebook_that_is_not_loaded_here_does_not_matter(
-    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unused_notebook_dataset_does_not_matter(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     exec(LOCAL, names)
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__spec__", None)
@@ -235,7 +233,7 @@ def test_a_dataset_of_the_notebook_that_is_not_loaded_here_does_not_matter(
 # -- variables ------------------------------------------------------------------------------------------------------
 
 
-def test_a_literal_holds_afterwards_what_the_cell_as_written_assigns(names: dict[str, Any]) -> None:
+def test_a_literal_holds_afterwards_what_the_cell_assigns(names: dict[str, Any]) -> None:
     (change,) = ran("hidden = 64\nsize = hidden * 2\n" + LOOP, names, hidden=512)
     assert (change.kind, change.found, change.state) == ("variable of the cell", "64", "took effect")
     assert (names["hidden"], names["size"]) == (64, 1024)
@@ -251,7 +249,7 @@ def test_a_literal_that_nothing_reads(names: dict[str, Any]) -> None:
     assert (change.state, change.evidence) == ("no effect", "nothing was seen to read it while the code ran")
 
 
-def test_what_the_model_was_built_with_is_no_variable_of_its_training(names: dict[str, Any]) -> None:
+def test_what_built_the_model_is_no_variable_of_its_training(names: dict[str, Any]) -> None:
     names["hidden"] = 64
     names["model"].hidden = 64
     with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not visibly read it"):

@@ -148,7 +148,7 @@ def test_the_legend_is_sent_only_where_it_changed() -> None:
     assert ["series" in head for head in heads] == [True, False, True]
 
 
-def test_merged_steps_lose_no_step_no_time_no_sample_and_not_the_slowest() -> None:
+def test_merged_steps_lose_no_step_time_sample_or_the_slowest() -> None:
     rng = np.random.default_rng(0)
     n = 10_007
     wall = rng.uniform(1, 3, n)
@@ -249,7 +249,7 @@ def test_an_output_that_cannot_be_updated_is_reported(stage: FakeHandle, monkeyp
     assert view.problem == "OSError: gone" and widget.closed == 2
 
 
-def test_stop_on_the_control_channel_reaches_the_feed_and_is_answered(stage: FakeHandle) -> None:
+def test_stop_on_the_control_channel_is_answered(stage: FakeHandle) -> None:
     feed, kernel = ScriptedFeed(), FakeKernel()
     view, widget = begun(feed, kernel)
     assert kernel.receive({"run": "another run"})["status"] == "error"

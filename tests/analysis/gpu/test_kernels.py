@@ -280,7 +280,7 @@ def test_every_pattern_says_where_it_comes_from() -> None:
 
 
 @pytest.mark.parametrize("call", ["hipLaunchKernel", "another maker's launch"])
-def test_only_on_nvidia_do_names_tell_which_kernels_use_matrix_units(call: str) -> None:
+def test_only_nvidia_names_show_kernels_on_matrix_units(call: str) -> None:
     spans = [
         Span(call, Category.CUDA_RUNTIME, MAIN, 0, US, 1),
         Span("Cijk_Ailk_Bljk_HHS_BH_MT128x128x32", Category.KERNEL, STREAM, 2 * US, US, 1),

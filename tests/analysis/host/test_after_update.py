@@ -58,7 +58,7 @@ def logging(diagnosis: Diagnosed) -> list[str]:
     return [f.summary for f in diagnosis.findings if f.key == "logging_or_eval"]
 
 
-def test_what_follows_the_update_of_each_step_is_told_with_its_line_and_its_gain() -> None:
+def test_work_after_each_update_is_named_with_its_line_and_gain() -> None:
     found = gpulab.diagnose(profiled(nothing, rest))
     first = found.first
     assert first.key == "logging_or_eval" and "after it has updated the parameters" in first.summary
@@ -75,7 +75,7 @@ def test_what_comes_before_the_backward_pass_may_be_training() -> None:
     assert after_update(run, known.breakdown, known.optimizer).share() < 0.5
 
 
-def test_code_of_the_users_own_in_which_nothing_is_computed_is_told_with_its_line_and_its_gain() -> None:
+def test_own_code_without_computing_is_named_with_line_and_gain() -> None:
     run = profiled(rest, nothing)
     found = gpulab.diagnose(run)
     first = found.first
@@ -100,9 +100,7 @@ def trained(played_loop: HostLoop) -> None:
 
 
 @pytest.mark.parametrize(("computing_us", "blamed"), [(12_000, False), (0, True)])
-def test_a_function_that_mostly_computes_is_not_blamed_for_the_gaps_between_its_operators(
-    computing_us: float, blamed: bool
-) -> None:
+def test_a_computing_function_is_not_blamed_for_operator_gaps(computing_us: float, blamed: bool) -> None:
     def step(loop: HostLoop) -> None:
         for _ in range(3):
             if computing_us:
@@ -115,7 +113,7 @@ def test_a_function_that_mostly_computes_is_not_blamed_for_the_gaps_between_its_
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_the_time_of_a_library_that_comes_back_to_the_users_code_is_not_the_users(comes_back: bool) -> None:
+def test_a_library_that_calls_back_keeps_its_own_time(comes_back: bool) -> None:
     def step(loop: HostLoop) -> None:
         loop.python(10_000, 0)
         trained(loop)
@@ -187,11 +185,11 @@ def test_without_a_loader_the_lines_below_the_update_tell() -> None:
     assert again is not None and again.after_update.tolist() == run.stack.after_update.tolist()
 
 
-def test_without_a_loader_the_lines_above_the_update_may_make_the_batch() -> None:
+def test_without_a_loader_lines_above_the_update_make_the_batch() -> None:
     assert not any("after it has updated" in words for words in logging(gpulab.diagnose(without_loader(rest, nothing))))
 
 
-def test_without_looks_nothing_is_told_of_a_loop_without_a_loader() -> None:
+def test_a_loop_without_loader_and_looks_has_no_cause() -> None:
     run = without_loader(nothing, rest)
     assert run.stack is not None
     older = dataclasses.replace(run.stack, after_update=np.empty(0, np.uint8))

@@ -158,9 +158,7 @@ def test_fusing_a_plain_sgd_gives_back_no_work_of_the_gpu() -> None:
 
 
 @pytest.mark.parametrize(("operator", "bytes_moved"), [("_fused_adamw_", 28), ("_foreach_addcdiv_", 80)])
-def test_gradients_put_aside_are_held_against_the_bytes_that_the_update_moves_today(
-    operator: str, bytes_moved: int
-) -> None:
+def test_kept_gradients_count_against_the_bytes_of_the_update(operator: str, bytes_moved: int) -> None:
     def step(machine: Machine) -> None:
         machine.operator("aten::mm", "sgemm", 1_000, 20)
         start = machine.host

@@ -317,7 +317,7 @@ def test_code_of_a_thread_is_seen_as_well(tmp_path: Path) -> None:
 # -- stacks in a trace ----------------------------------------------------------------------------------------------
 
 
-def test_the_innermost_function_of_the_users_in_a_trace_with_stacks() -> None:
+def test_the_innermost_user_function_in_a_trace_with_stacks() -> None:
     names = ("train.py(3): main", "train.py(9): load", "torch/nn/modules/module.py(1): _call_impl", "json/x.py(1): f")
     rows = [(0, 100, 0), (10, 30, 1), (12, 8, 2), (50, 20, 2), (80, 5, 3)]
     n = len(rows)

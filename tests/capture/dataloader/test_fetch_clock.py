@@ -148,7 +148,7 @@ def test_without_workers_there_are_no_threads_of_theirs() -> None:
         ("collate_ns", False, lambda w: DataLoader(Planted(24), batch_size=4, num_workers=w, collate_fn=slow_collate)),
     ],
 )
-def test_the_planted_part_is_the_largest_and_waiting_is_told_from_work(
+def test_the_planted_part_is_largest_and_waiting_is_not_work(
     workers: int, part: str, waits: bool, make: Callable[[int], Any]
 ) -> None:
     b = timed(trained(make(workers))[0])
@@ -164,7 +164,7 @@ def test_the_planted_part_is_the_largest_and_waiting_is_told_from_work(
 @pytest.mark.parametrize(
     ("workers", "item_s", "timed_batches"), [(0, 0.0001, {0, 4, 8}), (1, 0.0001, {0, 4, 8}), (0, 0.003, set(range(12)))]
 )
-def test_of_short_items_every_fourth_batch_tells_of_the_transforms(
+def test_every_fourth_batch_of_short_items_times_transforms(
     workers: int, item_s: float, timed_batches: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if item_s < 0.001:
@@ -180,7 +180,7 @@ def test_of_short_items_every_fourth_batch_tells_of_the_transforms(
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 999), st.integers(0, 999)), min_size=1),
 )
-def test_transforms_that_were_not_timed_take_the_share_of_the_last_that_were(
+def test_untimed_transforms_take_the_share_of_the_last_timed(
     rows: list[tuple[int, bool, int, int]],
 ) -> None:
     kept = iterator_times.Timed()
@@ -303,7 +303,7 @@ def test_a_worker_that_dies_loses_no_batch_before_it() -> None:
     assert len(timed(p.run)) == 5
 
 
-def test_workers_that_live_on_are_timed_in_each_epoch_and_again_in_the_next_run() -> None:
+def test_persistent_workers_are_timed_in_each_epoch_and_run() -> None:
     loader = DataLoader(Planted(24), batch_size=4, num_workers=2, persistent_workers=True)
     first, _ = trained(loader, epochs=3, take=4)
     assert (timed(first).answered_ns >= 0).sum() == 15, "the loop asks for a fifth one before it breaks off"
@@ -315,7 +315,7 @@ def test_workers_that_live_on_are_timed_in_each_epoch_and_again_in_the_next_run(
     end_workers(loader)
 
 
-def test_batches_that_are_still_being_made_when_an_epoch_is_broken_off_are_nobodys() -> None:
+def test_unfinished_batches_of_a_broken_epoch_are_dropped() -> None:
     loader = DataLoader(
         Planted(40, wait_s=0.01), batch_size=2, num_workers=2, prefetch_factor=4, persistent_workers=True
     )
@@ -332,7 +332,7 @@ def test_batches_that_are_still_being_made_when_an_epoch_is_broken_off_are_nobod
     end_workers(loader)
 
 
-def test_workers_from_before_the_run_are_not_timed_and_that_is_said() -> None:
+def test_workers_older_than_the_run_are_not_timed() -> None:
     loader = DataLoader(Planted(24), batch_size=4, num_workers=1, persistent_workers=True)
     list(loader)
     run, had = trained(loader)
@@ -420,7 +420,7 @@ def test_a_fault_of_ours_in_a_worker_is_not_the_users(broken: str, monkeypatch: 
     assert run.batches is None and [m.key for m in run.missing] == ["workers_inside"]
 
 
-def test_a_torch_without_these_methods_is_not_timed_and_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_torch_without_these_methods_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import dataloader
 
     from gpulab.capture.dataloader.batch_clock import LoadingClock

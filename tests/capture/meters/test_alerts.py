@@ -215,7 +215,7 @@ class Scripted:
         return Delta(status, np.empty((0, 4), np.float32))
 
 
-def test_a_terminal_is_told_once_when_it_begins_and_once_when_it_is_over() -> None:
+def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     stream, feed = io.StringIO(), Scripted()
     lines = AlertLines(stream, interval_s=0.001)
     lines.begin(feed)  # type: ignore[arg-type]

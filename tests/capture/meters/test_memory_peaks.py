@@ -48,7 +48,7 @@ def test_a_second_run_that_needs_more_has_its_own(fake_cuda: FakeCuda) -> None:
     assert peak_gib(watch) == (12, ())
 
 
-def test_a_leaner_second_run_has_what_was_read_before_its_backward_passes(
+def test_a_leaner_second_run_keeps_peaks_read_before_backward(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_peaks, "APART_NS", 0)
@@ -69,7 +69,7 @@ def test_a_leaner_second_run_has_what_was_read_before_its_backward_passes(
     assert torch.cuda.max_memory_allocated(0) == 10 * GIB, "the user's own peak is as it was"
 
 
-def test_where_the_process_is_at_its_peak_the_run_has_an_exact_one(fake_cuda: FakeCuda) -> None:
+def test_a_run_at_the_process_peak_has_an_exact_peak(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
     weights = fake_cuda.allocate(10 * GIB)
     watch = PeakWatch()
@@ -123,7 +123,7 @@ def test_a_watch_makes_no_context_and_does_not_start_cuda(fake_cuda: FakeCuda) -
     assert fake_cuda.in_use == {1} and fake_cuda.contexts == [] and fake_cuda.started_by is None
 
 
-def test_an_earlier_run_on_another_gpu_does_not_count_as_this_one(fake_cuda: FakeCuda) -> None:
+def test_an_earlier_run_on_another_gpu_does_not_count(fake_cuda: FakeCuda) -> None:
     fake_cuda.start(0)
     allocated_and_freed(fake_cuda, 10, index=0)
     watch = PeakWatch()
@@ -165,7 +165,7 @@ def test_on_a_cpu_there_is_the_memory_of_the_processes_alone() -> None:
     assert found == Memory(peak_rss_bytes=7) and missing == ()
 
 
-def test_a_full_run_of_an_experiment_has_its_own_peak_and_says_how(fake_cuda: FakeCuda) -> None:
+def test_a_full_run_of_an_experiment_has_its_own_peak(fake_cuda: FakeCuda) -> None:
     """Two arms in one process: the second one needs less."""
     fake_cuda.start()
     code = """

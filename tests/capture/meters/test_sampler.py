@@ -123,7 +123,7 @@ def test_a_gpu_is_read_beside_the_process_tree() -> None:
     assert {m.what for m in missing} <= {"other processes on the GPU"}
 
 
-def test_without_a_driver_the_reason_is_kept_and_the_host_is_read() -> None:
+def test_without_a_driver_the_host_is_read_and_the_reason_kept() -> None:
     sampler = started(H100, fakes.no_driver())
     until(sampler.drain, "a reading")
     samples, missing, _ = sampler.stop()
@@ -284,7 +284,7 @@ def test_the_child_imports_nothing_heavy() -> None:
     assert done.stdout.strip() == "[]"
 
 
-def test_the_child_counts_workers_that_come_and_go_but_not_itself() -> None:
+def test_the_child_counts_changing_workers_but_not_itself() -> None:
     sampler = started()
     until(sampler.drain, "a reading")
     worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])

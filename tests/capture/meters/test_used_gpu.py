@@ -21,7 +21,7 @@ def curve(name: str, source: str) -> Series:
 CURVES = Samples((curve("gpu_utilization_pct", "NVML"), curve("sm_active", "NVML GPM"), curve("cpu_pct", "psutil")))
 
 
-def test_the_gpu_that_worked_longest_not_the_one_with_most_kernels() -> None:
+def test_the_gpu_that_worked_longest_is_taken() -> None:
     one_long = Span("k", Category.KERNEL, OTHER_GPU, 0, 100, 1)
     many_at_once = [Span("k", Category.KERNEL, lane, 0, 60, 2) for lane in (STREAM, STREAM_2)]
     assert working_gpus(timeline([one_long, *many_at_once])) == [1, 0]
@@ -44,7 +44,7 @@ def test_a_cell_on_the_second_gpu(fake_cuda: FakeCuda) -> None:
 
 
 @pytest.mark.parametrize("worked", [[0], [], [1, 0]])
-def test_nothing_changes_where_the_gpu_that_was_assumed_worked_too(worked: list[int], fake_cuda: FakeCuda) -> None:
+def test_the_assumed_gpu_stays_where_it_worked_too(worked: list[int], fake_cuda: FakeCuda) -> None:
     fake_cuda.start(0)
     assert moved(FIRST, worked, CURVES) == Moved(FIRST, CURVES)
 

@@ -68,7 +68,7 @@ class Marks:
         return [(p.loader, p.batches) for p in self.found]
 
 
-def test_a_pass_without_training_is_evaluation_and_one_with_it_is_not() -> None:
+def test_a_pass_without_training_is_evaluation() -> None:
     marks = Marks()
     marks.whole(9, 3, trains=False)
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_a_pass_without_training_is_evaluation_and_one_with_it_is_not() -> None:
     assert marks.evaluations() == [(9, 3), (9, 3), (9, 3), (1, 5)]
 
 
-def test_evaluation_in_the_middle_of_an_epoch_whole_or_left_early() -> None:
+def test_evaluation_within_an_epoch_whole_or_left_early() -> None:
     marks = Marks()
     marks.begin(1)
     for i in range(6):
@@ -92,7 +92,7 @@ def test_evaluation_in_the_middle_of_an_epoch_whole_or_left_early() -> None:
     assert sorted(marks.evaluations()) == [(9, 1), (9, 4)]
 
 
-def test_two_loaders_that_feed_each_step_together_are_both_training() -> None:
+def test_two_loaders_that_feed_each_step_are_both_training() -> None:
     marks = Marks()
     marks.begin(1)
     marks.begin(2)
@@ -168,7 +168,7 @@ def stretches(times: list[tuple[int, int]], spot: Any = ("f", 1, "")) -> GradOff
     return heard
 
 
-def test_what_runs_without_gradients_in_few_steps_is_evaluation_and_in_most_it_is_training() -> None:
+def test_rare_no_grad_work_is_evaluation_frequent_is_training() -> None:
     starts = np.arange(0, 1000, 10) * MS
     each_tenth = [(t, t + 5) for t in range(100, 1000, 100)]
     each = [(t + 1, t + 4) for t in range(0, 1000, 10)]
@@ -182,7 +182,7 @@ def test_what_runs_without_gradients_in_few_steps_is_evaluation_and_in_most_it_i
     assert [s.spot for s in both.evaluations([], starts)] == [("sample", 2, "")] * len(each_tenth)
 
 
-def test_what_is_short_or_trains_within_or_was_entered_before_the_run_is_no_evaluation() -> None:
+def test_short_training_or_earlier_no_grad_is_no_evaluation() -> None:
     heard = GradOff()
     heard.left(5 * MS, lambda: None)
     heard.entered(6 * MS)
@@ -225,7 +225,7 @@ def _inside(stretch: Stretch, passes: list[Stretch]) -> bool:
     return all(stretch.start_ns <= p.start_ns and p.end_ns <= stretch.end_ns for p in touching)
 
 
-def test_gradients_are_switched_as_ever_and_the_hooks_hear_the_users_line() -> None:
+def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
     switches = (torch.no_grad, torch.inference_mode)
     before = [dict(vars(s)) for s in switches]
     pauses = Pauses()
@@ -247,11 +247,11 @@ def test_gradients_are_switched_as_ever_and_the_hooks_hear_the_users_line() -> N
     assert [dict(vars(s)) for s in switches] == before
     pauses.finish(np.arange(0, 100) * MS + time.perf_counter_ns() - 100 * MS, trains=True)
     told = [(p[3] and p[3][2], p[4]) for p in pauses.heard if p[0] == "evaluation"]
-    name = test_gradients_are_switched_as_ever_and_the_hooks_hear_the_users_line.__name__
+    name = test_gradients_switch_as_ever_and_hooks_see_the_users_line.__name__
     assert told == [(name, "without gradients")] * 2
 
 
-def test_hooks_hear_the_outermost_save_once_and_leave_everything_as_it_was(tmp_path: Path) -> None:
+def test_hooks_see_the_outermost_save_once_and_change_nothing(tmp_path: Path) -> None:
     before = {t: _found(t) for t in TARGETS}
     callbacks = list(gc.callbacks)
     pauses = Pauses()
@@ -280,7 +280,7 @@ def _found(target: Any) -> Any:
     return None if owner is None else vars(owner).get(target.name)
 
 
-def test_a_library_imported_during_the_run_is_heard_from_the_next_look_on() -> None:
+def test_a_library_imported_during_the_run_is_hooked_later() -> None:
     name = "lightning.pytorch.trainer.trainer"
     kept = sys.modules.get(name)
     made: Any = type(sys)(name)
@@ -385,7 +385,7 @@ def test_a_real_cell_names_the_line_of_each_pause(tmp_path: Path) -> None:
     assert left == {}
 
 
-def test_a_pause_that_the_trace_does_not_name_is_other_and_the_parts_still_sum() -> None:
+def test_a_pause_not_named_by_the_trace_is_other() -> None:
     import dataclasses
 
     from gpulab.analysis.breakdown import breakdown, placed

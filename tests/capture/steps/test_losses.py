@@ -81,7 +81,7 @@ def test_a_loss_of_a_cuda_graph_is_read_after_the_next_replay(fake_cuda: FakeCud
     assert heard(step, 3) == (0.0, 1.0, 2.0)
 
 
-def test_an_error_that_stays_does_not_reach_the_users_backward_pass(fake_cuda: FakeCuda) -> None:
+def test_an_error_that_stays_does_not_reach_backward(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
     x = fake_cuda.tensor(1.0).requires_grad_()
 

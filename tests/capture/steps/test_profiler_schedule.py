@@ -12,7 +12,7 @@ from gpulab.run import Settings
 
 
 @given(st.integers(3, 100_000))
-def test_a_known_run_has_warm_up_then_measured_then_profiled_steps(total: int) -> None:
+def test_a_run_of_known_length_has_three_phases(total: int) -> None:
     schedule = plan(Settings(), total)
     (window,) = schedule.windows
     assert schedule.warmup >= 1
@@ -21,7 +21,7 @@ def test_a_known_run_has_warm_up_then_measured_then_profiled_steps(total: int) -
     assert window.after + window.length <= total, "the window ends within the run"
 
 
-def test_a_run_of_unknown_length_is_profiled_early_and_again_when_it_turns_out_long() -> None:
+def test_a_run_of_unknown_length_is_profiled_early_and_again() -> None:
     early, late = plan(Settings(), None).windows
     assert early.after + early.length <= 6 and early.length == EARLY_TRACED
     assert late.after > early.after + early.length and late.length == TRACED

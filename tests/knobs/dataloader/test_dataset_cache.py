@@ -144,9 +144,7 @@ def augmented_by_its_own(i: int) -> Any:
 
 
 @pytest.mark.parametrize("make", [augmented_by_torch, augmented_by_numpy, augmented_sometimes, augmented_by_its_own])
-def test_random_augmentation_is_refused_and_the_data_are_as_without(
-    make: Callable[[int], Any], cache: DatasetCache
-) -> None:
+def test_random_augmentation_is_refused_and_data_stay(make: Callable[[int], Any], cache: DatasetCache) -> None:
     def seeded() -> list[Any]:
         global own
         own = np.random.default_rng(1)
@@ -164,9 +162,7 @@ def test_random_augmentation_is_refused_and_the_data_are_as_without(
         assert seen == expected
 
 
-def test_what_would_be_too_large_or_take_too_long_is_refused_with_the_figure(
-    cache: DatasetCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_large_or_too_slow_is_refused_with_the_figure(cache: DatasetCache, monkeypatch: pytest.MonkeyPatch) -> None:
     loader = DataLoader(Counted(lambda i: (torch.zeros(2**18), i)), 4)
     monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 40 * 2**20)
     with cache.applied(True) as log:
@@ -228,7 +224,7 @@ def test_datasets_that_cannot_be_cached(make: Callable[[], DataLoader[Any]], wor
     assert words in log.refused[0]
 
 
-def test_an_item_changed_by_the_users_collate_is_whole_again_in_the_next_epoch(cache: DatasetCache) -> None:
+def test_an_item_changed_by_collate_is_whole_next_epoch(cache: DatasetCache) -> None:
     def collate(items: list[Any]) -> list[float]:
         return [float(item["x"].add_(1)) + item.pop("y") for item in items]
 

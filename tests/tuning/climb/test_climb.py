@@ -134,14 +134,14 @@ def test_the_way_up_ends_where_a_number_was_not_kept() -> None:
     assert all(isinstance(v, int) and v < 2 for v in values)
 
 
-def test_other_knobs_against_the_cause_come_when_the_named_ones_are_spent() -> None:
+def test_other_knobs_come_when_the_named_ones_are_spent() -> None:
     found = [finding("data_starved", 500.0, workers="2")]
     assert able(found, state()) == [{"workers": 2}]
     spent = (Tried({"workers": 2}, {}, "slower"),)
     assert {"cache": True} in able(found, state(tried=spent))
 
 
-def test_what_brought_nothing_is_tried_again_once_something_else_was_kept() -> None:
+def test_a_useless_knob_is_tried_again_after_another_was_kept() -> None:
     found = [finding("unfused_optimizer", 900.0, fused_optimizer="on")]
     lost = (Tried({"fused_optimizer": True}, {}, "no gain"),)
     assert able(found, state(tried=lost)) == []
@@ -155,14 +155,14 @@ def test_a_cause_hidden_behind_another_waits() -> None:
     assert able(found, state(allow=frozenset({"batch_size"}))) == [{"workers": 2}]
 
 
-def test_what_had_to_wait_is_tried_once_nothing_is_left_against_the_first() -> None:
+def test_a_postponed_knob_is_tried_when_the_first_cause_is_done() -> None:
     behind = replace(finding("unfused_optimizer", 90.0, fused_optimizer="on"), only_after=("data_starved",))
     found = [finding("data_starved", 500.0, workers="2"), behind]
     spent = ("workers", "prefetch", "cache")
     assert able(found, state(without=frozenset(spent))) == [{"fused_optimizer": True}]
 
 
-def test_the_way_back_is_tried_only_for_an_option_that_a_later_one_may_replace() -> None:
+def test_the_way_back_is_tried_only_for_a_replaceable_option() -> None:
     on = state({"workers": 2, "prefetch": 4, "fused_optimizer": True})
     back = ways_back(HEALTHY, on, nothing_foretold)
     assert [c.back for c in back] == [("workers", "prefetch")]
@@ -407,7 +407,7 @@ def heeds_interrupts() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("heeds_interrupts")
-def test_an_interrupt_that_somebody_swallows_ends_it_all_the_same() -> None:
+def test_a_swallowed_interrupt_ends_the_climb() -> None:
     before = signal.getsignal(signal.SIGINT)
 
     def on_run(plan: Plan, script: Script) -> None:

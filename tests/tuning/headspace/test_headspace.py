@@ -146,7 +146,7 @@ def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
 
 
 @pytest.mark.parametrize("fits", [("cpu",), ()])
-def test_batches_that_do_not_fit_on_the_device_are_kept_in_the_hosts_memory(
+def test_batches_too_large_for_the_device_stay_in_host_memory(
     fits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpulab.tuning.headspace.headspace._torch_name", lambda device: "elsewhere")
@@ -228,7 +228,7 @@ def test_containers_are_made_anew_and_keep_their_kind() -> None:
 # -- files -----------------------------------------------------------------------------------------------------------
 
 
-def test_files_opened_in_each_way_are_seen_and_written_ones_are_not(tmp_path: Path) -> None:
+def test_files_opened_in_each_way_are_seen_unless_written(tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("a", "b", "c", "d", "empty", "e.py")]
     for path in paths:
         path.write_bytes(b"" if path.name == "empty" else b"x" * 100)

@@ -146,7 +146,7 @@ def refused(**changes: Any) -> Side:
     return dataclasses.replace(side, facts=None, blocks=(), losses=(), failure=REFUSED, **changes)
 
 
-def test_a_setting_that_could_not_run_is_one_sentence_with_its_reason() -> None:
+def test_a_setting_that_failed_is_one_sentence_with_its_reason() -> None:
     shown = Compared(made.a_comparison(refused()))
     text, page = " ".join(shown.text().split()), shown.html()
     assert text.count(REFUSED) == 1 and len(shown.text().splitlines()) < 8
@@ -183,7 +183,7 @@ def test_short_words_stand_beside_their_row() -> None:
     assert "  workers=2  x  faster\n" in told
 
 
-def test_points_stay_clear_of_the_names_and_a_long_label_breaks_behind_its_sign() -> None:
+def test_points_avoid_names_and_long_labels_break_at_the_sign() -> None:
     import numpy as np
     from matplotlib.figure import Figure
 

@@ -86,7 +86,7 @@ def controls(text: str) -> set[str]:
 # Words and figures
 
 
-def test_every_part_of_the_accounting_has_its_own_words_and_colour() -> None:
+def test_every_part_of_the_breakdown_has_words_and_colour() -> None:
     assert set(wording.PARTS) == set(accounting.PARTS)
     parts = wording.PARTS.values()
     assert len({p.colour for p in parts}) == len({p.label for p in parts}) == len(parts)
@@ -103,7 +103,7 @@ def test_readings_follow_the_unit_in_their_name() -> None:
     assert wording.quantity(float("nan"), "power_w", "W") == "not measurable"
 
 
-def test_names_lose_what_every_kernel_name_repeats_and_nothing_else() -> None:
+def test_kernel_names_lose_only_what_all_of_them_repeat() -> None:
     kernel = "void at::native::(anonymous namespace)::sum_kernel<float>(float*)"
     assert wording.operator_name(kernel) == "sum_kernel<float>(float*)"
     assert wording.short_name(kernel) == "sum_kernel"
@@ -139,7 +139,7 @@ def test_text_shows_both_step_times_and_why_steps_were_left_out() -> None:
     assert "gpulab report 20260801-101500-a1b2" in text
 
 
-def test_parts_are_shown_by_share_zero_parts_left_out_and_unknown_by_its_name() -> None:
+def test_parts_are_shown_by_share_without_zeros() -> None:
     text = report(CASES["cpu"]).text()
     table = text[text.index("WHERE THE STEP'S TIME GOES") : text.index("COSTLIEST OPERATORS")]
     assert table.index("waiting for the DataLoader") < table.index("computing") < table.index("unknown")
@@ -175,7 +175,7 @@ def test_what_could_not_be_measured_is_said_and_never_a_zero() -> None:
     assert "(from 240 ms into the" in report(CASES["gpu"]).text()
 
 
-def test_a_run_that_is_not_on_disk_does_not_promise_to_open_again() -> None:
+def test_an_unsaved_run_does_not_promise_to_open_again() -> None:
     text = report(CASES["cpu"], "No space left on device: free some, then run again.").text()
     assert "Not saved: No space left on device" in text and "Open it again" not in text
 
@@ -211,7 +211,7 @@ def test_page_and_fragment_say_what_the_text_says(case: Case) -> None:
 
 
 @EVERY_CASE
-def test_a_notebook_keeps_every_tag_and_attribute_of_the_fragment(case: Case) -> None:
+def test_a_notebook_keeps_every_tag_of_the_fragment(case: Case) -> None:
     reader = _Reader(report(case).fragment())
     assert not reader.open
     kept = {"div", "table", "thead", "tbody", "tr", "th", "td", "p", "b", "details", "summary"}
@@ -250,7 +250,7 @@ def test_json_keeps_the_contract(case: Case) -> None:
         assert sum(step["parts_us"].values()) == pytest.approx(step["wall_us"], abs=1e-3)
 
 
-def test_json_has_null_for_what_is_not_measurable_and_the_figures_else() -> None:
+def test_json_has_null_for_what_is_not_measurable() -> None:
     empty, full = report(CASES["no_step"]).json(), report(CASES["gpu"]).json()
     for key in ("steps", "window_us", "busy_fraction", "data_wait_us", "step_us", "samples_per_s", "operators"):
         assert empty[key] is None
@@ -367,7 +367,7 @@ def test_dollar_signs_and_strange_glyphs_are_drawn_as_text() -> None:
     assert "$" in drawn and "\u65e5" not in drawn and not controls(drawn)
 
 
-def test_bars_are_the_means_of_their_steps_and_profiled_steps_stand_apart() -> None:
+def test_bars_are_means_and_profiled_steps_stand_apart() -> None:
     case = synthetic.long_case(4_000)
     steps, found = case.run.steps, step_bars.bars(case.facts)
     assert len(found.left_s) <= step_bars.MOST_BARS + 10
@@ -479,7 +479,7 @@ def test_a_window_without_a_step_is_shown_as_one_and_labelled_so() -> None:
     png_size(shown.png())
 
 
-def test_a_window_that_holds_no_whole_step_marks_no_step_as_profiled() -> None:
+def test_a_window_without_a_whole_step_marks_no_step() -> None:
     case = CASES["cpu"]
     shown = facts(dataclasses.replace(case.run, traced_numbers=()))
     assert shown.breakdown is not None and shown.breakdown.whole_window

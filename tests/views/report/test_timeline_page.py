@@ -87,7 +87,7 @@ def test_the_page_holds_every_span_but_the_marks_of_steps(build: object) -> None
     assert head["extent"] >= max(s.end for s in found)
 
 
-def test_lanes_stand_in_order_and_nested_spans_under_what_holds_them() -> None:
+def test_lanes_stand_in_order_and_nested_spans_below() -> None:
     head, found, _ = decoded(section(synthetic.gpu_case()))
     assert [lane["label"] for lane in head["lanes"]] == [
         "training thread", "thread 4720", "GPU 0 stream 7", "GPU 0 stream 14"
@@ -130,7 +130,7 @@ def test_far_apart_and_zero_long_spans_keep_their_nanoseconds() -> None:
     }  # fmt: skip
 
 
-def test_work_that_overlaps_on_one_stream_is_stacked_and_rounding_is_not() -> None:
+def test_overlapping_work_of_one_stream_is_stacked() -> None:
     def rows_of(second_start: int) -> int:
         rows = [
             (0, 10_000, "first", Category.KERNEL, 0, 0),
@@ -215,7 +215,7 @@ def test_pieces_are_what_the_first_claim_on_each_moment_says() -> None:
     ]  # fmt: skip  # the copy's launch is not in the trace: the gap before it is unknown
 
 
-def test_an_account_without_the_causes_of_idle_time_is_placed_too() -> None:
+def test_a_breakdown_without_idle_causes_is_placed_too() -> None:
     run = synthetic.gpu_case().run
     account = breakdown(run, idle_causes=False)
     assert account is not None
@@ -224,7 +224,7 @@ def test_an_account_without_the_causes_of_idle_time_is_placed_too() -> None:
     assert {p.kind[0] for p in pieces} <= {wording.PARTS[p].label for p in ("compute", "memcpy", "unknown")}
 
 
-def test_parts_that_cannot_be_placed_are_shown_as_shares_and_said_to_be() -> None:
+def test_parts_without_a_place_are_shown_as_shares() -> None:
     case = synthetic.gpu_case()  # its made-up account is not that of its spans
     page = section(case)
     head, _, pieces = decoded(page)
@@ -238,7 +238,7 @@ def test_parts_that_cannot_be_placed_are_shown_as_shares_and_said_to_be() -> Non
     assert all(a.end == b.start for a, b in pairwise(mine))
 
 
-def test_without_steps_the_whole_window_is_one_band_and_without_an_account_there_is_no_strip() -> None:
+def test_without_steps_the_window_is_one_band() -> None:
     run = bare(a_timeline([(5, 10, "aten::mm", Category.CPU_OP, 0, 0)], (THREAD,)))
     head, _, pieces = decoded(timeline_section(run, breakdown(run)))
     assert [(s["label"], s["start"], s["end"]) for s in head["steps"]] == [("whole window", 0, 15)] and pieces
@@ -249,7 +249,7 @@ def test_without_steps_the_whole_window_is_one_band_and_without_an_account_there
 # Limits
 
 
-def test_too_many_spans_lose_the_shortest_of_the_host_first_and_the_page_says_so() -> None:
+def test_too_many_spans_lose_the_shortest_host_spans() -> None:
     case = synthetic.dense_case(4_000)
     page = section(case, most_spans=1_500)
     head, found, _ = decoded(page)
@@ -267,7 +267,7 @@ def test_nothing_is_said_to_be_missing_where_nothing_is() -> None:
     assert len(decoded(page)[1]) == 4_000 and "Not drawn here" not in page
 
 
-def test_two_hundred_thousand_uneven_spans_fit_into_two_megabytes_and_a_half() -> None:
+def test_two_hundred_thousand_spans_fit_into_2500_kb() -> None:
     rng = np.random.default_rng(3)
     t = traced(synthetic.dense_case(200_000))
     duration = np.maximum(1, (t.duration_ns * rng.uniform(0.2, 1.0, len(t))).astype(np.int64))
