@@ -115,7 +115,7 @@ class Projection:
         today = self.today
         if not self._plays:
             return max(1e-3, today.compute_us - self.saved_us + wait_us)
-        assert today.run.timeline is not None
+        assert today.replay is not None and today.run.timeline is not None  # the first raises Refused
         fed, more_us = Changes(), 0.0
         if self.remade:
             traced = _wait_in_trace_us(today)

@@ -19,7 +19,7 @@ from tests.support.rule_cases import pauses, run_of
 
 CELL = "collected_every_eighth_step"
 NO_GC = Switch("garbage collections count", "gpulab.diagnosis.rules.pauses:_LEAST", 1_000_000)
-NO_ATTENTION = Switch("attention counts", "gpulab.diagnosis.rules.operations:_attention", lambda context: None)
+NO_LAYOUT = Switch("layout counts", "gpulab.diagnosis.rules.operations:_layout_on_cpu", lambda context: None)
 
 
 @pytest.mark.parametrize("switch", SWITCHES, ids=lambda switch: switch.where)
@@ -46,18 +46,18 @@ def test_a_stored_run_whose_rule_is_turned_off_is_lost(tmp_path: Path, monkeypat
     collected = dataclasses.replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
     store.save(_named(collected, CELL))
     store.save(_named(run, "no planted cell"))
-    outcomes, (gc, attention) = ablate.ablated(ablate.cells(tmp_path), (NO_GC, NO_ATTENTION))
+    outcomes, (gc, layout) = ablate.ablated(ablate.cells(tmp_path), (NO_GC, NO_LAYOUT))
     assert list(outcomes) == [CELL] and outcomes[CELL].right == {"headline": True}
     assert gc.lost["headline"] == [CELL] and gc.cells == {CELL}
-    assert not gc.gained["headline"] and not attention.cells
-    assert gc.differing == [CELL] and not attention.differing
-    lines = ablate.table(outcomes, [gc, attention])
+    assert not gc.gained["headline"] and not layout.cells
+    assert gc.differing == [CELL] and not layout.differing
+    lines = ablate.table(outcomes, [gc, layout])
     assert "headline 1 of 1" in lines[0]
     assert (
         lines[-2].startswith("| garbage collections count | 1, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 1 |")
         and CELL in lines[-2]
     )
-    assert lines[-1] == "| attention counts | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0 |  |"
+    assert lines[-1] == "| layout counts | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0, 0 | 0 |  |"
 
 
 def _named(run: Run, name: str) -> Run:
