@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult, context_matcher
+from IPython.core.completer import CompletionContext, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError as LineError
 from IPython.core.magic import (
     Magics,
@@ -96,7 +96,6 @@ PARSER = _parser()
 OPTIONS = sorted(PARSER._option_string_actions)
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
-_MAGIC_LINE = re.compile(r"\s*(?:(?P<cell>%%)|(?:.*=\s*)?%)gpuprofile\s")
 
 
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what stands in quotes
@@ -448,13 +447,10 @@ def command_named(name: str) -> Callable[[str], None]:
 
 @context_matcher()  # type: ignore[untyped-decorator]
 def complete(context: CompletionContext) -> SimpleMatcherResult:
-    """Options for Tab after `%%gpuprofile` and `%gpuprofile`, without the Python names that would fit as well."""
-    before = context.line_with_cursor[: context.cursor_position]
-    magic = _MAGIC_LINE.match(before)
-    wanted = magic is not None and (context.token.startswith("-") or (magic["cell"] and context.cursor_line == 0))
-    used = before.removesuffix(context.token).split()
-    fitting = [o for o in OPTIONS if wanted and o.startswith(context.token) and o not in used]
-    return {"completions": [SimpleCompletion(o, type="option") for o in fitting], "suppress": bool(fitting)}
+    """For Tab in a magic's line: its options, commands, knobs and runs."""
+    from gpulab.completion import LineCompletion
+
+    return LineCompletion(PARSER, _COMMANDS).completions(context)
 
 
 def help_text() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html as markup
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 
 from gpulab.analysis.steps import select, spread_of_rounds, steps_per_round
 from gpulab.formatting import duration, plural
@@ -17,7 +18,7 @@ from gpulab.views.wording import cut, plain
 SHOWN = 20
 WIDEST_NAME = 32
 WIDEST_ASKED = 200
-TITLES = ("", "name", "id", "step", "steps", "took", "device", "outcome")
+TITLES = ("", "name", "id", "started", "step", "steps", "took", "device", "outcome")
 _NUMBERS = ("", "step", "steps", "took")
 
 
@@ -59,12 +60,21 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
         str(row.position),
         cut(plain(run.settings.name), WIDEST_NAME) or "–",
         plain(row.id) + ("" if row.path else " (not saved)"),
+        _local_time(run.created),
         duration(step.median if step else None),
         f"{len(run.steps):,}",
         duration(run.code_wall_ns / 1e3),
         cut(plain(run.device.name), WIDEST_NAME),
         run.outcome,
     )
+
+
+def _local_time(created: str) -> str:
+    """Of this machine; the id has it in UTC."""
+    try:
+        return f"{datetime.fromisoformat(created).astimezone():%d %b %H:%M:%S}"
+    except ValueError:  # of a file from elsewhere
+        return "–"
 
 
 def _none(runs: Runs) -> str:
@@ -76,4 +86,9 @@ def _none(runs: Runs) -> str:
 def _remarks(runs: Runs, rows: Sequence[Row]) -> list[str]:
     hidden = len(runs) - sum(row.position is not None for row in rows)
     more = [f"… and {plural(hidden, 'older run')}"] if hidden > 0 else []
-    return more + [f"{plain(row.id)}: unreadable, {plain(row.problem)}" for row in rows if row.problem is not None]
+    folder = [f"Saved in {cut(plain(str(runs.store.root)), WIDEST_ASKED)}."] if any(row.path for row in rows) else []
+    return (
+        more
+        + folder
+        + [f"{plain(row.id)}: unreadable, {plain(row.problem)}" for row in rows if row.problem is not None]
+    )

@@ -164,12 +164,13 @@ class Runs(Sequence[Run]):
             raise IndexError(f"there is no run {key}: {len(items)} here") from None
 
     def rows(self, count: int | None = None) -> list[Row]:
-        """The newest `count` runs (None: all), newest first, then every folder that cannot be read.
+        """The last `count` runs of the sequence (None: all), newest first, then every folder that cannot be read.
 
         Positions are those in the whole sequence, also of a part that `where` chose. Of such a part folders that cannot
         be read are left out: nobody knows what they are.
         """
-        rows = [_row(item) for item in self._items()[::-1][:count]]
+        items = self._items()[::-1][:count]
+        rows = [_row(item) for item in sorted(items, key=lambda item: item.created, reverse=True)]
         return rows + [Row(e.id, path=e.path, problem=e.problem) for e in self._unreadable()]
 
     # -- changing ------------------------------------------------------------------------------------------------

@@ -74,6 +74,15 @@ class Plan:
     trace: bool = True
     save: bool = True
 
+    def run_name(self, arm: Arm) -> str:
+        """By which a user finds the run of an arm among others: "workers=2,4: as written", "workers=2"."""
+        if self.name:
+            return f"{self.name}: {arm.label}"
+        tried = dict.fromkeys(pair for other in self.arms for pair in other.shown.items())
+        values = {name: ",".join(value for n, value in tried if n == name) for name, _ in tried}
+        settings = ", ".join(f"{name}={shown}" for name, shown in values.items())
+        return arm.label if arm.settings or not settings else f"{settings}: {arm.label}"
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

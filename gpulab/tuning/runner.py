@@ -314,7 +314,7 @@ class Runner:
     def _try(self, arm: _Arm, *, quiet: bool) -> None:
         profiled = self._profiled_steps(arm)
         settings = Settings(
-            name=self._named(arm),
+            name=self._plan.run_name(arm.arm),
             steps=self._unprofiled_steps + profiled,
             trace_steps=profiled,
             trace=self._plan.trace,
@@ -343,9 +343,6 @@ class Runner:
     def _changes(self, arm: _Arm, run: Run, effects: Mapping[str, KnobEffects]) -> tuple[Change, ...]:
         written = self._written
         return changes(arm.decided, written.observation, effects, run) if written is not None else ()
-
-    def _named(self, arm: _Arm) -> str:
-        return ": ".join(word for word in (self._plan.name, arm.arm.label) if word)
 
     # -- blocks --------------------------------------------------------------------------------------------------
 

@@ -532,9 +532,10 @@ def test_the_table_names_every_run_and_every_problem(store: Store) -> None:
     shown = views.text(runs)
     assert "\x1b" not in shown and "\u202e" not in shown
     lines = shown.splitlines()
-    assert lines[0].split() == ["name", "id", "step", "steps", "took", "device", "outcome"]
+    assert lines[0].split() == ["name", "id", "started", "step", "steps", "took", "device", "outcome"]
     assert lines[1].split()[:5] == ["-1", "unsaved", "20250103-000000-cccccc", "(not", "saved)"]
-    assert lines[2].split() == ["-2", "cnn", NEW, "10.0", "ms", "6", "60.0", "ms", "a", "CPU", "interrupted"]
+    assert lines[2].split()[:3] == ["-2", "cnn", NEW]
+    assert lines[2].split()[6:] == ["10.0", "ms", "6", "60.0", "ms", "a", "CPU", "interrupted"]
     assert lines[-1] == "foreign: unreadable, it has no run.json"
     page = views.html(runs)
     assert "<script>" not in page and "&lt;script&gt;" in page and "\x1b" not in page
