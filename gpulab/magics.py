@@ -6,8 +6,9 @@ import argparse
 import difflib
 import re
 import shlex
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
@@ -32,6 +33,7 @@ from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
     from gpulab.api.profile import profile
+    from gpulab.knobs.observe.watch import Observed
     from gpulab.tuning.plan import Code, Plan
     from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
@@ -94,6 +96,7 @@ def _parser() -> _Parser:
 
 PARSER = _parser()
 OPTIONS = sorted(PARSER._option_string_actions)
+LOOKS_AT_MODULES = 5  # at the beginning, the loader, the first update and two backward passes: none in later epochs
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
 
@@ -115,6 +118,27 @@ class Comparing:
 
         compared = conduct(self.code, self.plan)
         return compared if self.give else None
+
+
+@contextmanager
+def _observed() -> Iterator[Observed | None]:
+    """What the cell inside uses, so that the panel opens with its values; None where torch is not imported yet."""
+    if "torch" not in sys.modules:
+        yield None
+        return
+    from gpulab.knobs.observe.watch import observe
+
+    with observe(times=LOOKS_AT_MODULES) as seen:
+        yield seen
+
+
+def _remember(code: Code, seen: Observed, profiler: profile) -> None:
+    """What the cell has as written, where it came as far as to train. A fault of ours costs only the panel's values."""
+    from gpulab.tuning import single_run
+
+    with suppress(Exception):
+        if len(profiler.run.steps):
+            single_run.remember(code, seen.observation(profiler.run))
 
 
 def _changing(options: argparse.Namespace, code: Code) -> Changing | None:
@@ -168,13 +192,16 @@ class GPUProfile(Magics):
                 return None
             if isinstance(prepared, Comparing):
                 return prepared.run()
-            code, profiler, changing, give = prepared
+            parsed, code, profiler, changing, give = prepared
             with profiler:
-                if changing is None:
-                    value = code.run(self.shell, local_ns)
-                else:
+                if changing is not None:
                     with changing.applied() as changed:
                         value = changed.run()
+                else:
+                    with _observed() as seen:
+                        value = parsed.run(self.shell, local_ns)
+            if changing is None and seen is not None:
+                _remember(code, seen, profiler)
         except LineError:
             raise
         except BaseException as error:
@@ -186,9 +213,10 @@ class GPUProfile(Magics):
 
     def _prepared(
         self, line: str, cell: str | None, local_ns: dict[str, Any] | None
-    ) -> Comparing | tuple[cell_code.Cell, profile, Changing | None, bool] | None:
-        """What to run, its profile, already started, and whether to return the run; None where help is asked for.
+    ) -> Comparing | tuple[cell_code.Cell, Code, profile, Changing | None, bool] | None:
+        """What to run, also as code that can run again, its profile, already started, and whether to return the run.
 
+        None where help is asked for.
         Raises IPython's UsageError in one line, and SyntaxError as the cell alone would.
         """
         try:
@@ -207,7 +235,7 @@ class GPUProfile(Magics):
             profiler.start()
         except GpulabError as e:
             raise LineError(f"{_ended(str(e))} The {'statement' if cell is None else 'cell'} did not run.") from None
-        return parsed, profiler, changing, give
+        return parsed, code, profiler, changing, give
 
     def _comparing(self, options: argparse.Namespace, code: Code, give: bool) -> Comparing:
         from gpulab.knobs.catalogue import grid, parse_settings, parse_sweeps

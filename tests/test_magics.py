@@ -349,3 +349,44 @@ def test_ipython_in_a_terminal(tmp_path: Path) -> None:
     assert "\n42\n" in done.stdout and "ZeroDivisionError" in done.stdout
     assert not own_frames(done.stdout.split("ZeroDivisionError", 1)[1])
     assert len(list((tmp_path / "store" / "runs").iterdir())) == 2
+
+
+TRAINING = """%%gpuprofile --no-save --no-trace
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.randn(64, 4)), batch_size=8)
+for (x,) in loader:
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_panel_opens_with_what_the_cell_has(shell: InteractiveShell) -> None:
+    """Without a second run: the profiled one has shown it."""
+    import torch
+
+    before = [torch.autograd.backward, torch.utils.data.DataLoader.__iter__]
+    assert run(shell, TRAINING).success
+    assert [torch.autograd.backward, torch.utils.data.DataLoader.__iter__] == before
+    session = gpulab.lab()
+    try:
+        text = session.panel.text()
+        assert re.search(r"^batch_size +8$", text, re.MULTILINE), text
+        assert re.search(r"^workers +0$", text, re.MULTILINE), text
+        assert "as found: ?" not in "".join(row._current.value for row in session.panel.rows)
+        assert "when it last ran" in session.panel._message.value
+    finally:
+        session.close()
+
+
+def test_the_panel_of_a_cell_that_failed_shows_no_values(shell: InteractiveShell) -> None:
+    run(shell, TRAINING.replace("for (x,) in loader:", "raise ValueError('mine')\nfor (x,) in loader:"))
+    session = gpulab.lab()
+    try:
+        assert session.observation is None
+    finally:
+        session.close()

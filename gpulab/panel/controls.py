@@ -25,7 +25,8 @@ ONE_LINE = _LINES + "-webkit-line-clamp:1;"  # text that may not wrap would wide
 _SMALL = "font-size:12px;line-height:1.25;"
 _TWO_LINES = _LINES + "-webkit-line-clamp:2;"
 _ACCENT = "color:var(--jp-brand-color1,#0072b2);font-weight:600;"
-_WARNING = "color:var(--jp-warn-color0,#b36b00);white-space:normal;"
+_WRAPPED = "white-space:normal;"
+_WARNING = "color:var(--jp-warn-color0,#b36b00);" + _WRAPPED
 
 
 OnMain = Callable[[Callable[[], None]], None]
@@ -117,7 +118,8 @@ class KnobRow:
         self.control.disabled = not able
         self._title.value = _title(self.knob.title, self._choice is not None, able)
         self._current.value = _current_words(self.current, observation is not None)
-        self._words.value = _words(self.knob, self.refusal or (why if not able else ""), self.cautions)
+        unable = "" if able or self.refusal else why
+        self._words.value = _words(self.knob, self.refusal or unable, self.cautions, alarm=not unable)
 
     def close(self) -> None:
         for widget in (self.control, *self.cells):
@@ -184,14 +186,16 @@ def _current_words(current: Value | None, looked: bool) -> str:
     return f'<div style="{ONE_LINE}{_QUIET}"{hint}>as found: {escape(shown(current))}</div>'
 
 
-def _words(knob: Knob, refusal: str, cautions: tuple[str, ...]) -> str:
+def _words(knob: Knob, refusal: str, cautions: tuple[str, ...], *, alarm: bool) -> str:
+    """`alarm`: the user has chosen what it warns of; that a knob has nothing to act on is no fault of theirs."""
     help_line = f"{escape(knob.help)}{_lesson_link(knob.lesson)}"
     warning = refusal or "; ".join(cautions)
     hint = escape(" · ".join(words for words in (warning, knob.help) if words))
     if not warning:
         return f'<div style="{_SMALL}{_TWO_LINES}{_QUIET}" title="{hint}">{help_line}</div>'
+    style = _WARNING if alarm else _QUIET + _WRAPPED
     return (
-        f'<div style="{_SMALL}padding:2px 0" title="{hint}"><div style="{_WARNING}">{escape(warning)}</div>'
+        f'<div style="{_SMALL}padding:2px 0" title="{hint}"><div style="{style}">{escape(warning)}</div>'
         f'<div style="{ONE_LINE}{_QUIET}">{help_line}</div></div>'
     )
 

@@ -21,7 +21,7 @@ Kind = Literal["look", "run", "compare"]
 
 COLUMNS = "minmax(110px,150px) 122px minmax(84px,128px) minmax(140px,1fr)"
 TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
-STEPS = "steps per run"
+STEPS = "steps per run (0: gpulab chooses)"
 STOP_HINT = (
     "End at the next step, with what there is. Where this button cannot reach a busy kernel (outside JupyterLab and "
     "Notebook), the notebook's own interrupt ends the run"
@@ -29,6 +29,7 @@ STOP_HINT = (
 OPENING = (
     "Nothing has run yet. “Look at the cell” runs a few steps as written, puts its state back, and tells what it has."
 )
+SEEN = "These are the values that the cell had when it last ran. Turn a knob, then Run or Compare A/B."
 PLAIN = "gpulab's panel needs a notebook; here: lab.run(workers=2), lab.compare(workers=2)"
 
 _COLOURS: dict[Level, str] = {

@@ -22,11 +22,12 @@ from gpulab.knobs.variables import Plain
 from gpulab.panel.kept_output import KeptPrints, prints_kept
 from gpulab.panel.main_thread import MainThread, interruptible
 from gpulab.panel.output import PanelOutput
-from gpulab.panel.panel import PLAIN, Kind, Level, Panel
+from gpulab.panel.panel import PLAIN, SEEN, Kind, Level, Panel
 from gpulab.tuning import cell_code
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment, Side
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.single_run import observation_of
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.report import Report
@@ -82,7 +83,7 @@ class PanelSession:
         self.code = code
         self.steps = steps  # counted steps of a run or block; None: gpulab chooses
         self.budget_s = budget_s
-        self.observation: Observation | None = None
+        self.observation: Observation | None = observation_of(code)
         self._save = save
         self._engine = engine
         self._main = MainThread()
@@ -110,6 +111,7 @@ class PanelSession:
                 self._panel.steps.value = self.steps
             if self.observation is not None:
                 self._panel.show_observation(self.observation)
+                self._panel.say(SEEN)
         return self._panel
 
     def look(self) -> Self:

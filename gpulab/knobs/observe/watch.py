@@ -102,14 +102,14 @@ class Observed:
 
 
 @contextmanager
-def observe() -> Iterator[Observed]:
-    """Note what the code inside uses. Imports torch."""
+def observe(times: int = TIMES) -> Iterator[Observed]:
+    """Note what the code inside uses; `times`: how often a few outermost module calls are watched. Imports torch."""
     import torch
     from torch.amp import GradScaler
     from torch.utils.data import DataLoader
 
     seen = Observed()
-    watch = Watch(seen)
+    watch = Watch(seen, times)
     with ExitStack() as undo:
         undo.callback(watch.close)
         undo.enter_context(step_hooks(watch.stepped))
@@ -138,11 +138,11 @@ def guarded(note: Callable[Given, None]) -> Callable[Given, None]:
 class Watch:
     """Hears what happens and notes it. Deaf on other threads and after `close`."""
 
-    def __init__(self, seen: Observed) -> None:
+    def __init__(self, seen: Observed, times: int = TIMES) -> None:
         self._seen: Observed | None = seen
         self._thread = get_ident()
         self._calls_left = 0
-        self._times_left = TIMES
+        self._times_left = times
         self._undo_modules: ExitStack | None = None
         self._since_backward: set[int] = set()  # places of modules that were called to be trained
         self._backward_seen = 0
