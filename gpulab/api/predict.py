@@ -30,7 +30,7 @@ def scoreboard() -> ScoreboardView:
 def predict(run: Run | str | None = None, settings: Mapping[str, object] | None = None) -> Predicted:
     """What settings of the knobs would bring to a run, before they are tried; None: all that its findings name.
 
-    `run` may be the name or id of a run; without it, the latest one. Raises UsageError for a name or value that is no
+    `run` may be the name or id of a run; without it, the latest one as written. Raises UsageError for a name or value that is no
     knob's, and where there is no run; StoreError where none has that name.
     """
     if not isinstance(run, Run):
@@ -48,7 +48,7 @@ def predict(run: Run | str | None = None, settings: Mapping[str, object] | None 
 
 
 def magic_predict(line: str) -> None:
-    """`%gpulab predict [KNOB=VALUE …]`: of the last run. Raises UsageError."""
+    """`%gpulab predict [KNOB=VALUE …]`: of the last run as written. Raises UsageError."""
     run = _latest()
     values = parse_settings([line], lambda name: False) if line.strip() else None
     _display(predict(run, values))
@@ -61,9 +61,14 @@ def magic_scoreboard(line: str) -> None:
 
 
 def _latest() -> Run:
+    """The last run of code as written: what a knob brings is asked of that, and not of a run in which knobs are turned.
+
+    Where every run of this process has a knob turned, the last one. Raises UsageError without any run.
+    """
     if not len(runs):
         raise UsageError(NO_RUN)
-    return runs[-1]
+    as_written = [run for run in runs.own if not run.settings.knobs]
+    return as_written[-1] if as_written else runs[-1]
 
 
 def _text(name: str, value: object) -> str:

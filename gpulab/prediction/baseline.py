@@ -11,7 +11,16 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
 from gpulab.analysis.steps import Spread
 from gpulab.intervals import intersect, measure
-from gpulab.prediction.calibration import HAND_OFF_US, HIDDEN, INDEPENDENT, MOST_TASKS, RECEIVING_US, TENSORS, WAITS
+from gpulab.prediction.calibration import (
+    CROWDED,
+    HAND_OFF_US,
+    HIDDEN,
+    INDEPENDENT,
+    MOST_TASKS,
+    RECEIVING_US,
+    TENSORS,
+    WAITS,
+)
 from gpulab.prediction.replay import Changes, Played, Replay
 from gpulab.run import Run
 from gpulab.timeline import spans
@@ -121,10 +130,13 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """One batch in the process that makes it. `waited_fraction`: of it no CPU is used; None: not known."""
+    """One batch in the process that makes it, with a core of its own. `waited_fraction`: of it no CPU is used; None:
+    not known. `crowded_us`: as it was measured, where that held much waiting for a core; else None.
+    """
 
     batch_us: float
     waited_fraction: float | None = None
+    crowded_us: float | None = None
 
 
 def making_of(today: Baseline) -> Making | None:
@@ -136,10 +148,15 @@ def making_of(today: Baseline) -> Making | None:
             (inside.transform_us, inside.transform_waited_fraction),
         )
         measured = [(us, waited) for us, waited in parts if waited is not None]
-        batch_us = inside.batch_us * (1 - (inside.core_wait_fraction or 0.0))  # with a core of its own
+        crowded = inside.core_wait_fraction or 0.0
+        batch_us = inside.batch_us * (1 - crowded)
         waited_us = sum(us * waited for us, waited in measured)
         certain = bool(measured) or inside.collate_us > inside.batch_us / 2  # putting together waits for nothing
-        return Making(batch_us, min(1.0, waited_us / batch_us) if certain and batch_us else None)
+        return Making(
+            batch_us,
+            min(1.0, waited_us / batch_us) if certain and batch_us else None,
+            inside.batch_us if crowded >= CROWDED else None,
+        )
     if today.workers == 0:
         return Making(today.wait_us / today.batches) if today.facts.data_wait_us is not None else None
     if today.workers and today.wait_us > HAND_OFF_US * WAITS * today.batches:
@@ -152,6 +169,13 @@ def _receiving_us(today: Baseline) -> float:
     loader = today.run.loader
     tensors = loader.batch_tensors if loader is not None else None
     return RECEIVING_US[0] + RECEIVING_US[1] * (TENSORS if tensors is None else tensors)
+
+
+def hand_off_measured(today: Baseline) -> bool:
+    """Whether the run shows what handing a batch over takes."""
+    inside = today.facts.loading
+    measured = inside is not None and inside.hand_over_us is not None
+    return measured or bool(today.workers and today.wait_us < HAND_OFF_US * WAITS)
 
 
 def hand_off_us(today: Baseline) -> float:

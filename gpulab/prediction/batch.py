@@ -13,9 +13,9 @@ import numpy as np
 
 from gpulab.formatting import duration, percent
 from gpulab.prediction.baseline import Baseline, Refused, at_least
-from gpulab.prediction.calibration import BEYOND_SD, FIT_SD, HAND_OFF_US, MOSTLY_CALLS, WAITS
+from gpulab.prediction.calibration import BEYOND_SD, FIT_SD, HAND_OFF_US, MOST_OFF, MOSTLY_CALLS, ONLY_A_RANGE, WAITS
 from gpulab.prediction.evidence import PriorEvidence
-from gpulab.prediction.step import Projection
+from gpulab.prediction.step import Z_975, Projection
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +62,13 @@ def batch_size(projection: Projection, value: str, evidence: PriorEvidence) -> P
     """Samples of a step; the ratio is of the time per sample."""
     size, before = at_least(1, value), size_before(projection, evidence)
     if size == before:
-        return projection.doubted(0.0, "it has this batch size already")
+        return projection.as_it_is("it has this batch size already")
     scale = size / before
     if len(evidence.sizes) < 2:
         return _range(projection, scale)
-    line = fitted({b: us for b, (us, _) in evidence.sizes.items()})
-    runs = ", ".join(f"{b} took {duration(us)}" for b, (us, _) in sorted(evidence.sizes.items()))
+    times_us = {b: us for b, (us, _) in evidence.sizes.items()}
+    line = fitted(times_us)
+    runs = ", ".join(f"{b} took {duration(us)}" for b, us in sorted(times_us.items()))
     beyond = max(0.0, float(np.log2(size / max(evidence.sizes))), float(np.log2(min(evidence.sizes) / size)))
     words = f"a line through short runs, in which a step of {runs}"
     changed = replace(
@@ -76,8 +77,30 @@ def batch_size(projection: Projection, value: str, evidence: PriorEvidence) -> P
         samples=projection.samples * scale,
         memory_ratio=_memory_ratio(evidence, size, before),
     )
-    misses = [abs(np.log(line.at(b) / us)) for b, (us, _) in evidence.sizes.items()]
-    return changed.doubted(float(np.hypot(FIT_SD + BEYOND_SD * beyond, max(misses))), words)
+    sd = float(np.hypot(FIT_SD, max(abs(np.log(line.at(b) / us)) for b, us in times_us.items())))
+    low, high = _slope_range(times_us, line, size, float(np.hypot(sd, projection.today.sampling_sd)))
+    high *= float(np.exp(Z_975 * BEYOND_SD * beyond))
+    ranged = replace(changed, only_sign=changed.only_sign or high > ONLY_A_RANGE * low)
+    return ranged.doubted(sd, words).reached(low, high)
+
+
+def _slope_range(times_us: Mapping[int, float], line: Line, size: int, sd: float) -> tuple[float, float]:
+    """Factors on the line's time at `size`: as far as the slope may be off, where each time is off by `sd`.
+
+    Least squares with weights 1 / time; a step of a larger batch takes no less than the largest that was run, and one
+    of a smaller batch no more than the smallest.
+    """
+    at = line.at(size)
+    sizes = np.array(list(times_us), np.float64)
+    rows = np.stack((np.ones(len(sizes)), sizes), axis=1) / np.array(list(times_us.values()), np.float64)[:, None]
+    covariance = np.linalg.inv(rows.T @ rows) * sd**2
+    here = np.array([1.0, float(size)])
+    off_us = Z_975 * float(np.sqrt(here @ covariance @ here))
+    largest, smallest = max(times_us), min(times_us)
+    least_us = min(at, times_us[largest] * float(np.exp(-Z_975 * sd))) if size > largest else 0.0
+    most_us = max(at, times_us[smallest] * float(np.exp(Z_975 * sd))) if size < smallest else np.inf
+    low_us, high_us = max(at - off_us, least_us, at / MOST_OFF), min(at + off_us, most_us, at * MOST_OFF)
+    return min(1.0, low_us / at), max(1.0, high_us / at)
 
 
 def size_before(projection: Projection, evidence: PriorEvidence) -> int:

@@ -18,6 +18,10 @@ TENSORS = 2
 WAITS = 1.25
 # Times what handing a batch over took where it was measured, least and most. Ours.
 HANDING = (0.7, 1.3)
+# The same where only the figures of another machine tell: `RECEIVING_US`. Ours.
+HANDING_ELSEWHERE = (0.4, 2.5)
+# Share of a batch's time in which no core was free: from there on what took the cores may take them again. Ours.
+CROWDED = 0.1
 # Share of a step: data that are waited for less long can hardly be gained or told. Ours.
 SMALL_WAIT = 0.03
 # Of max(computing, loading): it leaves out how the two hinder each other. Ours.
@@ -40,8 +44,13 @@ RESTART_SD = 0.04
 
 # -- another batch size ------------------------------------------------------------------------------------------------
 
-FIT_SD = 0.03  # of a line through short runs; ours
-BEYOND_SD = 0.03  # more for each doubling past the largest batch that was run; ours
+FIT_SD = 0.03  # of a short run's median step; ours
+# More time, for each doubling past the sizes that were run, beside what the slope leaves open: caches. Ours.
+BEYOND_SD = 0.05
+# Times the time of the line: further off nothing is said with one more figure. Ours.
+MOST_OFF = 20.0
+# Highest over lowest: the middle of a wider range is no estimate. Ours.
+ONLY_A_RANGE = 3.0
 # Share of a step that goes to calls: with less what computes decides, and how it grows is not seen. Ours.
 MOSTLY_CALLS = 0.5
 

@@ -20,9 +20,7 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
     count, today = at_least(0, value), projection.today
     _require_loader(projection)
     if count == today.workers:
-        return projection.doubted(
-            0.0, "it has as many workers already" if count else "it loads without workers already"
-        )
+        return projection.as_it_is("it has as many workers already" if count else "it loads without workers already")
     if projection.making is None:
         raise Refused(
             "how long a batch takes to make was not measured, and training hardly waits for one: "
@@ -92,7 +90,7 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
 def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Items kept as they leave the dataset: reading and transforming fall away, putting them together stays."""
     if not is_on(value):
-        return projection.doubted(0.0, "it has no cache already")
+        return projection.as_it_is("it has no cache already")
     today = projection.today
     inside = today.facts.loading
     _require_loader(projection)

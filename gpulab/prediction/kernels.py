@@ -24,7 +24,7 @@ def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Pr
     if timeline is None or plain is None or not plain.any():
         raise Refused("no attention by its plain formula was seen in the trace")
     if value == "math":
-        return projection.doubted(0.0, "it is computed by its plain formula already")
+        return projection.as_it_is("it is computed by its plain formula already")
     if not projection.today.on_gpu:
         share = min(0.9, training_spans_us(projection.today, plain) / projection.today.step.median)
         words = "attention by its plain formula takes part of a step; without large matrices it takes less of it"
@@ -41,7 +41,7 @@ def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Pr
 def compiled(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """A sign and a range: which kernels a compiler fuses is not known before."""
     if value == "off":
-        return projection.doubted(0.0, "it is not compiled already")
+        return projection.as_it_is("it is not compiled already")
     if not projection.today.on_gpu:
         raise Refused(
             "try it: what a compiler saves on a CPU, and what its checks before each call cost, only a run shows"

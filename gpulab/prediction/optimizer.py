@@ -95,7 +95,7 @@ def fused_optimizer(projection: Projection, value: str, evidence: PriorEvidence)
     inside = _inside(projection.today)
     fused, name = inside.work.style == "fused", inside.work.name
     if is_on(value) == fused:
-        return projection.doubted(0.0, f"the optimizer is {'fused' if fused else 'not fused'} already")
+        return projection.as_it_is(f"the optimizer is {'fused' if fused else 'not fused'} already")
     if fused:
         raise Refused("what an optimizer that is not fused would take cannot be told from a fused one")
     moved = inside.work.update_bytes
@@ -123,7 +123,7 @@ def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> P
     """The optimizer steps every k-th time; the others put their gradients aside."""
     rounds = at_least(1, value)
     if rounds == 1:
-        return projection.doubted(0.0, "each batch is a step already")
+        return projection.as_it_is("each batch is a step already")
     inside = _inside(projection.today)
     kept = 1 - 1 / rounds
     aside = ASIDE_BYTES / _moved_bytes(inside.work)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpulab.analysis.facts import Facts
-from gpulab.formatting import capitalized
+from gpulab.formatting import capitalized, number
 from gpulab.prediction import batch, dataloader, kernels, optimizer, precision
 from gpulab.prediction.baseline import Refused
 from gpulab.prediction.evidence import NOTHING, PriorEvidence
@@ -16,6 +16,8 @@ from gpulab.prediction.recalibration import recalibrated
 from gpulab.prediction.step import Projection, plan_of
 
 Predictor = Callable[[Projection, str, PriorEvidence], Projection]
+
+CLEARLY = 1.25  # times as fast or as slow; ours, more than most knobs bring
 
 Memory = Literal["unchanged", "predicted", "unknown"]
 
@@ -72,10 +74,22 @@ def predict_from(projection: Projection, settings: Mapping[str, str], evidence: 
                 raise Refused(f"{name}={chosen[name]} is no value of this knob") from None
         if not chosen:
             raise Refused("nothing is changed")
+        if len(projection.already) == len(chosen):
+            raise Refused(f"nothing changes: {'; '.join(projection.already)}")
         predicted = _of(projection, chosen)
     except Refused as why:
         return refused(chosen, str(why))
-    return recalibrated(predicted, evidence.errors.get(knobs_named(chosen), ()))
+    return _telling(recalibrated(predicted, evidence.errors.get(knobs_named(chosen), ())))
+
+
+def _telling(prediction: Prediction) -> Prediction:
+    """The same, refused where its range reaches clearly faster and clearly slower: that tells a user nothing."""
+    assert prediction.interval is not None, "a refused one has returned before"
+    low, high = prediction.interval
+    if low * CLEARLY > 1 or high < CLEARLY:
+        return prediction
+    why = f"try it: by the figures of this run it may become {number(1 / high)} to {number(1 / low)} times as fast"
+    return refused(prediction.settings, why)
 
 
 def _formula(name: str) -> Formula:

@@ -13,8 +13,8 @@ from itertools import product
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.prediction.baseline import Baseline, Making, hand_off_us, making_of
-from gpulab.prediction.calibration import HANDING, STARTING
+from gpulab.prediction.baseline import Baseline, Making, hand_off_measured, hand_off_us, making_of
+from gpulab.prediction.calibration import HANDING, HANDING_ELSEWHERE, STARTING
 from gpulab.prediction.replay import Changes, host_spans
 
 Z_975 = 1.96
@@ -49,6 +49,11 @@ class Projection:
     only_sign: bool = False
     memory_ratio: float | None = None
     basis: tuple[str, ...] = ()
+    already: tuple[str, ...] = ()  # of settings that the code has as written: a sentence each
+
+    def as_it_is(self, why: str) -> Projection:
+        """One of the settings changes nothing."""
+        return replace(self, already=(*self.already, why), basis=(*self.basis, why))
 
     def doubted(self, sd: float, basis: str) -> Projection:
         """With the doubt of one more formula, and from what it is."""
@@ -60,10 +65,13 @@ class Projection:
 
     def ratio(self) -> tuple[float, float, float]:
         """Time per sample after over before: likely, lowest, highest."""
-        steps_us = [self._step_us(*shares) for shares in product(self._waited_fractions(), self._handing())]
+        likely_us = [self._step_us(*way) for way in product(self._waited_fractions(), (1.0,), self._batches_us())]
+        steps_us = [
+            self._step_us(*way) for way in product(self._waited_fractions(), self._handing(), self._batches_us())
+        ]
         before = self.today.played.step_us if self._plays else self.today.step.median
         scale = self.pure_factor / self.samples / before
-        middle = float(np.median(steps_us)) * scale
+        middle = float(np.median(likely_us)) * scale
         sd = float(np.sqrt(self.today.sampling_sd**2 + sum(s**2 for s in self.sds)))
         edges = (
             min(steps_us) + (STARTING[0] - 1) * self.starting_us,
@@ -80,8 +88,18 @@ class Projection:
         return (0.0, 1.0) if self.workers and self.remade else (0.0,)
 
     def _handing(self) -> tuple[float, ...]:
-        """Times what handing a batch over took where it was measured."""
-        return HANDING if self.workers and self.remade else (1.0,)
+        """Times what handing a batch over takes: as measured, or by a figure of another machine."""
+        if not (self.workers and self.remade):
+            return (1.0,)
+        return HANDING if hand_off_measured(self.today) else HANDING_ELSEWHERE
+
+    def _batches_us(self) -> tuple[float, ...]:
+        """Making a batch: with a core of its own, and beside what took its core in this run."""
+        making = self.making
+        if making is None or not self.remade:
+            return (0.0,)
+        crowded_us = making.crowded_us
+        return (making.batch_us,) if crowded_us is None else (making.batch_us, crowded_us)
 
     @property
     def _plays(self) -> bool:
@@ -92,12 +110,12 @@ class Projection:
         c = self.changes
         return bool(c.device_factor is not None or c.host or len(c.free_waits) or len(c.unlaunched))
 
-    def _step_us(self, waited_fraction: float, handing: float) -> float:
+    def _step_us(self, waited_fraction: float, handing: float, batch_us: float) -> float:
         today, making = self.today, self.making
         if not self.remade:
             return self._computed_us(today.wait_us)
         assert making is not None
-        making_us = making.batch_us * today.batches
+        making_us = batch_us * today.batches
         if not self.workers:
             return self._computed_us(making_us)
         hand_off = handing * hand_off_us(today) * today.batches
