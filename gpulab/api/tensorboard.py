@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gpulab.api.arguments import Parser, split, take_store
+from gpulab.devices.own_processes import marked
 from gpulab.errors import GpulabError, UsageError
 from gpulab.formatting import plural
 from gpulab.store.folders import trace_path
@@ -119,6 +120,7 @@ def start(root: Path, port: str | None = None) -> str:
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=subprocess.STDOUT,
+                env=marked(),
                 start_new_session=True,  # an interrupt of the notebook is not meant for it
             )
         try:

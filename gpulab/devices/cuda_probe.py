@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from gpulab.devices.child_path import import_path
 from gpulab.devices.cuda_visible_devices import Gpu
+from gpulab.devices.own_processes import marked
 
 TIMEOUT_S = 60.0  # importing PyTorch from a slow disk takes most of it
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # NVIDIA, Jetson, AMD, WSL
@@ -86,7 +87,7 @@ def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
     try:
         return subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S,
-            check=False,
+            check=False, env=marked(),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpulab.devices.meters import Answer, Meter, Query, Unavailable
+from gpulab.devices.own_processes import is_gpulabs
 from gpulab.formatting import plural
 from gpulab.live_feed import SeriesInfo
 
@@ -27,7 +28,7 @@ DISCOVERY_SHARE = 0.01  # of the time may go into looking for new children
 
 
 def host_meter(pid: int, usable_cores: float) -> Meter:
-    """A meter for the tree of process `pid`, without this process."""
+    """A meter for the tree of process `pid`, without the processes that gpulab starts for itself."""
     cores = plural(usable_cores, "usable core")
     series = (
         SeriesInfo("cpu_pct", "%", f"CPU (100 % = {cores})", "psutil"),
@@ -73,6 +74,7 @@ class _Tree:
         self._members: dict[int, _Member] = {pid: _Member(self._root, _cpu_s(self._root), None)}
         self._read_s: float | None = None
         self._next_discovery_s = 0.0
+        self._judged: set[int] = set()  # seen twice: right after its start a child is a copy of us
 
     def ask(self) -> list[Answer]:
         """CPU %, bytes and number of processes. Raises NoSuchProcess when the profiled process is gone."""
@@ -117,13 +119,19 @@ class _Tree:
         children = children_of(self._root.pid)
         if children is None:
             children = {child.pid for child in self._root.children(recursive=True)}
-        children.discard(os.getpid())
+        children = self._without_gpulabs(children)
         for pid in self._members.keys() - children - {self._root.pid}:
             del self._members[pid]
         for pid in children - self._members.keys():
             self._add(pid)
         cost_s = time.perf_counter() - now_s
         self._next_discovery_s = now_s + cost_s / DISCOVERY_SHARE
+
+    def _without_gpulabs(self, children: set[int]) -> set[int]:
+        self._judged &= children
+        kept = {pid for pid in children if pid in self._judged or not is_gpulabs(pid)}
+        self._judged |= kept & self._members.keys()
+        return kept - {os.getpid()}
 
     def _add(self, pid: int) -> None:
         try:

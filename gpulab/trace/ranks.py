@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpulab.devices.child_path import import_path
 from gpulab.devices.machine import usable_cores
+from gpulab.devices.own_processes import marked
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import run_format
@@ -87,7 +88,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
     """In a process of its own, which hands the record over as the store writes it."""
     folder.mkdir()
     command = [sys.executable, "-S", "-P", "-c", _WORKER, json.dumps(import_path()), str(file), str(folder)]
-    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=marked())
     if done.returncode:
         return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"
     try:

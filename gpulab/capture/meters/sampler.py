@@ -24,6 +24,7 @@ from gpulab.capture.meters.sampler_process import Order
 from gpulab.devices.child_path import import_path
 from gpulab.devices.fake_nvml import FakeScript
 from gpulab.devices.machine import usable_cores
+from gpulab.devices.own_processes import marked
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32, Missing, Samples, Series
 
@@ -228,7 +229,7 @@ def _spawn(order: Order) -> subprocess.Popen[bytes]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         bufsize=-1,
-        env=environment,
+        env=marked(environment),
         start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
     )
 

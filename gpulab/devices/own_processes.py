@@ -1,0 +1,37 @@
+"""Processes that gpulab starts for itself. They are no part of what is profiled: no count or sum of the run has them.
+
+A process that gpulab starts names itself by a variable of its environment, which its own children inherit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+VARIABLE = "GPULAB_PROCESS"
+_ENTRY = f"\0{VARIABLE}=".encode()
+
+
+def marked(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment for a process that gpulab starts for itself."""
+    return {**environment, VARIABLE: "1"}
+
+
+def is_gpulabs(pid: int) -> bool:
+    """Whether gpulab, or a process of gpulab's own, started that process. False where the system does not tell."""
+    try:
+        return _ENTRY in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return _told_by_psutil(pid)
+
+
+def _told_by_psutil(pid: int) -> bool:
+    if os.path.isdir("/proc/self"):
+        return False
+    try:
+        import psutil
+
+        return VARIABLE in psutil.Process(pid).environ()
+    except Exception:  # no psutil, no permission, or the process has ended
+        return False
