@@ -342,6 +342,8 @@ class Environment:
     packages: dict[str, str] = field(default_factory=dict)  # torch, numpy, lightning, …
     hostname: str = ""
     compute_threads: int | None = None  # that torch computes one operator with on the CPU; None: unknown
+    affinity_cores: int | None = None  # that the scheduler may put the process on; None: unknown
+    core_quota: float | None = None  # of the control group (container): so many cores at once; None: no quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -393,6 +395,44 @@ class Batches:
 
     def __len__(self) -> int:
         return len(self.worker)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreTimes:
+    """What the training thread had of the processor: readings at the ends of steps, a millisecond apart or more.
+
+    All but `t_ns` and `profiler` count from some fixed time on: two readings make a stretch.
+    """
+
+    t_ns: Int64
+    cpu_ns: Int64  # CPU time of the training thread
+    wait_ns: Int64  # ready to run while it had no core; -1: not known
+    process_cpu_ns: Int64  # CPU time of all threads of the process
+    profiler: UInt8  # 1: since the reading before, gpulab started or stopped the profiler
+
+    def __len__(self) -> int:
+        return len(self.t_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class CoreUse:
+    """Who used the cores that the process may use, at the run's beginning and end, and at steps between.
+
+    All but `t_ns` count from some fixed time on; -1: not known.
+    """
+
+    t_ns: Int64
+    tree_cpu_ns: Int64  # CPU time of the process and its children, without those that gpulab started for itself
+    others_cpu_ns: Int64  # of all other programs, and of the host of a virtual machine
+    stolen_ns: Int64  # of that, the host's
+    pool_wait_ns: Int64  # threads of the process, but the training thread, were ready and had no core: their sum
+    workers_wait_ns: Int64  # threads of its children, likewise
+    pressure_ns: Int64  # some program of the machine was ready and had no core
+    quota_periods: Int64  # periods of the control group's CPU quota
+    throttled_periods: Int64  # of them, those in which the quota ran out
+
+    def __len__(self) -> int:
+        return len(self.t_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -568,6 +608,8 @@ class Run:
     stack: StackSamples | None = None
     places: tuple[Place, ...] = ()
     alerts: tuple[Alert, ...] = ()
+    core_times: CoreTimes | None = None  # None: not measured
+    core_use: CoreUse | None = None
     schema: int = SCHEMA
 
     @property
@@ -609,7 +651,12 @@ class Run:
             assert (t.start_ns[1:] >= t.start_ns[:-1]).all(), "timeline is not sorted"
             assert (t.duration_ns >= 0).all(), "a span has a negative duration"
             assert t.window_ns[0] <= t.window_ns[1], "the window ends before it starts"
-        for columns, what in ((self.memory_events, "memory"), (self.batches, "batch")):
+        for columns, what in (
+            (self.memory_events, "memory"),
+            (self.batches, "batch"),
+            (self.core_times, "core time"),
+            (self.core_use, "core use"),
+        ):
             if columns is not None:
                 lengths = {len(getattr(columns, f.name)) for f in dataclasses.fields(columns)}
                 assert lengths == {len(columns)}, f"{what} columns differ in length"
@@ -618,6 +665,8 @@ class Run:
             assert (t_ns[1:] >= t_ns[:-1]).all(), "memory events are not sorted"
         if self.batches is not None:
             assert (self.batches.end_ns >= self.batches.start_ns).all(), "a batch ends before it starts"
+        for readings in (self.core_times, self.core_use):
+            assert readings is None or (readings.t_ns[1:] >= readings.t_ns[:-1]).all(), "readings are not in order"
         for pause in self.pauses:
             assert pause.end_ns >= pause.start_ns, "a pause ends before it starts"
             assert -1 <= pause.place < len(self.places), "a pause's place is out of range"

@@ -2,6 +2,10 @@
 
 One device at a time. Between two calls of the training thread Python itself runs; where that takes no longer than
 `PYTHON_GAP_NS` it belongs to launching, for that is what a launch costs in an eager program.
+
+Time in which the training thread was ready to run and had no processor core ("core_wait") is counted by the system and
+not by the trace: how long it is in a step is known, where in the step is not. The parts in which the thread works give
+it, each in proportion to its time.
 """
 
 from __future__ import annotations
@@ -11,8 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpulab.analysis.host import core_wait
 from gpulab.intervals import Intervals, clip, closed, covers, measure, paint, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Run, Timeline
+from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import device_windows, host_steps
 
@@ -22,6 +27,7 @@ PARTS = (
     "memcpy",
     "memset",
     "data_wait",
+    "core_wait",
     "sync_wait",
     "blocking_copy",
     "allocator",
@@ -63,7 +69,8 @@ class Breakdown:
     part's share of the summed wall time (shares sum to 1). `busy_fraction` and `kernel_busy_fraction` are None on a
     CPU device. `whole_window`: no step was found, the window stands as one. `pauses_ns` are the pauses of the run that
     lie in the profiled window, as [start, end): where nothing else claims their time, they are "other".
-    `round_steps`: steps of a round, as `Facts.round_steps`.
+    `round_steps`: steps of a round, as `Facts.round_steps`. `core_wait_from`: the parts that gave
+    "core_wait".
     """
 
     device: str
@@ -77,6 +84,7 @@ class Breakdown:
     whole_window: bool = False
     pauses_ns: tuple[tuple[int, int], ...] = ()
     round_steps: int = 1
+    core_wait_from: tuple[str, ...] = ()
 
     @property
     def windows(self) -> Intervals:
@@ -210,6 +218,8 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
     totals = np.zeros((len(windows), len(PARTS)), dtype=np.int64)
     for column, part in enumerate((*layers, "unknown")):
         totals[:, PARTS.index(part)] += painted[:, column]
+    givers = _working_parts(run, index)
+    totals = _without_core(totals, givers, _waited_for_core_ns(run, totals, givers, host, index))
     steps = tuple(
         StepParts(n, w[0], w[1], dict(zip(PARTS, row, strict=True)), f, (h[0], h[1]))
         for n, w, row, f, h in zip(numbers, windows.tolist(), totals.tolist(), flags, host.tolist(), strict=True)
@@ -227,7 +237,31 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
         kernel_busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=True),
         whole_window=not run.traced_numbers,
         pauses_ns=_pauses(run, timeline),
+        core_wait_from=givers,
     )
+
+
+def _working_parts(run: Run, index: int | None) -> tuple[str, ...]:
+    """In which the training thread works; of a GPU's step, of its idle time. Loading where that thread loads."""
+    loading = ("data_wait",) if run.loader is not None and run.loader.num_workers == 0 else ()
+    computing = ("compute",) if index is None else ()
+    return (*computing, *loading, "optimizer", "launch", "other", "unknown")
+
+
+def _waited_for_core_ns(
+    run: Run, totals: Int64, givers: tuple[str, ...], host: Intervals, index: int | None
+) -> Float64:
+    """Of each step. On a GPU what its work hides is no loss: its idle time holds as large a share as the loop."""
+    waited_ns = core_wait.waited_ns(run.core_times, host)
+    if index is None:
+        return waited_ns
+    wall_ns = np.maximum(1, host[:, 1] - host[:, 0])
+    idle_ns = totals[:, [PARTS.index(p) for p in givers]].sum(axis=1)
+    return np.asarray(idle_ns * (waited_ns / wall_ns))
+
+
+def _without_core(totals: Int64, givers: tuple[str, ...], waited_ns: Float64) -> Int64:
+    return core_wait.moved(totals, [PARTS.index(p) for p in givers], PARTS.index("core_wait"), waited_ns)
 
 
 def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
@@ -317,16 +351,24 @@ class Pieces:
 def placed(timeline: Timeline, account: Breakdown) -> Pieces | None:
     """The pieces of every accounted step; None where they do not sum to the account's own parts.
 
+    Waiting for a core has no place: its pieces are of the parts that gave it.
     Whether the account knows the causes of idle time is found by comparing.
     """
     windows = account.windows
     totals = np.array([[step.parts_ns[part] for part in PARTS] for step in account.steps], dtype=np.int64)
+    totals = totals.reshape(-1, len(PARTS))
     for idle_causes in (True, False):
         claims = layers(timeline, account.device_index, idle_causes=idle_causes, pauses_ns=account.pauses_ns)
         pieces = _painted(claims, windows)
-        if np.array_equal(_summed(pieces, windows), totals):
+        waited_ns = totals[:, PARTS.index("core_wait")].astype(np.float64)
+        if _is_same(_without_core(_summed(pieces, windows), account.core_wait_from, waited_ns), totals):
             return pieces
     return None
+
+
+def _is_same(one: Int64, other: Int64) -> bool:
+    """But for nanoseconds lost in rounding."""
+    return one.shape == other.shape and bool((np.abs(one - other) <= len(PARTS)).all())
 
 
 def _painted(claims: Mapping[str, Intervals], windows: Int64) -> Pieces:

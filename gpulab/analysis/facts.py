@@ -13,6 +13,7 @@ from gpulab.analysis.compat.tensorboard import TensorBoardView, tensorboard
 from gpulab.analysis.gpu import kernels as gpu
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
+from gpulab.analysis.host.core_time import CoreShare, core_share
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
@@ -78,6 +79,7 @@ class Facts:
     blocking: tuple[BlockingCalls, ...] = ()  # GPU only: calls in which the training loop waits for it
     host: HostOperators | None = None  # where the CPU computes
     optimizer: OptimizerWork | None = None  # inside Optimizer.step and zero_grad, from the trace
+    cores: CoreShare | None = None  # what the training thread and the process got of the processor
     # Times of a step are means over a round of so many: workers may hand their batches over at once.
     round_steps: int = 1
 
@@ -151,6 +153,7 @@ def facts(run: Run) -> Facts:
         if run.timeline is not None and account and account.device_index is None
         else None,
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
+        cores=core_share(run),
         round_steps=round_steps,
     )
 

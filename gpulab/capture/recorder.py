@@ -19,6 +19,7 @@ from gpulab.capture import exclusive
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
+from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.capture.meters.used_gpu import moved, working_gpus
@@ -109,6 +110,8 @@ class Capture:
             self._watcher.begin(self)
         if self.settings.whole or self.source == "statement":
             self._phases.profile_whole()
+        cores = self._loop.cores = CoreWatch(self._origin_ns)
+        cores.begin()
         self._begins_ns = self.now()  # the user's code
         self._loop.tracker.begin(self._origin_ns + self._begins_ns)
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
@@ -190,6 +193,8 @@ class Capture:
             stack=stack,
             places=naming.places,
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
+            core_times=self._loop.cores.times() if self._loop.cores is not None else None,
+            core_use=self._loop.cores.use() if self._loop.cores is not None else None,
         )
         return run, recording.write if recording is not None and timeline is not None else None
 

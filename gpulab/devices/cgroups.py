@@ -19,6 +19,23 @@ def core_quotas(root: Path = ROOT) -> list[float]:
     return [quota for quota in (*_quotas_v2(root), *_quotas_v1(root)) if quota > 0]
 
 
+def quota_periods(root: Path = ROOT) -> tuple[int, int] | None:
+    """Periods of the CPU quota so far, and in how many of them it ran out, of the group where that is most often.
+
+    None where no group with a quota counts them.
+    """
+    groups = (*_groups(root, ""), *_groups(root, "cpu"))
+    counts = [(stat["nr_periods"], stat["nr_throttled"]) for folder in groups if (stat := _cpu_stat(folder))]
+    return max((c for c in counts if c[0] > 0), key=lambda c: c[1], default=None)
+
+
+def _cpu_stat(folder: Path) -> dict[str, int]:
+    """Empty where the group counts no periods."""
+    words = (line.split() for line in (_text(folder / "cpu.stat") or "").splitlines())
+    stat = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
+    return stat if {"nr_periods", "nr_throttled"} <= stat.keys() else {}
+
+
 def memory_limit_bytes(root: Path = ROOT) -> int | None:
     """The lowest limit; None where there is none."""
     return min((limit for limit, _ in _memory_limits(root)), default=None)

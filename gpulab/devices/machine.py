@@ -90,6 +90,8 @@ def environment() -> Environment:
         packages=dict(_versions()),
         hostname=platform.node(),
         compute_threads=_compute_threads(),
+        affinity_cores=affinity_cores(),
+        core_quota=min(core_quotas(), default=None),
     )
 
 

@@ -52,6 +52,12 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             "#0072B2",
             on_cpu="the CPU ran the model's operators, forward and backward",
         ),
+        "core_wait": Part(
+            "waiting for a core",
+            "the GPU was idle while the program was ready to go on and no processor core was free",
+            "#D55E00",
+            on_cpu="the program was ready to go on and no processor core was free",
+        ),
         "communication": Part(
             "communicating", "the GPU exchanged data with other GPUs and computed nothing meanwhile", "#882255"
         ),

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpulab.run import SCHEMA, Batches, MemoryEvents, Run, Samples, StackSamples
+from gpulab.run import SCHEMA, Batches, CoreTimes, CoreUse, MemoryEvents, Run, Samples, StackSamples
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, TRACE_SUFFIX, Store
 from tests.support.paths import ROOT
@@ -29,15 +29,23 @@ def run_with_every_column() -> Run:
     batches = Batches(**_one_row(Batches) | {"worker": np.zeros(1, np.int32)})
     no_place, flag = np.full(1, -1, np.int32), np.zeros(1, np.uint8)
     stack = StackSamples(np.zeros(1, np.int64), no_place, after_update=flag, calls_users=flag.copy())
+    core_times = CoreTimes(**_one_row(CoreTimes) | {"profiler": np.zeros(1, np.uint8)})
     curves = tuple(
         dataclasses.replace(s, t_ns=s.t_ns.copy()) for s in run.samples.series
     )  # a shared array is one column
     return dataclasses.replace(
-        run, steps=steps, samples=Samples(curves), memory_events=events, batches=batches, stack=stack
+        run,
+        steps=steps,
+        samples=Samples(curves),
+        memory_events=events,
+        batches=batches,
+        stack=stack,
+        core_times=core_times,
+        core_use=CoreUse(**_one_row(CoreUse)),
     )
 
 
-def _one_row(kind: type[MemoryEvents | Batches]) -> dict[str, Any]:
+def _one_row(kind: type[MemoryEvents | Batches | CoreTimes | CoreUse]) -> dict[str, Any]:
     return {field.name: np.zeros(1, np.int64) for field in dataclasses.fields(kind)}
 
 

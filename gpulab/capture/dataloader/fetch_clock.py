@@ -10,13 +10,14 @@ stand-in costs several microseconds each time: where items are short, only every
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns
 from typing import Any, Protocol
+
+from gpulab.devices.core_wait import CoreWait
 
 TRANSFORMS = ("transform", "transforms", "target_transform")
 _INNER = ("dataset", "datasets")  # of a Subset, a ConcatDataset
@@ -160,31 +161,6 @@ class _FetchClock:
 
     def close(self) -> None:
         self._cores.close()
-
-
-class CoreWait:
-    """How long the kernel has kept the calling thread from a core while it was ready to run; Linux tells."""
-
-    def __init__(self) -> None:
-        self._file = -1
-        with suppress(OSError):
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self) -> int:
-        """In ns since the thread began; -1: not known."""
-        if self._file < 0:
-            return -1
-        try:
-            return int(os.pread(self._file, 64, 0).split()[1])
-        except (OSError, ValueError, IndexError):
-            return -1
-
-    def close(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    __del__ = close
 
 
 def _holders(dataset: Any) -> list[dict[str, Any]]:

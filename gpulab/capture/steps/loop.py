@@ -18,6 +18,7 @@ from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.description import Loaders, samples_in
 from gpulab.capture.dataloader.wait_hooks import Answer
 from gpulab.capture.dataloader.worker_faults import Workers, death
+from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.pauses.pauses import Pauses
 from gpulab.capture.pauses.update_line import UpdateLine
@@ -137,6 +138,7 @@ class Loop:
         self.hooks_ns = 0  # time inside our marks
         self.events = StepEvents() if on_gpu else None
         self.peaks: PeakWatch | None = None  # of a GPU's memory
+        self.cores: CoreWatch | None = None
 
     def begin(self, modules: ModuleHook | None) -> None:
         """The user's code is about to run. What is compiled by now is not its doing."""
@@ -148,6 +150,8 @@ class Loop:
     def ends(self, end_ns: int) -> None:
         """The user's code has ended, `end_ns` after the run began."""
         self._mark_device(self._origin_ns + end_ns)
+        if self.cores is not None:
+            self.cores.end()
 
     def finish(self, end_ns: int, error: str) -> Steps:
         """The run is over, `end_ns` after it began, with this error, if any: its steps."""
@@ -290,6 +294,8 @@ class Loop:
         count = tracker.count if closed else 0
         if count > self.counted:
             self._mark_device(entered)
+            if self.cores is not None:
+                self.cores.at_step(entered)
             touched = self._boundary(count)
         elif phases.profiling:
             touched = phases.end_overdue(stepless=self.stepless)
@@ -328,6 +334,8 @@ class Loop:
         now = perf_counter_ns()
         self.tracker.resume(now, profiler_edge=profiler_edge)
         self._mark_device(now)
+        if self.cores is not None:
+            self.cores.after_profiler()
 
     def _mark_device(self, t_ns: int) -> None:
         """A step ends or begins: an event tells later when the GPU was there."""

@@ -26,6 +26,7 @@ LABELS: Mapping[str, str] = MappingProxyType(
         "memcpy": "copying data",
         "memset": "clearing memory",
         "data_wait": "waiting for the DataLoader",
+        "core_wait": "waiting for a core",
         "sync_wait": "waiting for results",
         "blocking_copy": "blocked by a copy",
         "allocator": "allocating memory",

@@ -1,0 +1,118 @@
+"""How much of the processor a run got, and who had the rest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpulab.analysis.host.core_wait import is_known, within
+from gpulab.analysis.steps import select
+from gpulab.intervals import Intervals, measure
+from gpulab.run import CoreTimes, CoreUse, Int64, Phase, Run
+
+LEAST_NS = 100_000_000  # ours: the system counts busy cores in ticks of 10 ms, so of less nothing can be said
+
+
+@dataclass(frozen=True, slots=True)
+class CoreShare:
+    """Means over the steps that count (`analysis.steps.select`), else the profiled ones; None is "not measurable".
+
+    `thread_cpu_fraction`, `thread_wait_fraction`: share of the steps' time in which the training thread had a core, and
+    was ready to run without one. `wait_us`: the second, per step. `got_cores`: what the process and its workers used on
+    average; `others_cores`: all other programs, of it `stolen_cores` the host of a virtual machine. `pool_waiting`,
+    `workers_waiting`: how many other threads of the process, and of its workers, were ready without a core (mean).
+    `throttled_fraction`: share of the periods of the control group's CPU quota in which it ran out.
+    `pressure_fraction`: share of the time in which some program of the machine was ready and had no core.
+    """
+
+    thread_cpu_fraction: float | None
+    thread_wait_fraction: float | None
+    wait_us: float | None
+    got_cores: float | None
+    others_cores: float | None
+    stolen_cores: float | None
+    pool_waiting: float | None
+    workers_waiting: float | None
+    throttled_fraction: float | None
+    pressure_fraction: float | None
+    cores: int | None  # that the scheduler may put the process on
+    quota_cores: float | None
+
+
+def core_share(run: Run) -> CoreShare | None:
+    """None where nothing was read, or no step ran."""
+    windows = _windows(run)
+    if run.core_times is None or not len(windows):
+        return None
+    wall_ns = measure(windows)
+    if wall_ns <= 0:
+        return None
+    waited_ns = _wait_ns(run.core_times, windows)
+    used = _Used.of(run.core_use, windows)
+    return CoreShare(
+        thread_cpu_fraction=_share(within(run.core_times, run.core_times.cpu_ns, windows), wall_ns),
+        thread_wait_fraction=None if waited_ns is None else min(1.0, waited_ns / wall_ns),
+        wait_us=None if waited_ns is None else min(waited_ns, wall_ns) / len(windows) / 1e3,
+        got_cores=used.per_s("tree_cpu_ns"),
+        others_cores=used.per_s("others_cpu_ns", ticks=True),
+        stolen_cores=used.per_s("stolen_ns", ticks=True),
+        pool_waiting=used.per_s("pool_wait_ns"),
+        workers_waiting=used.per_s("workers_wait_ns"),
+        throttled_fraction=used.throttled,
+        pressure_fraction=used.per_s("pressure_ns"),
+        cores=run.environment.affinity_cores,
+        quota_cores=run.environment.core_quota,
+    )
+
+
+def _windows(run: Run) -> Intervals:
+    """Of the steps that count on the host; of the profiled, or of all, where no step counts."""
+    steps = run.steps
+    after = np.flatnonzero(steps.phase != Phase.WARMUP)
+    rows = next((r for r in (select(run).rows, run.traced_rows, after) if len(r)), np.empty(0, np.int64))
+    return np.stack((steps.start_ns[rows], steps.end_ns[rows]), axis=1)
+
+
+def _wait_ns(readings: CoreTimes, windows: Intervals) -> float | None:
+    return max(0.0, float(within(readings, readings.wait_ns, windows).sum())) if is_known(readings) else None
+
+
+def _share(part: np.ndarray, wall_ns: int) -> float:
+    return min(1.0, max(0.0, float(part.sum()) / wall_ns))
+
+
+@dataclass(frozen=True, slots=True)
+class _Used:
+    """The stretch of readings that holds the steps."""
+
+    use: CoreUse | None
+    first: int
+    last: int
+
+    @classmethod
+    def of(cls, use: CoreUse | None, windows: Intervals) -> _Used:
+        if use is None or len(use) < 2:
+            return cls(None, 0, 0)
+        first = max(0, int(np.searchsorted(use.t_ns, windows[0, 0], side="right")) - 1)
+        last = min(len(use) - 1, max(first + 1, int(np.searchsorted(use.t_ns, windows[-1, 1]))))
+        return cls(use, min(first, last - 1), last)
+
+    def per_s(self, name: str, *, ticks: bool = False) -> float | None:
+        """How much that count grew in a second; None where it is not known, or the stretch too short for ticks."""
+        if self.use is None:
+            return None
+        counted: Int64 = getattr(self.use, name)
+        took_ns = int(self.use.t_ns[self.last] - self.use.t_ns[self.first])
+        unknown = counted[self.first] == -1 or counted[self.last] == -1
+        if unknown or took_ns <= (LEAST_NS if ticks else 0):
+            return None
+        return max(0.0, int(counted[self.last] - counted[self.first]) / took_ns)
+
+    @property
+    def throttled(self) -> float | None:
+        if self.use is None or self.use.quota_periods[self.first] < 0 or self.use.quota_periods[self.last] < 0:
+            return None
+        periods = int(self.use.quota_periods[self.last] - self.use.quota_periods[self.first])
+        throttled = int(self.use.throttled_periods[self.last] - self.use.throttled_periods[self.first])
+        return min(1.0, throttled / periods) if periods > 0 else None

@@ -1,0 +1,146 @@
+"""What the system counts of processor cores: who had one, who was ready and had none, and who else took them.
+
+Each reading counts from some fixed time; the difference of two is what a caller wants. -1: the system does not tell.
+`root` stands for "/" (tests give a folder).
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import get_native_id
+from time import process_time_ns, thread_time_ns
+
+from gpulab.devices.cgroups import ROOT, quota_periods
+from gpulab.devices.core_wait import CoreWait
+from gpulab.devices.host import children_of
+from gpulab.devices.own_processes import is_gpulabs
+
+_BUSY = (0, 1, 2, 5, 6, 7)  # of a "cpu" line of /proc/stat: user, nice, system, irq, softirq, steal
+_STEAL = 7
+
+
+class ThreadClock:
+    """Of the calling thread: its CPU time, its wait for a core, and the CPU time of its whole process."""
+
+    def __init__(self) -> None:
+        self._wait = CoreWait()
+
+    def read(self) -> tuple[int, int, int]:
+        """In ns. Costs 2 µs."""
+        return thread_time_ns(), self._wait.read(), process_time_ns()
+
+    def close(self) -> None:
+        self._wait.close()
+
+
+@dataclass(frozen=True, slots=True)
+class MachineReading:
+    """All in ns but the two counts of periods, over all the cores that this process may use.
+
+    `tree_cpu_ns`: CPU time of this process and its children, without gpulab's own. `others_cpu_ns`: of all other
+    programs, and what the host of a virtual machine took (`stolen_ns`). `pool_wait_ns`: this process's threads but the
+    training thread were ready and had no core, summed over threads; `workers_wait_ns`: likewise, its children's.
+    `pressure_ns`: some program of the machine, or of the control group, waited. `quota_periods`: of the control
+    group's CPU quota; in `throttled_periods` of them the quota ran out.
+    """
+
+    tree_cpu_ns: int
+    others_cpu_ns: int
+    stolen_ns: int
+    pool_wait_ns: int
+    workers_wait_ns: int
+    pressure_ns: int
+    quota_periods: int
+    throttled_periods: int
+
+
+class MachineClock:
+    """Read by the training thread, which is the one that makes this."""
+
+    def __init__(self, root: Path = ROOT) -> None:
+        self._root = root
+        self._tid = get_native_id()
+        self._pid = os.getpid()
+        self._waits: dict[tuple[int, int], int] = {}  # the newest of each thread, by process and thread
+        self._pool_wait_ns = self._workers_wait_ns = 0
+        self._ours: dict[int, bool] = {}  # children: whether gpulab started them
+
+    def read(self) -> MachineReading:
+        """Costs some 20 µs, and 10 µs for each thread or child."""
+        workers_ns, gpulabs_ns = self._children()
+        self._note(self._pid)
+        ended = os.times()
+        tree_ns = process_time_ns() + int((ended.children_user + ended.children_system) * 1e9) + workers_ns
+        busy_ns, stolen_ns = busy_time_ns(self._root)
+        periods, throttled = quota_periods(self._root) or (-1, -1)
+        return MachineReading(
+            tree_cpu_ns=tree_ns,
+            others_cpu_ns=busy_ns - tree_ns - gpulabs_ns if busy_ns >= 0 else -1,
+            stolen_ns=stolen_ns,
+            pool_wait_ns=self._pool_wait_ns,
+            workers_wait_ns=self._workers_wait_ns,
+            pressure_ns=pressure_ns(self._root),
+            quota_periods=periods,
+            throttled_periods=throttled,
+        )
+
+    def _children(self) -> tuple[int, int]:
+        """CPU time of the children that live, and of those among them that gpulab started."""
+        children = children_of(self._pid) or set()
+        workers_ns = gpulabs_ns = 0
+        for pid in children:
+            if self._ours.setdefault(pid, is_gpulabs(pid)):
+                gpulabs_ns += sum(cpu for _, cpu, _ in threads_of(pid))
+            else:
+                workers_ns += self._note(pid)
+        return workers_ns, gpulabs_ns
+
+    def _note(self, pid: int) -> int:
+        """Add what the threads of that process have waited since the last look; their CPU time so far."""
+        used_ns = 0
+        for thread, cpu_ns, wait_ns in threads_of(pid):
+            used_ns += cpu_ns
+            longer_ns = max(0, wait_ns - self._waits.get((pid, thread), 0))
+            self._waits[pid, thread] = wait_ns
+            if pid != self._pid:
+                self._workers_wait_ns += longer_ns
+            elif thread != self._tid:
+                self._pool_wait_ns += longer_ns
+        return used_ns
+
+
+def threads_of(pid: int) -> list[tuple[int, int, int]]:
+    """Of each thread of a process: its number, its CPU time and its wait for a core, in ns; empty where unknown."""
+    folder = f"/proc/{pid}/task"
+    rows: list[tuple[int, int, int]] = []
+    with suppress(OSError):  # the process has ended
+        for thread in os.listdir(folder):
+            with suppress(OSError, ValueError), open(f"{folder}/{thread}/schedstat", "rb") as file:
+                cpu, wait, *_ = file.read().split()
+                rows.append((int(thread), int(cpu), int(wait)))
+    return rows
+
+
+def busy_time_ns(root: Path = ROOT) -> tuple[int, int]:
+    """Time in which the cores that this process may use were busy, whoever used them, and stolen time of that."""
+    try:
+        lines = (root / "proc/stat").read_text().splitlines()
+        cores = {f"cpu{n}" for n in os.sched_getaffinity(0)}
+        rows = [[int(x) for x in line.split()[1:]] for line in lines if line.partition(" ")[0] in cores]
+        tick_ns = 10**9 // os.sysconf("SC_CLK_TCK")
+        busy = sum(row[i] for row in rows for i in _BUSY) * tick_ns
+        return (busy, sum(row[_STEAL] for row in rows) * tick_ns) if rows else (-1, -1)
+    except (OSError, ValueError, IndexError, AttributeError):  # not Linux, or a file of another form
+        return -1, -1
+
+
+def pressure_ns(root: Path = ROOT) -> int:
+    """Time in which some program was ready and had no core, as the kernel's pressure figures (PSI) have it."""
+    try:
+        words = (root / "proc/pressure/cpu").read_text().split()
+        return int(words[words.index("some") + 4].removeprefix("total=")) * 1000
+    except (OSError, ValueError, IndexError):  # a kernel without them
+        return -1

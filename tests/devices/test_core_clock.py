@@ -1,0 +1,65 @@
+"""What the system's files say of processor cores, and what is unknown where they say nothing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from gpulab.devices.cgroups import quota_periods
+from gpulab.devices.core_clock import MachineClock, ThreadClock, busy_time_ns, pressure_ns, threads_of
+
+TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
+
+
+def written(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_only_cores_that_may_be_used_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2})
+    rows = "cpu 9 9 9 9 9 9 9 9 9 9\ncpu0 5 5 5 5 5 5 5 5 5 5\ncpu1 1 2 4 100 100 8 16 32 64 64\ncpu2 1 0 0 0 0 0 0 1\n"
+    assert busy_time_ns(written(tmp_path, {"proc/stat": rows})) == (65 * TICK_NS, 33 * TICK_NS)
+
+
+@pytest.mark.parametrize("text", ["", "cpu1 x\n", "intr 5\n"])
+def test_a_machine_that_does_not_tell_is_unknown(text: str, tmp_path: Path) -> None:
+    assert busy_time_ns(tmp_path) == (-1, -1)
+    assert busy_time_ns(written(tmp_path, {"proc/stat": text})) == (-1, -1)
+    assert pressure_ns(written(tmp_path, {"proc/pressure/cpu": text})) == -1
+    assert MachineClock(tmp_path).read().others_cpu_ns == -1
+
+
+def test_pressure_is_read(tmp_path: Path) -> None:
+    text = "some avg10=0.02 avg60=0.03 avg300=0.65 total=213\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=7\n"
+    assert pressure_ns(written(tmp_path, {"proc/pressure/cpu": text})) == 213_000
+
+
+@pytest.mark.parametrize(
+    ("group", "stat"),
+    [("0::/box\n", "sys/fs/cgroup/box/cpu.stat"), ("4:cpu,cpuacct:/box\n", "sys/fs/cgroup/cpu/box/cpu.stat")],
+)
+def test_a_quota_that_runs_out_is_counted(group: str, stat: str, tmp_path: Path) -> None:
+    files = {"proc/self/cgroup": group, stat: "usage_usec 9\nnr_periods 40\nnr_throttled 30\nthrottled_usec 9\n"}
+    assert quota_periods(written(tmp_path, files)) == (40, 30)
+    assert quota_periods(written(tmp_path, {stat: "nr_periods 0\nnr_throttled 0\n"})) is None
+
+
+def test_a_thread_knows_its_own_time() -> None:
+    clock = ThreadClock()
+    before = clock.read()
+    sum(range(200_000))
+    after = clock.read()
+    clock.close()
+    assert after[0] > before[0] and after[2] > before[2]
+    assert after[1] >= before[1]
+    assert clock.read()[1] == -1
+
+
+def test_the_threads_of_a_process_that_ended_are_none() -> None:
+    assert threads_of(2**22 + 1) == []
+    assert len(threads_of(os.getpid())) in (0, len(os.listdir("/proc/self/task")))
