@@ -13,6 +13,7 @@ SOURCES: Mapping[str, str] = {
     "silence": "ours: a cure that gives back less than 3 % of a step is hardly worth an edit",
     "data_wait_notice": "TraceML: warn at 10 % of a step",
     "data_wait_bad": "TraceML: critical at 20 % of a step",
+    "core_wait_notice": "ours: as data_wait_notice; on a quiet machine a thread waits 1 to 3 % of its time for a core",
     "idle_notice": "ours: even a busy pipeline has gaps between kernels, usually below 15 %",
     "on_cpu_notice": "ours: half of idle_notice, because operators on the CPU beside an idle GPU are no usual gap",
     "launch_notice": "xprof: launch-bound from 3 %, critical from 15 %; applies only if idle_notice is reached, too",
@@ -58,6 +59,7 @@ class Thresholds:
     silence: float = 0.03
     data_wait_notice: float = 0.10
     data_wait_bad: float = 0.20
+    core_wait_notice: float = 0.10
     idle_notice: float = 0.15
     on_cpu_notice: float = 0.075
     launch_notice: float = 0.03

@@ -28,7 +28,7 @@ KEYS = """
 data_starved cpu_preprocessing storage_bound slow_collate worker_restart blocking_copy sync_points launch_bound
 small_batch no_mixed_precision no_tf32 unfused_attention unfused_optimizer memory_bound_ops layout odd_shapes
 allocator_thrash memory_pressure memory_underused checkpoint_save logging_or_eval recompilation gc_pause
-cpu_oversubscribed exposed_communication straggler gpu_shared throttled wrong_device healthy cannot_tell
+cpu_oversubscribed cpu_shared exposed_communication straggler gpu_shared throttled wrong_device healthy cannot_tell
 """
 FIRST_COHORTS = {"2026-11-21b", "2026-11-21c", "2026-11-21d", "2026-11-22b", "2026-11-22c"}
 ISSUE_5 = set(KEYS.split())

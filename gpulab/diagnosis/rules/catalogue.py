@@ -6,6 +6,7 @@ from typing import Protocol
 
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules import (
+    core_wait,
     cores,
     dataloader,
     dataloader_workers,
@@ -36,6 +37,7 @@ RULE_MODULES: tuple[RuleModule, ...] = (
     dataloader,
     dataloader_workers,
     cores,
+    core_wait,
     placement,
     pauses,
     # the device: what is launched on it, copied to it and computed on it

@@ -9,7 +9,8 @@ import numpy as np
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.formatting import percent, plural
+from gpulab.diagnosis.rules.core_wait import core_loss, is_own_doing, ready_threads
+from gpulab.formatting import duration, number, percent, plural
 
 
 def cpu_oversubscribed(context: RuleContext) -> Finding | None:
@@ -20,7 +21,7 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
         return None
     most = max(1, math.ceil(cores))
     if threads <= most:
-        return None
+        return _by_own_processes(context, threads)
     load, usable = _load(context), plural(cores, "usable processor core")
     busy = f", which {'is' if cores == 1 else 'are'} {percent(load)} busy during the steps (mean)" if load else ""
     return Finding(
@@ -36,6 +37,31 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
         parts=("compute/threads",),
         settings=(("compute_threads", str(most)),),
         cure=f"torch.set_num_threads({most}) before the training, or the environment variable OMP_NUM_THREADS={most}.",
+    )
+
+
+def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
+    """No operator has more threads than cores, but workers and their threads take turns with the training."""
+    share, loss = context.facts.cores, core_loss(context)
+    if share is None or loss is None or not is_own_doing(share):
+        return None
+    if loss.total_us < context.thresholds.core_wait_notice * (context.step_us or 0.0):
+        return None
+    count = number(round(ready_threads(share), 1))
+    fewer = "one compute thread (torch.set_num_threads(1))" if threads > 1 else "fewer workers"
+    return Finding(
+        "cpu_oversubscribed",
+        f"The program has {count} threads ready to run on average, but may use only "
+        f"{plural(share.cores or 1, 'processor core')}: they wait for one another.",
+        (
+            Evidence(f"{duration(loss.total_us)} per step go to waiting for a core, while other programs use few"),
+            Evidence(f"{plural(threads, 'compute thread')}, {plural(context.facts.worker_count or 0, 'worker')}"),
+        ),
+        loss.total_us,
+        "likely",
+        parts=("core_wait", "compute/threads", "data_wait/cores"),
+        settings=(("compute_threads", "1"),) if threads > 1 else (),
+        cure=f"Compute with {fewer}, and let each worker compute with one (torch.set_num_threads in worker_init_fn).",
     )
 
 

@@ -9,7 +9,10 @@ from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.kind import FindingKind
+from gpulab.diagnosis.rules.core_wait import core_loss
 from gpulab.formatting import duration, percent, plural
+
+_UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 
 
 def cannot_tell(context: RuleContext) -> Finding | None:
@@ -121,6 +124,30 @@ def _unexplained(context: RuleContext) -> Finding | None:
     )
 
 
+def _without_cores(context: RuleContext) -> Finding | None:
+    """The step is longer than what computes in it: nothing is well, and what it waits for is not known."""
+    cores, loss = context.facts.cores, core_loss(context)
+    if cores is None or context.on_gpu:
+        return None
+    if loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0):
+        return cannot_tell_because(
+            f"For {percent(loss.total_us / (context.step_us or loss.total_us))} of {context.unit} the training was "
+            "ready to go on and had no processor core; who had them cannot be told.",
+            "Run it longer, or look at top while it runs",
+            "notice",
+            parts=("core_wait",),
+        )
+    used = cores.thread_cpu_fraction
+    if cores.thread_wait_fraction is not None or used is None or used >= _working(context) - _UNUSED:
+        return None
+    return cannot_tell_because(
+        f"The training used the processor for only {percent(used)} of the steps' time; whether it waited for a core or "
+        "for something else, this system does not tell.",
+        f"PyTorch's operators stood open for {percent(_working(context))} of {context.unit}",
+        parts=("compute",),
+    )
+
+
 def _many_small_causes(context: RuleContext) -> Finding | None:
     account, working = context.facts.breakdown, _working(context)
     if account is None or working >= 1 - context.thresholds.idle_notice:
@@ -136,6 +163,7 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _too_few,
     _damaged,
     _not_profiled,
+    _without_cores,
     _unexplained,
     _many_small_causes,
 )

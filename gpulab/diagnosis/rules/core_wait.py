@@ -1,0 +1,188 @@
+"""Rule about a process that does not get its cores: other programs have them, or its container's quota is used up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpulab.analysis.host.core_time import CoreShare
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.kind import FindingKind
+from gpulab.formatting import duration, number, percent, plural
+
+_THROTTLED = 0.05  # ours: a quota that runs out in one period of twenty is used up
+_LEAST_OTHERS = 0.15  # ours, of the cores: a system's own services take less
+_FULL = 0.75  # ours, of the cores in use: fewer are busy where waits are but short turns of a program's own threads
+_ONE_MORE = 0.5  # ours: as many threads more than cores, on average, are the program's own doing
+_LEVEL_BAD = 0.3  # ours, of a step
+
+
+@dataclass(frozen=True, slots=True)
+class CoreLoss:
+    """µs per step that go to waiting for a core: in the training thread, in its compute threads, in loading for it."""
+
+    thread_us: float
+    pool_us: float
+    loading_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.thread_us + self.pool_us + self.loading_us
+
+
+def cpu_shared(context: RuleContext) -> Finding | None:
+    """Programs other than this one have work for the same cores, or a quota stops it."""
+    cores, loss = context.facts.cores, core_loss(context)
+    if cores is None or loss is None:
+        return None
+    if loss.total_us < context.thresholds.core_wait_notice * (context.step_us or 0.0):
+        return None
+    summary, cure = _by_quota(cores) or _by_others(context, cores) or ("", "")
+    if not summary:
+        return None
+    threads = context.facts.run.environment.compute_threads or 1
+    fewer = threads > 1 and loss.pool_us > 0 and not context.on_gpu
+    if fewer:
+        cure += (
+            f" Until then compute with one thread: each operator is split among {threads}, and waits for the one "
+            "without a core."
+        )
+    share = loss.total_us / context.step_us if context.step_us else 0.0
+    return Finding(
+        "cpu_shared",
+        summary,
+        tuple(_evidence(context, cores, loss)),
+        loss.total_us,
+        "measured",
+        parts=_parts(loss),
+        settings=(("compute_threads", "1"),) if fewer else (),
+        cure=cure,
+        otherwise=cure,
+        level="bad" if share >= _LEVEL_BAD else "notice",
+    )
+
+
+def core_loss(context: RuleContext) -> CoreLoss | None:
+    """None where the system does not tell, or there is no step.
+
+    On a GPU only what its work does not hide. While the training thread waits for its other compute threads it sleeps
+    or spins: at most all that it does not wait for a core itself.
+    """
+    cores, step_us = context.facts.cores, context.step_us
+    if cores is None or cores.thread_wait_fraction is None or not step_us:
+        return None
+    if context.on_gpu:
+        return CoreLoss(context.part_us("core_wait"), 0.0, loading_core_us(context))
+    thread_us = cores.thread_wait_fraction * step_us
+    threads = context.facts.run.environment.compute_threads or 1
+    each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
+    computing_us = min(context.part_us("compute", "optimizer", "launch"), step_us - thread_us)
+    pool_us = each * computing_us if each >= context.thresholds.core_wait_notice else 0.0
+    return CoreLoss(thread_us, pool_us, min(loading_core_us(context), step_us - thread_us - pool_us))
+
+
+def loading_core_us(context: RuleContext) -> float:
+    """Of the wait for data, that in which workers were ready to go on and had no core; of a step."""
+    inside = context.facts.loading
+    if inside is None or not inside.core_wait_fraction or not context.facts.worker_count:
+        return 0.0
+    waited = context.facts.data_wait_us
+    if context.on_gpu or waited is None:
+        return context.part_us("data_wait") * inside.core_wait_fraction
+    return waited.median * inside.core_wait_fraction
+
+
+# -- whose doing it is -------------------------------------------------------------------------------------------------
+
+
+def is_own_doing(cores: CoreShare) -> bool:
+    """Threads and workers of the program itself outnumber the cores, and nobody else has much to do."""
+    usable = min(cores.cores or 1, cores.quota_cores or cores.cores or 1)
+    others = cores.others_cores or 0.0
+    return ready_threads(cores) >= usable + _ONE_MORE and others < _LEAST_OTHERS * (cores.cores or 1)
+
+
+def ready_threads(cores: CoreShare) -> float:
+    """Threads of the program that had a core or waited for one, on average."""
+    waiting = (cores.thread_wait_fraction or 0.0) + (cores.pool_waiting or 0.0) + (cores.workers_waiting or 0.0)
+    return (cores.got_cores or 0.0) + waiting
+
+
+def _by_quota(cores: CoreShare) -> tuple[str, str] | None:
+    throttled = cores.throttled_fraction
+    if cores.quota_cores is None or throttled is None or throttled < _THROTTLED:
+        return None
+    return (
+        f"The quota of this container stops the program: it may use {plural(cores.quota_cores, 'core')}, and that ran "
+        f"out in {percent(throttled)} of the periods.",
+        "Give the container more CPU (docker run --cpus, a Kubernetes limit, a larger machine), or start fewer threads "
+        "and workers.",
+    )
+
+
+def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None:
+    if is_own_doing(cores):
+        return None
+    count = cores.cores or 0
+    busy = (cores.got_cores or 0.0) + (cores.others_cores or 0.0)
+    if (
+        cores.others_cores is not None
+        and count
+        and (cores.others_cores < _LEAST_OTHERS * count or busy < _FULL * count)
+    ):
+        return None
+    threads = context.facts.run.environment.compute_threads or 1
+    if cores.others_cores is None and threads + (context.facts.worker_count or 0) > count:
+        return None  # nobody knows whether others were there, and the program's own threads suffice
+    return (
+        f"Other programs take your CPU: the process got {_got(cores)}.",
+        "Wait until the machine is quiet (top lists who uses it), or take cores of your own: another machine, or a "
+        "reservation in the cluster's job. Compare no times until then.",
+    )
+
+
+def _got(cores: CoreShare) -> str:
+    got = number(round(cores.got_cores, 2 if cores.got_cores < 1 else 1)) if cores.got_cores is not None else "a part"
+    usable = cores.cores if cores.quota_cores is None or cores.cores is None else min(cores.cores, cores.quota_cores)
+    return f"{got} of its cores" if usable is None else f"{got} of {plural(usable, 'core')}"
+
+
+# -- the figures -------------------------------------------------------------------------------------------------------
+
+
+def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Evidence]:
+    step_us, rows = context.step_us or 0.0, []
+    rows.append(
+        Evidence(
+            f"for {duration(loss.thread_us)} of every {duration(step_us)} step ({percent(loss.thread_us / step_us)}) "
+            "the training was ready to go on and no core was free"
+        )
+    )
+    if cores.thread_cpu_fraction is not None:
+        rows.append(Evidence(f"it had a core for {percent(cores.thread_cpu_fraction)} of the steps' time"))
+    if cores.others_cores is not None:
+        host = cores.stolen_cores or 0.0
+        whose = f", {_cores(host)} of them the host of this virtual machine" if host >= _LEAST_OTHERS else ""
+        rows.append(Evidence(f"other programs used {_cores(cores.others_cores)} on average{whose}"))
+    if loss.pool_us > 0 and cores.pool_waiting is not None:
+        rows.append(
+            Evidence(f"{number(round(cores.pool_waiting, 2))} more threads of the process waited for a core (mean)")
+        )
+    if loss.loading_us > 0:
+        rows.append(Evidence(f"{duration(loss.loading_us)} of the wait for data was the workers' wait for a core"))
+    step = context.facts.typical_step_us
+    if step is not None and step.p10 > 0 and step.p90 >= 2 * step.p10:
+        rows.append(Evidence(f"steps differ: 80 % of them take {duration(step.p10)} to {duration(step.p90)}"))
+    return rows
+
+
+def _cores(count: float) -> str:
+    return plural(round(count, 2 if count < 1 else 1), "core")
+
+
+def _parts(loss: CoreLoss) -> tuple[str, ...]:
+    pool = ("compute/threads", "optimizer", "launch") if loss.pool_us > 0 else ()
+    return ("core_wait", *pool, *(("data_wait/cores",) if loss.loading_us > 0 else ()))
+
+
+FINDINGS = (FindingKind("cpu_shared", "too few processor cores left for this program", cpu_shared),)
