@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 
+with suppress(ImportError):  # Windows
+    import resource
+
 
 class CoreWait:
     """How long the kernel has kept the calling thread from a core while it was ready to run; Linux tells."""
@@ -29,3 +32,11 @@ class CoreWait:
             self._file = -1
 
     __del__ = close
+
+
+def voluntary_switches() -> int:
+    """How often the calling thread has gone to sleep: for a disk, a lock, a network, a while. -1: not known."""
+    try:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    except (NameError, AttributeError):  # not Linux
+        return -1

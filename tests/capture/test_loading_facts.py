@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import gpulab
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
+from gpulab.diagnosis.rules.dataloader_evidence import times_by_cause, waiting_for_core_us
 from gpulab.run import Batches, Run, Steps
 from gpulab.store.folders import Store
 from gpulab.views.report.report import Report
@@ -105,8 +106,9 @@ def test_figures_are_those_of_a_dumber_oracle(rows: list[Made]) -> None:
     counted = sorted(rows, key=lambda r: r.answered)[1:]
     assert known.batches == len(counted)
     assert known.batch_us == median_us([r.end - r.start for r in counted])
-    assert known.read_us == median_us([r.parts[0] for r in counted])
-    assert known.collate_us == median_us([r.parts[2] for r in counted])
+    together = max(1, sum(max(r.end - r.start, sum(r.parts)) for r in counted))
+    for part, part_us in enumerate((known.read_us, known.transform_us, known.collate_us)):
+        assert part_us == pytest.approx(known.batch_us * sum(r.parts[part] for r in counted) / together, abs=EPS)
     waited = [r for r in counted if r.asked_at < r.end]
     hand = [max(0, r.answered - r.end - max(0, r.pin)) for r in waited]
     assert known.hand_over_us == (median_us(hand) if waited else None)
@@ -142,9 +144,26 @@ def test_waiting_without_a_core_is_neither_work_nor_contention(rows: list[Made],
     crowded = [dataclasses.replace(r, core=r.parts[0]) for r in alone]
     again = loading(run_of(crowded))
     assert again is not None and again.read_waited_fraction is not None
-    idle = sum(r.parts[0] for r in counted if int(r.cpu[0] * r.parts[0]) == 0)  # of these no core was used at all
-    assert again.read_waited_fraction == pytest.approx(idle / wall, abs=EPS)
-    assert again.core_wait_fraction == pytest.approx(1.0)
+    assert again.read_waited_fraction == pytest.approx(0.0, abs=EPS)
+    assert again.core_wait_fraction == pytest.approx(1 - cpu / wall, abs=EPS)
+
+
+@given(st.lists(made, min_size=4, max_size=12))
+def test_no_share_of_a_batch_is_more_than_the_batch(rows: list[Made]) -> None:
+    """Reading that slept, work, putting together and the wait for a core are parts of one whole."""
+    known = loading(run_of(rows))
+    assert known is not None
+    assert min(times_by_cause(known).values()) >= -EPS
+    assert sum(times_by_cause(known).values()) + waiting_for_core_us(known) <= known.batch_us + EPS
+    for fraction in (known.read_waited_fraction, known.transform_waited_fraction, known.core_wait_fraction):
+        assert fraction is None or -EPS <= fraction <= 1 + EPS
+
+
+def test_why_no_core_worked_is_unknown_where_nothing_tells() -> None:
+    quiet = Made(worker=0, start=0, parts=(10**6, 0, 0), cpu=(0.1, 0.0, 0.0), core=-1, asked=0, hand=0, pin=0, items=4)
+    known = loading(run_of([quiet] * 8))
+    assert known is not None
+    assert known.read_waited_fraction is None and known.core_wait_fraction is None
 
 
 def test_without_batches_there_is_nothing_to_say() -> None:

@@ -15,6 +15,7 @@ LEAST_PART = 0.01  # ours: of a batch's time: of less, nobody can say how much w
 FEWEST = 3  # ours: batches for a median
 
 Rows = np.ndarray  # of bool, one per batch
+_READ, _TRANSFORM, _COLLATE = range(3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,14 +60,16 @@ class WaitParts:
 
 @dataclass(frozen=True, slots=True)
 class LoadingFacts:
-    """Medians per batch, in µs, over the batches of the counted steps (the first ones, made at the start, are out).
+    """Times per batch, in µs, over the batches of the counted steps (the first ones, made at the start, are out).
 
-    `batch_us` is the whole making of one batch in its process. `hand_over_us`: from a batch's being made to the loop's
-    having it, where the loop was already waiting for it; None where it never was, and without workers. `copy_us`:
-    host-to-device copies per step from the trace; None without a GPU. `*_waited_fraction`: share of that part's wall
-    time in which the process used no CPU though a core was free: it waited for storage, a lock or a network; None where
-    the part takes no time worth telling. `core_wait_fraction`: share of a batch's time in which all cores were taken;
-    None where the system does not tell. `wait`: what the loop's wait for a batch was for; None where it is not known.
+    `batch_us` is the whole making of one batch in its process, the median. `read_us`, `transform_us`, `collate_us` are
+    shares of that: of the summed time of all batches, so that the parts are never more than the batch. `hand_over_us`:
+    from a batch's being made to the loop's having it, where the loop was already waiting for it; None where it never
+    was, and without workers. `copy_us`: host-to-device copies per step from the trace; None without a GPU.
+    `*_waited_fraction`: share of that part's wall time in which the process slept: it waited for storage, a lock or a
+    network; None where the part takes no time worth telling, or the system does not tell how long it waited for a core.
+    `core_wait_fraction`: share of a batch's time in which it was ready and all cores were taken; None likewise.
+    `wait`: what the loop's wait for a batch was for; None where it is not known.
     """
 
     batches: int
@@ -92,21 +95,22 @@ def loading(run: Run) -> LoadingFacts | None:
         return None
     rows = _counted(run, batches)
     wall, items = (batches.end_ns - batches.start_ns)[rows], batches.item_count[rows]
-    core = batches.core_wait_ns[rows]
+    batch_us, parts = _median_us(wall), _Parts.of(batches, rows)
+    read_us, transform_us, collate_us = (share * batch_us for share in parts.shares)
     return LoadingFacts(
         batches=int(rows.sum()),
         items_per_batch=float(np.median(items)) if len(items) else None,
-        batch_us=_median_us(wall),
-        read_us=_median_us(batches.read_ns[rows]),
-        transform_us=_median_us(batches.transform_ns[rows]),
-        collate_us=_median_us(batches.collate_ns[rows]),
+        batch_us=batch_us,
+        read_us=read_us,
+        transform_us=transform_us,
+        collate_us=collate_us,
         hand_over_us=_hand_over_us(batches, rows),
         pin_us=_pin_us(batches, rows),
         copy_us=_copy_us(run),
-        read_waited_fraction=_waited(batches, rows, batches.read_ns, batches.read_cpu_ns),
-        transform_waited_fraction=_waited(batches, rows, batches.transform_ns, batches.transform_cpu_ns),
+        read_waited_fraction=parts.waited_fraction(_READ),
+        transform_waited_fraction=parts.waited_fraction(_TRANSFORM),
         workers=tuple(_worker(batches, rows, w) for w in np.unique(batches.worker[rows]).tolist()),
-        core_wait_fraction=_share(core[core >= 0], wall[core >= 0]),
+        core_wait_fraction=parts.core_wait_fraction,
         wait=_wait(batches, rows),
     )
 
@@ -129,8 +133,58 @@ def _counted(run: Run, batches: Batches) -> Rows:
     return rank >= first if len(batches) >= first + FEWEST else rank >= 0
 
 
-def _share(part: Int64, whole: Int64) -> float | None:
-    return min(1.0, float(part.sum() / whole.sum())) if whole.sum() > 0 else None
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Batches' time by part (reading, transforming, collating), each a row of the tables: [3, batches], in ns.
+
+    A thread is on a core, ready and without one, or it sleeps: the three of a part sum to its wall time.
+    """
+
+    whole: Int64  # of each batch; at least its parts
+    wall: Int64
+    core_wait: Float64
+    sleeping: Float64
+    known: Rows  # whether the system tells of waits for a core
+
+    @classmethod
+    def of(cls, batches: Batches, rows: Rows) -> _Parts:
+        columns = ((batches.read_ns, batches.read_cpu_ns), (batches.transform_ns, batches.transform_cpu_ns),
+                   (batches.collate_ns, batches.collate_cpu_ns))  # fmt: skip
+        wall = np.stack([wall[rows] for wall, _ in columns])
+        cpu = np.clip(np.stack([cpu[rows] for _, cpu in columns]), 0, wall)
+        whole = np.maximum((batches.end_ns - batches.start_ns)[rows], wall.sum(axis=0))
+        core_wait = _shared_out(np.maximum(batches.core_wait_ns[rows], 0), cpu, wall - cpu)
+        return cls(whole, wall, core_wait, wall - cpu - core_wait, batches.core_wait_ns[rows] >= 0)
+
+    @property
+    def shares(self) -> list[float]:
+        """Of all batches' time, each part."""
+        return [float(part.sum()) / max(1, int(self.whole.sum())) for part in self.wall]
+
+    @property
+    def core_wait_fraction(self) -> float | None:
+        whole_ns = int(self.whole[self.known].sum())
+        return float(self.core_wait[:, self.known].sum()) / whole_ns if whole_ns > 0 else None
+
+    def waited_fraction(self, *parts: int) -> float | None:
+        """Of these parts, asleep; None where they take too little time, or nobody knows why they used no CPU."""
+        part_ns = int(self.wall[list(parts)].sum())
+        if part_ns <= LEAST_PART * int(self.whole.sum()) or not self.known.any():
+            return None
+        known_ns = int(self.wall[list(parts)][:, self.known].sum())
+        return float(self.sleeping[list(parts)][:, self.known].sum()) / known_ns if known_ns > 0 else None
+
+
+def _shared_out(core_wait: Int64, cpu: Int64, idle: Int64) -> Float64:
+    """A batch's wait for a core by part: by the CPU time that each takes, where the scheduler takes cores away.
+
+    No part gets more than it was idle; what is over goes to the others.
+    """
+    left = np.minimum(core_wait, idle.sum(axis=0)).astype(np.float64)
+    given = np.minimum(left * cpu / np.maximum(cpu.sum(axis=0), 1), idle)
+    room = idle - given
+    left = np.maximum(left - given.sum(axis=0), 0)
+    return np.asarray(given + room * np.minimum(1, left / np.maximum(room.sum(axis=0), 1)))
 
 
 def _hand_over_us(batches: Batches, rows: Rows) -> float | None:
@@ -148,20 +202,6 @@ def _pin_us(batches: Batches, rows: Rows) -> float | None:
     return None if (batches.pin_ns[rows] < 0).any() else 0.0
 
 
-def _waited(batches: Batches, rows: Rows, wall: Int64, cpu: Int64) -> float | None:
-    """Neither on a core nor ready for one. A batch waits for a core in proportion to the CPU time that its parts take.
-
-    That is where the scheduler takes one away.
-    """
-    wall_ns, whole_ns = int(wall[rows].sum()), int((batches.end_ns - batches.start_ns)[rows].sum())
-    if wall_ns <= LEAST_PART * whole_ns:
-        return None
-    of_batch = np.maximum(batches.read_cpu_ns + batches.transform_cpu_ns + batches.collate_cpu_ns, 1)
-    core = np.maximum(batches.core_wait_ns, 0) * (cpu / of_batch)
-    waited = np.clip(wall - cpu - core, 0, None)
-    return float(min(1.0, waited[rows].sum() / wall_ns))
-
-
 def _worker(batches: Batches, rows: Rows, worker: int) -> WorkerRow:
     mine = rows & (batches.worker == worker)
     wall = (batches.end_ns - batches.start_ns)[mine]
@@ -175,12 +215,7 @@ def _worker(batches: Batches, rows: Rows, worker: int) -> WorkerRow:
         read_us=_median_us(batches.read_ns[mine]),
         transform_us=_median_us(batches.transform_ns[mine]),
         collate_us=_median_us(batches.collate_ns[mine]),
-        waited_fraction=_waited(
-            batches,
-            mine,
-            batches.read_ns + batches.transform_ns + batches.collate_ns,
-            batches.read_cpu_ns + batches.transform_cpu_ns + batches.collate_cpu_ns,
-        ),
+        waited_fraction=_Parts.of(batches, mine).waited_fraction(_READ, _TRANSFORM, _COLLATE),
         hand_over_us=_hand_over_us(batches, mine),
         pin_us=_pin_us(batches, mine),
     )

@@ -17,7 +17,7 @@ from threading import get_ident
 from time import perf_counter_ns, process_time_ns
 from typing import Any, Protocol
 
-from gpulab.devices.core_wait import CoreWait
+from gpulab.devices.core_wait import CoreWait, voluntary_switches
 
 TRANSFORMS = ("transform", "transforms", "target_transform")
 _INNER = ("dataset", "datasets")  # of a Subset, a ConcatDataset
@@ -119,7 +119,7 @@ class _FetchClock:
         else:
             self._untimed += 1
         spent.thread = get_ident()
-        self._core_ns = self._cores.read()
+        self._core_ns, self._switches = self._cores.read(), voluntary_switches()
         self._cpu_ns = process_time_ns()
         self._start_ns = perf_counter_ns()
 
@@ -145,7 +145,7 @@ class _FetchClock:
         read_ns = max(0, middle - self._start_ns - spent.wall_ns)
         collate_ns = self._end_ns - middle
         read_cpu_ns = middle_cpu - self._cpu_ns - spent.cpu_ns
-        core_ns = self._cores.read()
+        cpu_ns = min(self._end_cpu_ns - self._cpu_ns, self._end_ns - self._start_ns)
         return (
             self._start_ns,
             self._end_ns,
@@ -156,8 +156,18 @@ class _FetchClock:
             min(spent.cpu_ns, spent.wall_ns) if self._looks else -1,
             min(self._end_cpu_ns - middle_cpu, collate_ns),
             self._items,
-            core_ns - self._core_ns if core_ns >= 0 <= self._core_ns else -1,
+            self._core_wait_ns(self._end_ns - self._start_ns - cpu_ns),
         )
+
+    def _core_wait_ns(self, idle_ns: int) -> int:
+        """Of the time without CPU. A thread that never went to sleep was ready for a core all the time."""
+        if self._awake():
+            return idle_ns
+        core_ns = self._cores.read()
+        return min(core_ns - self._core_ns, idle_ns) if core_ns >= 0 <= self._core_ns else -1
+
+    def _awake(self) -> bool:
+        return self._switches >= 0 and voluntary_switches() == self._switches
 
     def close(self) -> None:
         self._cores.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
@@ -17,6 +18,7 @@ from gpulab.diagnosis.rules.dataloader_evidence import (
 from gpulab.formatting import duration, percent, plural
 
 LESSON = "03_starving_gpu"
+_CORE_WAIT_TOLD = 0.05  # ours, of a batch's time
 
 
 def data_starved(context: RuleContext) -> Finding | Undetermined | None:
@@ -130,7 +132,7 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         key,
         summary,
         (first, *more),
-        wait.exposed_us,
+        wait.exposed_us * (1 - _lost_to_cores(context)),
         "measured" if wait.sure else "likely",
         parts=("data_wait",),
         settings=settings,
@@ -139,6 +141,12 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         source_line=line_of_loading(context, key),
         level="bad" if wait.bad else "notice",
     )
+
+
+def _lost_to_cores(context: RuleContext) -> float:
+    """Share of the wait that another finding has: waiting for a core is no work that a cure of loading saves."""
+    inside = context.facts.loading
+    return 0.0 if inside is None or context.facts.cores is None else inside.core_wait_fraction or 0.0
 
 
 def _loads(context: RuleContext) -> str:
@@ -180,10 +188,13 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     of_us = inside.batch_us - waiting_for_core_us(inside)  # other programs may have taken the core
     if of_us <= 0 or times[key] < max(*times.values(), context.thresholds.loading_cause * of_us):
         return None
-    share = percent(times[key] / of_us)
-    return _finding(
-        context, wait, key, f"{wait.sentence}: {_BECAUSE[key].format(share=share)}.", Evidence(making(inside))
-    )
+    because = _BECAUSE[key].format(share=percent(times[key] / inside.batch_us))
+    return _finding(context, wait, key, f"{wait.sentence}: {because}{_without_core(inside)}.", Evidence(making(inside)))
+
+
+def _without_core(inside: LoadingFacts) -> str:
+    waited = inside.core_wait_fraction or 0.0
+    return f"; for {percent(waited)} of it no processor core was free" if waited >= _CORE_WAIT_TOLD else ""
 
 
 _BECAUSE = {
