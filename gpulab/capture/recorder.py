@@ -114,6 +114,7 @@ class Capture:
         cores.begin()
         self._begins_ns = self.now()  # the user's code
         self._loop.tracker.begin(self._origin_ns + self._begins_ns)
+        self._loop.pauses.begin(self._origin_ns + self._begins_ns)
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
     @deaths_unheard()

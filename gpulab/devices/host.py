@@ -31,7 +31,7 @@ def host_meter(pid: int, usable_cores: float) -> Meter:
     """A meter for the tree of process `pid`, without the processes that gpulab starts for itself."""
     cores = plural(usable_cores, "usable core")
     series = (
-        SeriesInfo("cpu_pct", "%", f"CPU (100 % = {cores})", "psutil"),
+        SeriesInfo("cpu_pct", "%", f"CPU of this program and its workers (100 % = {cores})", "psutil"),
         SeriesInfo("rss_bytes", "bytes", "memory of the process tree", "psutil"),
         SeriesInfo("process_count", "processes", "processes in the tree", "psutil"),
     )

@@ -34,6 +34,7 @@ class Pauses:
         self._passes = Passes()
         self._evaluated: list[Stretch] = []
         self.grad_off = GradOff()
+        self._begins_ns = 0
         self.over = False
 
     def hears(self) -> bool:
@@ -42,12 +43,22 @@ class Pauses:
 
     def add(self, kind: PauseKind, start_ns: int, end_ns: int, frame: FrameType | None, detail: str = "") -> None:
         """Something has paused the training. `frame` is where it was asked for."""
-        if os.getpid() != self._process:
+        if os.getpid() != self._process or self.over or start_ns < self._begins_ns:
             return
         if end_ns - start_ns >= SHORTEST_NS or kind in _KEPT_ALWAYS:
             self._keep(kind, start_ns, end_ns, users_spot(frame), detail)
         else:
             self._count(kind, end_ns - start_ns)
+
+    def begin(self, now_ns: int) -> None:
+        """The user's code begins: what began earlier paused gpulab's own start."""
+        self._begins_ns = now_ns
+        self.heard.clear()
+        self._more.clear()
+
+    def end(self) -> None:
+        """The user's code has ended: what comes now pauses gpulab's own work."""
+        self.over = True
 
     def asked(self, loader: int, frame: FrameType | None, t_ns: int, *, fresh: bool) -> None:
         """A loader is asked for a batch, or (`fresh`) for a new iterator."""

@@ -149,6 +149,7 @@ class Loop:
 
     def ends(self, end_ns: int) -> None:
         """The user's code has ended, `end_ns` after the run began."""
+        self.pauses.end()
         self._mark_device(self._origin_ns + end_ns)
         if self.cores is not None:
             self.cores.end()

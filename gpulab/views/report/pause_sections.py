@@ -24,6 +24,7 @@ KINDS: Mapping[PauseKind, str] = MappingProxyType(
 _LEAST_SHARE = 0.001  # of the run's time: shorter sums of pauses are nobody's concern
 
 _NOTE = "The training stood still meanwhile, inside steps or between them. One may lie within another."
+_NO_STEPS = "No training step was found, so these times are of the whole code. One may lie within another."
 _SHORT = "Pauses under a millisecond are counted, too; the longest pause and its line are taken from the others."
 
 
@@ -37,7 +38,8 @@ def _pauses(run: Run) -> Section | None:
     if not rows:
         return None
     columns = (Column(""), *numbers("times", "together", "longest"), Column("asked for by", "wrap"))
-    lines = (_NOTE, _SHORT) if run.more_pauses else (_NOTE,)
+    note = _NOTE if len(run.steps) else _NO_STEPS
+    lines = (note, _SHORT) if run.more_pauses else (note,)
     return Section.table("Pauses", columns, rows, lines, wide=True)
 
 

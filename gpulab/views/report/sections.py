@@ -12,6 +12,7 @@ from gpulab.formatting import NOT_MEASURABLE, duration, duration_range, factor, 
 from gpulab.run import Change, Run, TraceOrigin
 from gpulab.views import wording
 from gpulab.views.layout import PAIRS, TEXTS, Column, Row, Section, numbers, present
+from gpulab.views.report.core_section import core_section
 from gpulab.views.report.dataloader_section import loading_sections
 from gpulab.views.report.pause_sections import pause_sections
 from gpulab.views.report.trace_sections import trace_sections
@@ -70,6 +71,7 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
         *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
         untold,
         _missing(facts.run),
+        None if loaded else core_section(facts),
         None if loaded else _observer(facts),
         _choices(facts.run),
         _origin(facts.run.origin) if facts.run.origin else _keep(facts.run, unsaved),

@@ -145,6 +145,18 @@ def test_short_ones_and_those_beyond_the_bound_are_counted() -> None:
     assert len(pauses.heard) == MOST and more == {"gc": (5, 10_000_000), "logging": (3, 300)}
 
 
+def test_a_pause_of_gpulabs_own_start_or_end_is_none() -> None:
+    pauses = Pauses()
+    pauses.add("gc", 0, 10, None)
+    pauses.begin(100)
+    pauses.add("gc", 90, 5_000_000, None)
+    pauses.add("gc", 100, 5_000_000, None)
+    pauses.end()
+    pauses.add("gc", 6_000_000, 9_000_000, None)
+    assert pauses.finish(NO_STEPS, trains=True) == ()
+    assert [pause[:3] for pause in pauses.heard] == [("gc", 100, 5_000_000)]
+
+
 def test_without_training_nothing_is_evaluation() -> None:
     pauses = Pauses()
     pauses.asked(1, None, 0, fresh=True)

@@ -1,0 +1,47 @@
+"""What the report says of processor cores, and of pauses where nothing was trained."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.host.core_time import core_share
+from gpulab.run import Pause, Run, Steps
+from gpulab.views.report.core_section import core_section
+from gpulab.views.report.pause_sections import pause_sections
+from tests.support.core_readings import with_cores
+from tests.support.rule_cases import run_of
+from tests.support.synthetic import MS, facts_of
+
+
+def facts(run: Run) -> Facts:
+    return dataclasses.replace(facts_of(run), cores=core_share(run))
+
+
+def cells(run: Run) -> dict[str, str]:
+    section = core_section(facts(run))
+    assert section is not None
+    return {row.cells[0]: row.cells[1] for row in section.rows}
+
+
+def test_the_report_says_who_had_the_cores() -> None:
+    shown = cells(with_cores(run_of(), got=0.3, others=1.6, waited=0.68))
+    assert shown["cores that this program may use"] == "2"
+    assert shown["used by this program and its workers"] == "0.3 (mean during the steps)"
+    assert shown["used by all other programs"] == "1.6 (mean during the steps)"
+    assert shown["training ready to go on, and no core free"] == "68 % of the steps' time"
+    assert core_section(facts(run_of())) is None
+
+
+def test_a_containers_quota_is_shown() -> None:
+    shown = cells(with_cores(run_of(), cores=8, quota=1.5, throttled=0.4))
+    assert shown["cores that this program may use"] == "1.5: the quota of its container, on 8 cores"
+    assert shown["quota used up"] == "in 40 % of its periods"
+
+
+def test_where_no_step_ran_no_training_stood_still() -> None:
+    pauses = (Pause("gc", 0, 2 * MS), Pause("gc", 3 * MS, 5 * MS))
+    (with_steps,) = pause_sections(run_of(pauses=pauses))
+    assert "training stood still" in with_steps.lines[0]
+    (without,) = pause_sections(dataclasses.replace(run_of(pauses=pauses), steps=Steps.empty()))
+    assert "stood still" not in " ".join(without.lines)
