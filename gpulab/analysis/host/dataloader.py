@@ -144,7 +144,7 @@ class _Parts:
     wall: Int64
     core_wait: Float64
     sleeping: Float64
-    known: Rows  # whether the system tells of waits for a core
+    has_core_wait: Rows  # of which the system tells the wait for a core
 
     @classmethod
     def of(cls, batches: Batches, rows: Rows) -> _Parts:
@@ -163,16 +163,16 @@ class _Parts:
 
     @property
     def core_wait_fraction(self) -> float | None:
-        whole_ns = int(self.whole[self.known].sum())
-        return float(self.core_wait[:, self.known].sum()) / whole_ns if whole_ns > 0 else None
+        whole_ns = int(self.whole[self.has_core_wait].sum())
+        return float(self.core_wait[:, self.has_core_wait].sum()) / whole_ns if whole_ns > 0 else None
 
     def waited_fraction(self, *parts: int) -> float | None:
         """Of these parts, asleep; None where they take too little time, or nobody knows why they used no CPU."""
-        part_ns = int(self.wall[list(parts)].sum())
-        if part_ns <= LEAST_PART * int(self.whole.sum()) or not self.known.any():
+        chosen = list(parts)
+        if self.wall[chosen].sum() <= LEAST_PART * int(self.whole.sum()):
             return None
-        known_ns = int(self.wall[list(parts)][:, self.known].sum())
-        return float(self.sleeping[list(parts)][:, self.known].sum()) / known_ns if known_ns > 0 else None
+        part_ns = int(self.wall[chosen][:, self.has_core_wait].sum())
+        return float(self.sleeping[chosen][:, self.has_core_wait].sum()) / part_ns if part_ns > 0 else None
 
 
 def _shared_out(core_wait: Int64, cpu: Int64, idle: Int64) -> Float64:
