@@ -19,7 +19,7 @@ from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
-from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, steps_per_round
+from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, spread_of_window, steps_per_round
 from gpulab.run import Int64, Run, Series
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
@@ -82,6 +82,7 @@ class Facts:
     cores: CoreShare | None = None  # what the training thread and the process got of the processor
     # Times of a step are means over a round of so many: workers may hand their batches over at once.
     round_steps: int = 1
+    whole_window: bool = False  # all profiled steps of a trace from elsewhere are that one round
 
     @property
     def typical_step_us(self) -> Spread | None:
@@ -90,8 +91,14 @@ class Facts:
 
     @property
     def data_wait_fraction(self) -> float | None:
-        """Of the typical step, waiting for the DataLoader; None where either was not measured."""
+        """Of the typical step, waiting for the DataLoader; None where either was not measured.
+
+        Where only profiled steps were measured: of all of them together, for they are few and may wait in bursts.
+        """
         step, wait = self.typical_step_us, self.data_wait_us
+        if self.step_us is None and step is not None and wait is not None:
+            steps, rows = self.run.steps, self.run.traced_rows
+            return float(steps.data_wait_ns[rows].sum() / max(1, steps.wall_ns[rows].sum()))
         return wait.median / step.median if step is not None and wait is not None and step.median > 0 else None
 
     @property
@@ -124,14 +131,19 @@ def facts(run: Run) -> Facts:
     round_steps = steps_per_round(run, judged)
     accounts = tuple(account.by(round_steps) for account in accounts)
     account = next(iter(accounts), None)
+    one_round = run.loader is None and round_steps > 1
+
+    def typical(values: Int64, of: Int64) -> Spread | None:
+        return spread_of_window(values) if one_round else spread_of_rounds(values, of, round_steps)
+
     time_ns = _time_ns(run, traced, account)
     work = None if "kernels" in withheld else device_work(run.timeline, account)
     return Facts(
         run=run,
         selection=selection,
-        step_us=spread_of_rounds(steps.time_ns[rows], rows, round_steps),
-        traced_step_us=spread_of_rounds(time_ns[traced], traced, round_steps),
-        data_wait_us=spread_of_rounds(steps.data_wait_ns[judged], judged, round_steps) if fed else None,
+        step_us=typical(steps.time_ns[rows], rows),
+        traced_step_us=typical(time_ns[traced], traced),
+        data_wait_us=typical(steps.data_wait_ns[judged], judged) if fed else None,
         optimizer_us=spread(steps.optimizer_ns[judged]) if steps.optimizer_ns.any() else None,
         samples_per_s=_samples_per_s(run, rows),
         steps_per_s=_rate(len(rows), int(steps.time_ns[rows].sum())),
@@ -155,6 +167,7 @@ def facts(run: Run) -> Facts:
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
         cores=core_share(run),
         round_steps=round_steps,
+        whole_window=one_round,
     )
 
 

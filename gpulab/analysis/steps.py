@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -54,13 +54,24 @@ def spread_of_rounds(values: Int64, rows: Int64, round_steps: int) -> Spread | N
     return spread(means if len(means) else values, len(values))
 
 
+def spread_of_window(values: Int64) -> Spread | None:
+    """The mean, where all steps together are one round; the percentiles are of the single steps."""
+    each = spread(values)
+    return None if each is None else replace(each, median=float(np.mean(values)) / 1e3)
+
+
 def steps_per_round(run: Run, rows: Int64) -> int:
     """How many steps make a round: workers that take equally long hand their batches over at once, so that one step
     waits long and the next ones do not at all. 1 where a step is like the others, and where too few were measured.
+
+    A trace from elsewhere does not tell the number of workers: where its steps wait unequally, all of them are one
+    round.
     """
-    if run.loader is None or not len(rows):
+    if not len(rows):
         return 1
     steps = run.steps
+    if run.loader is None:
+        return len(rows) if _waits_in_bursts(steps.data_wait_ns[rows], steps.time_ns[rows]) else 1
     round_steps = int(np.ceil(run.loader.num_workers / max(1.0, float(np.median(steps.batch_count[rows])))))
     if round_steps < 2:
         return 1
@@ -69,6 +80,12 @@ def steps_per_round(run: Run, rows: Int64) -> int:
         return 1
     apart_ns = abs(float(np.median(waits)) - float(np.median(steps.data_wait_ns[rows])))
     return round_steps if apart_ns > BUNCHED * float(np.median(walls)) else 1
+
+
+def _waits_in_bursts(waits_ns: Int64, walls_ns: Int64) -> bool:
+    """Whether the typical step waits for another share than all steps together."""
+    apart_ns = abs(float(np.mean(waits_ns)) - float(np.median(waits_ns)))
+    return apart_ns > BUNCHED * float(np.mean(walls_ns))
 
 
 def _means(values: Int64, rows: Int64, round_steps: int) -> np.ndarray:

@@ -51,8 +51,16 @@ class RuleContext:
         return max((span_ns - own_ns) / (len(run.steps) - int(first[0])) / 1e3, self.step_us or 0.0)
 
     def share(self, *parts: str) -> float:
-        """Of the typical profiled step, what these parts have together; 0 without an accounting."""
-        return self.facts.breakdown.typical_share(*parts) if self.facts.breakdown is not None else 0.0
+        """Of the typical profiled step, what these parts have together; 0 without an accounting.
+
+        Waiting for data where only profiled steps were measured: of all of them together, as `data_wait_fraction`.
+        """
+        account = self.facts.breakdown
+        if account is None:
+            return 0.0
+        if parts == ("data_wait",) and self.facts.step_us is None:
+            return account.share["data_wait"]
+        return account.typical_share(*parts)
 
     def part_us(self, *parts: str) -> float:
         """The same in µs of the typical step."""

@@ -129,8 +129,8 @@ def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
 
 def _waited_us(context: RuleContext) -> float:
     """On a CPU all waiting shows, and unprofiled steps may wait for a larger share than profiled ones."""
-    wait = context.facts.data_wait_us
-    return wait.median if wait is not None and not context.on_gpu else 0.0
+    share = context.facts.data_wait_fraction
+    return share * (context.step_us or 0.0) if share is not None and not context.on_gpu else 0.0
 
 
 def _without_core(context: RuleContext, left: dict[str, float]) -> None:

@@ -88,7 +88,7 @@ def test_the_text_reads_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert "job · device: NVIDIA H100 80GB HBM3 (GPU 0) · 3 steps · 3.00 ms · a trace from elsewhere" in text
     assert "20 % of its time waiting for the next batch" in text
-    assert "median of 3 profiled steps" in text
+    assert "over all 3 profiled steps" in text
     for title in ("STEP TIME", "HOW THE GPU WAS USED", "COPIES", "CAN THIS TRACE BE TRUSTED?", "IN OTHER TOOLS' WORDS"):
         assert title in text
     for absent in ("without the profiler", "--no-save", "DataLoader, as found", "Left out", "gpulab's own code"):

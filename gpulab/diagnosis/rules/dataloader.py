@@ -71,9 +71,10 @@ class _Wait:
 def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
     """None where it does not wait long enough to be worth telling; Undetermined where that cannot be known."""
     step, waited = context.facts.typical_step_us, context.facts.data_wait_us
-    step_us, waited_us = context.step_us, waited.median if waited is not None else context.part_us("data_wait")
+    step_us, share = context.step_us, context.facts.data_wait_fraction
     if not step_us:
         return None
+    waited_us = context.part_us("data_wait") if waited is None or share is None else share * step_us
     exposed_us = _exposed_us(context, step_us, waited_us)
     if (
         min(waited_us, exposed_us if exposed_us is not None else waited_us)
@@ -84,17 +85,25 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
         return _hidden_or_not(context)
     bad = waited_us >= context.thresholds.data_wait_bad * step_us
     who = "Each training step" if step is not None else "The profiled code"
-    kind = "unprofiled" if context.facts.step_us is not None else "profiled"
     return _Wait(
         step_us,
         waited_us,
         min(waited_us, exposed_us),
         not context.on_gpu or context.facts.breakdown is not None,
-        f"median of {plural(step.count, f'{kind} step')}" if step is not None else "as one whole",
+        _basis(context),
         bad,
         f"{who} {'spends' if bad else 'loses'} {percent(waited_us / step_us)} of its time waiting for the next batch "
         "of data",
     )
+
+
+def _basis(context: RuleContext) -> str:
+    step = context.facts.typical_step_us
+    if step is None:
+        return "as one whole"
+    if context.facts.step_us is not None:
+        return f"median of {plural(step.count, 'unprofiled step')}"
+    return f"over all {step.count:,} profiled steps" if step.count > 1 else "in the one profiled step"
 
 
 def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float | None:
@@ -124,6 +133,7 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         f"({wait.basis}){_loads(context)}",
         _longest_wait(context),
     )
+    more = (*_bursts(context), *more)
     hidden_us = wait.waited_us - wait.exposed_us
     if hidden_us > context.thresholds.silence * wait.step_us:
         more = (*more, Evidence(f"for {duration(hidden_us)} of that the GPU still works on what it was given before"))
@@ -147,6 +157,15 @@ def _lost_to_cores(context: RuleContext) -> float:
     """Share of the wait that another finding has: waiting for a core is no work that a cure of loading saves."""
     inside = context.facts.loading
     return 0.0 if inside is None or context.facts.cores is None else inside.core_wait_fraction or 0.0
+
+
+def _bursts(context: RuleContext) -> tuple[Evidence, ...]:
+    """Where steps of a trace wait unequally: how unequally."""
+    if not context.facts.whole_window:
+        return ()
+    waits_ns = context.facts.run.steps.data_wait_ns[context.facts.run.traced_rows]
+    shortest, longest = duration(int(waits_ns.min()) / 1e3), duration(int(waits_ns.max()) / 1e3)
+    return (Evidence(f"single steps wait from {shortest} to {longest}: the batches come in bursts"),)
 
 
 def _loads(context: RuleContext) -> str:

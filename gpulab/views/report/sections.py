@@ -90,7 +90,7 @@ def _step(facts: Facts) -> Section:
         rows = [profiled, *parts]
     else:
         rows = [_spread_row("a step, without the profiler", facts.step_us), *parts, profiled]
-    columns = (Column(""), *numbers("median", "p10 – p90", "steps"))
+    columns = (Column(""), *numbers("mean" if facts.whole_window else "median", "p10 – p90", "steps"))
     return Section.table("Step time", columns, rows, _step_lines(facts), wide=True)
 
 
@@ -129,7 +129,7 @@ def _step_lines(facts: Facts) -> list[str]:
         lines.append(f"Throughput (mean): {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
     lines.append(_timed_where(facts))
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
-        lines.append(_of_rounds(facts.round_steps) or "p10 – p90: eight of ten steps took a time in this range.")
+        lines.append(_of_rounds(facts) or "p10 – p90: eight of ten steps took a time in this range.")
     lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
         lines.append(f"Outside any step (before, between and after): {percent(facts.outside_steps_fraction)}.")
@@ -150,10 +150,16 @@ def _timed_where(facts: Facts) -> str:
     return f"{missing:,} of the {len(rows):,} steps have the CPU's time, which may be ahead of the GPU's."
 
 
-def _of_rounds(turns: int) -> str:
+def _of_rounds(facts: Facts) -> str:
     """Where times of a step are means of several."""
+    turns = facts.round_steps
     if turns == 1:
         return ""
+    if facts.whole_window:
+        return (
+            "Some steps wait long for data and others hardly, so the first column is the mean over all of them; "
+            "eight of ten steps took a time between p10 and p90."
+        )
     return (
         f"Batches come {turns} at once, from {turns} workers: one step waits, the next ones do not. The times are "
         f"therefore means over {turns} steps in a row; eight of ten such means lie between p10 and p90."
