@@ -316,10 +316,10 @@ def _launched_outside(timeline: Timeline, work: spans.Rows, started: spans.Rows)
 
 
 def _other(timeline: Timeline) -> Intervals:
-    """What the user or a library has named by an annotation, apart from steps, loader and optimizer."""
-    named = spans.in_category(timeline, Category.USER_ANNOTATION, Category.OVERHEAD)
-    ours = spans.named(timeline, lambda n: spans.is_step(n) or spans.is_loader(n) or spans.is_optimizer(n))
-    return spans.covered(timeline, named & ~ours & spans.on_training_threads(timeline))
+    """The profiler's own work and torch.compile's. Annotations of the program enclose work, they are none."""
+    compiling = spans.in_category(timeline, Category.USER_ANNOTATION) & spans.named(timeline, spans.is_compiling)
+    named = spans.in_category(timeline, Category.OVERHEAD) | compiling
+    return spans.covered(timeline, named & spans.on_training_threads(timeline))
 
 
 def _busy(timeline: Timeline, device: spans.Mask, windows: Intervals, *, kernels_only: bool) -> float:

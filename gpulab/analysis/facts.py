@@ -13,6 +13,7 @@ from gpulab.analysis.compat.tensorboard import TensorBoardView, tensorboard
 from gpulab.analysis.gpu import kernels as gpu
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
+from gpulab.analysis.host.annotations import Annotated, unknown_by_annotation
 from gpulab.analysis.host.core_time import CoreShare, core_share
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
@@ -82,6 +83,7 @@ class Facts:
     cores: CoreShare | None = None  # what the training thread and the process got of the processor
     # Times of a step are means over a round of so many: workers may hand their batches over at once.
     round_steps: int = 1
+    annotated: tuple[Annotated, ...] = ()  # where in the program the unknown time of a step lies
     whole_window: bool = False  # all profiled steps of a trace from elsewhere are that one round
 
     @property
@@ -167,6 +169,7 @@ def facts(run: Run) -> Facts:
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
         cores=core_share(run),
         round_steps=round_steps,
+        annotated=unknown_by_annotation(run, account, idle_causes="idle_causes" not in withheld) if account else (),
         whole_window=one_round,
     )
 

@@ -65,6 +65,11 @@ def is_launch(name: str) -> bool:
     return is_kernel_launch(name) or is_graph_launch(name) or is_copy_or_memset(name)
 
 
+def is_compiling(name: str) -> bool:
+    """A stage of torch.compile, as it annotates itself."""
+    return name.endswith("(dynamo_timed)")
+
+
 def is_autograd_node(name: str) -> bool:
     """An evaluation of a node of autograd's graph; torch before 1.9 names only the node (`AddBackward0`)."""
     return name.startswith("autograd::engine") or _NODE.search(name) is not None
@@ -122,6 +127,16 @@ def devices(timeline: Timeline) -> list[int]:
 def on_device(timeline: Timeline, index: int) -> Mask:
     theirs = [i for i, lane in enumerate(timeline.lanes) if lane.kind == "stream" and lane.process == index]
     return np.isin(timeline.lane_id, theirs)
+
+
+def structure(timeline: Timeline) -> Mask:
+    """Annotations of the program and of libraries, which only enclose work: none of a step, loader, optimizer."""
+    marks = named(timeline, _marks_work)
+    return in_category(timeline, Category.USER_ANNOTATION) & ~marks
+
+
+def _marks_work(name: str) -> bool:
+    return is_step(name) or is_loader(name) or is_optimizer(name) or is_compiling(name)
 
 
 def training_lanes(timeline: Timeline) -> list[int]:

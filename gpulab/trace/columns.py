@@ -68,7 +68,12 @@ _ANNOTATIONS = (
     "Optimizer.step#",
     "Optimizer.zero_grad#",
     "Optimizer.zero_grad",
+    "##",  # as DeepSpeed, TorchRec and HTA's examples write them: "## backward ##"
+    "[",  # "[pl][profile]…", "[param|…]"
+    "DistributedDataParallel.",
+    "FullyShardedDataParallel.",
 )
+_PASSES = ("forward", "backward")  # no operator of torch has such a name
 ON_DEVICE = (
     Category.KERNEL,
     Category.GPU_MEMCPY,
@@ -202,7 +207,7 @@ def is_kept(category: UInt8) -> npt.NDArray[np.bool_]:
 
 def is_annotation(name: str) -> bool:
     """Marks that torch 1.8 to 1.12 recorded as operators."""
-    return name.startswith(_ANNOTATIONS)
+    return name.startswith(_ANNOTATIONS) or name in _PASSES
 
 
 def float_us_to_ns(value: Float64) -> Int64:

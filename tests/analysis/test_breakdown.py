@@ -125,8 +125,8 @@ def part_at(t: int, spans: list[Span]) -> str:
     loading = any_named("enumerate(DataLoader)", [s for s in here if s.lane == TRAINER])
     optimizing = any_named("Optimizer.zero_grad#", trainer) or updating_at(t, spans, autograd | {TRAINER})
     annotated = any(
-        s.category in (Category.USER_ANNOTATION, Category.OVERHEAD)
-        and not s.name.startswith(("enumerate(DataLoader)", "Optimizer.", "ProfilerStep#"))
+        s.category == Category.OVERHEAD
+        or (s.category == Category.USER_ANNOTATION and s.name.endswith("(dynamo_timed)"))
         for s in trainer
     )
     if not on_gpu:

@@ -9,7 +9,7 @@ import numpy as np
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.intervals import EMPTY, Intervals, covers, intersect, joined, paint, subtract, union, union_of
-from gpulab.run import Run, StackSamples
+from gpulab.run import Run, StackSamples, Timeline
 from gpulab.timeline import spans
 
 
@@ -49,8 +49,14 @@ def after_update(run: Run, account: Breakdown, optimizer: OptimizerWork) -> Afte
         return Afterwards(windows, EMPTY)
     loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
     named = union_of((p.start_ns, p.end_ns) for p in run.pauses)
-    other = joined(loading, optimizer.step_times, optimizer.zero_times, named)
+    other = joined(loading, optimizer.step_times, optimizer.zero_times, named, _annotated(timeline, rest))
     return Afterwards(windows, subtract(rest, other), looked=stack is not None)
+
+
+def _annotated(timeline: Timeline, rest: Intervals) -> Intervals:
+    """Annotations of the program that begin there: they say what it is, and nothing says that it is not training."""
+    mine = spans.structure(timeline) & spans.on_training_thread(timeline)
+    return spans.covered(timeline, mine & covers(rest, timeline.start_ns))
 
 
 def _tails(windows: Intervals, optimizer: OptimizerWork) -> Intervals:

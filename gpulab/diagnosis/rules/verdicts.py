@@ -13,6 +13,7 @@ from gpulab.diagnosis.rules.core_wait import core_loss
 from gpulab.formatting import duration, percent, plural
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
+_MOST = 0.5  # ours: an annotation that holds less of the unknown time does not say where it is
 
 
 def cannot_tell(context: RuleContext) -> Finding | None:
@@ -115,10 +116,16 @@ def _unexplained(context: RuleContext) -> Finding | None:
     unknown = context.share("unknown")
     if unknown < context.thresholds.unknown_too_much:
         return None
+    where = context.facts.annotated[:1]
+    if where and where[0].share >= _MOST * unknown:
+        place = f"most of this time lies inside {where[0].words}"
+    else:
+        place = "the time goes to Python code that the trace does not name"
+    each = "a step" if context.unit == "each step" else context.unit
+    inside = "".join(f"; inside {a.words}, without operators: {percent(a.share)} of {each}" for a in where)
     return cannot_tell_because(
-        f"For {percent(unknown)} of {context.unit} PyTorch ran nothing: the time goes to Python code that the trace "
-        "does not name.",
-        f"{duration(context.part_us('unknown'))} of {duration(context.step_us or 0.0)} without an operator",
+        f"For {percent(unknown)} of {context.unit} PyTorch ran nothing: {place}.",
+        f"{duration(context.part_us('unknown'))} of {duration(context.step_us or 0.0)} without an operator{inside}",
         "notice",
         parts=("unknown",),
     )

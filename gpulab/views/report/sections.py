@@ -18,7 +18,7 @@ from gpulab.views.report.pause_sections import pause_sections
 from gpulab.views.report.trace_sections import trace_sections
 from gpulab.views.wording import plain
 
-NOT_WORTH_SAYING = 0.02  # of the wait for data
+NOT_WORTH_SAYING = 0.02  # of the wait for data, of a step
 COSTLIEST = 10
 NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
 WHOLE_CELL = "whole cell"
@@ -224,8 +224,19 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
             f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the profiled time; "
             f"kernels alone: {percent(breakdown.kernel_busy_fraction)}."
         )
+    lines += _annotated(facts, breakdown)
     hidden = _hidden_wait(facts, breakdown)
     return [*lines, hidden] if hidden else lines
+
+
+def _annotated(facts: Facts, breakdown: Breakdown) -> list[str]:
+    """Where in the program unknown time lies, as its annotations tell."""
+    each = "the profiled time" if breakdown.whole_window else "a step"
+    return [
+        f"Unknown, inside {plain(a.words)}, without operators: {percent(a.share)} of {each}."
+        for a in facts.annotated[:2]
+        if a.share >= NOT_WORTH_SAYING
+    ]
 
 
 def _hidden_wait(facts: Facts, breakdown: Breakdown) -> str:

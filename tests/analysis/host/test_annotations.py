@@ -1,0 +1,137 @@
+"""Annotations of the program enclose work and are none: the account is the same with and without them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpulab.analysis.breakdown import breakdown
+from gpulab.analysis.facts import facts
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.run import Category, Place
+from gpulab.trace.load import load_run
+from gpulab.views.report.sections import sections
+from tests.support import trace_files
+from tests.support.host_loops import HostLoop, played
+from tests.support.loops import Machine, loop
+
+KERNEL = "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nn"
+HERE = Place("train.py", 7, "step")
+NAMES = [
+    ("forward", 'your annotation "forward"'),
+    ("## backward ##", 'your annotation "## backward ##"'),
+    ("DeepSpeedEngine.forward", 'your annotation "DeepSpeedEngine.forward"'),
+    (
+        "[pl][profile][Strategy]SingleDeviceStrategy.training_step",
+        'Lightning\'s annotation "[pl][profile][Strategy]SingleDeviceStrategy.training_step"',
+    ),
+    ("FullyShardedDataParallel.forward", 'FSDP\'s annotation "FullyShardedDataParallel.forward"'),
+]
+
+
+def annotated(machine: Machine, name: str, python_us: float) -> None:
+    start = machine.host
+    machine.operator("aten::mm", KERNEL, 4_000)
+    machine.host = max(machine.host, machine.free)
+    machine.python(python_us)
+    machine.mark(name, start)
+
+
+@pytest.mark.parametrize(("name", "words"), NAMES)
+def test_what_is_left_is_unknown_by_its_annotation(name: str, words: str) -> None:
+    found = loop(lambda machine: annotated(machine, name, 6_000)).facts()
+    result = diagnose(found, predict_cures=False)
+    account = found.breakdown
+    assert account is not None and account.share["other"] == 0
+    assert result.first.key == "cannot_tell" and words in result.first.summary
+    assert f"inside {words}, without operators: 60 % of a step" in result.first.evidence[0].words
+    text = " ".join(line for section in sections(found) for line in section.lines)
+    assert f"inside {words}, without operators: 60 % of a step" in text
+
+
+def test_the_innermost_annotation_is_named() -> None:
+    def step(machine: Machine) -> None:
+        start = machine.host
+        annotated(machine, "loss", 5_000)
+        machine.python(1_000)
+        machine.mark("training_step", start)
+
+    named = loop(step).facts().annotated
+    assert [a.name for a in named] == ["loss", "training_step"]
+    assert [a.share for a in named] == pytest.approx([0.5, 0.1], abs=0.01)
+
+
+def test_an_annotation_after_the_update_is_no_logging() -> None:
+    def step(machine: Machine) -> None:
+        machine.load(10)
+        machine.operator("aten::mm", KERNEL, 4_000)
+        machine.host = max(machine.host, machine.free)
+        start = machine.host
+        machine.operator("aten::add_", KERNEL, 100)
+        machine.mark("Optimizer.step#SGD.step", start)
+        machine.host = max(machine.host, machine.free)
+        annotated(machine, "forward of the next batch", 6_000)
+
+    found = diagnose(loop(step).facts(), predict_cures=False)
+    assert found.of("logging_or_eval") is None
+    assert 'your annotation "forward of the next batch"' in found.first.summary
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 900)), min_size=1, max_size=12), st.data())
+def test_annotations_change_no_part_of_a_step(work: list[tuple[int, int]], data: st.DataObject) -> None:
+    """The same loop with and without annotations, on a CPU and on a GPU."""
+    marks = data.draw(st.lists(st.booleans(), min_size=len(work), max_size=len(work)))
+
+    def on_gpu(machine: Machine, *, marked: bool) -> None:
+        for (kind, us), mark in zip(work, marks, strict=True):
+            start = machine.host
+            if kind == 0:
+                machine.python(us)
+            elif kind == 1:
+                machine.operator("aten::mm", KERNEL, us)
+            elif kind == 2:
+                machine.load(us)
+            else:
+                machine.item()
+            if marked and mark:
+                machine.mark("part of mine", start)
+
+    def on_cpu(loop: HostLoop, *, marked: bool) -> None:
+        for (kind, us), mark in zip(work, marks, strict=True):
+            with loop.annotated("part of mine" if marked and mark else "ProfilerStep#none"):
+                if kind == 0:
+                    loop.python(us, 0)
+                else:
+                    loop.operator("aten::mm", us, 0)
+
+    runs = [loop(partial(on_gpu, marked=marked)).facts().run for marked in (True, False)]
+    runs += [played(partial(on_cpu, marked=marked), HERE).run() for marked in (True, False)]
+    accounts = [breakdown(run) for run in runs]
+    parts = [None if a is None else [s.parts_ns for s in a.steps] for a in accounts]
+    assert parts[0] == parts[1] and parts[2] == parts[3]
+
+
+def test_stages_of_compiling_are_named_work() -> None:
+    def step(loop: HostLoop) -> None:
+        loop.operator("aten::mm", 1_000, 0)
+        with loop.annotated("compile_fx_inner (dynamo_timed)"):
+            loop.python(1_000, 0)
+
+    account = breakdown(played(step, HERE).run())
+    assert account is not None and account.share["other"] == pytest.approx(0.5)
+    assert facts(played(step, HERE).run()).annotated == ()
+
+
+@pytest.mark.parametrize("name", ["## backward ##", "[pl][profile]run_training_batch", "forward"])
+def test_annotations_of_old_versions_of_torch(name: str, tmp_path: Path) -> None:
+    """They stand among the operators there."""
+    events = [*trace_files.labels(), *trace_files.step(), trace_files.span("Operator", name, 0, 900)]
+    timeline = load_run(trace_files.write(tmp_path, trace_files.text(events))).timeline
+    assert timeline is not None
+    rows = timeline.name_id == timeline.names.index(name)
+    assert timeline.category[rows].tolist() == [Category.USER_ANNOTATION]
