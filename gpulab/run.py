@@ -300,6 +300,11 @@ class TraceOrigin:
         """How often that damage was met; 0 is none."""
         return sum(d.count for d in self.damage if d.name == name)
 
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether the file ends in the middle: PyTorch writes the GPU's work last, and nobody knows what is missing."""
+        return self.damaged("truncated tail") > 0
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -319,9 +324,12 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """The device whose time is accounted: a GPU, or the CPU where there is none."""
+    """The device whose time is accounted: a GPU, or the CPU where there is none.
 
-    kind: Literal["cpu", "cuda"]
+    "unknown": of a trace file that ends before it says which.
+    """
+
+    kind: Literal["cpu", "cuda", "unknown"]
     name: str
     index: int | None = None
     uuid: str | None = None

@@ -128,7 +128,7 @@ def facts(run: Run) -> Facts:
     trust = integrity(run)
     withheld = trust.withheld if trust is not None else frozenset()
     accounts = () if "breakdown" in withheld else breakdowns(run, idle_causes="idle_causes" not in withheld)
-    fed = run.loader is not None or bool(steps.batch_count.any())
+    fed = "data_wait" not in withheld and (run.loader is not None or bool(steps.batch_count.any()))
     judged = rows if len(rows) else traced
     round_steps = steps_per_round(run, judged)
     accounts = tuple(account.by(round_steps) for account in accounts)
@@ -144,21 +144,25 @@ def facts(run: Run) -> Facts:
         run=run,
         selection=selection,
         step_us=typical(steps.time_ns[rows], rows),
-        traced_step_us=typical(time_ns[traced], traced),
+        traced_step_us=typical(time_ns[traced], traced) if _marks_are_whole(run) else None,
         data_wait_us=typical(steps.data_wait_ns[judged], judged) if fed else None,
-        optimizer_us=spread(steps.optimizer_ns[judged]) if steps.optimizer_ns.any() else None,
+        optimizer_us=spread(steps.optimizer_ns[judged])
+        if steps.optimizer_ns.any() and "optimizer" not in withheld
+        else None,
         samples_per_s=_samples_per_s(run, rows),
         steps_per_s=_rate(len(rows), int(steps.time_ns[rows].sum())),
         outside_steps_fraction=_outside_steps(run, time_ns),
         observer_us_per_step=run.observer.hooks_ns / len(steps) / 1e3 if len(steps) else None,
         breakdown=account,
         integrity=trust,
-        operators=operators(run.timeline, account) if run.timeline is not None and account else (),
+        operators=operators(run.timeline, account)
+        if run.timeline is not None and account and "operators" not in withheld
+        else (),
         kernels=kernels(run.timeline, account)
         if run.timeline is not None and account and "kernels" not in withheld
         else (),
         trace=trace_facts(run, accounts, withheld),
-        memory=memory(run.memory_events),
+        memory=() if "memory" in withheld else memory(run.memory_events),
         curves=tuple(_curve(s) for s in run.samples.series if len(s.value)),
         loading=loading(run),
         work=work,
@@ -196,6 +200,11 @@ def trace_facts(run: Run, devices: tuple[Breakdown, ...], withheld: Set[str] = f
 def _file_zero_ns(run: Run) -> int:
     """The file's own time stamp at time 0 of the timeline."""
     return run.origin.zero_ns - (run.origin.base_time_ns or 0) if run.origin is not None else 0
+
+
+def _marks_are_whole(run: Run) -> bool:
+    """Of a file that is cut short only the profiler's own marks: between marks of fetches others may be missing."""
+    return run.origin is None or not run.origin.is_cut_short or run.step_source == "ProfilerStep"
 
 
 def _time_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:

@@ -38,6 +38,9 @@ HOST_AGAINST_DEVICE = ("idle_causes", "launch_statistics")
 ALL_OF_THE_DEVICE = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fraction")
 
 
+SUMS_OVER_A_STEP = ("data_wait", "optimizer", "operators", "memory")  # what a part of the events makes too small
+
+
 @dataclass(frozen=True, slots=True)
 class Check:
     """One thing looked for. `count` is how often it was found; `withholds` names the figures it makes unreliable."""
@@ -206,8 +209,8 @@ def _marks(seen: _Seen) -> FoundSteps:
 def _truncated_tail(seen: _Seen) -> Check:
     """PyTorch writes the host's events first: what a file cut short lacks is the GPU's work, uncounted."""
     count = min(1, seen.damaged("truncated tail"))
-    meaning = "the file ends in the middle: nobody knows how much of the GPU's work is missing"
-    return check_of_count("truncated_tail", count, "unusable", meaning, ALL_OF_THE_DEVICE)
+    meaning = "the file ends in the middle: nobody knows how much of it is missing, the GPU's work first of all"
+    return check_of_count("truncated_tail", count, "unusable", meaning, (*ALL_OF_THE_DEVICE, *SUMS_OVER_A_STEP))
 
 
 def _broken_gzip(seen: _Seen) -> Check:

@@ -60,6 +60,7 @@ _PROBLEMS: dict[str, tuple[State, tuple[str, ...], str]] = {
     "absent_rank": ("degraded", ("transfer",), "ranks are missing: the last to arrive may be one of them"),
     "duplicate_rank": ("degraded", (), "a rank is there more than once; the first trace of it counts"),
     "unreadable_file": ("degraded", ("transfer",), "files cannot be read"),
+    "cut_short": ("degraded", ("transfer",), "files are cut short"),
 }
 
 

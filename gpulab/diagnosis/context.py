@@ -93,6 +93,17 @@ class RuleContext:
         return own and self.facts.step_us is None and len(run.steps) < FEWEST_STEPS
 
     @property
+    def is_cut_short(self) -> bool:
+        """The trace file ends in the middle: nothing can be concluded from what is left."""
+        origin = self.facts.run.origin
+        return origin is not None and origin.is_cut_short
+
+    @property
+    def names_no_cause(self) -> bool:
+        """What was recorded is not like the rest of the training, or not whole: only a verdict says so."""
+        return self.too_few_steps or self.is_cut_short
+
+    @property
     def unit(self) -> str:
         """What shares are shares of, in words: "each step", or "the profiled time" where no step was found."""
         account = self.facts.breakdown

@@ -29,10 +29,10 @@ def diagnose(
     """
     context = RuleContext(facts, thresholds)
     answers = [_answer(kind, context) for kind in kinds()]
-    said = [a for a in answers if isinstance(a, Finding) and (kind_of(a.key).is_verdict or not context.too_few_steps)]
+    said = [a for a in answers if isinstance(a, Finding) and (kind_of(a.key).is_verdict or not context.names_no_cause)]
     said = with_predictions(facts, said, context.step_us, evidence) if predict_cures else said
     ranked = rank_findings(context, said)
-    later = [] if context.too_few_steps else _once_cured(context, ranked)
+    later = [] if context.names_no_cause else _once_cured(context, ranked)
     if later:
         ranked = rank_findings(
             context, [*said, *(with_predictions(facts, later, context.step_us, evidence) if predict_cures else later)]
@@ -40,7 +40,7 @@ def diagnose(
     account = facts.breakdown
     return Diagnosis(
         findings=ranked,
-        untold=tuple(a for a in answers if isinstance(a, Undetermined)),
+        untold=() if context.is_cut_short else tuple(a for a in answers if isinstance(a, Undetermined)),
         step_us=context.step_us,
         total_us=total_us(context, ranked),
         whole_window=account is not None and account.whole_window,

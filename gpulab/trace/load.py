@@ -33,6 +33,7 @@ from gpulab.trace.kineto_file import Trace, read_trace
 
 MEMORY_POINTS = 400  # of the curve of memory: more than a picture's width shows
 NO_NAME = "GPU (name not in the trace)"
+NOT_IN_THIS_PART = "not in this part of the file"  # which is cut short: the GPU's work comes last
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
 
 READERS: dict[str, Callable[[Path], Trace]] = {  # by how a file's name ends
@@ -107,11 +108,15 @@ def _environment(origin: TraceOrigin) -> Environment:
 
 def _device(trace: Trace) -> Device:
     timeline = trace.timeline
-    cut = trace.origin.damaged("truncated tail") and trace.origin.device_properties  # its GPU's work came after
-    if not timeline.has_device_events and not spans.launches(timeline).any() and not cut:
-        return Device("cpu", "name not in the trace")
-    index = _busiest_device(timeline)
+    cut, index = trace.origin.is_cut_short, _busiest_device(timeline)
+    if not timeline.has_device_events and not spans.launches(timeline).any():
+        if not cut:
+            return Device("cpu", "name not in the trace")
+        if len({d.name for d in trace.origin.device_properties}) != 1:
+            return Device("unknown", NOT_IN_THIS_PART)
     properties = _properties(trace.origin, index)
+    if properties is None and cut:
+        return Device("cuda", NOT_IN_THIS_PART, index)
     if properties is None:
         return Device("cuda", NO_NAME, index)
     return Device(

@@ -63,7 +63,7 @@ def load_ranks(folder: Path) -> Ranks:
         raise TraceError(f"None of the {len(files)} files in {folder} can be read as a trace. {problems[0].reason}")
     runs, doubled = _by_rank(by_file)
     world_size = max((r.origin.world_size or 0 for r in runs.values() if r.origin), default=0) or None
-    problems += [*doubled, *_absent(runs, world_size), *_strangers(runs)]
+    problems += [*doubled, *_absent(runs, world_size), *_cut_short(runs), *_strangers(runs)]
     return Ranks(str(folder), dict(sorted(runs.items())), world_size, tuple(problems))
 
 
@@ -146,6 +146,13 @@ def _absent(runs: dict[int, Run], world_size: int | None) -> Iterator[Missing]:
         yield Missing(
             f"rank{plural} {shown}", f"the job has {world_size} ranks; no trace of it is here", key="absent_rank"
         )
+
+
+def _cut_short(runs: dict[int, Run]) -> Iterator[Missing]:
+    for rank, run in sorted(runs.items()):
+        if run.origin is not None and run.origin.is_cut_short:
+            reason = f"its file is cut short, so it is not compared: copy {Path(run.origin.path).name} again, whole"
+            yield Missing(f"rank {rank}", reason, key="cut_short")
 
 
 def _strangers(runs: dict[int, Run]) -> Iterator[Missing]:

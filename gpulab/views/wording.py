@@ -10,7 +10,7 @@ from typing import Literal
 from gpulab.formatting import number, percent, reading, size
 from gpulab.run import StepFlag
 
-DeviceKind = Literal["cpu", "cuda"]
+DeviceKind = Literal["cpu", "cuda", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from gpulab.diagnosis.context import FEWEST_STEPS, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.core_wait import core_loss
-from gpulab.formatting import duration, percent, plural
+from gpulab.formatting import duration, percent, plural, size
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _MOST = 0.5  # ours: an annotation that holds less of the unknown time does not say where it is
@@ -40,6 +40,17 @@ def all_is_well(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
 
 
 # -- why it cannot be told, the strongest reason first -----------------------------------------------------------------
+
+
+def _cut_short(context: RuleContext) -> Finding | None:
+    origin = context.facts.run.origin
+    if origin is None or not context.is_cut_short:
+        return None
+    return cannot_tell_because(
+        "This file is cut short: it ends in the middle, so nothing is concluded from what is left of it.",
+        f"It ends after {size(origin.text_bytes)} of text, and PyTorch writes the GPU's work last. Copy the whole file "
+        "again, or record the trace again",
+    )
 
 
 def _no_steps(context: RuleContext) -> Finding | None:
@@ -166,6 +177,7 @@ def _many_small_causes(context: RuleContext) -> Finding | None:
 
 
 _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
+    _cut_short,
     _no_steps,
     _too_few,
     _damaged,

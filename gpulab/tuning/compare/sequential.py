@@ -130,6 +130,11 @@ def compare_runs(runs: Sequence[Run], *, notes: Sequence[str] = ()) -> Compariso
     """
     if len(runs) < 2:
         raise UsageError("A comparison needs two runs: name the one to compare with first, then the other.")
+    for run in runs:
+        if run.origin is not None and run.origin.is_cut_short:
+            raise UsageError(
+                f"{run.name} cannot be compared: its file is cut short. Copy the whole file again, or record it again."
+            )
     sides = [_side(run, _label(run, i, runs)) for i, run in enumerate(runs)]
     compared = [compare_sequential(sides[0], side, notes=notes) for side in sides[1:]]
     if len(compared) == 1:

@@ -33,6 +33,8 @@ def opening(facts: Facts) -> str:
     """What was run, on which device, and how it ended: one line."""
     run = facts.run
     outcome = "a trace from elsewhere" if run.source == "trace" else wording.OUTCOMES[run.outcome]
+    if run.origin is not None and run.origin.is_cut_short:
+        outcome += ", cut short"
     if run.outcome in ("failed", "stopped") and run.outcome_detail:
         ended = "cleaning up, the code raised " if run.outcome == "stopped" else ""
         outcome += f" ({ended}{wording.cut(plain(run.outcome_detail), 60)})"
