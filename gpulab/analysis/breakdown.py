@@ -16,10 +16,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.analysis.host import core_wait
-from gpulab.intervals import Intervals, clip, closed, covers, measure, paint, union
+from gpulab.intervals import Intervals, clip, closed, covers, joined, measure, paint, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import device_windows, host_steps
+from gpulab.timeline.launches import replay_times
 
 PARTS = (
     "compute",
@@ -281,7 +282,20 @@ def _device_layers(timeline: Timeline, device: spans.Mask, idle_causes: bool) ->
     yield "memcpy", spans.covered(timeline, device & spans.in_category(timeline, Category.GPU_MEMCPY))
     yield "memset", spans.covered(timeline, device & spans.in_category(timeline, Category.GPU_MEMSET))
     if idle_causes:
-        yield from _idle_layers(timeline, device)
+        yield from _outside_replays(timeline, device)
+
+
+def _outside_replays(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, Intervals]]:
+    """Inside a replayed graph the device waits for the graph's own order, whatever the host does: it is queued work."""
+    indices = {timeline.lanes[i].process for i in np.unique(timeline.lane_id[device]).tolist()}
+    replays = joined(*(replay_times(timeline, index) for index in indices))
+    for part, times in _idle_layers(timeline, device):
+        if not len(replays):
+            yield part, times
+        elif part == "queued":
+            yield part, joined(times, replays)
+        else:
+            yield part, subtract(times, replays)
 
 
 def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, Intervals]]:

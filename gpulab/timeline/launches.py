@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from gpulab.intervals import EMPTY, Intervals, union
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
 
@@ -21,6 +22,40 @@ def launch_of(timeline: Timeline, rows: Int64, categories: tuple[Category, ...] 
     call_of_row[launched] = call
     calls_of_rows: Int64 = call_of_row[rows]
     return calls_of_rows
+
+
+def replay_of(timeline: Timeline, rows: Int64) -> Int64:
+    """For each of the rows (items of the device) the row of the call that replayed it in a graph; -1 for all others.
+
+    Where the calls share no correlation with any item (as HIP may write it), the items without a launch that begin
+    after such a call are its own.
+    """
+    graph = spans.runtime_calls(timeline) & spans.named(timeline, spans.is_graph_launch)
+    calls = np.flatnonzero(graph)
+    none = np.full(len(rows), -1, dtype=np.int64)
+    if not len(calls) or not len(rows):
+        return none
+    launch = launch_of(timeline, rows)
+    by_correlation = np.where((launch >= 0) & graph[launch], launch, -1)
+    if (by_correlation >= 0).any():
+        return by_correlation
+    before = np.searchsorted(timeline.start_ns[calls], timeline.start_ns[rows], side="right") - 1
+    return np.where((launch < 0) & (before >= 0), calls[np.maximum(before, 0)], none)
+
+
+def replay_times(timeline: Timeline, index: int) -> Intervals:
+    """From the begin of the first to the end of the last item of each replay on that device, merged."""
+    rows = np.flatnonzero(spans.device_items(timeline, index))
+    replay = replay_of(timeline, rows)
+    rows, replay = rows[replay >= 0], replay[replay >= 0]
+    if not len(rows):
+        return EMPTY
+    calls, of_call = np.unique(replay, return_inverse=True)
+    begin = np.full(len(calls), np.iinfo(np.int64).max)
+    end = np.zeros(len(calls), dtype=np.int64)
+    np.minimum.at(begin, of_call, timeline.start_ns[rows])
+    np.maximum.at(end, of_call, timeline.end_ns[rows])
+    return union(begin, end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from typing import Literal
 import numpy as np
 
 from gpulab.analysis.gpu.device_work import DeviceWork
-from gpulab.intervals import Intervals, covers, intersect, subtract, union
+from gpulab.intervals import Intervals, covers, intersect, joined, subtract, union
 from gpulab.run import Category, Int64
 from gpulab.timeline import spans
+from gpulab.timeline.launches import replay_times
 
 Direction = Literal["read", "upload", "wait"]
 DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")
@@ -146,4 +147,5 @@ def _dry(work: DeviceWork, calls: Int64) -> Intervals:
     last = int(work.windows[-1, 1]) if len(work.windows) else 0
     until = np.append(begun, last)[np.minimum(after, len(begun))]
     dry = intersect(work.idle, union(t.start_ns[calls], np.maximum(until, t.end_ns[calls])))
-    return subtract(dry, spans.loading_times(t))
+    replays = joined(*(replay_times(t, index) for index in spans.devices(t)))
+    return subtract(subtract(dry, spans.loading_times(t)), replays)

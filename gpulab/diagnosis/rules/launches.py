@@ -7,6 +7,7 @@ import numpy as np
 from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.gpu.kernels import short_count_fraction
 from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_fraction
+from gpulab.analysis.gpu.replays import idle_within_us, replayed_fraction
 from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
@@ -15,6 +16,7 @@ from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 from gpulab.timeline import spans
 
+_MOSTLY_REPLAYED = 0.5  # ours: of the time in kernels
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
 
@@ -49,6 +51,8 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
         limit = f"{number(context.thresholds.short_kernel_us)} µs"
         evidence.append(Evidence(f"{percent(short)} of the GPU's operations last less than {limit}"))
     share = launching / _step(context)
+    if is_replayed(context):
+        return _between_replays(context, launching, tuple(evidence))
     return Finding(
         "launch_bound",
         f"The GPU has nothing to do for {percent(share)} of {context.unit}, because the CPU cannot start operations as "
@@ -60,6 +64,23 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
         settings=(("compile", "reduce-overhead"),),
         cure='Start fewer, larger operations: model = torch.compile(model, mode="reduce-overhead"), which also replays '
         "them as one CUDA graph.",
+        level="bad" if share >= context.thresholds.launch_bad else "notice",
+    )
+
+
+def _between_replays(context: RuleContext, launching_us: float, evidence: tuple[Evidence, ...]) -> Finding:
+    """What is replayed is started as fast as can be: only what lies between two replays is left."""
+    share = launching_us / _step(context)
+    return Finding(
+        "launch_bound",
+        f"The GPU has nothing to do for {percent(share)} of {context.unit} between replayed graphs, because the CPU "
+        "prepares the next one too slowly.",
+        evidence,
+        launching_us,
+        "likely",
+        parts=("launch", "queued"),
+        cure="Most operations are replayed as graphs already. Do less between two replays: copy the next inputs into "
+        "the graph's tensors with non_blocking=True, read results later, or capture more steps in one graph.",
         level="bad" if share >= context.thresholds.launch_bad else "notice",
     )
 
@@ -150,6 +171,17 @@ def starves(context: RuleContext) -> bool:
     return context.loop_waits >= context.thresholds.data_wait_notice and context.waits_mostly_for_data
 
 
+def is_replayed(context: RuleContext) -> bool:
+    """Whether replayed graphs do most of the GPU's work: then nothing starts single operations."""
+    work = context.facts.work
+    return work is not None and replayed_fraction(work) >= _MOSTLY_REPLAYED
+
+
+def idle_within_replays_us(context: RuleContext) -> float:
+    """Idle time inside replayed graphs, where the GPU waits for nobody but the graph's own order."""
+    return idle_within_us(context.facts.work) if context.facts.work is not None else 0.0
+
+
 def idle_us(context: RuleContext) -> float:
     """Idle time of the typical step. The profiler makes launches slower, not kernels: no more than an unprofiled step
     leaves beside the work that the trace measured."""
@@ -199,6 +231,7 @@ def _launching_us(context: RuleContext) -> float:
     blocked = joined(*(b.times for b in context.facts.blocking))
     elsewhere = joined(blocked, spans.loading_times(work.timeline))
     own = unhidden_us(context, ("launch", "queued")) - not_launching_us(work, elsewhere)
+    own -= idle_within_us(work)
     left = idle_us(context) - context.part_us("data_wait") - work.host_per_step_us(blocked)
     return max(0.0, min(own, left))
 

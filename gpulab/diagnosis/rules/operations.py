@@ -13,6 +13,7 @@ from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.diagnosis.context import RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
+from gpulab.diagnosis.rules.launches import is_replayed
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
 from gpulab.run import Timeline
@@ -66,6 +67,7 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
     if (
         chains is None
         or _is_compiled(context)
+        or is_replayed(context)
         or (not context.on_gpu and chains.saved_share < context.thresholds.pointwise_cpu_notice)
     ):
         return None

@@ -7,7 +7,7 @@ from gpulab.analysis.gpu.launch_gaps import exposed_upload_us
 from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.kind import FindingKind
-from gpulab.diagnosis.rules.launches import idle_us
+from gpulab.diagnosis.rules.launches import idle_us, idle_within_replays_us
 from gpulab.formatting import duration, number, size
 from gpulab.intervals import Intervals, joined
 from gpulab.prediction.removal import Waits
@@ -109,7 +109,7 @@ def _lost_to_copies_us(context: RuleContext, uploads: BlockingCalls, exposed_us:
 
 def _not_for_data_us(context: RuleContext) -> float:
     """The most that waiting for the GPU can cost: idle time for which no wait for data accounts."""
-    return max(0.0, idle_us(context) - context.part_us("data_wait"))
+    return max(0.0, idle_us(context) - context.part_us("data_wait") - idle_within_replays_us(context))
 
 
 def _pinned(context: RuleContext) -> tuple[tuple[str, str], ...]:

@@ -10,10 +10,11 @@ from gpulab.diagnosis.context import FEWEST_STEPS, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.core_wait import core_loss
+from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import duration, percent, plural, size
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
-_MOST = 0.5  # ours: an annotation that holds less of the unknown time does not say where it is
+_MOST = 0.5  # ours: what holds less of some time does not say where it is
 
 
 def cannot_tell(context: RuleContext) -> Finding | None:
@@ -166,6 +167,22 @@ def _without_cores(context: RuleContext) -> Finding | None:
     )
 
 
+def _inside_replays(context: RuleContext) -> Finding | None:
+    idle, step = context.idle, context.step_us
+    if idle is None or not step or idle < context.thresholds.idle_notice:
+        return None
+    inside = idle_within_replays_us(context) / step
+    if inside < _MOST * idle:
+        return None
+    return cannot_tell_because(
+        f"The GPU has nothing to do for {percent(inside)} of {context.unit} inside replayed graphs: an operation of a "
+        "graph waits for the one before it, not for the CPU.",
+        f"The GPU works for {percent(1 - idle)} of {context.unit}; fewer and larger operations in a graph would leave "
+        "fewer gaps",
+        "notice",
+    )
+
+
 def _many_small_causes(context: RuleContext) -> Finding | None:
     account, working = context.facts.breakdown, _working(context)
     if account is None or working >= 1 - context.thresholds.idle_notice:
@@ -184,6 +201,7 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _not_profiled,
     _without_cores,
     _unexplained,
+    _inside_replays,
     _many_small_causes,
 )
 

@@ -1,0 +1,102 @@
+"""Replayed graphs: what they wait for inside is their own order, and nobody is told to replay what is replayed."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from gpulab.analysis.breakdown import DEVICE_PARTS
+from gpulab.analysis.facts import Facts, facts
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.run import Category
+from tests.support.loops import Machine, loop
+from tests.support.timelines import STREAM, Span
+
+ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
+REPLAYS = ["cudaGraphLaunch", "hipGraphLaunch"]
+
+
+def replay(machine: Machine, call: str, kernels: int, gpu_us: float, gap_us: float) -> None:
+    """One call starts them all; each begins so long after the one before."""
+    correlation = 1_000_000 + round(machine.host)
+    start = machine.host
+    machine.spans.append(Span(call, Category.CUDA_RUNTIME, 0, round(start * 1e3), 20_000, correlation))
+    machine.host += 20
+    at = max(machine.free, machine.host)
+    for _ in range(kernels):
+        machine.spans.append(Span(ADD, Category.KERNEL, STREAM, round(at * 1e3), round(gpu_us * 1e3), correlation))
+        at += gpu_us + gap_us
+    machine.free = at - gap_us
+
+
+def decoding(call: str, between: int = 0, *, waits: bool = True) -> Callable[[Machine], None]:
+    """A replay of 200 kernels of 5 µs, 5 µs apart, whose result is read; then so many copies prepare the next.
+
+    Without the reading the first 20 of the copies are started while the graph runs.
+    """
+
+    def step(machine: Machine) -> None:
+        replay(machine, call, 200, 5, 5)
+        if waits:
+            machine.call("cudaStreamSynchronize", 1, waits=True)
+        for _ in range(between):
+            machine.operator("aten::copy_", ADD, 4, 100)
+
+    return step
+
+
+def advice(found: Facts) -> str:
+    return " ".join(f"{f.summary} {f.cure} {f.settings}" for f in diagnose(found, predict_cures=False).findings)
+
+
+@pytest.mark.parametrize("call", REPLAYS)
+@pytest.mark.parametrize("waits", [True, False])
+def test_gaps_inside_a_replay_are_the_graphs_own(call: str, waits: bool) -> None:
+    found = loop(decoding(call, waits=waits)).facts()
+    account, first = found.breakdown, diagnose(found, predict_cures=False).first
+    assert account is not None and account.share["queued"] == pytest.approx(0.48, abs=0.03)
+    assert account.share["sync_wait"] < 0.02 and account.share["launch"] < 0.02
+    assert first.key == "cannot_tell" and "inside replayed graphs" in first.summary
+    assert "torch.compile" not in advice(found) and "('compile'" not in advice(found)
+
+
+@pytest.mark.parametrize("call", REPLAYS)
+def test_between_two_replays_the_cpu_is_the_cause(call: str) -> None:
+    found = loop(decoding(call, between=60, waits=False)).facts()
+    first = diagnose(found, predict_cures=False).first
+    assert first.key == "launch_bound" and "between replayed graphs" in first.summary
+    assert first.recoverable_us_per_step == pytest.approx(40 * 96, rel=0.05) and first.settings == ()
+    assert "torch.compile" not in advice(found)
+
+
+def test_eager_work_beside_a_small_replay_keeps_its_advice() -> None:
+    def step(machine: Machine) -> None:
+        replay(machine, "cudaGraphLaunch", 10, 5, 5)
+        for _ in range(300):
+            machine.operator("aten::add", ADD, 4, 20)
+
+    first = diagnose(loop(step).facts(), predict_cures=False).first
+    assert first.key == "launch_bound" and dict(first.settings) == {"compile": "reduce-overhead"}
+
+
+def test_a_replay_without_correlations() -> None:
+    """As HIP may write it: the kernels name no call."""
+    run = loop(decoding("hipGraphLaunch")).facts().run
+    timeline = run.timeline
+    assert timeline is not None
+    without = np.where(timeline.category == Category.KERNEL, 0, timeline.correlation)
+    found = facts(dataclasses.replace(run, timeline=dataclasses.replace(timeline, correlation=without)))
+    assert found.breakdown is not None and found.breakdown.share["queued"] == pytest.approx(0.48, abs=0.03)
+    assert "torch.compile" not in advice(found)
+
+
+def test_a_replay_changes_no_time_of_the_device() -> None:
+    found = loop(decoding("cudaGraphLaunch", between=5)).facts()
+    account = found.breakdown
+    assert account is not None and account.busy_fraction is not None
+    for step in account.steps:
+        assert sum(step.parts_ns.values()) == step.end_ns - step.start_ns
+        assert sum(step.parts_ns[part] for part in DEVICE_PARTS) == 200 * 5_000 + 5 * 4_000
