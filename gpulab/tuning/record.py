@@ -1,7 +1,7 @@
 """Two runs of a cell, or many short ones: how they differ, and whether that is more than noise. Pure.
 
 Follows definitions.md, "Honest comparison": paired blocks, the median of their ratios, a percentile bootstrap over
-blocks, a verdict only beyond 2 % and the noise floor of the session.
+blocks, a verdict only beyond 2 % and the noise floor of the session, "undecided" where nothing is shown.
 """
 
 from __future__ import annotations
@@ -13,11 +13,9 @@ from gpulab.analysis.facts import Facts
 from gpulab.knobs.observe.observation import StepInputs
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
+from gpulab.verdict import Verdict
 
-Verdict = Literal["faster", "slower", "no measurable difference", "not comparable"]
 Evidence = Literal["interleaved", "sequential"]
-
-LEAST_EFFECT = 0.02  # definitions.md, "Honest comparison" 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ class Comparison:
     unit: Literal["sample", "step"]
     ratio: float | None
     interval: tuple[float, float] | None
-    noise_floor: float | None  # as a fraction: A against A in the same session; None: not measured
+    noise_floor: float | None  # as a fraction: 0.05 is up to 1.05 times as long or short; None: not measured
     pairs: int
     parts: tuple[PartChange, ...] = ()
     loss: LossComparison | None = None
@@ -98,6 +96,16 @@ class Comparison:
     notes: tuple[str, ...] = ()
     restored: str = ""  # what was put back between blocks, or why not
     ended_early: str = ""  # "Stopped after 3 pairs of blocks": what there was then; empty: it ran to its end
+
+    @property
+    def times_as_fast(self) -> float | None:
+        """How many times as fast B is: as all texts have it."""
+        return 1 / self.ratio if self.ratio else None
+
+    @property
+    def times_as_fast_interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of that."""
+        return (1 / self.interval[1], 1 / self.interval[0]) if self.interval else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -444,6 +444,7 @@ class Runner:
                 )
             )
         notes = (*self._notes, *self._time_spent)
+        sides[1:] = [comparison.b for comparison in comparisons]
         whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._ended, self._plan.name, notes)
         unkept = keep(whole) if self._plan.save and not self._ended else ""
         return replace(whole, notes=(*notes, unkept)) if unkept else whole

@@ -6,14 +6,14 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from gpulab.formatting import decapitalized, percent
+from gpulab.formatting import decapitalized, factor, percent, speed_within
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.climb.record import Outcome
-from gpulab.tuning.compare.headline import WIDE
-from gpulab.tuning.compare.statistics import TOO_FEW
 from gpulab.tuning.record import Comparison, LossComparison, Side
+from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
+WORTH_HAVING = 0.1  # of the time: a gain that may be so large is looked for a second time
 KEEPING = ("same", "within the band")
 
 
@@ -65,10 +65,10 @@ def judged(
 
 
 def unsure(comparison: Comparison) -> bool:
-    """No difference was found, but the measurements lie too far apart to exclude one worth having."""
-    if comparison.verdict != "no measurable difference":
+    """Undecided, and the measurements lie too far apart to exclude a gain worth having."""
+    if comparison.verdict != "undecided":
         return False
-    return comparison.interval is None or comparison.pairs < TOO_FEW or comparison.interval[0] < 1 - WIDE
+    return comparison.interval is None or comparison.pairs < TOO_FEW or comparison.interval[0] < 1 - WORTH_HAVING
 
 
 def broken_loss(a: Sequence[float], b: Sequence[float]) -> str:
@@ -89,11 +89,16 @@ def _not_faster(comparison: Comparison) -> Judged:
     if comparison.verdict == "not comparable" or comparison.ratio is None:
         why = comparison.notes[0] if comparison.notes else "the two cannot be compared"
         return Judged("not comparable", why.rstrip("."))
+    if comparison.verdict == "no measurable difference":
+        return Judged("no gain", "no measurable difference")
     if comparison.interval is None or comparison.pairs < TOO_FEW:
-        return Judged("unsure", f"too few pairs of blocks ({comparison.pairs}) to tell")
-    if unsure(comparison):
-        return Judged("unsure", "no gain for certain, the measurements lie too far apart to tell")
-    return Judged("no gain", "no measurable difference")
+        return Judged("unsure", f"undecided, too few pairs of blocks ({comparison.pairs}) to tell")
+    fastest = 1 / comparison.interval[0]
+    if fastest < 1 + LEAST_EFFECT:
+        return Judged("no gain", f"it is at most {factor(fastest)} times as fast")
+    middle, around = speed_within(comparison.ratio, comparison.interval)
+    low, _, high = around.partition("–")
+    return Judged("unsure", f"undecided, {middle} times as fast, but the interval goes from {low} to {high}")
 
 
 def _memory_full(side: Side, memory_full: float) -> str:

@@ -20,12 +20,12 @@ from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
 from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, ways_back
 from gpulab.tuning.climb.record import Attempt, Bounds, Climb, Ending, Passed
 from gpulab.tuning.compare.loss import compare_losses
-from gpulab.tuning.compare.statistics import TOO_FEW
 from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan
-from gpulab.tuning.record import LEAST_EFFECT, Comparison, Experiment, LossComparison, Side
+from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.trial import Trial
+from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 BLOCKS_S = 30.0  # for the blocks of one try
 LONGER = 2  # times as long for the second look, where the first blocks lie too far apart

@@ -18,7 +18,7 @@ from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.record import Outcome, Passed
 from gpulab.tuning.plan import Arm
-from gpulab.tuning.record import LEAST_EFFECT
+from gpulab.verdict import LEAST_EFFECT
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
 _AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be otherwise once another cause is cured
@@ -155,8 +155,8 @@ def _consider(
     if prediction.refused:
         prediction = finding.prediction if named and finding.prediction is not None else prediction
     if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
-        low, high = prediction.interval
-        return chosen.pass_over(label, f"predicted to bring nothing ({factor(low)} to {factor(high)} times the time)")
+        low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
+        return chosen.pass_over(label, f"predicted to bring nothing ({low} to {high} times as fast)")
     chosen.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, state)))
 
 

@@ -11,7 +11,16 @@ from gpulab.run import Float64
 from gpulab.tuning.compare.loss import repeats
 from gpulab.tuning.compare.sequential import compare_sequential
 from gpulab.tuning.compare.statistics import noise_floor, paired
-from gpulab.tuning.compare.verdicts import Findings, Unit, chosen_unit, counted, us, usable, with_times
+from gpulab.tuning.compare.verdicts import (
+    Findings,
+    Unit,
+    as_the_pairs_say,
+    chosen_unit,
+    counted,
+    us,
+    usable,
+    with_times,
+)
 from gpulab.tuning.record import Block, Comparison, Side
 
 
@@ -42,7 +51,9 @@ def compare_blocks(
     unit, unfair = chosen_unit(a, b)
     ratios = pair_ratios(a, b, unit)
     estimate = paired(ratios)
-    floor = noise_floor(paired(same_ratios(a, unit)))
+    floor = noise_floor(same_ratios(a, unit))
+    if estimate is not None and not unfair:
+        b = as_the_pairs_say(a, b, unit, estimate.ratio)
     findings = Findings(a, b, unit, unfair, same_start, changes_training)
     return findings.comparison(estimate, floor, "interleaved", len(ratios), restored, [*notes, *_repeatability(a, b)])
 

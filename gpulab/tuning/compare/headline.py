@@ -6,14 +6,16 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.headline import Headline
-from gpulab.formatting import capitalized, decapitalized, durations, factor_within, percent, plural, speed_within
+from gpulab.formatting import capitalized, decapitalized, durations, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
-from gpulab.tuning.compare.parts import both_us, change_us, most_changed
-from gpulab.tuning.compare.statistics import TOO_FEW
-from gpulab.tuning.record import LEAST_EFFECT, Comparison, Experiment, Side
+from gpulab.tuning.compare.parts import both_us, change_us, most_changed, profiled_runs_agree
+from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
+from gpulab.tuning.record import Comparison, Experiment, Side
+from gpulab.verdict import EQUIVALENT, TOO_FEW
 
 AS_WRITTEN = "the cell as written"
-WIDE = 0.1  # "no difference" is read as "less than a tenth": where more is possible, it is not said
+NAMED = 2  # settings in a sentence; of more only their number
+ONE_RUN_EACH = "one profiled run of each"
 _LEVELS = {"faster": "good", "slower": "bad"}
 
 
@@ -33,74 +35,94 @@ def experiment_headline(experiment: Experiment) -> Headline:
     if not faster:
         return _none_faster(experiment)
     best = min(faster, key=lambda c: c.ratio or 1.0)
-    named = _name(best.b)
     count = len(experiment.comparisons) + 1
-    sentence = f"{named} is the fastest of {count} settings: {_times(best)} than {_name(best.a)}{because(best)}."
+    speed = _speed(best, f" as {_name(best.a)}")
+    sentence = f"Faster: {_name(best.b)} is the fastest of {count} settings, {speed}{_around(best)}.{because(best)}"
     rivals = [_name(c.b) for c in experiment.comparisons if c is not best and _overlaps(c, best)]
     evidence = f"Not to be told from it (their intervals overlap): {', '.join(rivals)}." if rivals else _evidence(best)
     more = filter(None, (evidence, _failed(experiment), _stopped(experiment)))
     return Headline("faster", sentence, " ".join(more), "good")
 
 
-def smallest_effect(comparison: Comparison) -> float | None:
-    """The smallest relative change of the time that this comparison excludes where it finds none; None: none at all.
-
-    As far as the interval reaches from 1, on its further side: it is not symmetric.
-    """
-    if comparison.interval is None:
-        return None
-    low, high = comparison.interval
-    return max(LEAST_EFFECT, comparison.noise_floor or 0.0, abs(1 - low), abs(high - 1))
-
-
 def _sentence(comparison: Comparison) -> str:
+    """The verdict first, then the one figure that carries it."""
     named = _name(comparison.b)
     if comparison.verdict == "not comparable":
         return f"{_capital(named)} cannot be compared with {_name(comparison.a)}: {_why_not(comparison)}."
-    than = "" if _is_as_written(comparison.a) else f" than {_name(comparison.a)}"
+    said = f"{capitalized(comparison.verdict)}: {named}"
+    speed = _speed(comparison, "" if _is_as_written(comparison.a) else f" as {_name(comparison.a)}")
     if comparison.verdict in _LEVELS:
-        return f"{_capital(named)} is {_times(comparison)}{than}{because(comparison)}."
-    so_far = f"{_ratio_words(comparison)}{_floor_words(comparison)}"
+        return f"{said} is {speed}{_around(comparison)}.{because(comparison)}"
+    if comparison.verdict == "no measurable difference":
+        band = f"less than {percent(EQUIVALENT)} counts as none"
+        return f"{said} is {speed}{_around(comparison, band)}."
+    return f"{said} {_undecided_words(comparison, speed)}."
+
+
+def _undecided_words(comparison: Comparison, speed: str) -> str:
+    """What was seen, and why it is not enough."""
+    if comparison.interval is None:
+        return f"was {speed}, but too few blocks ran to tell"
+    low, high = _bounds(comparison)
     if _few(comparison):
-        return f"Too few blocks ran to tell whether {named} changes the time per {comparison.unit}: {so_far}."
-    compared = "" if _is_as_written(comparison.a) else f" compared with {_name(comparison.a)}"
-    if (smallest_effect(comparison) or 0.0) > WIDE:
-        return f"Whether {named} changes the time per {comparison.unit}{compared} cannot be told: {so_far}."
-    return f"{_capital(named)} makes no measurable difference{compared}: {so_far}."
+        return f"is {speed} so far, but too few blocks ran to tell: the interval goes from {low} to {high}"
+    if comparison.interval[0] <= 1 <= comparison.interval[1]:
+        return f"is {speed}, but the interval goes from {low} to {high}"
+    why = f"{_name(comparison.a)} differs by {percent(comparison.noise_floor)} from itself"
+    if not _beneath_floor(comparison):
+        why = "that is too little to be called a difference, and too much to be called none"
+    return f"is {speed}{_around(comparison)}, but {why}"
 
 
-def _times(comparison: Comparison) -> str:
-    """ "2.9× faster per sample (95 % interval 2.7–3.1×)": how many times as fast, or as slow."""
-    assert comparison.ratio is not None and comparison.interval is not None, "a verdict has both"
-    within = speed_within if comparison.verdict == "faster" else factor_within
-    middle, around = within(comparison.ratio, comparison.interval)
-    return f"{middle}× {comparison.verdict} per {comparison.unit} (95 % interval {around}×)"
+def _beneath_floor(comparison: Comparison) -> bool:
+    assert comparison.interval is not None
+    low, high = comparison.interval
+    edge = 1 + (comparison.noise_floor or 0.0)
+    return high >= 1 / edge and low <= edge
 
 
-def _ratio_words(comparison: Comparison) -> str:
+def _speed(comparison: Comparison, than: str = "") -> str:
+    """ "2.9 times as fast per sample": always as a speed, below 1 is slower."""
     assert comparison.ratio is not None, "without a ratio nothing is comparable"
-    middle, around = factor_within(comparison.ratio, comparison.interval)
-    return f"{middle}× the time per {comparison.unit}" + (f" (95 % interval {around})" if around else "")
+    middle, _ = speed_within(comparison.ratio, comparison.interval)
+    return f"{middle} times as fast{than} per {comparison.unit}"
 
 
-def _floor_words(comparison: Comparison) -> str:
-    return "" if comparison.noise_floor is None else f", noise floor {percent(comparison.noise_floor)}"
+def _around(comparison: Comparison, more: str = "") -> str:
+    low, high = _bounds(comparison)
+    return f" (95 % interval {low} to {high}{'; ' if more else ''}{more})"
+
+
+def _bounds(comparison: Comparison) -> tuple[str, str]:
+    assert comparison.ratio is not None and comparison.interval is not None, "a verdict has both"
+    low, _, high = speed_within(comparison.ratio, comparison.interval)[1].partition("–")
+    return low, high
 
 
 def _evidence(comparison: Comparison) -> str:
     early = comparison.ended_early if comparison.ratio is not None else ""
     sentences = [f"{early}." if early else "", _measured(comparison), _predicted(comparison)]
-    if comparison.verdict == "no measurable difference":
-        smallest = smallest_effect(comparison)
-        if smallest is not None:
-            sentences.append(f"A change of less than {percent(smallest)} cannot be told from noise here.")
+    if comparison.verdict == "undecided":
+        sentences.append(_what_would_decide(comparison))
     elif comparison.verdict == "not comparable" and comparison.ratio is not None:
-        sentences.append(f"Of a step alone: {_ratio_words(comparison)}.")
+        around = "" if comparison.interval is None else _around(comparison)
+        sentences.append(f"Of a step alone: {_speed(comparison)}{around}.")
     elif comparison.noise_floor is not None and comparison.verdict in _LEVELS:
         sentences.append(f"Noise floor {percent(comparison.noise_floor)}.")
     if comparison.loss is not None and comparison.loss.verdict in ("different", "outside the band"):
         sentences.append(f"{comparison.loss.words}.")
     return " ".join(filter(None, sentences))
+
+
+def _what_would_decide(comparison: Comparison) -> str:
+    """How many pairs, if that many are within reach."""
+    if comparison.ratio is None or comparison.evidence != "interleaved" or comparison.pairs < TOO_FEW:
+        return ""
+    estimate = Estimate(comparison.ratio, comparison.interval, comparison.pairs)
+    pairs = pairs_to_decide(estimate, comparison.noise_floor)
+    if pairs is None:
+        return "More blocks would hardly decide it: try again when this machine has less to do."
+    return f"About {pairs} pairs would decide it, if the machine stays as busy as it was."
 
 
 def _predicted(comparison: Comparison) -> str:
@@ -110,7 +132,7 @@ def _predicted(comparison: Comparison) -> str:
     if prediction.ratio is None or prediction.interval is None:
         return ""
     middle, around = speed_within(prediction.ratio, prediction.interval)
-    return f"Predicted before it ran: {middle}× as fast ({around}×)."
+    return f"Predicted before it ran: {middle} times as fast ({around})."
 
 
 def _measured(comparison: Comparison) -> str:
@@ -139,20 +161,28 @@ def _why_not(comparison: Comparison) -> str:
 
 def _none_faster(experiment: Experiment) -> Headline:
     measured = [c for c in experiment.comparisons if c.ratio is not None and c.verdict != "not comparable"]
-    subject = f"None of {len(experiment.comparisons)} settings is measurably faster than {_name(experiment.sides[0])}"
+    written, count = _name(experiment.sides[0]), len(experiment.comparisons)
+    more = [_failed(experiment), _stopped(experiment)]
     quickest = min(measured, key=lambda c: c.ratio or 1.0, default=None)
     if quickest is None:
         why = dict.fromkeys(c.notes[0] for c in experiment.comparisons if c.ratio is not None and c.notes)
-        sentences = [*why, _failed(experiment), _stopped(experiment)]
-        return Headline(
-            "not_comparable", f"{subject}: none could be compared.", " ".join(filter(None, sentences)), "unknown"
-        )
-    sentences = [
-        f"The quickest is {_name(quickest.b)}: {_ratio_words(quickest)}{_floor_words(quickest)}.",
-        _failed(experiment),
-        _stopped(experiment),
-    ]
-    return Headline("no_measurable_difference", f"{subject}.", " ".join(filter(None, sentences)), "unknown")
+        sentence = f"None of {count} settings could be compared with {written}."
+        return Headline("not_comparable", sentence, " ".join(filter(None, [*why, *more])), "unknown")
+    around = "" if quickest.interval is None else _around(quickest)
+    more.insert(0, f"The quickest is {_name(quickest.b)}: {_speed(quickest)}{around}.")
+    undecided = [_name(c.b) for c in measured if c.verdict == "undecided"]
+    if undecided:
+        sentence = f"Undecided: none of {count} settings is faster than {written} for certain, and {_may(undecided)}."
+    else:
+        sentence = f"None of {count} settings is faster than {written}."
+    key = "undecided" if undecided else "no_measurable_difference"
+    return Headline(key, sentence, " ".join(filter(None, more)), "unknown")
+
+
+def _may(names: list[str]) -> str:
+    """ "a=1 and b=2 may be": of many, how many."""
+    shown = f"{len(names)} of them" if len(names) > NAMED else " and ".join(names)
+    return f"{shown} may be"
 
 
 def _failed(experiment: Experiment) -> str:
@@ -200,37 +230,42 @@ def _continued(note: str) -> str:
     return decapitalized(note).rstrip(".")
 
 
+NOT_SHOWN = " The parts of the profiled steps do not show where."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 
 
 def because(comparison: Comparison) -> str:
-    """What changed most, as the end of a sentence; that no part shows it, where none covers a third of the difference.
+    """What changed most in the profiled runs, as a sentence of its own.
 
-    Empty where the parts cannot be compared in the unit of the verdict.
+    That no part shows it, where none covers a third of the difference. Empty where the parts cannot be compared in the
+    unit of the verdict, or where the profiled runs differ by something else than the blocks do.
     """
     per_sample = comparison.unit == "sample"
     if not comparison.parts or (per_sample and comparison.parts[0].a_us_per_sample is None):
         return ""
-    part = most_changed(comparison.parts, comparison.verdict, per_sample=per_sample)
+    part = None
+    if agree := profiled_runs_agree(comparison):
+        part = most_changed(comparison.parts, comparison.verdict, per_sample=per_sample)
     of_part = abs(change_us(part, per_sample=per_sample)) if part is not None else 0.0
     starts, of_starts = _epoch_starts(comparison)
     if max(of_part, of_starts) <= LEAST_COVERED * abs(_difference_us(comparison)):
-        return _unnamed(comparison, per_sample)
+        return _unnamed(comparison, per_sample) if agree else ""
     if part is None or of_starts > of_part:
-        return f": {starts}"
-    return f": {part.label} {_change(*both_us(part, per_sample=per_sample))} of each {comparison.unit}"
+        return f" {capitalized(starts)}."
+    change = _change(*both_us(part, per_sample=per_sample))
+    return f" {capitalized(part.label)} {change} of each {comparison.unit} ({ONE_RUN_EACH})."
 
 
 def _unnamed(comparison: Comparison, per_sample: bool) -> str:
     """Where no part that has a name covers the difference."""
     unknown = next((part for part in comparison.parts if part.name == "unknown"), None)
     if unknown is None or unknown.grew is not (comparison.verdict == "slower"):
-        return ": the parts of the profiled steps do not show where"
+        return NOT_SHOWN
     if abs(change_us(unknown, per_sample=per_sample)) <= LEAST_COVERED * abs(_difference_us(comparison)):
-        return ": the parts of the profiled steps do not show where"
+        return NOT_SHOWN
     change = _change(*both_us(unknown, per_sample=per_sample))
-    return f": what the trace does not name (unknown) {change} of each {comparison.unit}"
+    return f" What the trace does not name (unknown) {change} of each {comparison.unit} ({ONE_RUN_EACH})."
 
 
 def _difference_us(comparison: Comparison) -> float:
@@ -252,7 +287,7 @@ def _epoch_starts(comparison: Comparison) -> tuple[str, float]:
     change = more_b - more_a
     if not first_a or not first_b or (change > 0) != (comparison.verdict == "slower"):
         return "", 0.0
-    return f"the first step of each epoch {_change(first_a, first_b)}", abs(change)
+    return f"the first step of each epoch {_change(first_a, first_b)} ({ONE_RUN_EACH})", abs(change)
 
 
 def _first_steps(figures: Facts, unit: str) -> tuple[float, float]:

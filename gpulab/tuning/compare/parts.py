@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -11,10 +12,11 @@ from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.run import Float64, Run, StepFlag
-from gpulab.tuning.record import PartChange
+from gpulab.tuning.record import Comparison, PartChange
 
 LEAST_SHARE = 0.02  # of A's profiled step: a smaller change of a part is not told
 LEAST_STEPS = 3  # profiled steps on each side: with fewer their spread is not known
+AGREES = 1.25  # times: the profiled steps may lie so far outside the interval of the blocks, in either direction
 _ODD = (
     StepFlag.FIRST | StepFlag.LAST | StepFlag.EPOCH_START | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 )
@@ -85,6 +87,26 @@ def typical_steps(run: Run, account: Breakdown) -> Sequence[StepParts]:
         if len(fewer) >= LEAST_STEPS:
             steps = fewer
     return steps
+
+
+def profiled_runs_agree(comparison: Comparison) -> bool:
+    """Whether the one profiled run of each differs as the blocks do: else its parts tell of the machine, not of B.
+
+    The profiler makes short steps longer than long ones, so half the difference, in logarithms, may be missing.
+    """
+    of_a, of_b = summed_us(comparison.parts, per_sample=comparison.unit == "sample")
+    if not comparison.ratio or not of_a or not of_b:
+        return False
+    middle, profiled = math.log(comparison.ratio), math.log(of_b / of_a)
+    low, high = (math.log(edge) for edge in comparison.interval or (comparison.ratio, comparison.ratio))
+    spare = max(math.log(AGREES), abs(middle) / 2)
+    return low - spare <= profiled <= high + spare
+
+
+def summed_us(parts: Sequence[PartChange], *, per_sample: bool) -> tuple[float, float]:
+    """The profiled step, or sample, of both sides."""
+    both = [both_us(part, per_sample=per_sample) for part in parts]
+    return sum(a for a, _ in both), sum(b for _, b in both)
 
 
 def most_changed(parts: Sequence[PartChange], verdict: str, *, per_sample: bool) -> PartChange | None:

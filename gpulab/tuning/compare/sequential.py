@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -102,11 +103,11 @@ def _times(side: Side, unit: Unit) -> Float64:
 
 
 def _drift(times: Float64) -> float | None:
-    """How far the second half of a run is from its first; None with fewer than two blocks."""
+    """How far the second half of a run is from its first, as a fraction; None with fewer than two blocks."""
     if len(times) < 2:
         return None
     half = len(times) // 2
-    return abs(float(np.median(times[-half:]) / np.median(times[:half])) - 1)
+    return math.expm1(abs(math.log(np.median(times[-half:]) / np.median(times[:half]))))
 
 
 def _notes(a: Side, b: Side, how: str) -> list[str]:

@@ -1,6 +1,7 @@
-"""How sure a ratio of times is: its estimate, its 95 % interval, the noise floor, and the verdict they allow.
+"""How sure a ratio of times is: its estimate, its 95 % interval, the noise floor, and what would decide it.
 
-definitions.md, "Honest comparison" 4 and 5. Ratios are times of B over A: below 1 is faster.
+definitions.md, "Honest comparison" 4 and 5. Ratios are times of B over A: below 1 is faster. All is computed with their
+logarithms: twice as fast and half as fast lie equally far from 1.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.run import Float64
-from gpulab.tuning.record import LEAST_EFFECT, Verdict
+from gpulab.verdict import EQUIVALENT, TOO_FEW
 
 RESAMPLES = 4_000
 SEED = 20_240_731  # the same blocks give the same interval
-TOO_FEW = 5  # pairs: with fewer, a difference cannot be excluded
+MOST_MORE = 5  # times as many pairs: what would take more needs a quieter machine, not patience
 
 # The plain bootstrap of a median covers 87 to 93 % at 7 to 15 values (simulated: normal, Student's t with 2 degrees of
 # freedom, one-sided spikes); drawing two values fewer than there are, one fewer below eight, covers 94 to 96 %.
@@ -24,6 +25,7 @@ _FEWER_DRAWN, _LEAST_FOR_TWO = (1, 2), 8
 # Below six values even their whole range covers the median in less than 95 % of cases (1 - 2 / 2**5 = 93.75 %), so no
 # bootstrap can: Student's t on the logarithms then, which is wide where there are few.
 LEAST_FOR_BOOTSTRAP = 6
+_MAD_IN_SD, _MEDIAN_IN_MEAN = 1.4826, 1.2533  # of normal values: a median's standard error by the median deviation
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom, from 1
 
 
@@ -40,49 +42,57 @@ def paired(ratios: Float64) -> Estimate | None:
     """Median of the ratios of pairs, with a percentile bootstrap over pairs; None without a pair."""
     if len(ratios) == 0:
         return None
-    middle = float(np.median(ratios))
-    if len(ratios) < 2:
-        return Estimate(middle, None, len(ratios))
-    if len(ratios) < LEAST_FOR_BOOTSTRAP:
-        logs = np.log(ratios)
-        return Estimate(middle, _student(logs.mean(), logs.var(ddof=1) / len(logs), len(logs) - 1), len(ratios))
-    return Estimate(middle, _percentiles(_resampled_medians(ratios, np.random.default_rng(SEED))), len(ratios))
+    logs = np.log(ratios)
+    middle = _median_ratio(logs)
+    if len(logs) < 2:
+        return Estimate(middle, None, len(logs))
+    if len(logs) < LEAST_FOR_BOOTSTRAP:
+        return Estimate(middle, _student(logs.mean(), logs.var(ddof=1) / len(logs), len(logs) - 1), len(logs))
+    return Estimate(middle, _percentiles(_resampled_medians(logs, np.random.default_rng(SEED))), len(logs))
 
 
 def unpaired(a: Float64, b: Float64) -> Estimate | None:
     """Median of b over median of a, both resampled on their own; None without a value on either side."""
     if len(a) == 0 or len(b) == 0:
         return None
-    middle, count = float(np.median(b) / np.median(a)), min(len(a), len(b))
+    in_a, in_b = np.log(a), np.log(b)
+    middle, count = _median_ratio(in_b) / _median_ratio(in_a), min(len(a), len(b))
     if count < 2:
         return Estimate(middle, None, count)
     if count < LEAST_FOR_BOOTSTRAP:
-        return Estimate(middle, _welch(np.log(a), np.log(b)), count)
+        return Estimate(middle, _welch(in_a, in_b), count)
     rng = np.random.default_rng(SEED)
-    return Estimate(middle, _percentiles(_resampled_medians(b, rng) / _resampled_medians(a, rng)), count)
+    return Estimate(middle, _percentiles(_resampled_medians(in_b, rng) - _resampled_medians(in_a, rng)), count)
 
 
-def noise_floor(same: Estimate | None) -> float | None:
-    """How large a difference the same measurement shows where nothing was changed; None where that is not known.
+def noise_floor(same: Float64) -> float | None:
+    """How far A typically is from itself, as a fraction: 0.05 is up to 1.05 times as long, or as short.
 
-    Half the width of the 95 % interval of A against A. Its distance from 1 alone is near 0 by luck as often as not.
+    One standard error of the median of A's ratios against itself, in logarithms, from their median deviation: one
+    outlier moves it by no more than one more value would. None for fewer than two.
     """
-    if same is None or same.interval is None:
+    if len(same) < 2:
         return None
-    return (same.interval[1] - same.interval[0]) / 2
+    logs = np.log(same)
+    deviation = _MAD_IN_SD * float(np.median(np.abs(logs - np.median(logs))))
+    few = student_975(len(logs) - 1) / _T_975[-1]
+    return math.expm1(few * _MEDIAN_IN_MEAN * deviation / math.sqrt(len(logs)))
 
 
-def verdict(estimate: Estimate | None, floor: float | None) -> Verdict:
-    """Faster or slower only where the interval excludes 1 and the effect is at least 2 % and the noise floor."""
-    if estimate is None:
-        return "not comparable"
-    effect = abs(estimate.ratio - 1)
-    if estimate.interval is None or effect < max(LEAST_EFFECT, floor or 0.0):
-        return "no measurable difference"
-    low, high = estimate.interval
-    if high < 1:
-        return "faster"
-    return "slower" if low > 1 else "no measurable difference"
+def pairs_to_decide(estimate: Estimate, floor: float | None) -> int | None:
+    """About how many pairs would decide what so many have not, if the machine stays as noisy; None: far too many.
+
+    Interval and floor become narrower with the square root of the pairs.
+    """
+    if estimate.interval is None:
+        return None
+    middle = abs(math.log(estimate.ratio))
+    reach = max(abs(math.log(edge) - math.log(estimate.ratio)) for edge in estimate.interval)
+    band = math.log1p(EQUIVALENT)
+    to_differ = (reach + math.log1p(floor or 0.0)) / middle if middle > 0 else math.inf
+    to_equal = reach / (band - middle) if band > middle else math.inf
+    times = min(to_differ, to_equal) ** 2
+    return max(TOO_FEW, estimate.count + 1, math.ceil(estimate.count * times)) if times <= MOST_MORE else None
 
 
 def student_975(freedom: int) -> float:
@@ -98,8 +108,13 @@ def _resampled_medians(values: Float64, rng: np.random.Generator) -> Float64:
 
 
 def _percentiles(values: Float64) -> tuple[float, float]:
+    """Of logarithms, as ratios."""
     low, high = np.percentile(values, [2.5, 97.5])
-    return float(low), float(high)
+    return math.exp(low), math.exp(high)
+
+
+def _median_ratio(logs: Float64) -> float:
+    return math.exp(float(np.median(logs)))
 
 
 def _student(mean: float, variance: float, freedom: float) -> tuple[float, float]:

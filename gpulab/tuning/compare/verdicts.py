@@ -14,8 +14,9 @@ from gpulab.run import Int64, Run, StepFlag
 from gpulab.tuning.compare.differences import differences
 from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.compare.parts import comparable_accounts, part_changes
-from gpulab.tuning.compare.statistics import TOO_FEW, Estimate, verdict
-from gpulab.tuning.record import Block, Comparison, Evidence, Side, Verdict
+from gpulab.tuning.compare.statistics import Estimate
+from gpulab.tuning.record import Block, Comparison, Evidence, Side
+from gpulab.verdict import TOO_FEW, Verdict, verdict
 
 Unit = Literal["sample", "step"]
 BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
@@ -44,9 +45,9 @@ class Findings:
         """The whole comparison. A side that failed has no ratio, whatever it did before."""
         if self.a.failure or self.b.failure:
             estimate = None
-        judged: Verdict = "not comparable" if self.unfair else verdict(estimate, floor)
+        judged = self._verdict(estimate, floor)
         more = []
-        if judged == "no measurable difference" and estimate is not None and estimate.count < TOO_FEW:
+        if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
             more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
         if not _accounted(self.a, self.b):
             more.append("Where the step's time went cannot be compared: one side has no accounting of profiled steps.")
@@ -75,6 +76,11 @@ class Findings:
             restored=restored,
         )
 
+    def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:
+        if self.unfair or estimate is None:
+            return "not comparable"
+        return verdict(estimate.ratio, estimate.interval, floor, estimate.count)
+
     def _other_steps(self) -> bool:
         """A step of B takes other samples than the same step of A: their losses are of different work."""
         a, b = self.a.settings, self.b.settings
@@ -91,6 +97,23 @@ def with_times(side: Side) -> Side:
         side,
         us_per_step=_median([us(block, "step") for block in blocks]),
         us_per_sample=_median([us(block, "sample") for block in blocks]) if counted else None,
+    )
+
+
+def as_the_pairs_say(a: Side, b: Side, unit: Unit, ratio: float) -> Side:
+    """B with A's time times the ratio, and all its times in proportion: then times and ratio are one fact.
+
+    Its own medians hold what the machine did meanwhile, which the pairs cancel: on a busy one the two may point in
+    opposite directions.
+    """
+    of_a, of_b = (side.us_per_sample if unit == "sample" else side.us_per_step for side in (a, b))
+    if not of_a or not of_b:
+        return b
+    scale = of_a * ratio / of_b
+    return replace(
+        b,
+        us_per_step=None if b.us_per_step is None else b.us_per_step * scale,
+        us_per_sample=None if b.us_per_sample is None else b.us_per_sample * scale,
     )
 
 

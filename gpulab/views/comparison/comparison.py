@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
-from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange, Verdict
+from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange
+from gpulab.verdict import Verdict
 from gpulab.views import html
 from gpulab.views.comparison import document, figure, sections, sweep, sweep_figure
 from gpulab.views.layout import Section
@@ -42,8 +43,13 @@ class Compared(Pictured):
 
     @property
     def verdict(self) -> Verdict:
-        """Of B against A: "faster", "slower", "no measurable difference" or "not comparable"."""
+        """Of B against A: "faster", "slower", "no measurable difference", "undecided" or "not comparable"."""
         return self.only.verdict
+
+    @property
+    def times_as_fast(self) -> float | None:
+        """How many times as fast B is as A, per sample (or step): the figure of the headline."""
+        return self.only.times_as_fast
 
     @property
     def ratio(self) -> float | None:

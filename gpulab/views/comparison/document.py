@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
-from gpulab.views.comparison.sections import worth_keeping
+from gpulab.verdict import EQUIVALENT
+from gpulab.views.comparison.sections import keep_faster
 from gpulab.views.comparison.table import profiled_us, unprofiled_us
 from gpulab.views.report.document import picked, plain_data
 
@@ -33,7 +34,9 @@ def _experiment(experiment: Experiment, price_per_hour: float | None) -> dict[st
 
 def _comparison(comparison: Comparison, price_per_hour: float | None) -> dict[str, object]:
     return {
-        **picked(comparison, "verdict", "evidence", "unit", "ratio", "interval", "noise_floor", "pairs"),
+        **picked(comparison, "verdict", "evidence", "unit", "times_as_fast", "times_as_fast_interval"),
+        **picked(comparison, "ratio", "interval", "noise_floor", "pairs"),
+        "equivalence": EQUIVALENT,
         **picked(comparison, "differences", "notes", "restored"),
         "parts": [dataclasses.asdict(change) for change in comparison.parts],
         "loss": _loss(comparison.loss) if comparison.loss else None,
@@ -78,7 +81,7 @@ def _side(side: Side, comparison: Comparison, price_per_hour: float | None) -> d
         "checks": [dataclasses.asdict(check) for check in side.checks],
         "failure": side.failure or None,
         "prediction": _prediction(side),
-        "edit": side.edit if side.edit and worth_keeping(side) else None,
+        "edit": side.edit if side is comparison.b and keep_faster(comparison) else None,
         "edit_is_diff": side.edit_is_diff,
         "blocks": [
             {

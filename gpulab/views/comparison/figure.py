@@ -1,4 +1,4 @@
-"""The picture of a comparison: both steps, the ratios with their noise, the losses and the device, in one PNG."""
+"""The picture of a comparison: both steps, the speeds with their noise, the losses and the device, in one PNG."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def draw(comparison: Comparison, *, titled: bool = True) -> bytes:
         right_in = WIDTH_IN - _RIGHT_IN - _HALF_IN
         left_in = _LEFT_IN - 0.75
         wide_in = _HALF_IN + 0.2 if comparison.loss is not None else WIDTH_IN - _RIGHT_IN - left_in
-        panels.ratios(place(figure, left_in, y, wide_in, _PANEL_IN), comparison)
+        panels.speeds(place(figure, left_in, y, wide_in, _PANEL_IN), comparison)
         if comparison.loss is not None:
             panels.losses(place(figure, right_in, y, _HALF_IN, _PANEL_IN), comparison)
         if with_device:

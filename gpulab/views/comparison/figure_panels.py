@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gpulab.formatting import factor_within, percent, time_unit
+from gpulab.formatting import duration, percent, speed_within, time_unit
 from gpulab.run import Float64, Series
 from gpulab.tuning.compare.blocks import pair_ratios, same_ratios
-from gpulab.tuning.compare.parts import both_us
+from gpulab.tuning.compare.parts import both_us, profiled_runs_agree
 from gpulab.tuning.compare.verdicts import us, usable
 from gpulab.tuning.record import Comparison, Side
 from gpulab.views import curves, wording
@@ -23,14 +24,20 @@ if TYPE_CHECKING:
 
 A_COLOUR, B_COLOUR = "#6E6E6E", "#5B2A86"
 _BAND, _FLOOR, _SEEDS = "#D9CBE8", "#EDEDED", "#C4C4C4"
-_UNPROFILED = "#000000"
+_UNSPLIT = "#BDBDBD"
+WHOLE = "whole"  # of a bar: its time where no part of it is shown
+_OF_PROFILED = "; colours: the shares in one profiled run of each"
+_ROOM = 1.25  # times the longest bar: its figure stands behind it
 _PREDICTED = "#B35900"
 _WORKING = ("gpu_utilization_pct", "sm_active_fraction", "cpu_pct")  # curves of work, the first two that were measured
 _MEMORY = ("gpu_memory_used_bytes", "rss_bytes")
 _OfBoth = list[tuple[Series, str]]
 _DASHES: tuple[Dashes, ...] = ("-", ":")
 _LABEL = 16  # characters of a line beside a bar
-_LEAST_SPAN = 0.04  # of the axis of ratios
+_LEAST_SPAN = 0.04  # of the axis of speeds, in logarithms
+_NARROW = 3.0  # times from one end of an axis to the other: below, its ticks are as on a linear one
+_WIDE = 300.0  # from here on, only its powers of ten are marked
+_MOST_TICKS = 5
 _NAMES, _MORE_NAMES = 0.36, 0.55  # room above the points for two names or three, as a share of their span
 _OUTLIERS = (2, 98)  # percentiles of the blocks that the axis must reach
 
@@ -39,50 +46,59 @@ _OUTLIERS = (2, 98)  # percentiles of the blocks that the axis must reach
 
 
 def bars(axes: Axes, comparison: Comparison) -> None:
-    """One stacked bar per side with the parts of its step, and a mark where a step ends without the profiler."""
-    per_sample = (
-        comparison.unit == "sample" and bool(comparison.parts) and comparison.parts[0].a_us_per_sample is not None
-    )
-    unit = "sample" if per_sample else "step"
-    columns = [{c.name: both_us(c, per_sample=per_sample)[i] for c in comparison.parts} for i in (0, 1)]
-    ends = [_unprofiled(side, comparison, per_sample) for side in (comparison.a, comparison.b)]
+    """One bar per side, as long as its blocks say, coloured by the shares of the parts in its one profiled run."""
+    per_sample = comparison.unit == "sample"
+    if comparison.parts and comparison.parts[0].a_us_per_sample is None:
+        per_sample = False
+    profiled = [{c.name: both_us(c, per_sample=per_sample)[i] for c in comparison.parts} for i in (0, 1)]
+    shown = profiled if comparison.ratio is None or profiled_runs_agree(comparison) else [{}, {}]
+    times = [_side_us(side, comparison, per_sample) for side in (comparison.a, comparison.b)]
+    columns = [as_long_as(parts, us) for parts, us in zip(shown, times, strict=True)]
     labels = [("A  " + name(comparison.a), A_COLOUR), ("B  " + name(comparison.b), B_COLOUR)]
-    frame(axes, f"Where the time of a {unit} goes")
-    if not comparison.parts:
-        say(axes, "Not measurable: one side has no accounting of profiled steps.")
+    frame(axes, f"Time of a {'sample' if per_sample else 'step'}{_OF_PROFILED if any(shown) else ''}")
+    if not any(columns):
+        say(axes, "Not measurable.")
         return
-    stacked_bars(axes, columns, ends, labels)
-    legend_beside(axes, part_keys(columns, any(ends)), offset_in=0.3, spare_in=0.75)
+    stacked_bars(axes, columns, labels)
+    legend_beside(axes, part_keys(columns), offset_in=0.3, spare_in=0.75)
 
 
-def _unprofiled(side: Side, comparison: Comparison, per_sample: bool) -> float | None:
-    unprofiled = unprofiled_us(side, comparison)
-    return side.us_per_sample if per_sample and unprofiled is not None else unprofiled
+def _side_us(side: Side, comparison: Comparison, per_sample: bool) -> float | None:
+    """By the blocks; None where only profiled steps could be compared: then the parts themselves are the bar."""
+    if unprofiled_us(side, comparison) is None:
+        return None
+    return side.us_per_sample if per_sample else side.us_per_step
 
 
-def stacked_bars(
-    axes: Axes,
-    columns: Sequence[Mapping[str, float]],
-    ends_us: Sequence[float | None],
-    labels: Sequence[tuple[str, str]],
-) -> None:
-    """Horizontal bars from top to bottom: parts in µs, the unprofiled end, and a label with its colour."""
-    highest = max([1e-9, *(sum(parts.values()) for parts in columns), *(end for end in ends_us if end)])
+def as_long_as(parts: Mapping[str, float], us: float | None) -> dict[str, float]:
+    """The parts in proportion, together as long as a measured time; without parts, the time as one piece."""
+    whole = sum(parts.values())
+    if us is None:
+        return dict(parts)
+    return {name: part * us / whole for name, part in parts.items()} if whole else {WHOLE: us}
+
+
+def stacked_bars(axes: Axes, columns: Sequence[Mapping[str, float]], labels: Sequence[tuple[str, str]]) -> None:
+    """Horizontal bars from top to bottom: parts in µs, the time at the end of each, and a label with its colour."""
+    ends = [sum(parts.values()) for parts in columns]
+    highest = max([1e-9, *ends])
     scale, unit = time_unit(highest)
     middle = np.arange(len(columns), dtype=np.float64)[::-1]
     left = np.zeros(len(columns))
-    for key, part in wording.PARTS.items():
+    for key, (colour, hatch) in _looks().items():
         width = np.array([parts.get(key, 0.0) / scale for parts in columns])
         drawn = width > 0
         if drawn.any():
             low, high = middle[drawn] - 0.34, middle[drawn] + 0.34
-            right = left[drawn] + width[drawn]
-            rectangles(axes, left[drawn], right, low, high, part.colour, hatch=part.hatch, edge=0.5)
+            rectangles(axes, left[drawn], left[drawn] + width[drawn], low, high, colour, hatch=hatch, edge=0.5)
         left = left + width
-    for y, end in zip(middle, ends_us, strict=True):
+    for y, end in zip(middle, ends, strict=True):
         if end:
-            axes.plot([end / scale] * 2, [y - 0.44, y + 0.44], color=_UNPROFILED, linewidth=2.2, clip_on=False)
-    axes.set_xlim(0, highest / scale * 1.04)
+            axes.annotate(
+                duration(end), (end / scale, y), xytext=(4, 0), textcoords="offset points", va="center",
+                fontsize=SMALL_PT, color="black",
+            )  # fmt: skip
+    axes.set_xlim(0, highest / scale * _ROOM)
     axes.set_ylim(-0.6, len(columns) - 0.4)
     axes.set_yticks(middle, ["\n".join(_label_lines(label)) for label, _ in labels])
     for tick, (_, colour) in zip(axes.get_yticklabels(), labels, strict=True):
@@ -92,44 +108,49 @@ def stacked_bars(
     axes.set_xlabel(unit, fontsize=SMALL_PT)
 
 
+def _looks() -> dict[str, tuple[str, str]]:
+    """Colour and hatch by part, in stacking order; last what no part tells."""
+    return {**{key: (part.colour, part.hatch) for key, part in wording.PARTS.items()}, WHOLE: (_UNSPLIT, "")}
+
+
 def _label_lines(label: str) -> list[str]:
     """A long setting is broken behind its "=", not within its value."""
     pieces = [word if len(word) <= _LABEL else word.replace("=", "= ") for word in label.split(" ")]
     return ink_lines(" ".join(pieces), _LABEL, 3)
 
 
-def part_keys(columns: Sequence[Mapping[str, float]], unprofiled: bool) -> list[Key]:
+def part_keys(columns: Sequence[Mapping[str, float]]) -> list[Key]:
     """A legend of the parts that are there, in stacking order."""
     shown = [part for key, part in wording.PARTS.items() if any(parts.get(key, 0) > 0 for parts in columns)]
-    keys = [Key(part.label, part.colour, part.hatch) for part in shown]
-    return keys + ([Key("end without the profiler", _UNPROFILED, dashes="-")] if unprofiled else [])
+    return [Key(part.label, part.colour, part.hatch) for part in shown]
 
 
-# ratios
+# speeds
 
 
-def ratios(axes: Axes, comparison: Comparison) -> None:
-    """Each block's ratio, the median with its interval, and the band in which A differs from itself."""
+def speeds(axes: Axes, comparison: Comparison) -> None:
+    """Each block's speed, the median with its interval, and the band in which A differs from itself; logarithmic."""
     interleaved = comparison.evidence == "interleaved"
     of_b, of_a = _paired_points(comparison) if interleaved else _unpaired_points(comparison)
-    frame(axes, f"{'Pairs of blocks' if interleaved else 'Blocks'}: time of B over A, per {comparison.unit}")
-    if comparison.ratio is None or not len(of_b):
+    frame(axes, f"{'Pairs of blocks' if interleaved else 'Blocks'}: how many times as fast, per {comparison.unit}")
+    if comparison.times_as_fast is None or not len(of_b):
         say(axes, "No ratio can be given.")
         return
     if comparison.noise_floor:
-        axes.axhspan(1 - comparison.noise_floor, 1 + comparison.noise_floor, color=_FLOOR, linewidth=0, zorder=0)
-    if comparison.interval is not None:
-        axes.axhspan(*comparison.interval, color=_BAND, linewidth=0, zorder=0.5, alpha=0.8)
+        floor = 1 + comparison.noise_floor
+        axes.axhspan(1 / floor, floor, color=_FLOOR, linewidth=0, zorder=0)
+    if comparison.times_as_fast_interval is not None:
+        axes.axhspan(*comparison.times_as_fast_interval, color=_BAND, linewidth=0, zorder=0.5, alpha=0.8)
     axes.axhline(1, color=A_COLOUR, linewidth=1, zorder=1)
-    axes.axhline(comparison.ratio, color=B_COLOUR, linewidth=1.6, zorder=1.5)
+    axes.axhline(comparison.times_as_fast, color=B_COLOUR, linewidth=1.6, zorder=1.5)
     prediction = _estimate(comparison)
     if prediction is not None:
-        axes.axhline(prediction[0], color=_PREDICTED, linewidth=1.4, linestyle=":", zorder=1.4)
+        axes.axhline(1 / prediction[0], color=_PREDICTED, linewidth=1.4, linestyle=":", zorder=1.4)
     axes.plot(np.arange(1, len(of_a) + 1), of_a, "x", color=A_COLOUR, markersize=4.5, zorder=2)
     axes.plot(np.arange(1, len(of_b) + 1), of_b, "o", color=B_COLOUR, markersize=4.5, zorder=3)
     _reach(axes, of_a, of_b, comparison)
     _count_axis(axes, max(len(of_a), len(of_b)), "pair" if interleaved else "block")
-    _ratio_keys(axes, comparison, interleaved)
+    _speed_keys(axes, comparison, interleaved)
 
 
 def _estimate(comparison: Comparison) -> tuple[float, tuple[float, float]] | None:
@@ -141,39 +162,66 @@ def _estimate(comparison: Comparison) -> tuple[float, tuple[float, float]] | Non
 
 
 def _paired_points(comparison: Comparison) -> tuple[Float64, Float64]:
-    return pair_ratios(comparison.a, comparison.b, comparison.unit), same_ratios(comparison.a, comparison.unit)
+    of_b = pair_ratios(comparison.a, comparison.b, comparison.unit)
+    return 1 / of_b, 1 / same_ratios(comparison.a, comparison.unit)
 
 
 def _unpaired_points(comparison: Comparison) -> tuple[Float64, Float64]:
-    """Every block over the median block of A."""
+    """The median block of A over every block."""
     of_a, of_b = (
         np.array([us(x, comparison.unit) for x in usable(side)], np.float64) for side in (comparison.a, comparison.b)
     )
     middle = float(np.median(of_a)) if len(of_a) else 1.0
-    return of_b / middle, of_a / middle
+    return middle / of_b, middle / of_a
 
 
 def _reach(axes: Axes, of_a: Float64, of_b: Float64, comparison: Comparison) -> None:
     """The axis holds the bands and nearly all blocks; one that stands far out is not worth flattening the others."""
-    points = np.concatenate([of_a, of_b])
-    floor = comparison.noise_floor or 0.0
-    inside = [1.0 - floor, 1.0 + floor, *(comparison.interval or ()), *np.percentile(points, _OUTLIERS)]
+    points = np.log(np.concatenate([of_a, of_b]))
+    floor = math.log1p(comparison.noise_floor or 0.0)
+    inside = [-floor, floor, *np.percentile(points, _OUTLIERS)]
+    inside += [math.log(edge) for edge in comparison.times_as_fast_interval or ()]
     prediction = _estimate(comparison)
     names = _NAMES if prediction is None else _MORE_NAMES
-    inside += [prediction[0]] if prediction is not None else []
+    inside += [-math.log(prediction[0])] if prediction is not None else []
     low, high = min(inside), max(inside)
     for point in np.sort(points):  # none stands where the names need their room
         if point < high + names * max(high - low, _LEAST_SPAN):
             high = max(high, float(point))
     span = max(high - low, _LEAST_SPAN)
     bottom, top = low - 0.1 * span, high + names * span
-    axes.set_ylim(bottom, top)
+    logarithmic(axes, "y", math.exp(bottom), math.exp(top))
     out = int(((points < bottom) | (points > top)).sum())
     if out:
         axes.annotate(
             f"{out} not shown: far out", (1, 0), xycoords="axes fraction", xytext=(0, 3), textcoords="offset points",
             ha="right", fontsize=SMALL_PT - 1, color=GREY,
         )  # fmt: skip
+
+
+def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -> None:
+    """An axis of factors: as far from 1 to 2 as from 1 to a half, and never at zero."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    (axes.set_xlim if which == "x" else axes.set_ylim)(low, high)
+    axis.set_major_locator(FixedLocator(factor_ticks(low, high)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+
+
+def factor_ticks(low: float, high: float) -> list[float]:
+    """Round factors within the bounds, 1 among them where it lies there: 0.5, 1, 2, 5 over a wide range."""
+    from matplotlib.ticker import MaxNLocator
+
+    if high / low < _NARROW:
+        ticks = [round(float(tick), 6) for tick in MaxNLocator(_MOST_TICKS, steps=[1, 2, 5, 10]).tick_values(low, high)]
+    else:
+        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+        steps = (1, 2, 5) if high / low < _WIDE else (1,)
+        ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
+    return [tick for tick in ticks if low <= tick <= high]
 
 
 def _count_axis(axes: Axes, count: int, what: str) -> None:
@@ -184,17 +232,17 @@ def _count_axis(axes: Axes, count: int, what: str) -> None:
     axes.set_xlabel(what, fontsize=SMALL_PT)
 
 
-def _ratio_keys(axes: Axes, comparison: Comparison, interleaved: bool) -> None:
+def _speed_keys(axes: Axes, comparison: Comparison, interleaved: bool) -> None:
     assert comparison.ratio is not None
-    middle, around = factor_within(comparison.ratio, comparison.interval)
+    middle, around = speed_within(comparison.ratio, comparison.interval)
     interval = f" ({around})" if around else ""
     floor = "" if comparison.noise_floor is None else f", noise floor {percent(comparison.noise_floor)}"
-    same = "A over A" if interleaved else "A"
+    same = "A against itself" if interleaved else "A"
     predicted, prediction = [], _estimate(comparison)
     if prediction is not None:
-        expected, around = factor_within(*prediction)
+        expected, around = speed_within(*prediction)
         predicted = [(f"┄ predicted {expected} ({around})", _PREDICTED)]
-    direct(axes, [(f"● B over A: {middle}{interval}", B_COLOUR), *predicted, (f"× {same}{floor}", A_COLOUR)])
+    direct(axes, [(f"● B: {middle}{interval}", B_COLOUR), *predicted, (f"× {same}{floor}", A_COLOUR)])
 
 
 # losses and curves
@@ -227,8 +275,8 @@ def has_curves(comparison: Comparison) -> bool:
 
 
 def working(axes: Axes, comparison: Comparison) -> None:
-    """How busy the device was in the traced run of each."""
-    frame(axes, "Device, in the traced run of each")
+    """How busy the device was in the profiled run of each."""
+    frame(axes, "Device, in one profiled run of each")
     _curves(axes, _measured(comparison, _WORKING)[:2], curves.percent_scale)
     axes.set_ylim(0, max(106.0, axes.get_ylim()[1]) * 1.25)
     axes.set_ylabel("%", fontsize=SMALL_PT)
@@ -236,7 +284,7 @@ def working(axes: Axes, comparison: Comparison) -> None:
 
 def memory(axes: Axes, comparison: Comparison) -> None:
     """The memory of each."""
-    frame(axes, "Memory, in the traced run of each")
+    frame(axes, "Memory, in one profiled run of each")
     shown = _measured(comparison, _MEMORY)[:1]
     scale, unit = curves.memory_scale([series for of_both in shown for series, _ in of_both])
     _curves(axes, shown, lambda _: scale)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, speed_within
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison
+from gpulab.verdict import is_decided
 from gpulab.views.comparison.table import name
 from gpulab.views.layout import Column, Section
 from gpulab.views.wording import plain
@@ -67,9 +68,11 @@ def _cells(comparison: Comparison, prediction: Prediction) -> tuple[str, str, st
 
 
 def _judged(comparison: Comparison, prediction: Prediction) -> str:
-    """Whether the prediction held."""
+    """Whether the prediction held; what decides nothing confirms nothing."""
     if prediction.interval is None or comparison.ratio is None or comparison.verdict == "not comparable":
         return ""
+    if not is_decided(comparison.verdict):
+        return "undecided"
     low, high = prediction.interval
     inside = low <= comparison.ratio <= high
     if prediction.only_sign:

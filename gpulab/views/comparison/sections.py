@@ -6,11 +6,13 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent, plural
-from gpulab.tuning.compare.parts import both_us
-from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP, TOO_FEW
+from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, durations, percent, plural
+from gpulab.tuning.compare.headline import ONE_RUN_EACH
+from gpulab.tuning.compare.parts import both_us, profiled_runs_agree, summed_us
+from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP
 from gpulab.tuning.compare.verdicts import usable
 from gpulab.tuning.record import Comparison, Side
+from gpulab.verdict import EQUIVALENT, TOO_FEW
 from gpulab.views import wording
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.table import heading, name, side_by_side
@@ -63,7 +65,7 @@ def sections(
         _curves(comparison),
         checks((comparison.a, comparison.b)),
         _measured(comparison, notes),
-        keep(comparison.b),
+        keep_faster(comparison),
     )
 
 
@@ -91,14 +93,20 @@ def _parts(comparison: Comparison) -> Section:
     if not comparison.parts:
         return Section(title, lines=("Not measurable: one side has no accounting of profiled steps.",), wide=True)
     per_sample = comparison.unit == "sample" and comparison.parts[0].a_us_per_sample is not None
+    sums = summed_us(comparison.parts, per_sample=per_sample)
+    if comparison.ratio is not None and not profiled_runs_agree(comparison):
+        return Section(title, lines=(_left_out(comparison.unit, *sums),), wide=True)
+    changed = comparison.verdict in ("faster", "slower")
     ordered = sorted(comparison.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
-    columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b), "change"), Column(""))
-    sums = np.sum([both_us(c, per_sample=per_sample) for c in comparison.parts], axis=0)
-    rows = [_part_row(c.label, *both_us(c, per_sample=per_sample), _DIRECTIONS[c.grew]) for c in ordered]
-    rows.append(_part_row(f"profiled {comparison.unit if per_sample else 'step'}", float(sums[0]), float(sums[1]), ""))
+    rows = [
+        (c.label, *map(duration, both_us(c, per_sample=per_sample)), *([_DIRECTIONS[c.grew]] if changed else []))
+        for c in ordered
+    ]
+    rows.append((f"profiled {comparison.unit if per_sample else 'step'}", *map(duration, sums), *([""] * changed)))
+    columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b)), *([Column("")] * changed))
     lines = [
-        "Means over the profiled steps, which the profiler makes slower. Unusual steps, such as the first, are left "
-        "out."
+        f"From {ONE_RUN_EACH}: means over its profiled steps, which the profiler makes slower. Unusual steps, such as "
+        "the first, are left out."
     ]
     if comparison.unit == "sample" and not per_sample:
         lines.append("Per step: the samples of the profiled steps are not known.")
@@ -108,15 +116,13 @@ def _parts(comparison: Comparison) -> Section:
 _DIRECTIONS = {True: "grew", False: "shrank", None: "within the spread"}
 
 
-def _part_row(label: str, a_us: float, b_us: float, direction: str) -> tuple[str, ...]:
-    return label, duration(a_us), duration(b_us), signed(b_us - a_us), direction
-
-
-def signed(us: float) -> str:
-    """A change of a time with its sign."""
-    if not us:
-        return "0 µs"
-    return f"{'+' if us > 0 else '−'}{duration(abs(us))}"
+def _left_out(unit: str, of_a: float, of_b: float) -> str:
+    """Where the profiled runs tell another story than the blocks."""
+    a, b = durations(of_a, of_b)
+    return (
+        f"Left out: in {ONE_RUN_EACH} a {unit} took {a} and {b}, and the blocks, of which there are many, do not "
+        "confirm that."
+    )
 
 
 # loss, curves
@@ -160,7 +166,7 @@ def _curves(comparison: Comparison) -> Section:
         for name, curve in {**b, **a}.items()
     )
     columns = (Column("mean of", "cut"), *numbers(heading(comparison.a), heading(comparison.b)))
-    return Section.table("Device", columns, cells, ("Over the whole traced run of each.",), aside=True)
+    return Section.table("Device", columns, cells, ("Over the whole of one profiled run of each.",), aside=True)
 
 
 # how it was measured, how to keep it
@@ -197,6 +203,12 @@ def _evidence(comparison: Comparison) -> str:
     return f"{counts} of consecutive steps; the runs were made one after the other"
 
 
+_BAND = (
+    "Faster or slower is said where the whole interval lies beyond the noise floor, no measurable difference where it "
+    f"lies within {percent(EQUIVALENT)}, undecided otherwise."
+)
+
+
 def _interval_sentences(comparison: Comparison) -> list[str]:
     """What ratio, interval and noise floor are."""
     if comparison.ratio is None:
@@ -210,7 +222,8 @@ def _interval_sentences(comparison: Comparison) -> list[str]:
             "Its interval comes from Student's t, because there are few pairs."
             if few
             else "Its interval comes from drawing the pairs again and again (bootstrap).",
-            "The noise floor is half the width of the same interval for A against itself.",
+            "The noise floor is how far A typically is from itself.",
+            _BAND,
         ]
     return [
         "The ratio divides the medians of the blocks.",
@@ -218,6 +231,7 @@ def _interval_sentences(comparison: Comparison) -> list[str]:
         if few
         else "Its interval comes from drawing the blocks of each run again and again (bootstrap).",
         "The noise floor is the difference between the first and the second half of a run.",
+        _BAND,
     ]
 
 
@@ -248,6 +262,11 @@ def _of_both(a: str, b: str) -> str:
 def worth_keeping(side: Side) -> bool:
     """Whether it ran with its setting, and the setting did something."""
     return not side.failure and (not side.checks or any(check.state != "no effect" for check in side.checks))
+
+
+def keep_faster(comparison: Comparison) -> Section | None:
+    """The edit of a setting that is faster for certain: nothing else is worth keeping for its speed."""
+    return keep(comparison.b) if comparison.verdict == "faster" else None
 
 
 def keep(side: Side | None) -> Section | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.formatting import duration, factor_within, plural, size
+from gpulab.formatting import duration, plural, size, speed_within
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
@@ -59,12 +59,15 @@ def _lines(experiment: Experiment) -> Section:
     unit = "sample" if per_sample(experiment) else "step"
     columns = (
         Column("setting"),
-        *numbers(f"per {unit}", "× the time", "95 % interval", "memory"),
+        *numbers(f"per {unit}", "× as fast", "95 % interval", "memory"),
         Column("", "wrap"),
     )
     rows = [_line(experiment.sides[0], None, experiment)]
     rows += [_line(c.b, c, experiment) for c in experiment.comparisons]
-    lines = [f"Ratios are times of a {unit} against {name(experiment.sides[0])}: below 1 is faster. Memory: the peak."]
+    lines = [
+        f"Times as fast as {name(experiment.sides[0])}, per {unit}, by the blocks. "
+        "Memory: the peak of one profiled run of each."
+    ]
     return Section.table("All settings", columns, rows, lines, wide=True)
 
 
@@ -73,7 +76,7 @@ def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tu
         return name(side), "–", "–", "–", "–", plain(side.failure)
     ratio, interval = "–", ""
     if compared is not None and compared.ratio is not None:
-        ratio, interval = factor_within(compared.ratio, compared.interval)
+        ratio, interval = speed_within(compared.ratio, compared.interval)
     verdict = compared.verdict if compared is not None else "the reference"
     return name(side), duration(us(side, experiment)), ratio, interval or "–", size(memory_peak_bytes(side)), verdict
 

@@ -1,14 +1,15 @@
-"""The picture of a sweep: per setting its step, its ratio with the interval, and its memory, one line each."""
+"""The picture of a sweep: per setting its step, its speed with the interval, and its memory, one line each."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.formatting import factor_within, size
+from gpulab.formatting import size, speed_within
 from gpulab.tuning.compare.headline import experiment_headline
-from gpulab.tuning.compare.parts import mean_parts_us
+from gpulab.tuning.compare.parts import mean_parts_us, profiled_runs_agree
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import figure_panels as panels
 from gpulab.views.comparison.figure import title_only
@@ -46,14 +47,14 @@ def draw(experiment: Experiment, *, titled: bool = True) -> bytes:
     shown = experiment.sides[:_MOST]
     panel_in = max(_LINE_IN * len(shown), 1.0)
     columns = [_parts_us(side, experiment) for side in shown]
-    keys = panels.part_keys(columns, True)
+    keys = panels.part_keys(columns)
     keys_in = _KEYS_IN * -(-len(keys) // 3) + 0.15
 
     def fill(figure: Figure, top_in: float) -> None:
         bottom = top_in - _ABOVE_IN - panel_in
         steps = place(figure, _LEFT_IN, bottom, _STEP_IN, panel_in)
         _steps(steps, experiment, shown, columns)
-        _ratios(place(figure, _LEFT_IN + _STEP_IN + _BETWEEN_IN, bottom, _RATIO_IN, panel_in), experiment, len(shown))
+        _speeds(place(figure, _LEFT_IN + _STEP_IN + _BETWEEN_IN, bottom, _RATIO_IN, panel_in), experiment, len(shown))
         left = _LEFT_IN + _STEP_IN + _RATIO_IN + 2 * _BETWEEN_IN
         _memory(place(figure, left, bottom, _MEMORY_IN, panel_in), shown)
         for column in range(3):
@@ -68,16 +69,20 @@ def draw(experiment: Experiment, *, titled: bool = True) -> bytes:
 
 
 def _parts_us(side: Side, experiment: Experiment) -> dict[str, float]:
-    if side.facts is None:
-        return {}
-    return mean_parts_us(side.facts, per_sample=per_sample(experiment)) or {}
+    """As long as its blocks say, coloured by the shares of its profiled run, where that differs as the blocks do."""
+    compared = next((c for c in experiment.comparisons if c.b is side), None)
+    believed = compared is None or compared.ratio is None or profiled_runs_agree(compared)
+    parts = {}
+    if side.facts is not None and believed:
+        parts = mean_parts_us(side.facts, per_sample=per_sample(experiment)) or {}
+    return panels.as_long_as(parts, us(side, experiment)) if us(side, experiment) else {}
 
 
 def _steps(axes: Axes, experiment: Experiment, shown: tuple[Side, ...], columns: list[dict[str, float]]) -> None:
     unit = "sample" if per_sample(experiment) else "step"
     frame(axes, f"Time of a {unit}")
     labels = [(name(side), panels.A_COLOUR if i == 0 else panels.B_COLOUR) for i, side in enumerate(shown)]
-    panels.stacked_bars(axes, columns, [us(side, experiment) for side in shown], labels)
+    panels.stacked_bars(axes, columns, labels)
     for row, side in enumerate(shown):
         if side.failure:
             text = "\n".join(ink_lines(side.failure, 44, 2))
@@ -85,32 +90,32 @@ def _steps(axes: Axes, experiment: Experiment, shown: tuple[Side, ...], columns:
             axes.text(0.01 * axes.get_xlim()[1], y, text, color=_COLOURS["slower"], fontsize=SMALL_PT, va="center")
 
 
-def _ratios(axes: Axes, experiment: Experiment, count: int) -> None:
-    """Times over A with their intervals; the band is the widest noise floor of them."""
-    frame(axes, "Time over the first")
+def _speeds(axes: Axes, experiment: Experiment, count: int) -> None:
+    """How many times as fast as A, with the intervals; the band is the widest noise floor of them. Logarithmic."""
+    frame(axes, "Times as fast as the first")
     _quiet_rows(axes, count)
-    floor = max((c.noise_floor or 0.0 for c in experiment.comparisons), default=0.0)
-    axes.axvspan(1 - floor, 1 + floor, color="#EDEDED", linewidth=0, zorder=0)
+    floor = 1 + max((c.noise_floor or 0.0 for c in experiment.comparisons), default=0.0)
+    axes.axvspan(1 / floor, floor, color="#EDEDED", linewidth=0, zorder=0)
     axes.axvline(1, color=panels.A_COLOUR, linewidth=1)
-    reach = [1.0 - floor, 1.0 + floor]
+    reach = [1 / floor, floor]
     for row, compared in enumerate(experiment.comparisons[: count - 1], start=1):
-        if compared.ratio is not None:
-            _ratio(axes, compared, count - 1 - row)
-            reach += [compared.ratio, *(compared.interval or ())]
-    low, high = min(reach), max(reach)
+        if compared.times_as_fast is not None:
+            _speed(axes, compared, count - 1 - row)
+            reach += [compared.times_as_fast, *(compared.times_as_fast_interval or ())]
+    low, high = math.log(min(reach)), math.log(max(reach))
     room = max(0.08 * (high - low), 0.01)
-    axes.set_xlim(low - room, high + room + 0.22 * (high - low))
-    axes.set_xlabel("× (below 1 is faster)", fontsize=SMALL_PT)
+    panels.logarithmic(axes, "x", math.exp(low - room), math.exp(high + room + 0.22 * (high - low)))
+    axes.set_xlabel("times", fontsize=SMALL_PT)
 
 
-def _ratio(axes: Axes, compared: Comparison, y: float) -> None:
-    assert compared.ratio is not None
+def _speed(axes: Axes, compared: Comparison, y: float) -> None:
+    assert compared.ratio is not None and compared.times_as_fast is not None
     colour = _COLOURS.get(compared.verdict, GREY)
-    low, high = compared.interval or (compared.ratio, compared.ratio)
+    low, high = compared.times_as_fast_interval or (compared.times_as_fast, compared.times_as_fast)
     axes.plot([low, high], [y, y], color=colour, linewidth=3, solid_capstyle="round")
-    axes.plot([compared.ratio], [y], "o", color=colour, markersize=6)
+    axes.plot([compared.times_as_fast], [y], "o", color=colour, markersize=6)
     axes.annotate(
-        factor_within(compared.ratio, compared.interval)[0], (high, y), xytext=(5, 0), textcoords="offset points",
+        speed_within(compared.ratio, compared.interval)[0], (high, y), xytext=(5, 0), textcoords="offset points",
         va="center", fontsize=SMALL_PT, color=colour,
     )  # fmt: skip
 
@@ -124,8 +129,9 @@ def _memory(axes: Axes, shown: tuple[Side, ...]) -> None:
         y = len(shown) - 1 - row
         if peak is not None:
             axes.barh(y, peak / highest, height=0.5, color="#9FB4C7", linewidth=0)
-        axes.text(0.03, y, ink(_memory_words(side, peak)), va="center", fontsize=SMALL_PT, color="black")
-    axes.set_xlim(0, 1.05)
+        end = 0.0 if peak is None else peak / highest
+        axes.text(end + 0.04, y, ink(_memory_words(side, peak)), va="center", fontsize=SMALL_PT, color="black")
+    axes.set_xlim(0, 1.7)  # the figure stands behind the bar
     axes.set_xticks([])
 
 

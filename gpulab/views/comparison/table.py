@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpulab.formatting import NOT_MEASURABLE, duration, factor, factor_within, number, percent, reading, size
+from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, number, percent, reading, size, speed_within
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import AS_WRITTEN
 from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
@@ -27,7 +27,7 @@ def heading(side: Side) -> str:
 
 
 def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Section:
-    """The figures of both, row by row."""
+    """The figures of both, row by row. The one ratio there is stands below them, with its verdict."""
     a, b = comparison.a, comparison.b
     rows = [
         _row(f"a step, {_judged(comparison)}", a.us_per_step, b.us_per_step, duration),
@@ -36,8 +36,8 @@ def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Sectio
         *_memory_rows(a, b),
         *_spending_rows(a, b, price_per_hour),
     ]
-    columns = (Column(""), *numbers(heading(a), heading(b), "B over A"))
-    lines = [_verdict_line(comparison)]
+    columns = (Column(""), *numbers(heading(a), heading(b)))
+    lines = [verdict_line(comparison), _origin(comparison)]
     absent = [row[0] for row in rows if set(row[1:3]) == {NOT_MEASURABLE}]
     rows = [row for row in rows if row[0] not in absent]
     if absent:
@@ -46,39 +46,27 @@ def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Sectio
         lines.append(f"No energy: {_without_energy(a, b)}.")
     if comparison.unit == "sample":
         lines.append("The batch differs: the two are compared per sample, not per step.")
-    if _pairs_say_otherwise(comparison):
-        lines.append(
-            "The last column divides the medians of all blocks; the verdict compares blocks that ran one after the "
-            "other. A change of the machine during the experiment moves the medians, but hardly the pairs."
-        )
     return Section.table("Side by side", columns, rows, lines, wide=True)
 
 
-def _pairs_say_otherwise(comparison: Comparison) -> bool:
-    """The ratio of the medians lies further from that of the pairs than half the interval's width."""
-    of_a, of_b = (
-        (s.us_per_sample if comparison.unit == "sample" else s.us_per_step) for s in (comparison.a, comparison.b)
-    )
-    if (
-        not of_a
-        or not of_b
-        or comparison.ratio is None
-        or comparison.interval is None
-        or comparison.evidence != "interleaved"
-    ):
-        return False
-    low, high = comparison.interval
-    return abs(of_b / of_a - comparison.ratio) > (high - low) / 2
-
-
-def _verdict_line(comparison: Comparison) -> str:
+def verdict_line(comparison: Comparison) -> str:
+    """The verdict and the figures it rests on."""
     if comparison.ratio is None:
         return "No ratio can be given."
-    middle, interval = factor_within(comparison.ratio, comparison.interval)
-    around = f", 95 % interval {interval}" if interval else ""
+    middle, around = speed_within(comparison.ratio, comparison.interval)
+    interval = f", 95 % interval {around}" if around else ""
     floor = NOT_MEASURABLE if comparison.noise_floor is None else percent(comparison.noise_floor)
-    ratio = f"Time per {comparison.unit} of B over A: {middle}{around}"
-    return f"{ratio}; noise floor {floor}. Verdict: {comparison.verdict}."
+    figures = f"B is {middle} times as fast per {comparison.unit}{interval}; noise floor {floor}"
+    return f"{capitalized(comparison.verdict)}: {figures}."
+
+
+def _origin(comparison: Comparison) -> str:
+    """What the rows rest on: two kinds of runs."""
+    profiled = "Memory is the peak of one profiled run of each."
+    if comparison.ratio is None or comparison.evidence != "interleaved":
+        return profiled
+    pairs = "Times are those of the blocks: of A the median, of B that time by the ratio of the pairs."
+    return f"{pairs} {profiled}"
 
 
 def unprofiled_us(side: Side, comparison: Comparison) -> float | None:
@@ -102,7 +90,7 @@ def _per_s(us: float | None) -> float | None:
 
 def _row(label: str, a: float | None, b: float | None, written_as: Callable[[float], str]) -> Cells:
     written = [NOT_MEASURABLE if value is None else written_as(value) for value in (a, b)]
-    return label, *written, f"{factor(b / a)}×" if a and b else ""
+    return label, *written
 
 
 def _memory_rows(a: Side, b: Side) -> list[Cells]:

@@ -107,7 +107,7 @@ def test_text_says_how_it_was_measured_and_how_to_keep_it() -> None:
         "weights, optimizer state, random numbers, data order",
         "took effect: 2 worker processes gave 120 batches",
         "a step, without the profiler 37.9 ms",
-        "noise floor 0.8 %",
+        "noise floor 0.4 %",
         "Not measurable on either side: energy of a million samples.",
     ):
         assert expected in flat, expected
@@ -191,11 +191,12 @@ def test_points_avoid_names_and_long_labels_break_at_the_sign() -> None:
 
     axes = Figure().add_subplot()
     noisy = made.a_comparison(made.alike(blocks=made.blocks(1, 38.0, noise=0.03)))
-    panels.ratios(axes, noisy)
-    bottom, top = axes.get_ylim()
-    shown = [y for line in axes.lines for y in np.asarray(line.get_ydata(), float) if bottom < y < top]
-    assert max(shown) <= bottom + (top - bottom) * 1.1 / 1.46 + 1e-9
-    panels.stacked_bars(axes, [{}], [1.0], [("B  batch_size=100000", "black")])
+    panels.speeds(axes, noisy)
+    bottom, top = np.log(axes.get_ylim())
+    points = [y for line in axes.lines for y in np.log(np.asarray(line.get_ydata(), float))]
+    assert max(y for y in points if bottom < y < top) <= bottom + (top - bottom) * 1.1 / 1.46 + 1e-9
+    axes = Figure().add_subplot()
+    panels.stacked_bars(axes, [{}], [("B  batch_size=100000", "black")])
     assert axes.get_yticklabels()[0].get_text() == "B  batch_size=\n100000"
 
 
@@ -215,7 +216,7 @@ def test_the_object_has_what_a_program_asks_for() -> None:
         Compared(made.a_sweep()).verdict  # noqa: B018
     bundle = shown._repr_mimebundle_()
     assert {"image/png", "text/plain", "text/html"} == set(bundle)
-    assert repr(shown).startswith("<Compared: workers=2 is 2.9")
+    assert repr(shown).startswith("<Compared: Faster: workers=2 is 2.9")
 
 
 def test_the_document_is_the_documented_one() -> None:
@@ -278,8 +279,81 @@ def test_bars_are_as_long_as_their_steps() -> None:
         if isinstance(c, PolyCollection)
         for path in c.get_paths()
     ]
-    assert np.isclose(max(ends), 38.1, rtol=0.01)
-    assert any(np.isclose(end, 13.2, rtol=0.01) for end in ends)
+    found = made.a_comparison()
+    assert found.a.us_per_step and found.b.us_per_step
+    assert np.isclose(max(ends), found.a.us_per_step / 1e3)
+    assert any(np.isclose(end, found.b.us_per_step / 1e3) for end in ends)
+
+
+def noisy(**changes: Any) -> Comparison:
+    """Blocks of a busy machine, which decide nothing, and profiled runs that differ otherwise."""
+    a = made.as_written(blocks=made.blocks(0, 38.0, per_turn=2, noise=0.8))
+    return made.a_comparison(made.faster(blocks=made.blocks(1, 30.0, noise=0.8), **changes), a)
+
+
+def test_nothing_but_the_blocks_has_a_ratio() -> None:
+    """Headline, table and JSON of an undecided comparison: one figure, one verdict, no part that explains it."""
+    shown = Compared(noisy())
+    text, figures = " ".join(shown.text().split()), shown.json()
+    assert shown.verdict == figures["verdict"] == "undecided" and shown.headline.key == "undecided"
+    assert text.count("Undecided: ") == 2 and "no measurable difference where" in text
+    assert f"{shown.times_as_fast:.1f} times as fast per step, but" in shown.headline.sentence
+    assert figures["times_as_fast"] == shown.times_as_fast
+    a, b = figures["a"], figures["b"]
+    assert a["us_per_step"] / b["us_per_step"] == pytest.approx(shown.times_as_fast)  # type: ignore[index]
+    assert "shrank" not in text and "Left out: in one profiled run of each" in text
+    assert "one profiled run of each" in text and "KEEP IT" not in text and b["edit"] is None  # type: ignore[index]
+
+
+def test_only_what_is_faster_is_to_be_kept() -> None:
+    slower = made.a_comparison(made.faster(blocks=made.blocks(1, 76.0)))
+    alike = made.a_comparison(made.alike())
+    for found in (noisy(), slower, alike):
+        assert "KEEP IT" not in Compared(found).text(), found.verdict
+    assert "KEEP IT" in Compared(made.a_comparison()).text()
+
+
+@pytest.mark.parametrize("ratio", [0.4, 1.0, 3.0])
+def test_what_decides_nothing_is_no_hit(ratio: float) -> None:
+    """Any prediction lies between 0.6 and 2.0 times as fast."""
+    told = Prediction({"workers": "2"}, ratio, (ratio / 1.2, ratio * 1.2), "because")
+    text = " ".join(Compared(noisy(prediction=told)).text().split())
+    assert "as predicted" not in text and "than predicted" not in text
+    held = dataclasses.replace(told, ratio=0.345, interval=(0.3, 0.4))
+    assert "as predicted" in Compared(made.a_comparison(made.faster(prediction=held))).text()
+
+
+def test_no_axis_of_speeds_reaches_zero() -> None:
+    from matplotlib.figure import Figure
+
+    from gpulab.views.comparison import figure_panels as panels
+    from gpulab.views.comparison import sweep_figure
+
+    wild = dataclasses.replace(noisy(), noise_floor=6.39)
+    for _ in range(2):
+        axes = Figure().add_subplot()
+        panels.speeds(axes, wild)
+        assert 0 < axes.get_ylim()[0] < 1 / 7 and axes.get_yscale() == "log"
+        across = Figure().add_subplot()
+        sweep_figure._speeds(across, Experiment((wild.a, wild.b), (wild,), 1.0), 2)
+        assert 0 < across.get_xlim()[0] < 1 / 7 and across.get_xscale() == "log"
+    assert panels.factor_ticks(0.04, 6.0) == [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
+    assert 1.0 in panels.factor_ticks(0.97, 1.04)
+
+
+def test_the_figure_of_a_bar_stands_behind_it() -> None:
+    """The time of a side, and the peak of its memory: neither crosses the edge of its bar."""
+    from matplotlib.figure import Figure
+
+    from gpulab.views.comparison import figure_panels as panels
+    from gpulab.views.comparison import sweep_figure
+
+    axes = Figure().add_subplot()
+    panels.stacked_bars(axes, [{"compute": 100.0}, {"compute": 5.0}], [("a", "black"), ("b", "black")])
+    assert [t.xy[0] for t in axes.texts] == [100.0, 5.0]  # type: ignore[attr-defined]
+    axes = Figure().add_subplot()
+    sweep_figure._memory(axes, (made.as_written(),))
+    assert axes.texts[0].get_position()[0] > axes.patches[0].get_width()  # type: ignore[attr-defined]
 
 
 def test_without_a_title_the_picture_is_less_high() -> None:
@@ -305,7 +379,7 @@ def stored() -> Store:
 def test_compare_prints_stored_runs_by_name(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", "before", "after"]) == 0
     out = capsys.readouterr().out
-    assert "after is 2.9" in out and "than before" in out and "READ THIS FIRST" in out
+    assert "Faster: after is 2.9" in out and " times as fast as before per step" in out and "READ THIS FIRST" in out
     assert gpulab.compare("before", "after").verdict == "faster"
 
 
