@@ -1,4 +1,4 @@
-"""The ladder of a climb as a table: one line per try, with the figures of the cell as it was in that try."""
+"""The ladder of a climb as a table: one line per try, times by its blocks, the rest by its profiled run."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 
 from gpulab.analysis.facts import Facts
-from gpulab.formatting import duration, factor, percent, size, speed_within
+from gpulab.formatting import duration, durations, factor, percent, size, speed_within
 from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.tuning.record import Side
+from gpulab.tuning.record import Comparison, Side
 from gpulab.views.comparison.table import memory_peak_bytes
 from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.wording import PARTS, plain
@@ -26,17 +26,49 @@ def ladder(climb: Climb) -> Section:
     step = _common_loss(ran)
     columns = (
         Column("setting"),
-        *numbers("a sample" if per_sample else "a step", "busy", "waits", "memory", "loss", "gain"),
+        *numbers("a sample" if per_sample else "a step", "busy", "waits", "memory", "loss", "times as fast"),
         Column("", "wrap"),
     )
     cells = [("as written", NONE, "the reference"), *((_label(r), _gain(r), result(r)) for r in climb.rungs)]
-    took = [_us(side, per_sample=per_sample) or 0.0 if side is not None else 0.0 for side in sides]
-    longest = max(took) or 1.0
+    took = [_time(sides[0], None, per_sample), *(_time(None, r.comparison, per_sample) for r in climb.rungs)]
+    bars = _bars(climb)
     rows = tuple(
-        Row((label, *_figures(side, per_sample, step), gain, words), us / longest, PARTS["compute"].colour)
-        for (label, gain, words), side, us in zip(cells, sides, took, strict=True)
+        Row((label, time, *_figures(side, step), gain, words), bar, PARTS["compute"].colour)
+        for (label, gain, words), side, time, bar in zip(cells, sides, took, bars, strict=True)
     )
     return Section("The ladder", columns, rows, _notes(climb, step), wide=True)
+
+
+def _time(side: Side | None, comparison: Comparison | None, per_sample: bool) -> str:
+    """Of a try what it was compared with and what it took, both from the same blocks: "17.1 → 13.5 ms"."""
+    if comparison is not None and in_turn(comparison):
+        before, after = (_us(one, per_sample=per_sample) for one in (comparison.a, comparison.b))
+        if before and after:
+            return change(before, after)
+    us = _us(side, per_sample=per_sample) if side is not None else None
+    return NONE if us is None else duration(us)
+
+
+def change(before_us: float, after_us: float) -> str:
+    """Two times with their unit once: "17.1 → 13.5 ms"."""
+    before, after = durations(before_us, after_us)
+    return f"{before.rpartition(' ')[0]} → {after}"
+
+
+def in_turn(comparison: Comparison) -> bool:
+    """Whether its figures are those of blocks."""
+    return comparison.evidence == "interleaved" and comparison.ratio is not None
+
+
+def _bars(climb: Climb) -> list[float]:
+    """The time of each line over the longest, by the gains: the machine may have changed from try to try."""
+    base, lengths = 1.0, [1.0]
+    for rung in climb.rungs:
+        measured = rung.comparison is not None and in_turn(rung.comparison)
+        length = base * (rung.comparison.ratio or 0.0) if measured and rung.comparison is not None else 0.0
+        lengths.append(length)
+        base = length if rung.kept and measured else base
+    return [length / max(lengths) for length in lengths]
 
 
 def result(rung: Attempt) -> str:
@@ -64,9 +96,10 @@ def _notes(climb: Climb, step: int | None) -> tuple[str, ...]:
     on_gpu = facts is not None and facts.run.device.kind == "cuda"
     busy = "in which the GPU works" if on_gpu else "that is spent on computing"
     notes = [
-        f"Each line has everything kept so far and its own setting on top. Busy: share of the step {busy}; waits: "
-        "share in which it waits for the next batch; memory: the peak.",
-        "Gain: how many times as fast as what was kept before. In brackets its 95 % interval, and the predicted one.",
+        "Each line has everything kept so far and its own setting on top. Its times: without and with that setting, in "
+        "blocks in turn. In brackets the 95 % interval of how many times as fast it is, and the predicted one.",
+        f"The rest is of one profiled run of each. Busy: share of the step {busy}; waits: share in which it waits for "
+        "the next batch; memory: the peak.",
     ]
     if step is not None:
         notes.append(f"Loss: that of step {step + 1}, from the same start.")
@@ -79,9 +112,9 @@ def _label(rung: Attempt) -> str:
 
 def _gain(rung: Attempt) -> str:
     comparison = rung.comparison
-    if comparison is None or not comparison.ratio or comparison.evidence != "interleaved":
+    if comparison is None or not comparison.times_as_fast or not in_turn(comparison):
         return NONE
-    return f"{factor(1 / comparison.ratio)}×"
+    return factor(comparison.times_as_fast)
 
 
 def _range(interval: tuple[float, float]) -> str:
@@ -90,14 +123,14 @@ def _range(interval: tuple[float, float]) -> str:
     return f"{speed_within((low * high) ** 0.5, interval)[1]}×"
 
 
-def _figures(side: Side | None, per_sample: bool, step: int | None) -> tuple[str, ...]:
+def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:
+    """Of its profiled run."""
     if side is None:
-        return (NONE,) * 5
-    us, peak = _us(side, per_sample=per_sample), memory_peak_bytes(side)
+        return (NONE,) * 4
+    peak = memory_peak_bytes(side)
     busy = busy_fraction(side.facts)
     waits = side.facts.data_wait_fraction if side.facts is not None else None
     return (
-        NONE if us is None else duration(us),
         NONE if busy is None else percent(busy),
         NONE if waits is None else percent(waits),
         NONE if peak is None else size(peak),

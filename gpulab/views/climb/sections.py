@@ -10,6 +10,7 @@ from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import decapitalized, duration, factor, plural, speed_within
 from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Attempt, Climb
+from gpulab.tuning.compare.headline import comparison_headline
 from gpulab.views.climb.attempts import NONE, ladder
 from gpulab.views.comparison.sections import checks, device_of, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Section, numbers, present
@@ -40,16 +41,16 @@ def headline(climb: Climb) -> Headline:
     if whole is None:
         gains = _listed([_faster(rung) for rung in climb.rungs if rung.kept])
         sentence = f"{named}: faster when tried, but not yet confirmed against the cell as written at the end."
-        return Headline("climbed", sentence, f"One on top of the other: {gains} faster. {ending}", "notice")
+        return Headline("climbed", sentence, f"One on top of the other: {gains} times as fast. {ending}", "notice")
     if whole.verdict != "faster" or whole.ratio is None or whole.interval is None:
-        sentence = f"{named} together: no difference from the cell as written could be measured in the end."
-        return Headline("not_faster", sentence, f"{tries} {ending}", "unknown")
+        return Headline("not_faster", comparison_headline(whole).sentence, f"{tries} {ending}", "unknown")
     middle, around = speed_within(whole.ratio, whole.interval)
     moved = _loss_moved(climb)
     if moved:
-        sentence = f"With {named} together the cell is {middle}× faster, but its loss is no longer the same."
+        sentence = f"With {named} together the cell is {middle} times as fast, but its loss is no longer the same."
         return Headline("loss_moved", sentence, f"{moved}. {tries} {ending}", "notice")
-    sentence = f"With {named} the cell is {middle}× faster than as written (95 % interval {around}×)."
+    interval = around.replace("–", " to ")
+    sentence = f"Faster: with {named} the cell is {middle} times as fast (95 % interval {interval})."
     evidence = f"{plural(whole.pairs, 'pair')} of blocks per {whole.unit}. {tries} {ending}"
     return Headline("climbed", sentence, evidence, "good")
 
@@ -59,7 +60,7 @@ def _nothing_kept(climb: Climb, ending: str) -> Headline:
     if doubtful and climb.ended not in ("stopped", "error"):
         why = f"{_listed([plain(rung.label) for rung in doubtful])}: the measurements lie too far apart to tell."
         cure = "Climb again while nothing else uses this machine, or with a larger --budget."
-        return Headline("unsure", "Nothing made this cell faster for certain.", f"{why} {cure}", "unknown")
+        return Headline("unsure", "Undecided: nothing made this cell faster for certain.", f"{why} {cure}", "unknown")
     if climb.ended in ("stopped", "error", "budget", "rungs"):
         count = f"After {_tries(climb)} nothing made the cell faster for certain."
         return Headline("nothing_kept", count if climb.rungs else "Nothing was tried.", ending, "unknown")
@@ -151,8 +152,8 @@ def _measured(climb: Climb) -> Section:
     rows = how_measured(whole) if whole is not None else []
     lines = [
         "Each setting ran against all that was kept before, in short blocks in turn and random order. It is kept only "
-        "where the 95 % interval excludes no difference, the gain is at least 2 % and the noise floor, and the loss is "
-        "the same or moves no further than another seed moves it.",
+        "where the whole 95 % interval lies beyond the noise floor, the gain is at least 2 %, and the loss is the same "
+        "or moves no further than another seed moves it.",
         f"{ended_words(climb)}.",
     ]
     if whole is not None and whole.loss is not None:
@@ -168,7 +169,7 @@ def _tries(climb: Climb) -> str:
 
 def _faster(rung: Attempt) -> str:
     ratio = rung.comparison.ratio if rung.comparison is not None else None
-    return f"{factor(1 / ratio)}×" if ratio else "an unknown factor"
+    return factor(1 / ratio) if ratio else "an unknown number of"
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -188,9 +189,14 @@ def test_faster_with_the_same_loss_is_kept() -> None:
 
 def test_no_difference_is_not() -> None:
     assert verdict(faster(), blocks=as_written().blocks) == ("no gain", "no measurable difference")
-    assert verdict(alike(), blocks=alike().blocks[:2]) == ("unsure", "too few pairs of blocks (2) to tell")
+    assert verdict(alike(), blocks=alike().blocks[:2]) == ("unsure", "undecided, too few pairs of blocks (2) to tell")
     assert verdict(faster(), blocks=blocks(1, 36.0, noise=0.5))[0] == "unsure"
-    assert verdict(faster(), blocks=blocks(1, 50.0, noise=0.5))[0] == "no gain", "as wide, but no gain is in it"
+    outcome, words = verdict(faster(), blocks=blocks(1, 50.0, noise=0.5))
+    assert outcome == "unsure" and re.fullmatch(
+        r"undecided, 0\.\d+ times as fast, but the interval goes from 0\.\d+ to 1\.\d+", words
+    )
+    outcome, words = verdict(faster(), blocks=blocks(1, 80.0, noise=0.5))
+    assert outcome in ("no gain", "slower"), "as wide, but no gain is in it"
 
 
 def test_a_loss_that_moved_is_not_unless_allowed() -> None:
@@ -349,7 +355,7 @@ def test_a_second_look_is_taken_where_the_first_cannot_tell() -> None:
     assert found.rungs[0].outcome == "unsure" and found.rungs[0].comparison is not None
     first, second = (plan.budget_s for plan in machine.plans if plan.interleaved and plan.arms)
     assert second == 2 * first and found.rungs[0].comparison.pairs == 20, "only the second counts"
-    assert "Nothing made this cell faster for certain." in Climbed(found).text()
+    assert "Undecided: nothing made this cell faster for certain." in Climbed(found).text()
 
 
 def test_what_one_run_spoils_needs_no_blocks() -> None:
@@ -440,6 +446,35 @@ def test_predictions_stand_beside_what_was_measured() -> None:
     rung = climbed.json()["rungs"][0]  # type: ignore[index]
     assert rung["prediction"] == {"ratio": 0.4, "interval": [0.3, 0.5], "refused": None}
     assert rung["ratio"] == pytest.approx(14 / 38, rel=0.02)
+
+
+def test_a_rung_shows_the_times_of_its_own_blocks() -> None:
+    """The machine is half as fast from the first try on: 9 ms as written, 19 → 15 ms in the blocks of the try."""
+    machine: Machine
+
+    def step_ms(settings: Mapping[str, str]) -> float:
+        busy = 2.1 if machine.plans and machine.plans[-1].arms else 1.0
+        return busy * (7.0 if settings else 9.0)
+
+    machine = Machine(step_ms, starving)
+    climbed = Climbed(machine.climb(rungs=1))
+    rung = climbed.json()["rungs"][0]  # type: ignore[index]
+    before, after = rung["us_per_step_before"], rung["us_per_step"]
+    assert before / after == pytest.approx(rung["times_as_fast"]) and rung["times_as_fast"] > 1.2
+    line = next(line for line in climbed.text().splitlines() if line.startswith("  + workers=2"))
+    times, gain = re.findall(r"([\d.]+) → ([\d.]+) (?:ms|µs)", line)[0], rung["times_as_fast"]
+    assert float(times[0]) / float(times[1]) == pytest.approx(gain, rel=0.02) and f"{gain:.2f}" in line
+    assert "The rest is of one profiled run of each." in " ".join(climbed.text().split())
+
+
+def test_a_climb_that_ends_undecided_says_so() -> None:
+    """Kept in its try, and not confirmed at the end: no edit, and not "no difference"."""
+    found = Machine(two_knobs, starving).climb(rungs=1)
+    assert found.whole is not None
+    wide = replace(found.whole, verdict="undecided", ratio=0.9, interval=(0.5, 1.3))
+    climbed = Climbed(replace(found, whole=wide))
+    assert climbed.headline.sentence.startswith("Undecided: workers=2 is 1.1") and climbed.edit == ""
+    assert "KEEP IT" not in climbed.text()
 
 
 @pytest.mark.parametrize("bounds", [{}, {"rungs": 1}, {"budget_s": 1.0}])
@@ -557,7 +592,7 @@ def test_a_cell_whose_loader_sleeps_ends_with_workers(
         f"+loader = DataLoader(data, batch_size=4, shuffle=True, num_workers={climbed.kept['workers']})" in climbed.edit
     )
     shown = capsys.readouterr().out
-    assert "THE LADDER" in shown and "num_workers" in shown and "faster than as written" in shown
+    assert "THE LADDER" in shown and "num_workers" in shown and "times as fast (95 % interval" in shown
     assert gpulab.climbs[-1] is climbed
     made = [run.settings.knobs for run in gpulab.runs.own[-2:]]
     assert made == [{}, climbed.kept]
