@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
+from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
 from gpulab.views.layout import Column, Row, Section, numbers, present
 from gpulab.views.report.document import picked, plain_data
 from gpulab.views.report.sections import device
@@ -14,7 +15,6 @@ from gpulab.views.view import NotebookView
 from gpulab.views.wording import Part, plain
 
 SCHEMA = 1
-WORTH_SAYING = 1.02  # definitions.md, "Honest comparison" 5: at least 2 %
 
 _IDEAL = Part("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
 _WRITTEN = Part(
@@ -49,10 +49,15 @@ class HeadspaceReport(NotebookView):
             why = test.reasons.get("ideal", "no pair of blocks was measured")
             return Headline("cannot_tell", "What a perfect DataLoader would bring was not measured.", why, "unknown")
         evidence = _evidence(test)
-        if "ideal" not in test.certain or test.ceiling < WORTH_SAYING:
-            sentence = "No work on the DataLoader would make this cell faster by more than this machine's noise."
+        times, around = factor_within(test.ceiling, test.interval)
+        if excludes_gain(test):
+            sentence = f"No work on the DataLoader would make this cell faster by {percent(EQUIVALENT)} or more."
             return Headline("no_headspace", sentence, evidence, "good")
-        times, _ = factor_within(test.ceiling, test.interval)
+        if "ideal" not in test.certain:
+            low, _, high = around.partition("–")
+            but = f"but the interval goes from {low} to {high}" if around else "but too few blocks ran to tell"
+            sentence = f"Undecided: with a perfect DataLoader the cell was {times} times as fast, {but}."
+            return Headline("undecided", sentence, evidence, "unknown")
         sentence = f"Even a perfect DataLoader would make this cell {times} times as fast, no more."
         return Headline("headspace", sentence, evidence, "bad" if test.ceiling >= 1.25 else "notice")
 
@@ -69,6 +74,7 @@ class HeadspaceReport(NotebookView):
             "fetch_stall_us": test.fetch_us,
             **picked(test, "preparation_share", "fetch_share"),
             "certain": sorted(test.certain),
+            **picked(test, "verdicts"),
             "stopped": test.experiment.stopped,
             **picked(test, "reasons", "notes"),
         }
@@ -86,10 +92,18 @@ class HeadspaceReport(NotebookView):
         return present(_steps(self.result), _notes(self.result))
 
 
+def excludes_gain(headspace: Headspace) -> bool:
+    """Whether the whole interval lies below a gain worth a word: slower cannot be, for that too is no gain."""
+    if headspace.verdicts.get("ideal") in ("slower", "no measurable difference"):
+        return True
+    few = any(c.ratio is not None and c.pairs < TOO_FEW for c in headspace.experiment.comparisons)
+    return not few and headspace.interval is not None and headspace.interval[1] <= 1 + EQUIVALENT
+
+
 def _evidence(headspace: Headspace) -> str:
     pairs = next((c.pairs for c in headspace.experiment.comparisons if c.ratio is not None), 0)
     times, around = factor_within(headspace.ceiling or 1.0, headspace.interval)
-    sure = f", {around} times with 95 % certainty" if around else ""
+    sure = f" (95 % interval {around})" if around else ""
     return (
         f"A step takes {duration(headspace.step_us)}; {duration(headspace.ideal_us)} with batches that are on the "
         f"device already. That is {times} times as fast{sure} "
@@ -120,17 +134,21 @@ def _row(part: Part, us: float | None, longest: float, adds: str, reason: str | 
 def _adds(headspace: Headspace, name: str, us: float | None, share: float | None) -> str:
     if us is None:
         return ""
-    return f"{duration(us)} ({percent(share)})" if name in headspace.certain else "no more than noise"
+    if name in headspace.certain:
+        return f"{duration(us)} ({percent(share)})"
+    said = headspace.verdicts.get(name)
+    return "nothing measurable" if said is not None and is_decided(said) else "undecided"
 
 
 def _lines(headspace: Headspace) -> list[str]:
+    decided = is_decided(headspace.verdicts.get("ideal", "not comparable"))
     return [
         "The first row is what is left when loading costs nothing: the model, the optimizer and whatever else the loop "
-        "does. No change of the DataLoader can make a step shorter than that.",
+        "does." + (" No change of the DataLoader can make a step shorter than that." if decided else ""),
         "From the first row to the second: preparing the items (reading from memory, decoding, transforming, putting "
         "batches together, copying them to the device) as far as the training waits for it. More workers help there, "
         "or cheaper items."
-        if headspace.preparation_us
+        if headspace.preparation_us and "ideal" in headspace.certain
         else "",
         "From the second to the third: the disk. A faster disk helps, fewer and larger files, or more workers."
         if headspace.fetch_us and "cold" in headspace.certain

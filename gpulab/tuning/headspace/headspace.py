@@ -24,6 +24,7 @@ from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.trial import Setting, short_trial
+from gpulab.verdict import Verdict
 
 IDEAL = Arm({"batches": "kept on the device"})
 COLD = Arm({"files": "read from the disk"})
@@ -35,8 +36,8 @@ class Headspace:
     """What came out. Times are µs per step; None is not measurable, and `reasons` says why, by "ideal" or "cold".
 
     `ceiling` is how many times as fast the cell would be with a perfect loader, `interval` its 95 % interval; neither
-    is below 1. `preparation_us` and `fetch_us` are what each stall adds to a step. `certain` holds "ideal" and "cold"
-    where the difference is beyond the noise of this machine.
+    is below 1. `preparation_us` and `fetch_us` are what each stall adds to a step. `verdicts` has "ideal" and "cold":
+    against the cell as written.
     """
 
     run: Run  # the cell as written
@@ -48,9 +49,15 @@ class Headspace:
     interval: tuple[float, float] | None
     preparation_us: float | None
     fetch_us: float | None
-    certain: frozenset[str]
+    verdicts: dict[str, Verdict]
     reasons: dict[str, str]
     notes: tuple[str, ...]
+
+    @property
+    def certain(self) -> frozenset[str]:
+        """Of "ideal" and "cold" those that differ for certain, in the direction that can be."""
+        expected: dict[str, Verdict] = {"ideal": "faster", "cold": "slower"}
+        return frozenset(name for name, said in self.verdicts.items() if said == expected[name])
 
     @property
     def preparation_share(self) -> float | None:
@@ -205,7 +212,7 @@ def _headspace(run: Run, experiment: Experiment) -> Headspace:
     step_us = experiment.sides[0].us_per_step
     ideal_us, cold_us = _times(step_us, ideal), _times(step_us, cold)
     ceiling, interval = _ceiling(ideal)
-    arms = (("ideal", ideal, "faster"), ("cold", cold, "slower"))
+    arms = {"ideal": ideal, "cold": cold}
     return Headspace(
         run=run,
         experiment=experiment,
@@ -216,8 +223,8 @@ def _headspace(run: Run, experiment: Experiment) -> Headspace:
         interval=interval,
         preparation_us=_added(step_us, ideal_us),
         fetch_us=_added(cold_us, step_us),
-        certain=frozenset(name for name, c, verdict in arms if c is not None and c.verdict == verdict),
-        reasons={name: _reason(c, experiment) for name, c, _ in arms if _ratio(c) is None},
+        verdicts={name: c.verdict for name, c in arms.items() if c is not None and _ratio(c) is not None},
+        reasons={name: _reason(c, experiment) for name, c in arms.items() if _ratio(c) is None},
         notes=experiment.notes,
     )
 

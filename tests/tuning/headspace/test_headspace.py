@@ -22,9 +22,12 @@ from gpulab.api import headspace
 from gpulab.errors import UsageError
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.headspace import cold_files
-from gpulab.tuning.headspace.headspace import Differential
+from gpulab.tuning.headspace.headspace import Differential, Headspace
 from gpulab.tuning.headspace.kept_batches import KEPT, kept_batches
+from gpulab.tuning.record import Experiment
+from gpulab.verdict import Verdict
 from gpulab.views.headspace import HeadspaceReport
+from tests.support import comparisons as made
 from tests.support.kernel_session import WIDGET_VIEW, kernel
 from tests.support.loading_datasets import Planted, Stream
 
@@ -280,13 +283,44 @@ def test_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert "%gpulab headspace" in capsys.readouterr().out
 
 
-def test_what_is_not_beyond_noise_is_no_gain() -> None:
-    given = names(DataLoader([torch.ones(4) for _ in range(64)], batch_size=4))  # type: ignore[arg-type]
-    report = gpulab.headspace(CELL, namespace=given, steps=4, pairs=2, show=False)
-    unsure = dataclasses.replace(report.result, certain=frozenset(), notes=("<b>note</b>",))
-    shown = HeadspaceReport(unsure)
-    assert "No work on the DataLoader" in shown.headline.sentence and "no more than noise" in shown.text()
+def measured(
+    said: Verdict, ceiling: float | None, interval: tuple[float, float] | None, notes: tuple[str, ...] = ()
+) -> HeadspaceReport:
+    """A test of which the first arm said that much of a perfect loader; the files could not be dropped."""
+    found = dataclasses.replace(made.a_comparison(), pairs=12)
+    experiment = Experiment((found.a, found.b), (found,), 20.0)
+    ideal_us = None if ceiling is None else 297e3 / ceiling
+    return HeadspaceReport(
+        Headspace(
+            made.run_of(found.a), experiment, 297e3, ideal_us, None, ceiling, interval,
+            None if ideal_us is None else 297e3 - ideal_us, None,
+            {"ideal": said}, {"cold": cold_files.NO_FILE}, notes,
+        )
+    )  # fmt: skip
+
+
+def test_a_gain_that_may_be_is_not_told_as_none() -> None:
+    """2.14 times as fast, between 1.00 and 4.94: that no work would help was said of it."""
+    shown = measured("undecided", 2.14, (1.0, 4.94), ("<b>note</b>",))
+    expected = (
+        "Undecided: with a perfect DataLoader the cell was 2.1 times as fast, but the interval goes from 1.0 to 4.9."
+    )
+    assert (shown.headline.sentence, shown.headline.level) == (expected, "unknown")
+    text = " ".join(shown.text().split())
+    assert "No work on the DataLoader" not in text and "No change of the DataLoader" not in text
+    assert "139 ms undecided" not in text and "297 ms undecided" in text
+    assert shown.json()["verdicts"] == {"ideal": "undecided"}
     assert "<b>note</b>" not in shown.html() and "&lt;b&gt;note" in shown.html()
+
+
+def test_no_gain_is_told_where_the_interval_excludes_one() -> None:
+    for said, interval in (("no measurable difference", (1.0, 1.02)), ("undecided", (1.0, 1.025))):
+        shown = measured(said, 1.01, interval)  # type: ignore[arg-type]
+        assert shown.headline.sentence == "No work on the DataLoader would make this cell faster by 3 % or more."
+    assert "nothing measurable" in measured("no measurable difference", 1.01, (1.0, 1.02)).text()
+    decided = measured("faster", 2.14, (1.9, 2.4))
+    assert decided.headline.sentence == "Even a perfect DataLoader would make this cell 2.1 times as fast, no more."
+    assert "undecided" not in decided.text()
 
 
 # -- the magic, in a real kernel -------------------------------------------------------------------------------------
