@@ -6,7 +6,7 @@ A dataset lives there and not in a cell, so that DataLoader workers can import i
 
 from __future__ import annotations
 
-from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.lessons.measured import check_enough, times_faster
 from gpulab.lessons.predictions import told_share, told_times
 
@@ -19,5 +19,6 @@ __all__ = [
     "told_share",
     "told_times",
     "unanswered",
+    "undecided",
     "wrong",
 ]

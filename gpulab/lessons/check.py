@@ -1,4 +1,4 @@
-"""The check of an exercise: unanswered, not yet right with a hint, or right.
+"""The check of an exercise: unanswered, not yet right with a hint, undecided by what was measured, or right.
 
 A check never raises for what a reader answers and never stops "Run All". Speed is judged by ratios against what the
 same machine measured a moment before, never by absolute times.
@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Tone = Literal["neutral", "good", "bad"]
-State = Literal["unanswered", "wrong", "right"]
+State = Literal["unanswered", "wrong", "undecided", "right"]
 
 _COLOURS: dict[Tone, str] = {"neutral": "#5B6B7F", "good": "#1E7B45", "bad": "#B3541E"}
 _OPENINGS: dict[State, tuple[str, Tone]] = {
     "unanswered": ("Not answered yet.", "neutral"),
     "wrong": ("Not yet.", "bad"),
+    "undecided": ("Undecided.", "neutral"),
     "right": ("Right.", "good"),
 }
 
@@ -69,6 +70,11 @@ def unanswered(hint: str) -> Checked:
 def wrong(hint: str) -> Checked:
     """Something is wrong, and this is what."""
     return Checked("wrong", hint)
+
+
+def undecided(words: str) -> Checked:
+    """What was measured tells neither; `words` say what it leaves open."""
+    return Checked("undecided", words)
 
 
 def right(words: str) -> Checked:

@@ -1,17 +1,19 @@
-"""What a lesson's experiments measured, by their names: how much faster, and which value is enough.
+"""What a lesson's experiments measured, by their names: how much faster, and which value is enough, if that is decided.
 
 By name, so that a guess or an answer written later is still held against the experiment it belongs to.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from gpulab.api.experiment import experiments
 from gpulab.formatting import factor, percent
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
-from gpulab.tuning.record import Experiment
+from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.tuning.record import Comparison, Experiment
+from gpulab.verdict import is_decided
 from gpulab.views.comparison.sweep import us
 
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
@@ -37,25 +39,31 @@ def times_faster(name: str) -> Faster | None:
     first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
     if first is None or first.ratio is None:
         return None
-    return Faster(1 / first.ratio, first.verdict in ("faster", "slower"))
+    return Faster(1 / first.ratio, is_decided(first.verdict))
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """The time of a sample (of a step, where all batches are alike) by value, as the table of the sweep shows it."""
+    """The time of a sample (of a step, where all batches are alike) by value, as the table of the sweep shows it.
+
+    `around_us` is where each time may lie with 95 % certainty, against that of the cell as written.
+    """
 
     times_us: dict[int, float]
+    around_us: dict[int, tuple[float, float]]
 
     @classmethod
     def of(cls, experiment: Experiment, knob: str, as_written: int) -> Swept:
         """Of a sweep of one knob over whole numbers; the cell has `as_written`. What failed is left out."""
         times: dict[int, float] = {}
-        for side in experiment.sides:
-            value = side.settings.get(knob, str(as_written) if side is experiment.sides[0] else None)
+        around: dict[int, tuple[float, float]] = {}
+        for side, compared in zip(experiment.sides, (None, *experiment.comparisons), strict=True):
+            value = side.settings.get(knob, str(as_written) if compared is None else None)
             time_us = us(side, experiment)
             if value is not None and time_us and not side.failure:
                 times[int(value)] = time_us
-        return cls(dict(sorted(times.items())))
+                around[int(value)] = _around(time_us, compared)
+        return cls(dict(sorted(times.items())), around)
 
     @property
     def best(self) -> int:
@@ -68,11 +76,38 @@ class Swept:
         limit = (1 + AS_GOOD) * self.times_us[self.best]
         return min(value for value, time in self.times_us.items() if time <= limit)
 
+    @property
+    def may_be_enough(self) -> list[int]:
+        """All that the intervals leave open: one value where the sweep decides it."""
+        return [
+            value
+            for value in self.times_us
+            if not self._surely_longer(value) and not any(self._surely_good(u) for u in self.times_us if u < value)
+        ]
+
+    def _surely_longer(self, value: int) -> bool:
+        limit = (1 + AS_GOOD) * min(high for _, high in self.around_us.values())
+        return self.around_us[value][0] > limit
+
+    def _surely_good(self, value: int) -> bool:
+        others = [low for other, (low, _) in self.around_us.items() if other != value]
+        return self.around_us[value][1] <= (1 + AS_GOOD) * min(others)
+
+
+def _around(time_us: float, compared: Comparison | None) -> tuple[float, float]:
+    """Nothing is certain of a time without an interval; the cell as written is what all are measured by."""
+    if compared is None:
+        return time_us, time_us
+    if compared.interval is None or not compared.ratio:
+        return 0.0, math.inf
+    low, high = compared.interval
+    return time_us * low / compared.ratio, time_us * high / compared.ratio
+
 
 def check_enough(answer: object, name: str, knob: str, as_written: int) -> Checked:
     """Whether `answer` is the smallest value of the sweep of that name that is as good as its best."""
     experiment = experiment_named(name)
-    swept = Swept.of(experiment, knob, as_written) if experiment is not None else Swept({})
+    swept = Swept.of(experiment, knob, as_written) if experiment is not None else Swept({}, {})
     if len(swept.times_us) < 2:
         return unanswered(f"There is no sweep {name!r} of {knob} to judge it by: run that cell first.")
     cost = KNOBS[knob].cost
@@ -83,13 +118,18 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
         )
     if isinstance(answer, bool) or not isinstance(answer, int) or answer not in swept.times_us:
         return wrong(f"{answer!r} is not among the values tried: {tried}.")
+    possible = swept.may_be_enough
+    if answer in possible and len(possible) > 1:
+        others = " or ".join(f"{knob}={value}" for value in possible if value != answer)
+        return undecided(
+            f"It may be {knob}={answer}, but also {others}: the times lie too far apart to tell. If other programs are "
+            "running, run the sweep again when they have ended."
+        )
+    if answer in possible:
+        return right(f"{knob}={answer} is the smallest value within {percent(AS_GOOD)} of the fastest. {cost}")
     longer = swept.times_us[answer] / swept.times_us[swept.best]
     if answer < swept.enough:
-        return wrong(
-            f"With {knob}={answer} it takes {factor(longer)} times as long as with {knob}={swept.best}. Go further."
-        )
-    if answer > swept.enough:
-        return wrong(
-            f"{knob}={swept.enough} is smaller and takes at most {percent(AS_GOOD)} longer than the fastest. {cost}"
-        )
-    return right(f"{knob}={answer} is the smallest value within {percent(AS_GOOD)} of the fastest. {cost}")
+        return wrong(f"{knob}={swept.best} is {factor(longer)} times as fast as {knob}={answer}. Go further.")
+    return wrong(
+        f"{knob}={swept.enough} is smaller and takes at most {percent(AS_GOOD)} longer than the fastest. {cost}"
+    )

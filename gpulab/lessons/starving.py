@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from gpulab.analysis.steps import select
 from gpulab.capture.short_run import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
 from gpulab.formatting import factor, percent
-from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -27,6 +27,7 @@ EVERY = 3  # of the 1797 digits: an epoch is short, a cache soon filled
 COUNTED = 16  # steps of a measurement: whole rounds of 1, 2, 4 or 8 workers
 ROUNDS = 2
 WANTED = 3.0  # times as fast
+APART = 1.25  # times: rounds that differ by more are no two measurements of one thing
 HARDLY_WAITS = 0.15  # of a step: then the loader is not what to improve
 
 Train = Callable[[Any], object]
@@ -90,10 +91,10 @@ def check_loader(answer: object, given: DataLoader[Any], train: Train) -> Checke
     if other:
         return wrong(other)
     try:
-        fed = _both(answer, given, train)
+        rounds = _rounds(answer, given, train)
     except Exception as e:
         return wrong(f"The training does not run with it. {type(e).__name__}: {e}")
-    return _judged(answer.num_workers, *fed)
+    return _judged_rounds(answer.num_workers, rounds)
 
 
 def _other_training(answer: DataLoader[Any], given: DataLoader[Any]) -> str:
@@ -110,6 +111,19 @@ def _other_training(answer: DataLoader[Any], given: DataLoader[Any]) -> str:
     if answer.drop_last != given.drop_last:
         return f"It treats the last, smaller batch differently: keep drop_last={given.drop_last}."
     return ""
+
+
+def _judged_rounds(workers: int, rounds: Sequence[tuple[Fed, Fed]]) -> Checked:
+    """By the best of each; undecided where the rounds answer differently and lie far apart."""
+    states = {_judged(workers, mine, before).state for mine, before in rounds}
+    faster = [before.step_s / mine.step_s for mine, before in rounds]
+    if len(states) > 1 and max(faster) > APART * min(faster):
+        return undecided(
+            f"It was {factor(min(faster))} times as fast in one round and {factor(max(faster))} times in another. If "
+            "other programs are running, run this cell again when they have ended."
+        )
+    mine, before = (min(of_one, key=lambda fed: fed.step_s) for of_one in zip(*rounds, strict=True))
+    return _judged(workers, mine, before)
 
 
 def _judged(workers: int, mine: Fed, before: Fed) -> Checked:
@@ -134,13 +148,13 @@ def _workers(count: int) -> str:
     return "No worker" if not count else "1 worker" if count == 1 else f"{count} workers"
 
 
-def _both(answer: DataLoader[Any], given: DataLoader[Any], train: Train) -> tuple[Fed, Fed]:
-    """Both loaders in turn, so that a change of the machine meets both."""
-    mine, before = [], []
+def _rounds(answer: DataLoader[Any], given: DataLoader[Any], train: Train) -> list[tuple[Fed, Fed]]:
+    """The answer's loader and the given one in turn, so that a change of the machine meets both."""
+    rounds = []
     for _ in range(ROUNDS):
-        before.append(_fed(given, train))
-        mine.append(_fed(answer, train))
-    return min(mine, key=lambda fed: fed.step_s), min(before, key=lambda fed: fed.step_s)
+        before = _fed(given, train)
+        rounds.append((_fed(answer, train), before))
+    return rounds
 
 
 def _fed(loader: DataLoader[Any], train: Train) -> Fed:
