@@ -116,5 +116,6 @@ def _how() -> str:
 
 
 def _remarks(board: Board) -> list[str]:
-    lines = [f"{plural(board.damaged, 'line')} of the file could not be read."] if board.damaged else []
+    lines = [f"Left out: {plural(board.undecided, 'comparison')} that decided nothing."] if board.undecided else []
+    lines += [f"{plural(board.damaged, 'line')} of the file could not be read."] if board.damaged else []
     return lines + ([plain(board.problem)] if board.problem else [])

@@ -22,6 +22,7 @@ import msgspec
 from gpulab.errors import StoreError
 from gpulab.store.atomic_write import reason
 from gpulab.store.folders import default_root
+from gpulab.verdict import TOO_FEW, is_decided, verdict
 
 NAME = "scoreboard.jsonl"
 FULL_BYTES = 1 * 2**20  # about 2,500 records; then a new file is begun
@@ -57,6 +58,11 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         return self.measured / self.predicted
 
     @property
+    def decided(self) -> bool:
+        """Whether the measurement tells anything: what decides nothing holds against no prediction, and for none."""
+        return is_decided(verdict(self.measured, self.measured_interval, None, TOO_FEW))
+
+    @property
     def within(self) -> bool:
         """Whether what was measured lies in the predicted interval."""
         return self.predicted_interval[0] <= self.measured <= self.predicted_interval[1]
@@ -64,9 +70,13 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """All records, the oldest first. `damaged` lines could not be read; `problem`: why a file could not."""
+    """All records that decided something, the oldest first; `undecided` ones are only counted.
+
+    `damaged` lines could not be read; `problem`: why a file could not.
+    """
 
     records: tuple[Record, ...]
+    undecided: int = 0
     damaged: int = 0
     problem: str = ""
 
@@ -113,8 +123,9 @@ class Scoreboard:
             if self._aside() == aside:
                 break
         lines_read = [_record(line) for line in lines]
-        records = [record for record in lines_read if record is not None]
-        return Board(tuple(sorted(records, key=lambda r: r.when)), len(lines_read) - len(records), problem)
+        sound = [record for record in lines_read if record is not None]
+        decided = sorted((record for record in sound if record.decided), key=lambda record: record.when)
+        return Board(tuple(decided), len(sound) - len(decided), len(lines_read) - len(sound), problem)
 
     def _lines(self, paths: Iterable[Path]) -> tuple[list[bytes], str]:
         """Of all files that are there, without empty ones; and why one cannot be read."""

@@ -19,6 +19,7 @@ from gpulab.store import prediction_log
 from gpulab.store.prediction_log import Record, Scoreboard
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting
+from gpulab.verdict import is_decided
 
 BATCH = BATCH_SIZE.name
 ROUNDS = 2  # runs of each size
@@ -101,14 +102,14 @@ def keep(experiment: Experiment) -> str:
 
 
 def _record(comparison: Comparison) -> Record | None:
-    """Only of a comparison by blocks in turn that gave a ratio, of settings that took effect."""
+    """Only of a comparison by blocks in turn that decided something, of settings that took effect."""
     prediction, facts = comparison.b.prediction, comparison.a.facts
     if prediction is None or prediction.ratio is None or prediction.interval is None or facts is None:
         return None
     if comparison.evidence != "interleaved" or comparison.ratio is None or comparison.interval is None:
         return None
     if (
-        comparison.verdict == "not comparable"
+        not is_decided(comparison.verdict)
         or comparison.b.failure
         or any(c.state == "no effect" for c in comparison.b.checks)
     ):
