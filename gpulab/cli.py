@@ -78,7 +78,7 @@ def _report(options: argparse.Namespace) -> int:
     if options.json:
         _print(_as_json(report))
     elif options.html is None:
-        _print(report.text())
+        _print(report.text(full=options.all))
     else:
         _print(f"The report is in {wording.plain(str(options.html))}\n")
     return 0
@@ -92,7 +92,7 @@ def _compare(options: argparse.Namespace) -> int:
         write_whole(options.html, compared.html())
         _print(f"The comparison is in {wording.plain(str(options.html))}\n")
     else:
-        _print(_as_json(compared) if options.json else compared.text())
+        _print(_as_json(compared) if options.json else compared.text(full=options.all))
     return 0
 
 
@@ -170,7 +170,7 @@ def _record(options: argparse.Namespace) -> int:
 
 
 def _show_recorded(report: Report, options: argparse.Namespace, terminal: TextIO) -> int:
-    terminal.write("\n" + report.text())
+    terminal.write("\n" + report.text(full=options.all))
     terminal.flush()
     try:
         if options.html is not None:
@@ -320,6 +320,7 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(device="auto")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
+    _all_option(parser)
     parser.add_argument("script", metavar="SCRIPT", help="the Python file to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
 
@@ -335,7 +336,12 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one self-contained page")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    _all_option(parser)
     _store_option(parser)
+
+
+def _all_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="print everything, not only the first 25 lines")
 
 
 def _compare_options(parser: argparse.ArgumentParser) -> None:
@@ -343,6 +349,7 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one self-contained page")
     shape.add_argument("--json", action="store_true", help="print the figures as JSON")
+    _all_option(parser)
     parser.add_argument(
         "--price-per-hour", type=_price, metavar="X", help="price of the machine: adds the cost of a million samples"
     )

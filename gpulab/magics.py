@@ -89,6 +89,7 @@ def _parser() -> _Parser:
     add_whole_number(
         parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"
     )
+    add("--all", action="store_true", help="show the whole report, not only its first screen")
     add("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value")
     add("-h", "--help", action="store_true", help="show this text")
     return parser
@@ -111,12 +112,13 @@ class Comparing:
     code: Code
     plan: Plan
     give: bool
+    full: bool = False
 
     def run(self) -> Compared | None:
         """Run and show it; what it found, where that was asked for."""
         from gpulab.api.experiment import conduct
 
-        compared = conduct(self.code, self.plan)
+        compared = conduct(self.code, self.plan, full=self.full)
         return compared if self.give else None
 
 
@@ -257,7 +259,7 @@ class GPUProfile(Magics):
             save=self.save and not options.no_save,
         )
         check(code, plan)
-        return Comparing(code, plan, give)
+        return Comparing(code, plan, give, options.all)
 
     def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str | None]:
         """The options and the code; None where a bare `%gpuprofile` asks for help. Raises UsageError."""
@@ -292,6 +294,7 @@ class GPUProfile(Magics):
             save=self.save and not options.no_save,
             device=options.device or self.device,
             whole=options.whole,
+            full=options.all,
             source=source,
             code=code,
             changes=None if changing is None else changing.changes,
@@ -301,8 +304,9 @@ class GPUProfile(Magics):
     @no_var_expand
     @line_magic
     def gpulab(self, line: str) -> None:
-        """%gpulab runs: the runs kept here. %gpulab report [RUN]: a report again. %gpulab doctor: what can be measured.
+        """%gpulab runs: the runs kept here. %gpulab doctor: what can be measured.
 
+        %gpulab report [RUN] [--all]: a report again, or all of it.
         %gpulab climb: turn every knob that helps the last profiled cell, one by one. %gpulab panel: its knobs.
         %gpulab headspace: what a perfect DataLoader would bring that cell. %gpulab predict [KNOB=VALUE]: what a knob
         would bring it, before it is turned. %gpulab scoreboard: how well such predictions held here.
@@ -412,12 +416,15 @@ def _show_doctor(rest: str) -> None:
 
 
 def _show_report(rest: str) -> None:
+    words = _words(rest)
+    full = "--all" in words
+    rest = " ".join(word for word in words if word != "--all")
     from gpulab.api.profile import report, runs
     from gpulab.views.running.display import Stage
 
     if not len(runs):
         raise UsageError("There is no run yet: put %%gpuprofile above a training cell first.")
-    Stage.open(live=False).show(report(runs[rest] if rest else runs[-1]))
+    Stage.open(live=False, full=full).show(report(runs[rest] if rest else runs[-1]))
 
 
 def _open_panel(rest: str) -> None:

@@ -111,6 +111,8 @@ def test_report_prints_a_stored_run_again(root: Path, tmp_path: Path, capsys: py
     for argv in ([], [ID], [HOSTILE], ["2025"], ["-1"], [str(folder)], [ID, "--store", str(root)]):
         assert cli.main(["report", *argv]) == 0
         assert capsys.readouterr().out == expected.text(), argv
+    assert cli.main(["report", ID, "--all"]) == 0
+    assert capsys.readouterr().out == expected.text(full=True)
     assert cli.main(["report", ID, "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(expected.json()))
     page = tmp_path / "report.html"

@@ -106,7 +106,7 @@ def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:
     return tuple(Arm(dict(chosen)) for chosen in product(*lists)) if lists else ()
 
 
-def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None = None) -> Compared:
+def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None = None, full: bool = False) -> Compared:
     """Run the plan, remember and show what came of it. What ended it early is raised after that."""
     check(code, plan)
     runner = Runner(code, plan)
@@ -118,7 +118,7 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
     remember_trials(runner.trials)
     if show and (runner.error is None or result.comparisons):  # with nothing to compare the error says it all
         try:
-            progressing.show(compared)
+            progressing.show(compared, full=full)
         except Exception as e:
             sys.stderr.write(f"gpulab: the comparison could not be shown ({type(e).__name__}: {e})\n")
     if runner.error is not None:

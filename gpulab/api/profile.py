@@ -122,7 +122,8 @@ class profile:
     """Profile the code of a `with` (or `async with`) block.
 
     After the block `run` is the record and `report` its report. The block's exceptions pass unchanged. `steps` ends the
-    block early and cleanly after that many steps. Raises UsageError for settings that cannot work.
+    block early and cleanly after that many steps. `full` shows the whole report, not only its first screen. Raises
+    UsageError for settings that cannot work.
     """
 
     def __init__(
@@ -138,6 +139,7 @@ class profile:
         device: str = "auto",
         whole: bool = False,
         show: bool = True,
+        full: bool = False,
         source: RunSource = "block",
         code: str = "",
         changes: Callable[[Run], tuple[Change, ...]] | None = None,
@@ -149,6 +151,7 @@ class profile:
         self._source: RunSource = source
         self._code = code
         self._show = show
+        self._full = full
         self._run: Run | None = None
         self._report: Report | None = None
         self._unsaved = ""
@@ -174,7 +177,7 @@ class profile:
             raise UsageError("This gpulab.profile has run already: make a new one for each block.")
         if self._capture is not None:
             return
-        self._stage = Stage.open(live=self.settings.live) if self._show else None
+        self._stage = Stage.open(live=self.settings.live, full=self._full) if self._show else None
         watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
         if watcher is None and self.settings.live and not in_notebook():
             watcher = alert_lines_or_none()

@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with contextlib.redirect_stdout(sys.stderr if options.json else sys.stdout):
             report = profile_demo(steps=options.steps, slow_ms=options.slow_ms)
-        print(json.dumps(report.json(), indent=2) if options.json else report.text())
+        print(json.dumps(report.json(), indent=2) if options.json else report.text(full=options.all))
         if options.html is not None:
             _write(options.html, report.html())
             print(f"\nThe same report as a page: {options.html}", file=sys.stderr if options.json else sys.stdout)
@@ -76,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m gpulab.demo", description=__doc__.partition(": ")[2])
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON instead of the report")
+    parser.add_argument("--all", action="store_true", help="print everything, not only the first 25 lines")
     parser.add_argument(
         "--steps", type=whole_number_type("--steps", 1), metavar="N", help="end the training after N steps"
     )

@@ -8,7 +8,7 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
 from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
-from gpulab.views.layout import Column, Row, Section, numbers, present
+from gpulab.views.layout import Column, Row, Section, leading, numbers, present
 from gpulab.views.report.document import picked, plain_data
 from gpulab.views.report.sections import device
 from gpulab.views.view import NotebookView
@@ -89,7 +89,7 @@ class HeadspaceReport(NotebookView):
         return f"what the DataLoader costs · {device(run)} · {duration(experiment.seconds * 1e6)}{ended}"
 
     def _sections(self) -> tuple[Section, ...]:
-        return present(_steps(self.result), _notes(self.result))
+        return present(leading(_steps(self.result)), _notes(self.result))
 
 
 def excludes_gain(headspace: Headspace) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 Fit = Literal["tight", "number", "wrap", "cut"]
@@ -24,20 +24,25 @@ def numbers(*titles: str) -> tuple[Column, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut."""
+    """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut.
+
+    A `detail` explains the rows above it: the first screen leaves it out.
+    """
 
     cells: tuple[str, ...]
     bar: float | None = None
     colour: str = ""
     full: str = ""
+    detail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
     """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
 
-    `aside` marks what most readers skip: a page may fold it. `wide` needs the whole width of a page. `lead` belongs to
-    the headline: a page shows it before its picture. `code` stands below the sentences, each line as it is.
+    The first screen shows a `lead` and `code` open; of every other section it shows only the title and `result`, the
+    section in one line. `aside` marks what is about the measurement itself: these are folded together, at the end.
+    `wide` needs the whole width of a page. `code` stands below the sentences, each line as it is.
     """
 
     title: str
@@ -48,6 +53,17 @@ class Section:
     wide: bool = False
     lead: bool = False
     code: str = ""
+    result: str = ""
+
+    @property
+    def in_short(self) -> str:
+        """The section in one line: its result, else its first row or sentence."""
+        if self.result:
+            return self.result
+        if self.rows:
+            first, *figures = (cell.strip() for cell in self.rows[0].cells)
+            return f"{first}: {' · '.join(filter(None, figures))}" if any(figures) else first
+        return self.lines[0].partition(". ")[0].rstrip(".") if self.lines else ""
 
     @classmethod
     def table(
@@ -59,9 +75,16 @@ class Section:
         *,
         aside: bool = False,
         wide: bool = False,
+        result: str = "",
     ) -> Self:
         """A table of texts, without bars."""
-        return cls(title, tuple(columns), tuple(Row(line) for line in cells), tuple(lines), aside, wide)
+        rows = tuple(Row(line) for line in cells)
+        return cls(title, tuple(columns), rows, tuple(lines), aside, wide, result=result)
+
+
+def leading(section: Section | None) -> Section | None:
+    """The same section, open on the first screen."""
+    return replace(section, lead=True) if section is not None else None
 
 
 def present(*sections: Section | None) -> tuple[Section, ...]:

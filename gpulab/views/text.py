@@ -18,6 +18,8 @@ _MOST_WITH_BARS = 6  # columns: a wider table has no room for bars
 _READABLE = 24  # characters: what would be wrapped into a narrower column stands below its row
 _GAP = "  "
 _INDENT = "  "
+FIRST_SCREEN = 25  # lines: what a terminal shows at once
+_LINES_OF_A_ROW = 2  # on the first screen
 
 
 def render(opening: str, headline: Headline, sections: Sequence[Section], width: int | None = None) -> str:
@@ -26,6 +28,52 @@ def render(opening: str, headline: Headline, sections: Sequence[Section], width:
     blocks = [_head(opening, headline, width)]
     blocks += ["\n".join(section_lines(section, width)) for section in sections]
     return "\n\n".join(blocks) + "\n"
+
+
+def first_screen(
+    opening: str, headline: Headline, sections: Sequence[Section], more: str, width: int | None = None
+) -> str:
+    """Headline, what leads, and one line of every other section: at most 25 lines. `more` says how to see the rest.
+
+    What does not fit is left out from the end: first the other sections, then the last rows of what leads.
+    """
+    width = min(max(width or WIDEST, NARROWEST), WIDEST)
+    last = ["", *_wrapped(more, width)]
+    room = FIRST_SCREEN - len(last)
+    lines = _head(opening, headline, width).split("\n")
+    folded = []
+    for section in sections:
+        whole = ["", *_short_section(section, width)] if section.lead or section.code else []
+        if section.lead or (section.code and len(lines) + len(whole) <= room):
+            lines += whole
+        elif not section.aside:
+            folded.append(_short(section, width))
+    lines = lines[:room]
+    if folded and room - len(lines) >= 2:
+        lines += ["", *folded[: room - len(lines) - 1]]
+    return "\n".join([*lines, *last]) + "\n"
+
+
+def _short_section(section: Section, width: int) -> Iterator[str]:
+    """A leading section without its details, no row longer than two lines."""
+    if len(section.columns) != 2:
+        yield from section_lines(section, width)
+        return
+    yield wording.cut(section.title, width).upper()
+    rows = [row for row in section.rows if not row.detail]
+    label = max((len(row.cells[0]) for row in rows), default=0)
+    for row in rows:
+        lines = textwrap.wrap(row.cells[-1], width - label - 4, max_lines=_LINES_OF_A_ROW, placeholder=" …")
+        for i, line in enumerate(lines or [""]):
+            yield f"{_INDENT}{(row.cells[0] if i == 0 else '').ljust(label)}{_GAP}{line}".rstrip()
+    for line in section.lines:
+        yield from _wrapped(line, width, _INDENT)
+    if section.code:
+        yield from (f"{_INDENT}{line}" for line in section.code.split("\n"))
+
+
+def _short(section: Section, width: int) -> str:
+    return wording.cut(f"{_INDENT}{section.title}: {section.in_short}", width)
 
 
 def _head(opening: str, headline: Headline, width: int) -> str:

@@ -35,9 +35,15 @@ class View(ABC):
         """The timeline of a page as HTML; empty where there is none."""
         return ""
 
-    def text(self, width: int | None = None) -> str:
-        """For a terminal, at most `width` columns (60 to 100; None: 100)."""
-        return text.render(self._opening(), self.headline, self._sections(), width)
+    def _more(self) -> str:
+        """How to see what the first screen leaves out."""
+        return "The rest: .text(full=True), or .html() as a page."
+
+    def text(self, width: int | None = None, *, full: bool = False) -> str:
+        """For a terminal, at most `width` columns (60 to 100; None: 100): at most 25 lines, or all where `full`."""
+        if full:
+            return text.render(self._opening(), self.headline, self._sections(), width)
+        return text.first_screen(self._opening(), self.headline, self._sections(), self._more(), width)
 
     def html(self) -> str:
         """A self-contained page: no network, the picture inside."""

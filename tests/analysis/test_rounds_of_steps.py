@@ -54,7 +54,7 @@ def test_a_loop_that_waits_by_turns_starves(workers: int, every: int) -> None:
     found = diagnose(known).first
     assert found.key == "data_starved" and found.recoverable_us_per_step == pytest.approx(60e3)
     assert Baseline.of(known).compute_us == pytest.approx(20e3)
-    assert f"Batches come {every} at once" in " ".join(gpulab.report(run).text().split())
+    assert f"Batches come {every} at once" in " ".join(gpulab.report(run).text(full=True).split())
 
 
 @pytest.mark.parametrize(

@@ -117,7 +117,7 @@ def test_the_ranks_of_a_job(somewhere: Path) -> None:
     assert isinstance(ranks, Ranks)
     document = gpulab.report(ranks).json()
     assert document["findings"][0]["key"] == document["headline"]["key"] == "straggler"  # type: ignore[index]
-    assert "1. WAITING FOR THE SLOWEST GPU" in gpulab.report(ranks).text()
+    assert "1. WAITING FOR THE SLOWEST GPU" in gpulab.report(ranks).text(full=True)
 
 
 # The door
@@ -269,7 +269,7 @@ def test_a_broken_file_is_one_line_and_loses_no_report(content: bytes, words: st
     assert "\n" not in str(raised.value)
     report = gpulab.report(run)
     assert report.headline.key == "data_starved"
-    told = " ".join(report.text().split())
+    told = " ".join(report.text(full=True).split())
     assert "Your thresholds were not used, the usual ones were" in told
     assert "Your thresholds were not used" in report.html() and "Your thresholds were not used" in report.fragment()
 
@@ -345,7 +345,7 @@ def test_a_healthy_run_is_silent(somewhere: Path) -> None:
 def test_the_findings_follow_the_headline() -> None:
     case = synthetic.cpu_case()
     report = Report(case.facts, full())
-    text, page = report.text(), report.html()
+    text, page = report.text(full=True), report.html()
     assert text.index("1. STARTING WORK ON THE GPU") < text.index("STEP TIME")
     assert page.index("</header>") < page.index("1. Starting work on the GPU") < page.index('class="picture"')
     assert report.fragment().index("1. Starting work") < report.fragment().index("Step time")
@@ -354,7 +354,7 @@ def test_the_findings_follow_the_headline() -> None:
 def test_hostile_words_stay_words() -> None:
     case = synthetic.hostile_case()
     shown = Diagnosed(case.diagnosis, "a run")
-    assert "<script>" not in shown.fragment() and "\x1b" not in shown.text() and "\u202e" not in repr(shown)
+    assert "<script>" not in shown.fragment() and "\x1b" not in shown.text(full=True) and "\u202e" not in repr(shown)
     json.dumps(shown.json(), allow_nan=False)
 
 

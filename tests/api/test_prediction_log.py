@@ -272,7 +272,7 @@ def test_a_comparison_shows_both() -> None:
     found = predicted(0.4)
     assert found.ratio is not None
     shown = Compared(found)
-    text = shown.text()
+    text = shown.text(full=True)
     assert "PREDICTED AND MEASURED" in text and "2.5× (2.3–2.8×)" in text and "From the clouds" not in text
     assert "from the clouds." in text
     assert "from the clouds" in shown.html()
@@ -282,12 +282,12 @@ def test_a_comparison_shows_both() -> None:
 
 
 def test_a_refusal_says_why() -> None:
-    text = Compared(predicted(None, refused="nobody knows")).text()
+    text = Compared(predicted(None, refused="nobody knows")).text(full=True)
     assert "no prediction" in text and "nobody knows" in text
 
 
 def test_a_comparison_without_predictions_is_as_before() -> None:
-    assert "PREDICTED" not in Compared(made.a_comparison()).text()
+    assert "PREDICTED" not in Compared(made.a_comparison()).text(full=True)
 
 
 def test_only_what_was_proven_is_kept() -> None:

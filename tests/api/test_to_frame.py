@@ -100,4 +100,4 @@ def test_capturing_and_reporting_need_no_pandas(run: Run, monkeypatch: pytest.Mo
         return real(name, *rest, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_pandas)
-    assert gpulab.report(run).text()
+    assert gpulab.report(run).text(full=True)

@@ -197,7 +197,7 @@ def test_waiting_in_getitem_reads_as_waiting(workers: int) -> None:
     assert found.read_waited_fraction is not None and found.read_waited_fraction > 0.5
     assert found.wait is not None
     assert found.wait.read_us > 3 * (found.wait.collate_us + found.wait.transform_us)
-    text = report.text()
+    text = report.text(full=True)
     assert "INSIDE THE DATALOADER" in text and "waits for a disk, a network or a lock" in " ".join(text.split())
 
 
@@ -222,7 +222,7 @@ def test_it_is_in_every_view_and_in_the_store() -> None:
     figures = json.loads(json.dumps(report.json()))["loading"]
     assert figures["batches"] == inside(report).batches and len(figures["workers"]) == 2
     assert figures["wait"]["read_us"] >= 0
-    for shown in (report.html(), report.fragment(), report.text()):
+    for shown in (report.html(), report.fragment(), report.text(full=True)):
         assert "Inside the DataLoader".lower() in shown.lower() and "putting together" in shown
     again = Store().load(report.facts.run.id)
     assert loading(again) == inside(report)

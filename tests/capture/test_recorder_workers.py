@@ -85,7 +85,7 @@ def test_a_worker_that_dies_is_the_users_error_and_recorded(how: int, said: str)
     assert str(pids[0]) in missing.reason
     assert re.search(said, missing.reason), missing.reason
     assert missing.since_ns is not None and run.steps.end_ns[-1] < missing.since_ns <= run.wall_ns
-    assert "DataLoader worker" in p.report.text()
+    assert "DataLoader worker" in p.report.text(full=True)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")

@@ -199,7 +199,7 @@ def assert_lawful(run: Run, p: gpulab.profile) -> None:
         for step in known.breakdown.steps:
             assert sum(step.parts_ns.values()) == step.end_ns - step.start_ns
             assert min(step.parts_ns.values()) >= 0
-    assert p.report.text()
+    assert p.report.text(full=True)
 
 
 def assert_counted(case: Case, run: Run, moments: list[int]) -> None:
@@ -395,14 +395,14 @@ def test_a_cell_without_steps_is_reported_as_a_whole() -> None:
     assert len(run.steps) == 0 and run.step_source == "whole cell"
     known = p.report.facts.breakdown
     assert known is not None and known.whole_window and known.share["compute"] > 0
-    assert "whole cell" in p.report.text()
+    assert "whole cell" in p.report.text(full=True)
     assert_lawful(run, p)
 
 
 def test_without_steps_and_without_a_trace_the_report_says_so() -> None:
     run, _, _, p = profiled(cells.tensors_only)
     assert len(run.steps) == 0 and run.step_source == "whole cell" and run.timeline is None
-    assert "no training step" in p.report.text().lower()
+    assert "no training step" in p.report.text(full=True).lower()
     assert any("gpulab.step()" in m.reason for m in run.missing)
 
 
@@ -590,7 +590,7 @@ def test_the_cells_exception_passes_and_the_run_is_kept(error: BaseException, at
     run.check()
     if at >= 6:
         assert run.traced_numbers
-    assert p.report.text()
+    assert p.report.text(full=True)
 
 
 def test_an_exception_while_loading_passes_from_a_worker() -> None:

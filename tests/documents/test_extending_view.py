@@ -43,7 +43,7 @@ def test_the_longest_steps_come_first(view: ModuleType) -> None:
 
 def test_the_report_shows_it_after_the_parts() -> None:
     case = synthetic.cpu_case()
-    text = report.Report(case.facts, case.diagnosis).text()
+    text = report.Report(case.facts, case.diagnosis).text(full=True)
     assert text.index("STEP TIME") < text.index("SLOWEST STEPS") < text.index("WHAT GPULAB CHOSE")
     assert "Slowest steps" in report.Report(case.facts, case.diagnosis).html()
 

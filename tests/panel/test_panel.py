@@ -479,5 +479,7 @@ def test_a_real_run_leaves_the_training_where_it_was() -> None:
         and opened.observation.loader is not None
         and opened.observation.loader.record.batch_size == 4
     )
-    assert report is not None and "batch_size=8" in report.text()
-    assert "CHANGED FOR THIS RUN" in report.text() and "took effect: batches of 8 samples" in report.text()
+    assert report is not None and "batch_size=8" in report.text(full=True)
+    assert "CHANGED FOR THIS RUN" in report.text(full=True) and "took effect: batches of 8 samples" in report.text(
+        full=True
+    )

@@ -84,7 +84,7 @@ def test_the_step_drawn_in_made_traces(tmp_path: Path, capsys: pytest.CaptureFix
 
 def test_the_text_reads_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     events = [e for n in (3, 4, 5) for e in made.step(n, 1000.0 * (n - 3))]
-    assert main(["report", str(made.write(tmp_path, made.text(events), "job.pt.trace.json.gz"))]) == 0
+    assert main(["report", str(made.write(tmp_path, made.text(events), "job.pt.trace.json.gz")), "--all"]) == 0
     text = capsys.readouterr().out
     assert "job · device: NVIDIA H100 80GB HBM3 (GPU 0) · 3 steps · 3.00 ms · a trace from elsewhere" in text
     assert "20 % of its time waiting for the next batch" in text
@@ -111,7 +111,7 @@ def test_names_that_are_markup_stay_text(tmp_path: Path) -> None:
 
     report = gpulab.report(loaded(made.write(tmp_path, made.text(made.changed(made.step(), rename)))))
     assert "<img src=x" not in report.html() and "<img src=x" not in report.fragment()
-    assert "\x1b" not in report.text()
+    assert "\x1b" not in report.text(full=True)
 
 
 # Integrity
@@ -136,7 +136,7 @@ def test_each_damage_is_counted(tmp_path: Path) -> None:
     trust = facts(loaded(cut)).integrity
     assert trust is not None and trust.state == "unusable"
     assert facts(loaded(cut)).breakdown is None, "nobody knows what the GPU did"
-    said = gpulab.report(loaded(cut)).text()
+    said = gpulab.report(loaded(cut)).text(full=True)
     assert "Not measurable: the file ends in the middle" in " ".join(said.split())
     assert next(c.count for c in trust.checks if c.name == "truncated_tail") == 1
 
@@ -258,7 +258,7 @@ def test_times_that_nobody_knows_are_no_zeros(tmp_path: Path) -> None:
 def test_a_window_without_length_has_a_page(tmp_path: Path) -> None:
     instant = [{**e, "ts": 100, "dur": 0} for e in made.step()]
     shown = gpulab.report(loaded(made.write(tmp_path, made.text(instant))))
-    assert "took any time" in shown.text()
+    assert "took any time" in shown.text(full=True)
     assert "</html>" in shown.html()
 
 
@@ -276,7 +276,7 @@ def test_a_folder_of_traces_without_a_gpu(tmp_path: Path) -> None:
         (tmp_path / source.name).write_bytes(source.read_bytes())
     found = gpulab.load(tmp_path)
     assert isinstance(found, Ranks)
-    assert "work of a GPU" in gpulab.report(found).text()
+    assert "work of a GPU" in gpulab.report(found).text(full=True)
 
 
 def test_a_missing_rank_may_be_the_last(tmp_path: Path) -> None:
@@ -359,4 +359,4 @@ def test_the_straggler_of_the_real_ranks() -> None:
     assert isinstance(found, Ranks)
     report = gpulab.report(found)
     assert report.comparison.straggler == 7 and report.comparison.collectives == 8
-    assert "Rank 7 arrives last" in report.text()
+    assert "Rank 7 arrives last" in report.text(full=True)

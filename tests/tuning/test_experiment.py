@@ -207,7 +207,7 @@ def interrupted_at(what: str, names: dict[str, Any]) -> Any:
 def test_what_there_is_after_an_interrupt_is_said(names: dict[str, Any], what: str, words: str) -> None:
     found = interrupted_at(what, names)
     assert words in f"{found.headline.sentence} {found.headline.evidence}"
-    assert "--ab" not in found.text(), "that is what was asked for"
+    assert "--ab" not in found.text(full=True), "that is what was asked for"
 
 
 def test_an_interrupt_ends_it_and_everything_is_put_back(names: dict[str, Any]) -> None:
@@ -313,7 +313,7 @@ def test_nothing_begins_after_the_budget(names: dict[str, Any]) -> None:
     """It is what the user waits, all included: the result so far stands, and says what would be enough."""
     found = quick(CELL, {"workers": 1}, names, pairs=None, budget_s=1e-6)
     assert not found.result.sides[1].blocks and found.result.sides[1].facts is None
-    said = " ".join(found.text().split())
+    said = " ".join(found.text(full=True).split())
     assert "The budget of 1e-06 s was over before" in said and "More may decide it: --budget" in said
 
 
@@ -330,7 +330,7 @@ def test_a_budget_ends_between_two_blocks(names: dict[str, Any], monkeypatch: py
     monkeypatch.setattr(Runner, "_run_short", block)
     found = quick(CELL, {"workers": 1}, names, pairs=None, budget_s=20.0)
     assert sum(len(side.blocks) for side in found.result.sides) == 5
-    assert "The budget of 20 s was over before there were 3 pairs of blocks" in " ".join(found.text().split())
+    assert "The budget of 20 s was over before there were 3 pairs of blocks" in " ".join(found.text(full=True).split())
 
 
 def test_so_many_pairs_as_asked_for_whatever_they_take(names: dict[str, Any]) -> None:
@@ -355,7 +355,7 @@ def answer(settings: dict[str, object], names: dict[str, Any]) -> str:
     except UsageError as e:
         return str(e)
     assert not found.result.sides[1].blocks
-    return str(found.text())
+    return str(found.text(full=True))
 
 
 def test_progress_counts_steps_and_says_the_budget(names: dict[str, Any]) -> None:

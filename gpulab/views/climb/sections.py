@@ -13,7 +13,7 @@ from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.compare.headline import comparison_headline
 from gpulab.views.climb.attempts import NONE, ladder
 from gpulab.views.comparison.sections import checks, device_of, how_measured, keep
-from gpulab.views.layout import PAIRS, Column, Section, numbers, present
+from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.wording import plain
 
 _ENDINGS = {
@@ -92,7 +92,7 @@ def sections(climb: Climb) -> tuple[Section, ...]:
     """Every section in reading order."""
     parts: tuple[Section | None, ...] = ()
     if climb.written is not None and climb.written.facts is not None:
-        parts = (ladder(climb), _left(climb), _passed(climb), _checks(climb), _measured(climb))
+        parts = (leading(ladder(climb)), _left(climb), _passed(climb), _checks(climb), _measured(climb))
     return present(*parts, kept_edit(climb))
 
 

@@ -107,6 +107,11 @@ class Compared(Pictured):
         shown = self._simple
         return sections.opening(shown) if isinstance(shown, Comparison) else sweep.opening(shown)
 
+    def _more(self) -> str:
+        if isinstance(self.result, Experiment):
+            return "The rest: gpulab.experiments[-1].text(full=True)"
+        return "The rest: the same command with --all"
+
     def _sections(self) -> tuple[Section, ...]:
         shown = self._simple
         if isinstance(shown, Comparison):

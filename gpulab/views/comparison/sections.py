@@ -16,7 +16,7 @@ from gpulab.verdict import EQUIVALENT, TOO_FEW
 from gpulab.views import wording
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.table import heading, name, side_by_side
-from gpulab.views.layout import PAIRS, Column, Section, numbers, present
+from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.report.sections import changes_section, device
 from gpulab.views.wording import plain
 
@@ -57,7 +57,7 @@ def sections(
     if never_ran(comparison):
         return ()
     return present(
-        first((comparison,)),
+        leading(first((comparison,))),
         side_by_side(comparison, price_per_hour),
         prediction.section((comparison,)),
         _parts(comparison),
@@ -128,10 +128,10 @@ def _left_out(unit: str, of_a: float, of_b: float) -> str:
 # loss, curves
 
 
-def _loss(comparison: Comparison) -> Section:
+def _loss(comparison: Comparison) -> Section | None:
     loss = comparison.loss
     if loss is None:
-        return Section("Loss", lines=("Not measurable: no loss was recorded with these runs.",))
+        return None
     cells = [
         (label, *(_loss_at(curve, step) for curve in (loss.a, loss.b)))
         for label, step in (("first step", 0), ("last step of both", _last(loss.a, loss.b)))
@@ -154,10 +154,10 @@ def _loss_at(curve: Sequence[float], step: int) -> str:
     return f"{value:.6g}" if np.isfinite(value) else ("none, or NaN" if np.isnan(value) else "infinite")
 
 
-def _curves(comparison: Comparison) -> Section:
+def _curves(comparison: Comparison) -> Section | None:
     a, b = ({c.name: c for c in side.facts.curves} if side.facts else {} for side in (comparison.a, comparison.b))
     if not a and not b:
-        return Section("Device", lines=("No curve of the device was measured.",))
+        return None
     cells = (
         (
             plain(curve.label),

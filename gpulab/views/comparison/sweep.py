@@ -7,7 +7,7 @@ from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
 from gpulab.views.comparison.table import memory_peak_bytes, name
-from gpulab.views.layout import PAIRS, Column, Section, numbers, present
+from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.wording import plain
 
 
@@ -23,8 +23,8 @@ def sections(experiment: Experiment) -> tuple[Section, ...]:
     if none_ran(experiment):
         return ()
     return present(
-        first(experiment.comparisons),
-        _lines(experiment),
+        leading(first(experiment.comparisons)),
+        leading(_lines(experiment)),
         prediction.section(experiment.comparisons),
         _losses(experiment),
         checks(experiment.sides),

@@ -42,7 +42,8 @@ def _batch(inside: LoadingFacts) -> Section:
         _row(part, us, waited, inside.batch_us) for part, us, waited in shown if part is not None and us is not None
     ]
     columns = (Column(""), *numbers("per batch"), Column("meaning", "wrap"))
-    return Section(TITLE, columns, tuple(rows), tuple(line for line in _lines(inside) if line), wide=True)
+    lines, result = tuple(line for line in _lines(inside) if line), f"{duration(inside.batch_us)} to make a batch"
+    return Section(TITLE, columns, tuple(rows), lines, wide=True, result=result)
 
 
 def _row(part: Part, us: float, waited: float | None, batch_us: float) -> Row:
@@ -108,4 +109,6 @@ def _workers(workers: tuple[WorkerRow, ...]) -> Section:
         "waits for storage", "while it works", "had nothing to do",
     )  # fmt: skip
     line = "A worker that had nothing to do has loaded as far ahead as it may: it is not what the training waits for."
-    return Section.table("Workers of the DataLoader", columns, cells, (line,), aside=True)
+    idle = [row.idle_fraction for row in workers if row.idle_fraction is not None]
+    result = f"{len(workers):,}" + (f", idle for {percent(min(idle))} of their time or more" if idle else "")
+    return Section.table("Workers of the DataLoader", columns, cells, (line,), result=result)

@@ -9,7 +9,7 @@ from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, title_of
 from gpulab.formatting import capitalized, duration, factor, percent, plural
 from gpulab.prediction.prediction import Prediction
-from gpulab.views.layout import PAIRS, Column, Section
+from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.wording import plain
 
 SHOWN = 5
@@ -35,7 +35,7 @@ def finding_sections(diagnosis: Diagnosis, *, below_headline: bool) -> tuple[Sec
         rest = ", ".join(title_of(f.key) for f in causes[SHOWN:])
         lines.insert(0, f"{plural(len(causes) - SHOWN, 'smaller finding')} not shown: {rest}.")
     if lines:
-        sections.append(Section("About these findings", lines=tuple(lines), wide=True, lead=True))
+        sections.append(Section("About these findings", lines=tuple(lines), wide=True))
     return tuple(sections)
 
 
@@ -48,7 +48,7 @@ def untold_section(diagnosis: Diagnosis) -> Section | None:
         return None
     cells = ((plain("; ".join(dict.fromkeys(what))), plain(record)) for record, what in by_cure.items())
     columns = (Column("", "wrap"), Column("how to find out", "wrap"))
-    return Section.table("What could not be told", columns, cells)
+    return Section.table("What could not be told", columns, cells, aside=True)
 
 
 def documents(diagnosis: Diagnosis) -> dict[str, object]:
@@ -63,25 +63,32 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 
 
 def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, in_headline: bool) -> Section:
-    cells = [] if in_headline else [("found", plain(finding.summary))]
-    cells.append(("would give back", _given_back(finding, diagnosis)))
-    cells += _evidence_cells(finding.evidence[1:] if in_headline else finding.evidence)
+    rows = [] if in_headline else [("found", plain(finding.summary))]
+    rows.append(("would give back", _given_back(finding, diagnosis)))
     if finding.source_line:
-        cells.append(("your line", plain(finding.source_line)))
+        rows.append(("your line", plain(finding.source_line)))
     if finding.cure:
-        cells.append(("cure", plain(finding.cure)))
+        rows.append(("cure", plain(finding.cure)))
     if finding.knob:
         knob = plain(finding.knob).replace(", ", ",")
-        cells.append(("try it", f"on your cell, without an edit: %%gpuprofile --ab {knob}"))
-        cells.append(("predicted", _predicted(finding.prediction)))
-    elif finding.prediction is not None and finding.prediction.interval is not None:
-        cells.append(("without it", f"predicted: {_predicted(finding.prediction)}"))
-    if finding.lesson:
-        cells.append(("learn more", f"notebooks/{plain(finding.lesson)}.ipynb"))
-    if finding.after:
-        cells.append(("after that", plain(finding.after)))
+        rows.append(("try it", f"on your cell, without an edit: %%gpuprofile --ab {knob}"))
+    details = list(_details(finding, in_headline=in_headline))
     title = f"{number}. {capitalized(title_of(finding.key))}"
-    return dataclasses.replace(Section.table(title, PAIRS, cells, wide=True), lead=True)
+    lines = (*(Row(cells) for cells in rows), *(Row(cells, detail=True) for cells in details))
+    return Section(title, PAIRS, lines, wide=True, lead=number == 1, result=_most(finding, diagnosis))
+
+
+def _details(finding: Finding, *, in_headline: bool) -> Iterator[tuple[str, str]]:
+    """What explains a finding, for a reader who wants to know why."""
+    yield from _evidence_cells(finding.evidence[1:] if in_headline else finding.evidence)
+    if finding.knob:
+        yield "predicted", _predicted(finding.prediction)
+    elif finding.prediction is not None and finding.prediction.interval is not None:
+        yield "without it", f"predicted: {_predicted(finding.prediction)}"
+    if finding.lesson:
+        yield "learn more", f"notebooks/{plain(finding.lesson)}.ipynb"
+    if finding.after:
+        yield "after that", plain(finding.after)
 
 
 def _evidence_cells(evidence: Sequence[Evidence]) -> Iterator[tuple[str, str]]:
@@ -92,18 +99,25 @@ def _evidence_cells(evidence: Sequence[Evidence]) -> Iterator[tuple[str, str]]:
 
 
 def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
-    time_us = finding.recoverable_us_per_step
     sure = _SURE[finding.confidence]
-    if time_us is None:
+    if finding.recoverable_us_per_step is None:
         return f"how much cannot be told from the run ({sure})"
+    shared = [title_of(key) for key in finding.shares_with]
+    besides = f"; it shares time with {' and '.join(shared)}, which is counted there" if shared else ""
+    return f"{_most(finding, diagnosis)}{besides} ({sure})"
+
+
+def _most(finding: Finding, diagnosis: Diagnosis) -> str:
+    """The time that it would give back, and of what."""
+    time_us = finding.recoverable_us_per_step
+    if time_us is None:
+        return "how much it costs cannot be told from the run"
     beside = any(part.startswith(BETWEEN) for part in finding.parts)
     of_us = diagnosis.total_us if beside else diagnosis.step_us
     of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
     share = f", {percent(time_us / of_us)} of {of}" if of_us else ""
-    shared = [title_of(key) for key in finding.shares_with]
-    besides = f"; it shares time with {' and '.join(shared)}, which is counted there" if shared else ""
     per = "" if diagnosis.whole_window else " per step"
-    return f"at most {duration(time_us)}{per}{share}{besides} ({sure})"
+    return f"at most {duration(time_us)}{per}{share}"
 
 
 def _predicted(prediction: Prediction | None) -> str:

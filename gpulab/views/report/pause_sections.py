@@ -21,7 +21,7 @@ KINDS: Mapping[PauseKind, str] = MappingProxyType(
         "gc": "collecting garbage",
     }
 )
-_LEAST_SHARE = 0.001  # of the run's time: shorter sums of pauses are nobody's concern
+_LEAST_SHARE, _LEAST_NS = 0.001, 10_000_000  # of the run's time: less together is nobody's concern
 
 _NOTE = "The training stood still meanwhile, inside steps or between them. One may lie within another."
 _NO_STEPS = "No training step was found, so these times are of the whole code. One may lie within another."
@@ -40,7 +40,8 @@ def _pauses(run: Run) -> Section | None:
     columns = (Column(""), *numbers("times", "together", "longest"), Column("asked for by", "wrap"))
     note = _NOTE if len(run.steps) else _NO_STEPS
     lines = (note, _SHORT) if run.more_pauses else (note,)
-    return Section.table("Pauses", columns, rows, lines, wide=True)
+    result = ", ".join(f"{kind} {together}" for kind, _, together, *_ in rows)
+    return Section.table("Pauses", columns, rows, lines, wide=True, result=result)
 
 
 def _row(run: Run, kind: PauseKind) -> tuple[str, ...] | None:
@@ -48,7 +49,7 @@ def _row(run: Run, kind: PauseKind) -> tuple[str, ...] | None:
     more = [s for s in run.more_pauses if s.kind == kind]
     count = len(kept) + sum(s.count for s in more)
     together_ns = total_ns(kept) + sum(s.total_ns for s in more)
-    if not count or (not kept and together_ns < _LEAST_SHARE * run.code_wall_ns):
+    if not count or together_ns < max(_LEAST_NS, _LEAST_SHARE * run.code_wall_ns):
         return None
     longest = max(kept, key=lambda p: p.end_ns - p.start_ns, default=None)
     return (
@@ -82,7 +83,8 @@ def _alerts(run: Run) -> Section | None:
         for alert in run.alerts
     )
     columns = (*numbers("from", "to"), Column("", "wrap"))
-    return Section.table("Alerts while it ran", columns, cells, ("Times since the start of the run.",))
+    result = plain(run.alerts[0].words)
+    return Section.table("Alerts while it ran", columns, cells, ("Times since the start of the run.",), result=result)
 
 
 def pauses_document(run: Run) -> dict[str, object]:

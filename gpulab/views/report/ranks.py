@@ -11,7 +11,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
-from gpulab.formatting import decapitalized, duration, percent, plural
+from gpulab.formatting import decapitalized, duration, duration_range, percent, plural
 from gpulab.run import Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present
 from gpulab.views.report import document, figure
@@ -64,6 +64,9 @@ class RankedReport(View):
     def _opening(self) -> str:
         return job_opening(self.ranks, self.facts)
 
+    def _more(self) -> str:
+        return "The rest: gpulab report FOLDER --all"
+
     def _picture(self) -> bytes:
         return figure.draw(self.facts[self.spotlight], None)
 
@@ -115,7 +118,9 @@ def _side_by_side(comparison: RankComparison) -> Section:
         )
     else:
         lines.append(f"Waiting cannot be told from moving data: {plain(comparison.mismatch)}.")
-    return Section.table("Ranks side by side", columns, cells, lines, wide=True)
+    steps = [rank.step_us for rank in comparison.ranks if rank.step_us is not None]
+    result = f"{plural(len(steps), 'rank')}, a step takes {duration_range(min(steps), max(steps))}" if steps else ""
+    return Section.table("Ranks side by side", columns, cells, lines, wide=True, result=result)
 
 
 def _rank_cells(rank: RankFacts, straggler: int | None) -> tuple[str, ...]:
@@ -136,4 +141,5 @@ def _problems(ranks: Ranks) -> Section | None:
     if not ranks.problems:
         return None
     cells = ((plain(p.what), plain(p.reason)) for p in ranks.problems)
-    return Section.table("What is wrong with these traces", TEXTS, cells, wide=True)
+    result = plain(ranks.problems[0].what)
+    return Section.table("What is wrong with these traces", TEXTS, cells, wide=True, result=result)

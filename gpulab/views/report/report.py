@@ -10,7 +10,7 @@ from gpulab.diagnosis.headline import Headline, headline
 from gpulab.views.layout import Section
 from gpulab.views.report import document, figure
 from gpulab.views.report.findings import finding_sections, untold_section
-from gpulab.views.report.sections import opening, sections
+from gpulab.views.report.sections import more, opening, sections
 from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.view import Pictured
 
@@ -41,6 +41,9 @@ class Report(Pictured):
 
     def _opening(self) -> str:
         return opening(self.facts)
+
+    def _more(self) -> str:
+        return more(self.facts.run, self.unsaved)
 
     def _sections(self) -> tuple[Section, ...]:
         causes = finding_sections(self.diagnosis, below_headline=True)

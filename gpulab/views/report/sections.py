@@ -19,6 +19,8 @@ from gpulab.views.report.trace_sections import trace_sections
 from gpulab.views.wording import plain
 
 NOT_WORTH_SAYING = 0.02  # of the wait for data, of a step
+PROFILED_STEPS = "profiled steps"  # why a share differs from the headline's
+_LARGEST = 3  # parts that one line has room for
 COSTLIEST = 10
 NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
 WHOLE_CELL = "whole cell"
@@ -41,6 +43,17 @@ def opening(facts: Facts) -> str:
     count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
     parts = [plain(run.name), device(run), count, duration(run.code_wall_ns / 1e3), outcome]
     return " · ".join(parts)
+
+
+def more(run: Run, unsaved: str = "") -> str:
+    """How to see what the first screen leaves out."""
+    if run.origin is not None:
+        return "The rest: gpulab report FILE --all"
+    if unsaved:
+        return f"Not saved: {plain(unsaved)} The rest: .text(full=True)."
+    if not run.settings.save:
+        return "The rest: .text(full=True). The run is not saved (--no-save)."
+    return f"The rest: gpulab report {plain(run.id)} --all"
 
 
 def device(run: Run) -> str:
@@ -82,7 +95,8 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
 
 def _step(facts: Facts) -> Section:
     if has_no_step(facts.run):
-        return Section.table("Time", PAIRS, [_whole_row(facts.run)], _step_lines(facts), wide=True)
+        row = _whole_row(facts.run)
+        return Section.table("Time", PAIRS, [row], _step_lines(facts), wide=True, result=f"{row[1]} for {row[0]}")
     parts = [
         _spread_row("   of it waiting for the DataLoader", facts.data_wait_us),
         _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
@@ -93,7 +107,17 @@ def _step(facts: Facts) -> Section:
     else:
         rows = [_spread_row("a step, without the profiler", facts.step_us), *parts, profiled]
     columns = (Column(""), *numbers("mean" if facts.whole_window else "median", "p10 – p90", "steps"))
-    return Section.table("Step time", columns, rows, _step_lines(facts), wide=True)
+    return Section.table("Step time", columns, rows, _step_lines(facts), wide=True, result=_typical(facts))
+
+
+def _typical(facts: Facts) -> str:
+    """The typical step in one line."""
+    step, how = (facts.step_us, "without") if facts.step_us is not None else (facts.traced_step_us, "with")
+    if step is None:
+        return NOT_MEASURABLE
+    middle = f", eight of ten {duration_range(step.p10, step.p90)}" if step.count > 1 else ""
+    of = "mean" if facts.whole_window else "median"
+    return f"{duration(step.median)} {how} the profiler ({of} of {step.count:,}{middle})"
 
 
 def _whole_row(run: Run) -> tuple[str, ...]:
@@ -190,14 +214,27 @@ def _parts(facts: Facts) -> Section:
         return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts)}.",), wide=True)
     kind = facts.run.device.kind
     per = "time" if breakdown.whole_window else "per step"
-    columns = (Column(""), *numbers("share", per), Column("meaning", "wrap"))
+    share_of = "share" if breakdown.whole_window else PROFILED_STEPS
+    columns = (Column(""), *numbers(share_of, per), Column("meaning", "wrap"))
     rows = []
     for key in sorted(wording.PARTS, key=lambda name: -breakdown.share.get(name, 0)):
         share, part = breakdown.share.get(key, 0), wording.PARTS[key]
         if share > 0:
-            cells = (part.label, percent(share), duration(breakdown.median_us[key]), part.meaning_on(kind))
+            cells = (part.label, percent(share), duration(_mean_us(breakdown, key)), part.meaning_on(kind))
             rows.append(Row(cells, bar=share, colour=part.colour))
-    return Section(title, columns, tuple(rows), tuple(_breakdown_lines(facts, breakdown)), wide=True)
+    lines = tuple(_breakdown_lines(facts, breakdown))
+    return Section(title, columns, tuple(rows), lines, wide=True, result=_largest(rows, breakdown))
+
+
+def _mean_us(breakdown: Breakdown, part: str) -> float:
+    """Per step, as the share beside it: a mean, where a median would belong to other steps."""
+    return sum(step.parts_ns[part] for step in breakdown.steps) / max(1, len(breakdown.steps)) / 1e3
+
+
+def _largest(rows: Sequence[Row], breakdown: Breakdown) -> str:
+    """The three largest parts in one line."""
+    of = "" if breakdown.whole_window else "profiled steps: "
+    return of + ", ".join(f"{row.cells[1]} {row.cells[0]}" for row in rows[:_LARGEST])
 
 
 def why_no_breakdown(facts: Facts) -> str:
@@ -220,7 +257,7 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
     elif count == 1:
         lines = ["From one profiled step."]
     else:
-        lines = [f"From {count:,} profiled steps: share of their summed time, and median per step."]
+        lines = [f"From {count:,} profiled steps: share of their summed time, and mean per step."]
     if facts.run.device.kind == "cuda":
         lines.append(
             f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the profiled time; "
@@ -264,7 +301,10 @@ def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None
     lines = [f"Per step. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
     if len(rows) > COSTLIEST:
         lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
-    return Section(title, columns, tuple(_cost_row(r, on_gpu) for r in rows[:COSTLIEST]), tuple(lines))
+    costs = tuple(_cost_row(r, on_gpu) for r in rows[:COSTLIEST])
+    of = "of GPU time per step" if on_gpu else "of the profiled time"
+    first = f"{costs[0].cells[1]} {of} in {wording.short_name(rows[0].name)}"
+    return Section(title, columns, costs, tuple(lines), result=first)
 
 
 def _cost_row(row: CostRow, on_gpu: bool) -> Row:
@@ -274,9 +314,9 @@ def _cost_row(row: CostRow, on_gpu: bool) -> Row:
     return Row(cells, full=plain(row.name))
 
 
-def _curves(facts: Facts) -> Section:
+def _curves(facts: Facts) -> Section | None:
     if not facts.curves:
-        return Section("Device", lines=("No curve of the device was measured.",))
+        return None
     cells = (
         (
             plain(c.label),
@@ -288,7 +328,9 @@ def _curves(facts: Facts) -> Section:
         for c in facts.curves
     )
     columns = (Column("", "cut"), *numbers("mean", "maximum", "readings"), Column("source"))
-    return Section.table("Device", columns, cells)
+    first = facts.curves[0]
+    result = f"{plain(first.label)}: {wording.quantity(first.mean, first.name, first.unit)} on average"
+    return Section.table("Device", columns, cells, result=result)
 
 
 def _memory(run: Run) -> Section:
@@ -300,14 +342,16 @@ def _memory(run: Run) -> Section:
             ("peak reserved by PyTorch on the GPU", size(memory.peak_reserved_bytes)),
         ]
     rows.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", size(memory.total_bytes)))
-    return Section.table("Memory", PAIRS, rows)
+    peak = memory.peak_rss_bytes if run.device.kind == "cpu" else memory.peak_reserved_bytes
+    result = f"peak {size(peak)} of {size(memory.total_bytes)}" if peak is not None else NOT_MEASURABLE
+    return Section.table("Memory", PAIRS, rows, result=result)
 
 
-def _loader(run: Run) -> Section:
+def _loader(run: Run) -> Section | None:
     title = "DataLoader, as found"
     loader = run.loader
     if loader is None:
-        return Section(title, lines=("No DataLoader was seen.",), aside=True)
+        return None
     pairs = {
         "dataset": plain(loader.dataset)
         + ("" if loader.dataset_length is None else f", {plural(loader.dataset_length, 'item')}"),
@@ -319,26 +363,25 @@ def _loader(run: Run) -> Section:
         "persistent_workers": str(loader.persistent_workers),
         "batches per epoch": _or_unknown(loader.length),
     }
-    return Section.table(title, PAIRS, pairs.items(), aside=True)
+    result = f"batch_size {pairs['batch_size']}, {plural(loader.num_workers, 'worker')}"
+    return Section.table(title, PAIRS, pairs.items(), result=result)
 
 
 def _or_unknown(value: int | None) -> str:
     return "unknown" if value is None else f"{value:,}"
 
 
-def _missing(run: Run) -> Section:
+def _missing(run: Run) -> Section | None:
     title = "What could not be measured"
     rows = []
     if not run.settings.trace:
         rows.append(("where a step's time goes", "the run was made without the profiler (--no-trace)"))
     if not any(len(s.value) for s in run.samples.series) and not any(m.key == "curves" for m in run.missing):
         rows.append(("device curves and peak memory", "the run ended before the meters were first read"))
-    if not run.missing and not rows:
-        return Section(title, lines=("Nothing that gpulab tried to measure is missing.",))
     for m in run.missing:
         since = "" if m.since_ns is None else f" (from {duration(m.since_ns / 1e3)} into the run on)"
         rows.append((plain(m.what), plain(m.reason) + since))
-    return Section.table(title, TEXTS, rows)
+    return Section.table(title, TEXTS, rows, aside=True) if rows else None
 
 
 def _observer(facts: Facts) -> Section:
@@ -379,7 +422,8 @@ def changes_section(title: str, changes: Sequence[Change]) -> Section | None:
         for c in changes
     )
     columns = (Column("setting"), Column("before"), Column("what it takes hold of"), Column("", "wrap"))
-    return Section.table(title, columns, cells, wide=True)
+    result = ", ".join(f"{plain(c.name)}={plain(c.value)}: {_STATES.get(c.state, plain(c.state))}" for c in changes)
+    return Section.table(title, columns, cells, wide=True, result=result)
 
 
 def _choices(run: Run) -> Section | None:
@@ -411,4 +455,4 @@ def _keep(run: Run, unsaved: str) -> Section:
         lines.append("Not saved (--no-save).")
     else:
         lines.append(f"Open it again: gpulab report {plain(run.id)}")
-    return Section("This run", lines=tuple(lines))
+    return Section("This run", lines=tuple(lines), aside=True)

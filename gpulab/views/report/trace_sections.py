@@ -61,7 +61,10 @@ def _trust(integrity: Integrity, damage: Sequence[Damage]) -> Section:
     if withheld:
         lines.append(f"Left out for this reason: {', '.join(withheld)}.")
     columns = (Column("looked for"), *numbers("found"), Column("what it means", "wrap"))
-    return Section.table("Can this trace be trusted?", columns if rows else (), rows, lines, aside=not rows)
+    title, doubtful = "Can this trace be trusted?", integrity.state != "ok"
+    return Section.table(
+        title, columns if rows else (), rows, lines, aside=not doubtful, result=lines[0] if doubtful else ""
+    )
 
 
 def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int, per: str) -> Section:
@@ -84,7 +87,8 @@ def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int, per: str)
         "A kernel is one program that the GPU runs, a launch the call that starts it. Where the time from launch to "
         "kernel is long, work is queued and the GPU does not wait for the program.",
     )
-    return Section.table("How the GPU was used", PAIRS, rows, lines)
+    result = f"{rows[0][1]} {rows[0][0]}, {short} shorter than {duration(SHORT_KERNEL_US)}"
+    return Section.table("How the GPU was used", PAIRS, rows, lines, result=result)
 
 
 def _pct(value: float | None) -> str:
@@ -106,7 +110,8 @@ def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
     lines = [f"Time and size {per}."]
     if any(row.host_memory == "pageable" for row in copies):
         lines.append("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.")
-    return Section.table("Copies", columns, cells, lines)
+    result = f"{duration(sum(row.time_us for row in copies) / steps)} {per}"
+    return Section.table("Copies", columns, cells, lines, result=result)
 
 
 _DIRECTIONS = {
@@ -130,7 +135,9 @@ def _memory(curves: Sequence[MemoryCurve]) -> Section:
         )
         for c in curves
     )
-    return Section.table("Memory over the trace", columns, cells, ("Held by PyTorch's allocators.",))
+    highest = max(curves, key=lambda c: c.peak_bytes)
+    result = f"peak {size(highest.peak_bytes)}{'' if highest.absolute else ' above the start'}"
+    return Section.table("Memory over the trace", columns, cells, ("Held by PyTorch's allocators.",), result=result)
 
 
 def _devices(trace: TraceFacts) -> Section:
@@ -144,7 +151,8 @@ def _devices(trace: TraceFacts) -> Section:
         )
         for account in sorted(trace.devices, key=lambda a: a.device_index or 0)
     )
-    return Section.table("GPUs of this trace, each on its own", columns, cells)
+    busy = ", ".join(percent(account.busy_fraction) for account in trace.devices)
+    return Section.table("GPUs of this trace, each on its own", columns, cells, result=f"busy {busy}")
 
 
 def _other_tools(trace: TraceFacts) -> Iterator[Section]:

@@ -18,30 +18,31 @@ if TYPE_CHECKING:
 class Stage:
     """One run's place on the screen. In a notebook: the live view first, then in its place the picture.
 
-    `lacks_live` is the reason why a live view that was wanted could not be made, or empty.
+    `lacks_live` is the reason why a live view that was wanted could not be made, or empty. `full`: nothing is folded.
     """
 
     watcher: LiveView | None
     notebook: bool = False
     lacks_live: str = ""
+    full: bool = False
 
     @classmethod
-    def open(cls, *, live: bool) -> Stage:
+    def open(cls, *, live: bool, full: bool = False) -> Stage:
         """Prepare before the run starts what its end would have to wait for."""
         if not in_notebook():
-            return cls(None)
+            return cls(None, full=full)
         with suppress(Exception):  # where matplotlib is broken, `show` says it
             from gpulab.views.report import figure
 
             figure.prepare()
         if not live:
-            return cls(None, notebook=True)
-        return cls(live_view_or_none(), notebook=True, lacks_live=why_no_live_view() or "")
+            return cls(None, notebook=True, full=full)
+        return cls(live_view_or_none(), notebook=True, lacks_live=why_no_live_view() or "", full=full)
 
     def show(self, report: Report) -> None:
         """Put the report where the live view was; in a terminal, print it."""
         if not self.notebook:
-            sys.stdout.write(report.text() + "\n")
+            sys.stdout.write(report.text(full=self.full) + "\n")
             return
         from IPython.display import display
 

@@ -94,8 +94,11 @@ class Progressing:
         elif self._show:
             sys.stdout.write(shown.text() + "\n")
 
-    def show(self, compared: Compared) -> None:
+    def show(self, compared: Compared, *, full: bool = False) -> None:
         """Show a comparison in the place of the progress, in a notebook with its tables below the picture."""
+        if full and self._show and self._handle is None:
+            sys.stdout.write(compared.text(full=True) + "\n")
+            return
         self.put(compared)
         if self._notebook:
             from IPython.display import display

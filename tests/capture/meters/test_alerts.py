@@ -198,7 +198,7 @@ def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
     (alert,) = run.alerts
     assert alert.key == "data_starved" and alert.until_ns is None
     report = gpulab.report(run)
-    assert "ALERTS WHILE IT RAN" in report.text() and alert.words[:12] in report.text()
+    assert "ALERTS WHILE IT RAN" in report.text(full=True) and alert.words[:12] in report.text(full=True)
     document = json.loads(json.dumps(report.json()))
     assert document["alerts"] == [
         {"key": "data_starved", "words": alert.words, "since_us": alert.since_ns / 1e3, "until_us": None}

@@ -284,7 +284,7 @@ def test_nothing_that_helps_is_said_plainly() -> None:
     machine = Machine(lambda s: 38.0, lambda s: Diagnosis((finding("unfused_optimizer", 1.0, fused_optimizer="on"),)))
     found = machine.climb()
     assert not found.kept and found.whole is None and [r.outcome for r in found.rungs] == ["no gain"]
-    text = Climbed(found).text()
+    text = Climbed(found).text(full=True)
     assert "Nothing that gpulab can turn makes this cell faster." in text and "Cure unfused_optimizer by hand" in text
     assert "Keep it" not in text
 
@@ -298,7 +298,7 @@ def test_a_try_that_fails_is_one_line_and_the_climb_goes_on() -> None:
     found = machine.climb(allow=frozenset({"batch_size"}), without=frozenset({"cache"}))
     assert found.rungs[0].outcome == "failed" and found.rungs[0].words == "out of memory"
     assert found.kept == {"workers": "2", "fused_optimizer": "on"}
-    assert "not kept: out of memory" in Climbed(found).text()
+    assert "not kept: out of memory" in Climbed(found).text(full=True)
 
 
 def test_the_band_of_the_seeds_decides_where_the_loss_moves() -> None:
@@ -355,7 +355,7 @@ def test_a_second_look_is_taken_where_the_first_cannot_tell() -> None:
     assert found.rungs[0].outcome == "unsure" and found.rungs[0].comparison is not None
     first, second = (plan.budget_s for plan in machine.plans if plan.interleaved and plan.arms)
     assert second == 2 * first and found.rungs[0].comparison.pairs == 20, "only the second counts"
-    assert "Undecided: nothing made this cell faster for certain." in Climbed(found).text()
+    assert "Undecided: nothing made this cell faster for certain." in Climbed(found).text(full=True)
 
 
 def test_what_one_run_spoils_needs_no_blocks() -> None:
@@ -372,7 +372,7 @@ def test_bounds() -> None:
     assert Machine(two_knobs, starving).climb(rungs=1).ended == "rungs"
     found = Machine(two_knobs, starving).climb(budget_s=1.0)
     assert found.ended == "budget" and not found.rungs
-    assert "1 s that it may take are spent" in Climbed(found).text()
+    assert "1 s that it may take are spent" in Climbed(found).text(full=True)
 
 
 def test_a_stop_in_the_middle_keeps_what_there_is() -> None:
@@ -384,13 +384,13 @@ def test_a_stop_in_the_middle_keeps_what_there_is() -> None:
     climber = machine.climber()
     found = climber.run()
     assert found.ended == "stopped" and [r.outcome for r in found.rungs] == ["kept", "stopped"]
-    assert found.kept == {"workers": "2"} and "It was stopped" in Climbed(found).text()
+    assert found.kept == {"workers": "2"} and "It was stopped" in Climbed(found).text(full=True)
 
 
 def test_a_stop_before_anything_ran() -> None:
     machine = Machine(two_knobs, starving, on_run=lambda plan, script: script.stop())
     found = machine.climb()
-    assert found.ended == "stopped" and not found.rungs and "Nothing was tried" in Climbed(found).text()
+    assert found.ended == "stopped" and not found.rungs and "Nothing was tried" in Climbed(found).text(full=True)
 
 
 def test_an_interrupt_ends_it_with_what_there_is() -> None:
@@ -442,7 +442,7 @@ def test_an_interrupt_between_two_runs_loses_no_rung() -> None:
 def test_predictions_stand_beside_what_was_measured() -> None:
     machine = Machine(two_knobs, starving, predicted=lambda s: Prediction(dict(s), 0.4, (0.3, 0.5), "by a formula"))
     climbed = Climbed(machine.climb(rungs=1))
-    assert "predicted 2.0–3.3×" in " ".join(climbed.text().split())
+    assert "predicted 2.0–3.3×" in " ".join(climbed.text(full=True).split())
     rung = climbed.json()["rungs"][0]  # type: ignore[index]
     assert rung["prediction"] == {"ratio": 0.4, "interval": [0.3, 0.5], "refused": None}
     assert rung["ratio"] == pytest.approx(14 / 38, rel=0.02)
@@ -619,7 +619,7 @@ def test_a_setting_that_breaks_the_loss_is_rejected(names: dict[str, Any], monke
     climbed = climb_with(huge, names, monkeypatch)
     assert climbed.rungs[0].outcome == "loss broken", climbed.rungs[0].words
     assert not climbed.kept and same(before, names) and names["scale"] == 1.0
-    assert "the loss is" in climbed.text()
+    assert "the loss is" in climbed.text(full=True)
 
 
 def test_the_cell_as_written_may_fail(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
@@ -633,7 +633,7 @@ def test_the_cell_as_written_may_fail(names: dict[str, Any], capsys: pytest.Capt
 
 def test_a_cell_without_steps_has_nothing_to_climb(names: dict[str, Any]) -> None:
     climbed = gpulab.climb("x = 1", namespace=names, save=False, show=False)
-    assert not climbed.rungs and "step" in climbed.text()
+    assert not climbed.rungs and "step" in climbed.text(full=True)
 
 
 def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -656,4 +656,4 @@ def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypa
     ladder = climber.run()
     assert ladder.ended == "stopped" and ladder.rungs[0].outcome == "stopped"
     assert same(before, names) and not ladder.kept
-    assert Climbed(ladder).text()
+    assert Climbed(ladder).text(full=True)

@@ -78,7 +78,7 @@ def test_a_planted_wait_is_what_a_perfect_loader_would_take_away(workers: int) -
     assert found.preparation_share is not None and found.preparation_share > 0.5
     assert found.cold_us is None and found.reasons["cold"] == cold_files.NO_FILE
     assert torch.equal(given["model"].weight, before) and torch.equal(torch.get_rng_state(), state)
-    for shown in (report.text(), report.html(), report.fragment()):
+    for shown in (report.text(full=True), report.html(), report.fragment()):
         assert "perfect DataLoader" in shown and "read from the disk" in shown
     figures = json.loads(json.dumps(report.json()))
     assert figures["cold_step_us"] is None and figures["ceiling"] == report.ceiling
@@ -131,7 +131,7 @@ def test_stop_ends_it_with_what_there_is() -> None:
     found = test.headspace()
     assert found.experiment.stopped and torch.equal(given["model"].weight, before)
     report = HeadspaceReport(found)
-    assert "stopped early" in " ".join(report.text().split())
+    assert "stopped early" in " ".join(report.text(full=True).split())
 
 
 def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
@@ -142,7 +142,7 @@ def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
     given = names(DataLoader(Planted(64), batch_size=4))
     report = gpulab.headspace(once, namespace=given, steps=4, pairs=2, show=False)
     assert report.ceiling is None and "twice" in report.result.reasons["ideal"]
-    assert report.headline.level == "unknown" and "AssertionError" in report.text()
+    assert report.headline.level == "unknown" and "AssertionError" in report.text(full=True)
 
 
 # -- kept batches ----------------------------------------------------------------------------------------------------
@@ -306,7 +306,7 @@ def test_a_gain_that_may_be_is_not_told_as_none() -> None:
         "Undecided: with a perfect DataLoader the cell was 2.1 times as fast, but the interval goes from 1.0 to 4.9."
     )
     assert (shown.headline.sentence, shown.headline.level) == (expected, "unknown")
-    text = " ".join(shown.text().split())
+    text = " ".join(shown.text(full=True).split())
     assert "No work on the DataLoader" not in text and "No change of the DataLoader" not in text
     assert "139 ms undecided" not in text and "297 ms undecided" in text
     assert shown.json()["verdicts"] == {"ideal": "undecided"}

@@ -81,7 +81,7 @@ EVERY = pytest.mark.parametrize(
 @EVERY
 def test_every_view_of_every_comparison(name: str) -> None:
     shown = every()[name]
-    text, page, fragment = shown.text(), shown.html(), shown.fragment()
+    text, page, fragment = shown.text(full=True), shown.html(), shown.fragment()
     assert not controls(text)
     assert all(len(line) <= 100 for line in text.split("KEEP IT")[0].splitlines())
     for markup in (page, fragment):
@@ -98,7 +98,7 @@ def test_every_view_of_every_comparison(name: str) -> None:
 
 
 def test_text_says_how_it_was_measured_and_how_to_keep_it() -> None:
-    text = Compared(made.a_comparison()).text()
+    text = Compared(made.a_comparison()).text(full=True)
     flat = " ".join(text.split())
     for expected in (
         "20 pairs of blocks, in turn and in random order",
@@ -122,15 +122,15 @@ def test_narrow_text_stays_narrow() -> None:
 
 def test_sequential_evidence_stands_on_top() -> None:
     shown = gpulab.compare(made.run_of(made.as_written()), made.run_of(made.faster()))
-    text = shown.text()
+    text = shown.text(full=True)
     assert text.index("READ THIS FIRST") < text.index("SIDE BY SIDE")
     assert "These runs were made one after the other" in text
     assert "Other number of workers of the DataLoader: 0 and 2." in text
-    assert "READ THIS FIRST" not in Compared(made.a_comparison()).text()
+    assert "READ THIS FIRST" not in Compared(made.a_comparison()).text(full=True)
 
 
 def test_a_sweep_has_one_line_per_setting() -> None:
-    text = Compared(made.a_sweep()).text()
+    text = Compared(made.a_sweep()).text(full=True)
     for label in ("the cell as written", "batch_size=64", "batch_size=128", "batch_size=256"):
         assert re.search(rf"^  {label} +[\d.]+ [mµ]s +[\d.–]+ +[\d.–]+ +900 MiB", text, re.MULTILINE), label
     failed = text[text.index("batch_size=4096    ") :].split("\n")
@@ -148,23 +148,23 @@ def refused(**changes: Any) -> Side:
 
 def test_a_setting_that_failed_is_one_sentence_with_its_reason() -> None:
     shown = Compared(made.a_comparison(refused()))
-    text, page = " ".join(shown.text().split()), shown.html()
-    assert text.count(REFUSED) == 1 and len(shown.text().splitlines()) < 8
+    text, page = " ".join(shown.text(full=True).split()), shown.html()
+    assert text.count(REFUSED) == 1 and len(shown.text(full=True).splitlines()) < 8
     assert "KEEP IT" not in text and "Keep it" not in page and "<img" not in page and "<table" not in page
     assert shown.json()["b"]["edit"] is None  # type: ignore[index]
     other = refused(label="batch_size=200000")
     compared = tuple(made.a_comparison(b) for b in (refused(), other))
     many = Compared(Experiment((made.as_written(), refused(), other), compared, 1.0))
-    assert " ".join(many.text().split()).count(REFUSED) == 1 and "<table" not in many.html()
+    assert " ".join(many.text(full=True).split()).count(REFUSED) == 1 and "<table" not in many.html()
     assert f"batch_size=100000, batch_size=200000: {REFUSED}." in many.headline.evidence
 
 
 def test_what_had_no_effect_is_not_to_be_kept() -> None:
     check = Change("channels_last", "on", "off", "module call", "no effect", "nothing to lay out")
     without = Compared(made.a_comparison(made.alike(checks=(check,))))
-    assert "KEEP IT" not in without.text() and without.json()["b"]["edit"] is None  # type: ignore[index]
+    assert "KEEP IT" not in without.text(full=True) and without.json()["b"]["edit"] is None  # type: ignore[index]
     beside = made.faster(checks=(check, *made.faster().checks))
-    assert "KEEP IT" in Compared(made.a_comparison(beside)).text()
+    assert "KEEP IT" in Compared(made.a_comparison(beside)).text(full=True)
 
 
 def test_only_what_ran_out_of_memory_is_marked_so() -> None:
@@ -202,8 +202,8 @@ def test_points_avoid_names_and_long_labels_break_at_the_sign() -> None:
 
 def test_price_adds_cost() -> None:
     found = made.a_comparison()
-    assert "cost of a million samples, at 2.5 an hour" in Compared(found, 2.5).text()
-    assert "cost" not in Compared(found).text()
+    assert "cost of a million samples, at 2.5 an hour" in Compared(found, 2.5).text(full=True)
+    assert "cost" not in Compared(found).text(full=True)
 
 
 def test_the_object_has_what_a_program_asks_for() -> None:

@@ -118,7 +118,7 @@ def test_kernel_names_lose_only_what_all_of_them_repeat() -> None:
 @EVERY_CASE
 @pytest.mark.parametrize("width", [None, 60, 77, 100])
 def test_text_keeps_to_its_width_and_says_the_headline(case: Case, width: int | None) -> None:
-    text = report(case).text(width)
+    text = report(case).text(width, full=True)
     assert max(map(len, text.splitlines())) <= (width or 100)
     assert not controls(text)
     squeezed = "".join(text.split())
@@ -128,7 +128,7 @@ def test_text_keeps_to_its_width_and_says_the_headline(case: Case, width: int | 
 
 def test_text_shows_both_step_times_and_why_steps_were_left_out() -> None:
     case = CASES["cpu"]
-    text = report(case).text()
+    text = report(case).text(full=True)
     assert case.facts.step_us is not None and case.facts.traced_step_us is not None
     without = next(line for line in text.splitlines() if "without the profiler" in line)
     assert formatting.duration(case.facts.step_us.median) in without and without.endswith(
@@ -140,7 +140,7 @@ def test_text_shows_both_step_times_and_why_steps_were_left_out() -> None:
 
 
 def test_parts_are_shown_by_share_without_zeros() -> None:
-    text = report(CASES["cpu"]).text()
+    text = report(CASES["cpu"]).text(full=True)
     table = text[text.index("WHERE THE STEP'S TIME GOES") : text.index("COSTLIEST OPERATORS")]
     assert table.index("waiting for the DataLoader") < table.index("computing") < table.index("unknown")
     assert "communicating" not in table and "copying" not in table
@@ -153,7 +153,7 @@ def test_unknown_time_of_any_length_is_shown() -> None:
     assert case.facts.breakdown is not None
     share = {**dict.fromkeys(case.facts.breakdown.share, 0.0), "compute": 1 - 1e-6, "unknown": 1e-6}
     changed = dataclasses.replace(case.facts.breakdown, share=share)
-    text = Report(dataclasses.replace(case.facts, breakdown=changed), case.diagnosis).text()
+    text = Report(dataclasses.replace(case.facts, breakdown=changed), case.diagnosis).text(full=True)
     assert re.search(r"unknown\s+▏\s+< 0\.1 %", text)
 
 
@@ -161,22 +161,22 @@ def test_why_a_change_had_no_effect_is_said_to_its_end() -> None:
     why = "its dataset was defined in this notebook, where workers started by spawn cannot find it; write it to a file"
     case = CASES["cpu"]
     run = dataclasses.replace(case.run, changes=(Change("workers", "2", "0", "DataLoader option", "no effect", why),))
-    text = Report(dataclasses.replace(case.facts, run=run), case.diagnosis).text()
+    text = Report(dataclasses.replace(case.facts, run=run), case.diagnosis).text(full=True)
     assert f"NO EFFECT: {why}" in " ".join(text[text.index("CHANGED FOR") :].split("\n\n")[0].split()[-60:])
 
 
 def test_what_could_not_be_measured_is_said_and_never_a_zero() -> None:
-    text = " ".join(report(CASES["no_step"]).text().split())
+    text = " ".join(report(CASES["no_step"]).text(full=True).split())
     assert "Not measurable: another torch.profiler is active in this process." in text
     assert "accounted as one whole" in text and "ended by an exception (ValueError: a message" in text
     assert re.search(r"the whole cell, without the profiler\s+500 ms", text) and "0 ms" not in text.replace(
         "500 ms", ""
     )
-    assert "(from 240 ms into the" in report(CASES["gpu"]).text()
+    assert "(from 240 ms into the" in report(CASES["gpu"]).text(full=True)
 
 
 def test_an_unsaved_run_does_not_promise_to_open_again() -> None:
-    text = report(CASES["cpu"], "No space left on device: free some, then run again.").text()
+    text = report(CASES["cpu"], "No space left on device: free some, then run again.").text(full=True)
     assert "Not saved: No space left on device" in text and "Open it again" not in text
 
 
@@ -473,7 +473,7 @@ def test_a_window_without_a_step_is_shown_as_one_and_labelled_so() -> None:
     run = dataclasses.replace(case.run, steps=Steps.empty(), traced_numbers=(), step_source="whole cell")
     shown = Report(facts(run), case.diagnosis)
     assert shown.facts.breakdown is not None and shown.facts.breakdown.whole_window
-    text = shown.text()
+    text = shown.text(full=True)
     assert "stands as one" in text and "WHERE THE TIME GOES" in text and "no step found" in text
     assert shown.json()["data_wait_us"]["waited"] is None  # type: ignore[index]
     png_size(shown.png())
@@ -492,7 +492,7 @@ def test_gpulabs_own_facts_about_the_same_runs_can_be_shown(case: Case) -> None:
     own = facts(case.run)
     assert own.step_us == case.facts.step_us and own.selection.dropped == case.facts.selection.dropped
     shown = Report(own, case.diagnosis)
-    assert shown.text() and shown.fragment() and json.dumps(shown.json(), allow_nan=False)
+    assert shown.text(full=True) and shown.fragment() and json.dumps(shown.json(), allow_nan=False)
     png_size(shown.png())
 
 
