@@ -2,7 +2,7 @@
 
 A step on the device reaches from one boundary to the next; a boundary is when the host is there and the main stream has
 ended all that was launched before. Where the device idles, the cause is what the host does at that moment; where the
-host launches and a task is on its way already, the task is "queued".
+host launches and a task is on its way already, the task is "queued"; so is the next kernel of a graph between two of them.
 """
 
 from __future__ import annotations
@@ -70,15 +70,25 @@ def _idle(start: int, end: int, tasks: list[Task], host: list[Stretch]) -> dict[
     found: Counter[str] = Counter()
     running = _Counting([(t.start_ns, t.end_ns) for t in near])
     waiting = _Counting([(t.launched_ns, t.start_ns) for t in near])
+    in_graph = _Counting(_graph_times(near))
     at_host = iter(sorted(doing, key=lambda h: h.start_ns))
     current = next(at_host, None)
     for begin, until in pairwise(moments):
         while current is not None and current.end_ns <= begin:
             current = next(at_host, None)
         busy, queued, state = running.at(begin), waiting.at(begin), _state(current, begin)
+        within = in_graph.at(begin)
         if not busy:
-            found["queued" if queued and state not in BEFORE_QUEUED else state] += until - begin
+            found["queued" if within or (queued and state not in BEFORE_QUEUED) else state] += until - begin
     return dict(found)
+
+
+def _graph_times(tasks: list[Task]) -> list[tuple[int, int]]:
+    """From the first to the last kernel of each graph: of what one call has launched."""
+    by_call: dict[tuple[int, int], list[Task]] = {}
+    for task in tasks:
+        by_call.setdefault((task.stream, task.launched_ns), []).append(task)
+    return [(min(t.start_ns for t in g), max(t.end_ns for t in g)) for g in by_call.values() if len(g) > 1]
 
 
 def _state(current: Stretch | None, at: int) -> str:

@@ -422,7 +422,7 @@ def test_what_needs_workers_says_so_unless_they_are_set_too() -> None:
 
 def test_no_loader_no_option() -> None:
     for knob in OPTIONS:
-        assert knob.refuses(Observation(Device("cpu", "CPU")), knob.options[-1]) == "the cell iterates no DataLoader"
+        assert knob.refuses(Observation(Device("cuda", "GPU")), knob.options[-1]) == "the cell iterates no DataLoader"
         assert knob.value_in(Observation(Device("cpu", "CPU"))) is None
 
 
@@ -521,7 +521,8 @@ def test_persistence_cannot_be_told_from_one_epoch() -> None:
 @pytest.mark.filterwarnings("error")
 def test_pinning_without_a_gpu_says_that_it_does_nothing() -> None:
     loader = plain()
-    assert PIN_MEMORY.refuses(observation(loader), True) is None
+    assert "no effect without a GPU" in str(PIN_MEMORY.refuses(observation(loader), True))
+    assert PIN_MEMORY.refuses(replace(observation(loader), device=Device("cuda", "GPU")), True) is None
     run, logs = measured(lambda: train(loader), {PIN_MEMORY: True})
     result = PIN_MEMORY.verify(observation(loader), True, logs["pin_memory"], run)
     assert result.state == "no effect" and "no GPU" in result.evidence
