@@ -2,7 +2,7 @@
 
 A step on the device reaches from one boundary to the next; a boundary is when the host is there and the main stream has
 ended all that was launched before. Where the device idles, the cause is what the host does at that moment; where the
-host launches and a task is on its way already, the task is "queued"; so is the next kernel of a graph between two of them.
+host launches and a task is on its way already, the task is "queued", as is each next kernel of a graph.
 """
 
 from __future__ import annotations
