@@ -43,7 +43,7 @@ def first_screen(
     lines = _head(opening, headline, width).split("\n")
     folded = []
     for section in sections:
-        whole = ["", *_short_section(section, width)] if section.lead or section.code else []
+        whole = ["", *"\n".join(_short_section(section, width)).split("\n")] if section.lead or section.code else []
         if section.lead or (section.code and len(lines) + len(whole) <= room):
             lines += whole
         elif not section.aside:

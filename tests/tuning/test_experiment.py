@@ -87,7 +87,7 @@ def test_everything_is_as_before(names: dict[str, Any]) -> None:
     random = (torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy())
     model, parameters = names["model"], list(names["model"].parameters())
     found = quick(CELL, {"fused_optimizer": "on"}, names)
-    assert found.verdict in ("faster", "slower", "no measurable difference")
+    assert found.verdict in ("faster", "slower", "no measurable difference", "undecided")
     assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
     assert names["optimizer"].state_dict() == state
     assert (

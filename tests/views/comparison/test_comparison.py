@@ -294,7 +294,7 @@ def noisy(**changes: Any) -> Comparison:
 def test_nothing_but_the_blocks_has_a_ratio() -> None:
     """Headline, table and JSON of an undecided comparison: one figure, one verdict, no part that explains it."""
     shown = Compared(noisy())
-    text, figures = " ".join(shown.text().split()), shown.json()
+    text, figures = " ".join(shown.text(full=True).split()), shown.json()
     assert shown.verdict == figures["verdict"] == "undecided" and shown.headline.key == "undecided"
     assert text.count("Undecided: ") == 2 and "no measurable difference where" in text
     assert f"{shown.times_as_fast:.1f} times as fast per step, but" in shown.headline.sentence
@@ -317,7 +317,7 @@ def test_only_what_is_faster_is_to_be_kept() -> None:
 def test_what_decides_nothing_is_no_hit(ratio: float) -> None:
     """Any prediction lies between 0.6 and 2.0 times as fast."""
     told = Prediction({"workers": "2"}, ratio, (ratio / 1.2, ratio * 1.2), "because")
-    text = " ".join(Compared(noisy(prediction=told)).text().split())
+    text = " ".join(Compared(noisy(prediction=told)).text(full=True).split())
     assert "as predicted" not in text and "than predicted" not in text
     held = dataclasses.replace(told, ratio=0.345, interval=(0.3, 0.4))
     assert "as predicted" in Compared(made.a_comparison(made.faster(prediction=held))).text()
