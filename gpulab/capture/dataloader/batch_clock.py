@@ -45,8 +45,14 @@ class LoadingClock:
         self._pinned: dict[int, int] = {}  # ns, by the id of what was pinned
         self._pinning = threading.local()
         self._loader: int | None = None
+        self._own_ns = 0
         self._fault: Exception | None = None
         self.worker_threads: int | None = None  # once finished: the most that an operator in a worker is split among
+
+    def take_own_ns(self) -> int:
+        """What the timing of batches in this process has taken since the last call."""
+        own_ns, self._own_ns = self._own_ns, 0
+        return own_ns
 
     def fed(self, loader: int) -> None:
         """The loader of that number is asked for a batch now."""
@@ -196,8 +202,9 @@ class LoadingClock:
             if feed is None:
                 return original(iterator)
             feed.loader = self._loader
-            asked_ns = perf_counter_ns()
+            before_ns, asked_ns = feed.own_ns, perf_counter_ns()
             data = original(iterator)
+            self._own_ns += feed.own_ns - before_ns
             feed.answered(asked_ns, perf_counter_ns(), self._pin_ns(iterator, data))
             return data
 

@@ -39,6 +39,9 @@ class Sink(Protocol):
     def add(self, row: Row) -> None:
         """Keep the row of a batch that was made."""
 
+    def cost(self, own_ns: int) -> None:
+        """So much longer the batch took because it was timed."""
+
     def broken(self) -> None:
         """Something of ours failed: nothing more is timed."""
 
@@ -50,6 +53,7 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
     weak = weakref.ref(fetcher)  # it would hold itself: torch lets go of one, and of the user's iterator, at once
 
     def fetch(index: Any) -> Any:
+        entered_ns = perf_counter_ns()
         if not sink.begins() or not _guarded(sink, clock.begin):
             return take(weak(), index)
         try:
@@ -57,6 +61,7 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
         finally:
             clock.end()
         _guarded(sink, lambda: sink.add(clock.row()))
+        sink.cost(clock.began_after_ns(entered_ns) + clock.ended_before_ns(perf_counter_ns()))
         return batch
 
     def collate(data: Any) -> Any:
@@ -138,6 +143,14 @@ class _FetchClock:
             for slot in self._transforms:
                 slot.take_out()
         self._short = self._end_ns - self._start_ns < _SHORT_NS * self._items
+
+    def began_after_ns(self, t_ns: int) -> int:
+        """How long after that the batch was begun with."""
+        return self._start_ns - t_ns
+
+    def ended_before_ns(self, t_ns: int) -> int:
+        """How long before that the batch was made."""
+        return t_ns - self._end_ns
 
     def row(self) -> Row:
         spent, collated = self._spent, self._collate_ns >= 0

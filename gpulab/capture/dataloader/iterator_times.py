@@ -104,6 +104,7 @@ class Here:
         self.loader: int | None = None
         self.threads: int | None = None
         self.undo: Callable[[], None] = lambda: None
+        self.own_ns = 0  # that timing took so far
         self._on = True
         self._row: Row | None = None
 
@@ -113,6 +114,9 @@ class Here:
 
     def add(self, row: Row) -> None:
         self._row = row
+
+    def cost(self, own_ns: int) -> None:
+        self.own_ns += own_ns
 
     def broken(self) -> None:
         self._on = False

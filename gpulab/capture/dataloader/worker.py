@@ -49,6 +49,9 @@ class _Written:
     def add(self, row: Row) -> None:
         self._memory.write(self._worker, (self._generation, self._number, *row))
 
+    def cost(self, own_ns: int) -> None:
+        """It delays the worker, and the training only as far as that waits for the worker."""
+
     def broken(self) -> None:
         self._works = False
 

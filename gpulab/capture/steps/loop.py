@@ -214,6 +214,7 @@ class Loop:
             self._leave()
         if fresh and not self._due:
             self.phases.loader_begins()
+        self.tracker.waits_from(perf_counter_ns())
 
     @guarded
     def answered(self, answer: Answer, batch: Any) -> None:
@@ -225,7 +226,8 @@ class Loop:
         self.pauses.answered(entered, batch=answer == "batch", end=answer == "end")
         if answer == "batch":
             self.loaders.gave(self._asked, batch)
-        self.tracker.loader_answered(entered, answer, samples_in(batch) if answer == "batch" else None)
+        own_ns = self.clock.take_own_ns() if self.clock is not None else 0
+        self.tracker.loader_answered(entered - own_ns, answer, samples_in(batch) if answer == "batch" else None)
         self.hooks_ns += perf_counter_ns() - entered
 
     @guarded

@@ -122,6 +122,11 @@ class StepTracker:
         self._asking, self._asked_ns = loader, t_ns
         return closed
 
+    def waits_from(self, t_ns: int) -> None:
+        """What was done since the loader was asked was gpulab's own: the loop waits from now on."""
+        if self._depth == 1:
+            self._asked_ns = max(self._asked_ns, t_ns)
+
     def loader_answered(self, t_ns: int, answer: Answer, samples: int | None = None) -> None:
         """The loader gave a batch of `samples` (None: unknown), an iterator, or had none left (or raised)."""
         self._depth -= 1

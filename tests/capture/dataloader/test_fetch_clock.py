@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import pickle
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from torch.utils.data._utils import pin_memory
 import gpulab
 from gpulab.capture.dataloader import fetch_clock, iterator_times, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
+from gpulab.capture.dataloader.iterator_times import Here
 from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.run import Batches, Run
@@ -468,3 +470,19 @@ def test_a_ring_keeps_the_newest_rows() -> None:
         memory.write(1, (i,) * shared_rows.ROW_WORDS)
     assert memory.written(0) == 0 and memory.written(1) == 5
     assert [row[0] for row in memory.read(1, 2, 5)] == [2, 3, 4]
+
+
+def test_what_timing_a_batch_takes_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look at the clock is 1 ns: own are those before the batch's begin and after its end."""
+    ticks = itertools.count()
+    monkeypatch.setattr(fetch_clock, "perf_counter_ns", lambda: next(ticks))
+    loader = iter(DataLoader(Planted(8), batch_size=4, num_workers=0))
+    feed = Here()
+    undo = fetch_clock.time_fetcher(loader._dataset_fetcher, loader._dataset, feed)  # type: ignore[attr-defined]
+    entered = next(ticks)
+    next(loader)
+    whole = next(ticks) - entered - 1
+    undo()
+    assert feed._row is not None
+    start, end, *_ = feed._row
+    assert feed.own_ns == whole - 1 - (end - start) > 0
