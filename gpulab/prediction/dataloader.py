@@ -14,6 +14,8 @@ from gpulab.prediction.calibration import CACHE_SD, RESTART_SD, SHORT_EPOCH, SMA
 from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.step import Projection
 
+CROWDED = 0.05  # ours, of a batch's time without a core: what is told of it is then not what it took
+
 
 def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Worker processes: step = max(computing + hand-off, making / workers, CPU time / cores)."""
@@ -30,7 +32,10 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
     cores = today.run.environment.usable_cores
     bound = f", at most {number(cores)} cores" if cores and count > cores else ""
     making_us, step_us = projection.making.batch_us, today.compute_us
-    words = f"a batch takes {duration(making_us)} to make and a step {duration(step_us)} without waiting: " + (
+    inside = today.facts.loading
+    crowded = inside is not None and (inside.core_wait_fraction or 0.0) >= CROWDED
+    alone = "with a core of its own " if crowded else ""
+    words = f"{alone}a batch takes {duration(making_us)} to make and a step {duration(step_us)} without waiting: " + (
         f"made in turn by {_workers(count)}{bound} beside it" if count else "one after the other without workers"
     )
     return making.doubted(WORKERS_SD if cores else 2 * WORKERS_SD, words)

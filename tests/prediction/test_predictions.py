@@ -836,3 +836,14 @@ def test_a_run_may_be_given_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert repr(gpulab.predict("quick", {"workers": 2})) == repr(gpulab.predict(run, {"workers": 2}))
     with pytest.raises(StoreError, match="quik"):
         gpulab.predict("quik")
+
+
+def test_a_time_without_a_crowd_is_told_as_that() -> None:
+    known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=32)
+    assert known.loading is not None
+    crowded = dataclasses.replace(known.loading, core_wait_fraction=0.5)
+    quiet, busy = (
+        predict(dataclasses.replace(known, loading=inside), {"workers": "2"}) for inside in (known.loading, crowded)
+    )
+    assert quiet.basis.startswith("A batch takes 32.0 ms to make")
+    assert busy.basis.startswith("With a core of its own a batch takes 16.0 ms to make")
