@@ -7,10 +7,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import climbing, growth_plot, simulated_loops
+from benchmarks import climbing, growth_plot, loaded_comparisons, simulated_loops
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
 from benchmarks.planted import report as planted_report
+from benchmarks.planted_knobs import holds
 
 PAGE = Path(__file__).parent / "README.md"
 INTRODUCTION = """\
@@ -73,6 +74,7 @@ def write() -> None:
         ("restoring", _restoring),
         ("calibration", _calibration),
         ("power", _power),
+        ("loaded_comparisons", loaded_comparisons.section),
         ("planted_knobs", _planted_knobs),
         ("climbing", climbing.section),
         ("planted_first_runs", planted_report.first_runs_section),
@@ -350,7 +352,7 @@ def _planted_knobs(kept: dict[str, Any]) -> list[str]:
         ratio = row["failure"] or "–"
         if row["ratio"] is not None and row["interval"] is not None:
             ratio = "{:.3f} [{:.3f}, {:.3f}]".format(row["ratio"], *row["interval"])
-        verdict = row["verdict"] if row["verdict"] == row["truth"] else f"**{row['verdict']}**"
+        verdict = row["verdict"] if holds(row["verdict"], row["truth"]) else f"**{row['verdict']}**"
         error = "" if row["error"] is None else f"{row['error']:.0%}"
         lines.append(
             f"| {row['knob']}={row['value']} | {row['because']} | {row['truth']} | {verdict} "

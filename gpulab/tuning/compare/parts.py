@@ -92,15 +92,17 @@ def typical_steps(run: Run, account: Breakdown) -> Sequence[StepParts]:
 def profiled_runs_agree(comparison: Comparison) -> bool:
     """Whether the one profiled run of each differs as the blocks do: else its parts tell of the machine, not of B.
 
-    The profiler makes short steps longer than long ones, so half the difference, in logarithms, may be missing.
+    The profiler makes short steps longer than long ones, so half the difference, in logarithms, may be missing; there
+    is no reason for a larger one.
     """
     of_a, of_b = summed_us(comparison.parts, per_sample=comparison.unit == "sample")
     if not comparison.ratio or not of_a or not of_b:
         return False
     middle, profiled = math.log(comparison.ratio), math.log(of_b / of_a)
     low, high = (math.log(edge) for edge in comparison.interval or (comparison.ratio, comparison.ratio))
-    spare = max(math.log(AGREES), abs(middle) / 2)
-    return low - spare <= profiled <= high + spare
+    spare, missing = math.log(AGREES), max(math.log(AGREES), abs(middle) / 2)
+    below, above = (spare, missing) if middle < 0 else (missing, spare)
+    return low - below <= profiled <= high + above
 
 
 def summed_us(parts: Sequence[PartChange], *, per_sample: bool) -> tuple[float, float]:

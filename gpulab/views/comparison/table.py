@@ -56,7 +56,8 @@ def verdict_line(comparison: Comparison) -> str:
     middle, around = speed_within(comparison.ratio, comparison.interval)
     interval = f", 95 % interval {around}" if around else ""
     floor = NOT_MEASURABLE if comparison.noise_floor is None else percent(comparison.noise_floor)
-    figures = f"B is {middle} times as fast per {comparison.unit}{interval}; noise floor {floor}"
+    alone = "of a step alone, " if comparison.verdict == "not comparable" else ""
+    figures = f"{alone}B is {middle} times as fast per {comparison.unit}{interval}; noise floor {floor}"
     return f"{capitalized(comparison.verdict)}: {figures}."
 
 
