@@ -35,8 +35,8 @@ def told_times(guess: object, measured: Faster | None, what: str) -> Note:
     if not measured.sure:
         return Note(
             "Undecided.",
-            f"Whether it is faster {what} cannot be told: {factor(measured.times)} times as fast may be chance. If "
-            "other programs are running, run that cell again when they have ended.",
+            f"It was {factor(measured.times)} times as fast {what}, and that may be chance. If other programs are "
+            "running, run that cell again when they have ended.",
         )
     measured_words = f"Measured: {factor(measured.times)} times as fast {what}."
     number = _number(guess)

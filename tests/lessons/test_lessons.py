@@ -202,7 +202,7 @@ def test_a_figure_that_was_not_measured_is_not_a_zero() -> None:
     assert told_times(2, None, "with workers").opening == "Not measurable."
     assert told_times(0, Faster(2.0, sure=True), "with workers").opening == "No number."
     unsure = told_times(2, Faster(1.9, sure=False), "with two workers")
-    assert unsure.opening == "Undecided." and "faster with two workers cannot be told" in unsure.words
+    assert unsure.opening == "Undecided." and "1.9 times as fast with two workers, and that may" in unsure.words
 
 
 def test_what_a_reader_wrote_is_escaped() -> None:

@@ -83,6 +83,7 @@ def _steps(axes: Axes, experiment: Experiment, shown: tuple[Side, ...], columns:
     frame(axes, f"Time of a {unit}")
     labels = [(name(side), panels.A_COLOUR if i == 0 else panels.B_COLOUR) for i, side in enumerate(shown)]
     panels.stacked_bars(axes, columns, labels)
+    axes.set_xlabel(f"{axes.get_xlabel()}; colours: shares in one profiled run of each", fontsize=SMALL_PT)
     for row, side in enumerate(shown):
         if side.failure:
             text = "\n".join(ink_lines(side.failure, 44, 2))

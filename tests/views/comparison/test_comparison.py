@@ -338,7 +338,7 @@ def test_no_axis_of_speeds_reaches_zero() -> None:
         sweep_figure._speeds(across, Experiment((wild.a, wild.b), (wild,), 1.0), 2)
         assert 0 < across.get_xlim()[0] < 1 / 7 and across.get_xscale() == "log"
     assert panels.factor_ticks(0.04, 6.0) == [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
-    assert 1.0 in panels.factor_ticks(0.97, 1.04)
+    assert 1.0 in panels.factor_ticks(0.97, 1.04) and panels.factor_ticks(0.7, 4.0) == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_the_figure_of_a_bar_stands_behind_it() -> None:
