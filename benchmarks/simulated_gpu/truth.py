@@ -2,7 +2,7 @@
 
 A step on the device reaches from one boundary to the next; a boundary is when the host is there and the main stream has
 ended all that was launched before. Where the device idles, the cause is what the host does at that moment; where the
-host launches and a task is on its way already, the task is "queued", as is each next kernel of a graph.
+host launches and a task is on its way already, the task is "queued", as are all but the first of a replayed graph.
 """
 
 from __future__ import annotations
@@ -70,25 +70,27 @@ def _idle(start: int, end: int, tasks: list[Task], host: list[Stretch]) -> dict[
     found: Counter[str] = Counter()
     running = _Counting([(t.start_ns, t.end_ns) for t in near])
     waiting = _Counting([(t.launched_ns, t.start_ns) for t in near])
-    in_graph = _Counting(_graph_times(near))
+    replaying = _Counting(_replays(near))
     at_host = iter(sorted(doing, key=lambda h: h.start_ns))
     current = next(at_host, None)
     for begin, until in pairwise(moments):
         while current is not None and current.end_ns <= begin:
             current = next(at_host, None)
         busy, queued, state = running.at(begin), waiting.at(begin), _state(current, begin)
-        within = in_graph.at(begin)
+        inside = replaying.at(begin)
         if not busy:
-            found["queued" if within or (queued and state not in BEFORE_QUEUED) else state] += until - begin
+            found["queued" if inside or (queued and state not in BEFORE_QUEUED) else state] += until - begin
     return dict(found)
 
 
-def _graph_times(tasks: list[Task]) -> list[tuple[int, int]]:
-    """From the first to the last kernel of each graph: of what one call has launched."""
-    by_call: dict[tuple[int, int], list[Task]] = {}
+def _replays(tasks: list[Task]) -> list[tuple[int, int]]:
+    """From the first to the last kernel of each graph: they share their launch."""
+    by_launch: dict[tuple[int, int], list[Task]] = {}
     for task in tasks:
-        by_call.setdefault((task.stream, task.launched_ns), []).append(task)
-    return [(min(t.start_ns for t in g), max(t.end_ns for t in g)) for g in by_call.values() if len(g) > 1]
+        if task.is_kernel:
+            by_launch.setdefault((task.launched_ns, task.stream), []).append(task)
+    graphs = [each for each in by_launch.values() if len(each) > 1]
+    return [(min(t.start_ns for t in each), max(t.end_ns for t in each)) for each in graphs]
 
 
 def _state(current: Stretch | None, at: int) -> str:
