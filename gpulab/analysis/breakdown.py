@@ -21,6 +21,7 @@ from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timelin
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import device_windows, host_steps
 from gpulab.timeline.launches import replay_times
+from gpulab.timeline.start_up import start_up
 
 PARTS = (
     "compute",
@@ -35,6 +36,7 @@ PARTS = (
     "optimizer",
     "launch",
     "queued",
+    "start_up",
     "other",
     "unknown",
 )
@@ -61,17 +63,22 @@ class StepParts:
     flags: int  # StepFlag
     host: tuple[int, int]
 
+    @property
+    def own_ns(self) -> int:
+        """Its length without what starting up took."""
+        return self.end_ns - self.start_ns - self.parts_ns.get("start_up", 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
     """The accounting of a profiled window on one device.
 
     `device_index` is its number, None on a CPU. `median_us` is the per-part median over the steps; `share` is each
-    part's share of the summed wall time (shares sum to 1). `busy_fraction` and `kernel_busy_fraction` are None on a
-    CPU device. `whole_window`: no step was found, the window stands as one. `pauses_ns` are the pauses of the run that
-    lie in the profiled window, as [start, end): where nothing else claims their time, they are "other".
-    `round_steps`: steps of a round, as `Facts.round_steps`. `core_wait_from`: the parts that gave
-    "core_wait".
+    part's share of the summed wall time without what starting up took (shares sum to 1; that of "start_up" is 0).
+    `busy_fraction` and `kernel_busy_fraction` are None on a CPU device. `whole_window`: no step was found,
+    the window stands as one. `pauses_ns` are the pauses of the run that lie in the profiled window, as [start, end):
+    where nothing else claims their time, they are "other".
+    `round_steps`: steps of a round, as `Facts.round_steps`. `core_wait_from`: the parts that gave "core_wait".
     """
 
     device: str
@@ -124,7 +131,12 @@ class Breakdown:
     @property
     def mean_step_us(self) -> float | None:
         """None without a step."""
-        return self.wall_ns / len(self.steps) / 1e3 if self.steps else None
+        return (self.wall_ns - self.start_up_ns) / len(self.steps) / 1e3 if self.steps else None
+
+    @property
+    def start_up_ns(self) -> int:
+        """What happened once, at the first calls: it is in no share."""
+        return sum(s.parts_ns["start_up"] for s in self.steps)
 
     def typical_share(self, *parts: str) -> float:
         """Median over the steps of the share that these parts have together: one odd step does not speak for all.
@@ -132,7 +144,7 @@ class Breakdown:
         Where steps differ within a round, over rounds of so many steps.
         """
         shares = [
-            sum(s.parts_ns[p] for s in steps for p in parts) / max(1, sum(s.end_ns - s.start_ns for s in steps))
+            sum(s.parts_ns[p] for s in steps for p in parts) / max(1, sum(s.own_ns for s in steps))
             for steps in self._rounds()
         ]
         return float(np.median(shares)) if shares else 0.0
@@ -225,14 +237,15 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
         StepParts(n, w[0], w[1], dict(zip(PARTS, row, strict=True)), f, (h[0], h[1]))
         for n, w, row, f, h in zip(numbers, windows.tolist(), totals.tolist(), flags, host.tolist(), strict=True)
     )
-    wall = int(totals.sum()) or 1
+    once = PARTS.index("start_up")
+    wall = int(totals.sum() - totals[:, once].sum()) or 1
     device = None if index is None else spans.on_device(timeline, index)
     return Breakdown(
         device=run.device.name,
         device_index=index,
         steps=steps,
         median_us={p: float(np.median(totals[:, i])) / 1e3 for i, p in enumerate(PARTS)},
-        share={p: float(totals[:, i].sum()) / wall for i, p in enumerate(PARTS)},
+        share={p: float(totals[:, i].sum()) / wall if i != once else 0.0 for i, p in enumerate(PARTS)},
         median_step=numbers[median_window(windows)],
         busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=False),
         kernel_busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=True),
@@ -267,6 +280,7 @@ def _without_core(totals: Int64, givers: tuple[str, ...], waited_ns: Float64) ->
 
 def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     """On the CPU device: compute is the operators of the training thread and of autograd outside the DataLoader."""
+    yield "start_up", start_up(timeline, None).times
     yield "data_wait", spans.loading_times(timeline)
     yield "compute", spans.covered(timeline, spans.training_operators(timeline))
     yield "optimizer", spans.update_times(timeline)
@@ -308,6 +322,8 @@ def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, 
     work = np.flatnonzero(device & spans.device_items(timeline))
     launches = np.flatnonzero(spans.runtime_calls(timeline))
     started, launch = spans.matched(timeline, work, launches)
+    index = timeline.lanes[int(timeline.lane_id[work[0]])].process if len(work) else None
+    yield "start_up", start_up(timeline, index).times
     yield "unknown", _launched_outside(timeline, work, started)
     yield "data_wait", spans.loading_times(timeline)
     yield "sync_wait", calls(spans.SYNCHRONIZING)

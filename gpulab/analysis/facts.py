@@ -100,7 +100,8 @@ class Facts:
         step, wait = self.typical_step_us, self.data_wait_us
         if self.step_us is None and step is not None and wait is not None:
             steps, rows = self.run.steps, self.run.traced_rows
-            return float(steps.data_wait_ns[rows].sum() / max(1, steps.wall_ns[rows].sum()))
+            once_ns = self.breakdown.start_up_ns if self.breakdown is not None else 0
+            return float(steps.data_wait_ns[rows].sum() / max(1, steps.wall_ns[rows].sum() - once_ns))
         return wait.median / step.median if step is not None and wait is not None and step.median > 0 else None
 
     @property
@@ -208,10 +209,17 @@ def _marks_are_whole(run: Run) -> bool:
 
 
 def _time_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:
-    """Of each step, as its device counts: the host may be far ahead of a GPU. Profiled ones by the trace."""
+    """Of each step, as its device counts: the host may be far ahead of a GPU. Profiled ones by the trace.
+
+    Without what starting up took in them, once.
+    """
     time_ns = run.steps.time_ns.copy()
-    if account is not None and not account.whole_window and account.device_index is not None:
-        time_ns[traced] = np.diff(account.windows)[:, 0]
+    if account is None or account.whole_window:
+        return time_ns
+    if account.device_index is not None:
+        time_ns[traced] = [step.own_ns for step in account.steps]
+    elif account.start_up_ns:
+        time_ns[traced] -= [step.parts_ns["start_up"] for step in account.steps]
     return time_ns
 
 

@@ -39,14 +39,15 @@ class RuleContext:
     def whole_us(self) -> float | None:
         """Time per step from the end of the warm-up to the last step, with all that lies between steps; mean.
 
-        Without what starting and stopping the profiler took. None without steps.
+        Without what starting and stopping the profiler took, and first calls in the profiled steps. None without steps.
         """
         run = self.facts.run
         first = np.flatnonzero(run.steps.phase != Phase.WARMUP)
         if not len(first):
             return None
         ours = run.observer
-        own_ns = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0)
+        once_ns = self.facts.breakdown.start_up_ns if self.facts.breakdown is not None else 0
+        own_ns = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0) + once_ns
         span_ns = int(run.steps.end_ns[-1] - run.steps.start_ns[first[0]])
         return max((span_ns - own_ns) / (len(run.steps) - int(first[0])) / 1e3, self.step_us or 0.0)
 

@@ -17,6 +17,7 @@ from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 
+_MOST = 0.5  # ours, of the profiled time
 FAULT = "A fault of gpulab's own: please report it"
 
 
@@ -38,6 +39,8 @@ def diagnose(
             context, [*said, *(with_predictions(facts, later, context.step_us, evidence) if predict_cures else later)]
         )
     account = facts.breakdown
+    if account is not None and account.start_up_ns >= _MOST * account.wall_ns:  # the rest of it is no usual step
+        ranked = tuple(sorted(ranked, key=lambda f: f.once_us is None))
     return Diagnosis(
         findings=ranked,
         untold=() if context.is_cut_short else tuple(a for a in answers if isinstance(a, Undetermined)),

@@ -56,6 +56,7 @@ class Finding:
     shares_with: tuple[str, ...] = ()
     between_us_per_step: float = 0.0  # of the recoverable time, where it claims both a part of the step and `BETWEEN`
     removed_ns: tuple[tuple[int, int], ...] = ()
+    once_us: float | None = None  # what it takes once, and in no step
 
     @property
     def knob(self) -> str | None:

@@ -14,6 +14,7 @@ import numpy as np
 from gpulab.intervals import Intervals, paint, union
 from gpulab.run import Category, Int64, Phase, StepFlag, Steps, Timeline
 from gpulab.timeline import spans
+from gpulab.timeline.start_up import worker_start
 
 WHOLE_WINDOW = "whole window"
 
@@ -133,7 +134,7 @@ def _steps(timeline: Timeline, windows: _Windows) -> Steps:
         number=windows.number,
         start_ns=windows.start_ns,
         end_ns=windows.end_ns,
-        data_wait_ns=_within(bounds, timeline, fetches),
+        data_wait_ns=_within(bounds, timeline, fetches) - paint(bounds, [worker_start(timeline)])[:, 0],
         optimizer_ns=_within(bounds, timeline, updates),
         batch_count=_count(bounds, timeline, fetches),
         sample_count=np.full(n, -1, np.int64),

@@ -81,6 +81,9 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             on_cpu="the program was preparing its next operation",
         ),
         "queued": Part("queued, not started", "work was queued on the GPU but had not begun", "#DDCC77"),
+        "start_up": Part(
+            "starting up, once", "libraries were loaded, the GPU's context created: in no other share", "#661100"
+        ),
         "other": Part("other named work", "something else the trace names: saving, logging, compiling", "#9A9A9A"),
         "unknown": Part("unknown", "the trace does not say what happened here", "#4D4D4D", hatch="////"),
     }

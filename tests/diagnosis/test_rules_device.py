@@ -865,7 +865,7 @@ def ranked(name: str) -> list[str]:
         ("b200_moe_launch_bound", "launch_bound", set(), {"data_starved", "no_mixed_precision"}),
         ("mi300_resnet_healthy", "exposed_communication", {"layout"}, {"data_starved", "launch_bound"}),
         ("a100_8ranks_rank3", "exposed_communication", set(), {"data_starved", "launch_bound"}),
-        ("a100_alexnet_sync_events", "cannot_tell", set(), {"launch_bound", "allocator_thrash", "blocking_copy"}),
+        ("a100_alexnet_sync_events", "start_up", set(), {"launch_bound", "allocator_thrash"}),
         ("v100_dlrm_8ranks/rank0", "exposed_communication", {"launch_bound"}, {"data_starved"}),
     ],
 )

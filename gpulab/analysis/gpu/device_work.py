@@ -14,6 +14,7 @@ from gpulab.run import Category, Int64, Timeline, UInt8
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import launched_within
 from gpulab.timeline.launches import CallTree, launch_of
+from gpulab.timeline.start_up import start_up
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +103,7 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
     operator = np.full(len(rows), -1, dtype=np.int64)
     operator[call >= 0] = tree.innermost(timeline, call[call >= 0])
     busy = union(timeline.start_ns[every], timeline.end_ns[every])
-    steps = union(windows[:, 0], windows[:, 1])
+    steps = subtract(union(windows[:, 0], windows[:, 1]), start_up(timeline, account.device_index).times)
     return DeviceWork(
         timeline=timeline,
         windows=windows,

@@ -19,6 +19,7 @@ from gpulab.diagnosis.rules import (
     placement,
     precision,
     sharing,
+    start_up,
     transfers,
     verdicts,
 )
@@ -40,6 +41,7 @@ RULE_MODULES: tuple[RuleModule, ...] = (
     core_wait,
     placement,
     pauses,
+    start_up,
     # the device: what is launched on it, copied to it and computed on it
     launches,
     transfers,

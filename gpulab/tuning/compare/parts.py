@@ -35,6 +35,7 @@ LABELS: Mapping[str, str] = MappingProxyType(
         "optimizer": "optimizer",
         "launch": "launching",
         "queued": "queued, not started",
+        "start_up": "starting up, once",
         "other": "other named work",
         "unknown": "unknown",
     }

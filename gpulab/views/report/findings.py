@@ -100,6 +100,8 @@ def _evidence_cells(evidence: Sequence[Evidence]) -> Iterator[tuple[str, str]]:
 
 def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
     sure = _SURE[finding.confidence]
+    if finding.once_us is not None:
+        return f"{duration(finding.once_us)}, once: no other step is like it ({sure})"
     if finding.recoverable_us_per_step is None:
         return f"how much cannot be told from the run ({sure})"
     shared = [title_of(key) for key in finding.shares_with]
@@ -152,6 +154,7 @@ def _document(finding: Finding) -> dict[str, object]:
             for e in finding.evidence
         ],
         "recoverable_us_per_step": finding.recoverable_us_per_step,
+        "once_us": finding.once_us,
         "confidence": finding.confidence,
         "knob": finding.knob,
         "cure": finding.cure or None,

@@ -263,6 +263,8 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
             f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the profiled time; "
             f"kernels alone: {percent(breakdown.kernel_busy_fraction)}."
         )
+    if breakdown.start_up_ns:
+        lines.append(f"Starting up took {_ns(breakdown.start_up_ns)}, once: it is in none of these shares.")
     lines += _annotated(facts, breakdown)
     hidden = _hidden_wait(facts, breakdown)
     return [*lines, hidden] if hidden else lines

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MOST_BARS = 150
-_UNPROFILED_PARTS = ("data_wait", "optimizer")
+_UNSHARED_PARTS = ("data_wait", "optimizer", "start_up")  # may be drawn without a share of the profiled steps
 _REST = "rest"
 _PROFILED = "#7A5C00"
 _NARROWEST = 0.004  # of the panel: a profiled step stays visible in a long run
@@ -183,7 +183,7 @@ def shade_profiled(axes: Axes, facts: Facts, seconds_per_unit: float, *, name: b
 
 def _legend(axes: Axes, facts: Facts, bars: Bars) -> None:
     share = facts.breakdown.share if facts.breakdown and profiled_steps(facts) else {}
-    names = [n for n in wording.PARTS if share.get(n) or (n in _UNPROFILED_PARTS and bars.parts_ms[n].any())]
+    names = [n for n in wording.PARTS if share.get(n) or (n in _UNSHARED_PARTS and bars.parts_ms[n].any())]
     withheld = facts.breakdown is None and facts.run.timeline is not None
     rest = "rest of the step" if withheld else "rest of an unprofiled step"
     keys = [Key(rest, wording.NOT_PROFILED.colour)] if bars.parts_ms[_REST].any() else []
