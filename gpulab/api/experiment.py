@@ -118,7 +118,7 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
     remember_trials(runner.trials)
     if show and (runner.error is None or result.comparisons):  # with nothing to compare the error says it all
         try:
-            progressing.show(compared, full=full)
+            progressing.put(compared, full=full)
         except Exception as e:
             sys.stderr.write(f"gpulab: the comparison could not be shown ({type(e).__name__}: {e})\n")
     if runner.error is not None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Observation
+from gpulab.views.lesson_link import lesson_path
 from gpulab.views.running.widgets import close
 
 AS_WRITTEN = "as written"
@@ -205,17 +204,6 @@ def _lesson_link(lesson: str) -> str:
     if path is None:
         return ""
     return f' <a href="{escape(path)}" target="_blank" style="text-decoration:underline">lesson</a>'
-
-
-def lesson_path(lesson: str, folder: Path | None = None) -> str | None:
-    """Where the notebook of a lesson is, seen from `folder` (the one of the user's notebook); None: not there."""
-    here = folder or Path.cwd()
-    if lesson:
-        for way in ("", "notebooks/", "../notebooks/"):
-            with suppress(OSError):
-                if (here / way / f"{lesson}.ipynb").is_file():
-                    return f"{way}{lesson}.ipynb"
-    return None
 
 
 def _cell() -> Any:

@@ -12,12 +12,12 @@ from gpulab.views.running.live_plot import WIDGET_VIEW
 
 
 class PanelOutput:
-    """Three outputs of the cell that showed the panel: the panel, a picture, tables."""
+    """Three outputs of the cell that showed the panel: the panel, the result, what the cell printed."""
 
     def __init__(self) -> None:
         self._panel: Any = None
-        self._picture: Any = None
-        self._tables: Any = None
+        self._result: Any = None
+        self._printed: Any = None
 
     def show(self, root: Any, text: str) -> None:
         """Display it with room below; shown again, it takes the place of what was shown before."""
@@ -28,19 +28,19 @@ class PanelOutput:
             self._panel.update(view, raw=True)
             return
         self._panel = display(view, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        self._picture = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        self._tables = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        self._result = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        self._printed = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
-    def show_result(self, bundle: dict[str, object], fragment: str) -> None:
+    def show_result(self, bundle: dict[str, object], printed: str) -> None:
         if self._panel is not None:
-            self._picture.update(bundle, raw=True)
-            self._tables.update({"text/html": fragment, "text/plain": ""}, raw=True)
+            self._result.update(bundle, raw=True)
+            self._printed.update({"text/html": printed, "text/plain": ""}, raw=True)
 
     def show_text(self, text: str) -> None:
         """A traceback in place of a result."""
         if self._panel is not None:
-            self._picture.update({"text/plain": text, "text/html": _quoted(text)}, raw=True)
-            self._tables.update({"text/plain": ""}, raw=True)
+            self._result.update({"text/plain": text, "text/html": _quoted(text)}, raw=True)
+            self._printed.update({"text/plain": ""}, raw=True)
 
     def close(self, text: str) -> None:
         """Put the panel's settings, as text, where the panel was."""

@@ -292,7 +292,7 @@ class PanelSession:
 
     def _show(self, result: Result, job: _Job) -> None:
         if self._output is not None:
-            self._output.show_result(result.bundle(), result.fragment() + _printed(job.prints))
+            self._output.show_result(result.bundle(), _printed(job.prints))
         elif not job.from_panel:
             sys.stdout.write(result.text() + "\n")
 

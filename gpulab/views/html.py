@@ -10,6 +10,7 @@ from types import MappingProxyType
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
 from gpulab.views.layout import Column, Row, Section
+from gpulab.views.lesson_link import lesson_path
 from gpulab.views.report.timeline_page import script_policy
 
 Look = Mapping[str, str]  # element of a section → the attributes of its tag
@@ -31,27 +32,43 @@ _PAGE: Look = MappingProxyType(
         "bar cell": 'class="bar"',
         "bar": 'class="fill"',
         "line": 'class="note"',
+        "more": 'class="more"',
     }
 )
 
 _CELL = "padding:3px 14px 3px 0;border:0;vertical-align:top;background:transparent;"
-_WRAPS = "text-align:left;max-width:480px;overflow-wrap:anywhere"
-_HEADLINE = "margin:8px 0 2px 0;font-size:15px;font-weight:600;overflow-wrap:anywhere"
+_WRAPS = "text-align:left;max-width:620px;overflow-wrap:anywhere"
 _INLINE: Look = MappingProxyType(
     {
         "table": 'style="border-collapse:collapse;margin:2px 0 6px 0;font-size:13px;width:auto"',
         "row": 'style="background:transparent"',
-        "head": f'style="{_CELL}text-align:left;font-weight:normal;opacity:0.7"',
-        "head number": f'style="{_CELL}text-align:right;font-weight:normal;opacity:0.7;white-space:nowrap"',
+        "head": f'style="{_CELL}text-align:left;font-weight:normal;opacity:0.75"',
+        "head number": f'style="{_CELL}text-align:right;font-weight:normal;opacity:0.75;white-space:nowrap"',
         "cell": f'style="{_CELL}{_WRAPS}"',
         "cell number": f'style="{_CELL}text-align:right;white-space:nowrap"',
         "cell short": f'style="{_CELL}text-align:left;white-space:nowrap"',
-        "cell first": f'style="{_CELL}{_WRAPS};min-width:176px;font-weight:500"',
+        "cell first": f'style="{_CELL}{_WRAPS};font-weight:500"',
         "bar cell": f'style="{_CELL}text-align:left;min-width:{_BAR_PX}px"',
         "bar": "",
-        "line": 'style="margin:2px 0;font-size:13px;opacity:0.75"',
+        "line": 'style="margin:2px 0;font-size:13px;opacity:0.8"',
+        "more": 'style="margin:2px 0;font-size:13px"',
     }
 )
+_LEVELS = MappingProxyType({"bad": "#D9661F", "notice": "#C29A16", "good": "#1E9E77", "unknown": "#8A8A8A"})
+_HEADLINE = "font-size:16px;line-height:1.35;font-weight:600;overflow-wrap:anywhere"
+_NARROW = "560px"
+# Of an output in a narrow place: each row one below the other, each figure with its column's title.
+_STACKED = """
+.SCOPE table, .SCOPE tbody, .SCOPE tr, .SCOPE td { display: block !important; text-align: left !important;
+  width: auto !important; min-width: 0 !important; max-width: none !important; white-space: normal !important; }
+.SCOPE thead { display: none !important; }
+.SCOPE tr { padding: 5px 0 !important; border-top: 1px solid rgba(128,128,128,0.25) !important; }
+.SCOPE td { padding: 0 !important; border: 0 !important; }
+.SCOPE td:first-child { font-weight: 600; }
+.SCOPE td[data-title]::before { content: attr(data-title) ": "; opacity: 0.75; }
+"""
+_FRAGMENT_STYLE = f"""<style>.gpulab {{ container-type: inline-size; }}
+@container (max-width: {_NARROW}) {{{_STACKED.replace("SCOPE", "gpulab")}}}</style>"""
 
 _CODE = (
     "margin:8px 0 0 0;padding:10px 14px;overflow-x:auto;font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;"
@@ -78,14 +95,17 @@ h1 { color: var(--level); }
 .bad { --level: var(--bad); } .notice { --level: var(--notice); }
 .good { --level: var(--good); } .unknown { --level: var(--unknown); }
 .picture, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-.picture { background: #ffffff; padding: 10px; margin-bottom: 18px; }
-.picture img { display: block; width: 100%; max-width: 1100px; height: auto; margin: 0 auto; }
-.details { columns: 2 440px; column-gap: 18px; }
+.picture { padding: 4px 18px 12px; margin-bottom: 18px; }
+.picture img { display: block; width: 100%; max-width: 1100px; height: auto; margin: 8px auto 0; border-radius: 6px; }
 section { padding: 14px 18px 16px; margin: 0 0 18px; break-inside: avoid; overflow-x: auto; }
+section.fold { padding: 0 18px; margin: 0 0 8px; }
+section.fold > details[open] { padding-bottom: 14px; }
 h2 { font-size: 16px; margin: 0 0 8px; }
-summary h2 { display: inline; }
-details[open] summary { margin-bottom: 8px; }
-summary { cursor: pointer; }
+h3 { font-size: 15px; margin: 14px 0 6px; }
+summary { cursor: pointer; padding: 10px 0; overflow-wrap: anywhere; }
+summary h2 { display: inline; margin-right: 10px; }
+summary .result { color: var(--quiet); font-size: 14px; }
+.more { margin: 6px 0 0; }
 table { border-collapse: collapse; font-size: 14px; }
 th { text-align: left; font-weight: 500; color: var(--quiet); padding: 2px 16px 4px 0; }
 td { padding: 5px 16px 5px 0; border-top: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
@@ -100,19 +120,22 @@ th:last-child, td:last-child { padding-right: 0; }
 td:last-child:not(.number) { min-width: 11em; }
 .note { color: var(--quiet); font-size: 14px; margin: 8px 0 0; overflow-wrap: anywhere; }
 section > .note:first-of-type { margin-top: 6px; }
+@media (max-width: NARROW) { body { padding: 16px 10px 40px; } h1 { font-size: 20px; }
+section, section.fold { padding-left: 12px; padding-right: 12px; }STACKED}
 @media print { body { background: #ffffff; } }
-"""
+""".replace("STACKED", _STACKED.replace(".SCOPE", "section:not(.gpulab-timeline)")).replace("NARROW", _NARROW)
 
 
-def page(opening: str, headline: Headline, sections: Sequence[Section], png: bytes, timeline: str = "") -> str:
-    """A self-contained page: no request, the picture inside, light and dark; no script but that of `timeline`."""
+def page(opening: str, headline: Headline, sections: Sequence[Section], picture: str, timeline: str = "") -> str:
+    """A self-contained page: no request, the picture inside, light and dark; no script but that of `timeline`.
+
+    Headline, picture and what leads come first; every other section is folded, with its result beside its title.
+    """
     sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
-    picture = _picture(png, f"{sentence} {evidence}") if png else ""
-    lead = "\n".join(_page_section(section) for section in sections if section.lead)
-    wide = "\n".join(_page_section(section) for section in sections if section.wide and not section.lead)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
-    code = "".join(f"{_page_section(section)}\n" for section in sections if section.code)
-    narrow = "\n".join(_page_section(section) for section in sections if not section.wide and not section.code)
+    shown = f'<div class="picture">{picture}</div>' if picture else ""
+    lead = "\n".join(_page_section(section) for section in sections if section.lead)
+    code = "\n".join(_page_section(section) for section in sections if section.code and not section.lead)
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -129,21 +152,21 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], png: byt
 <h1>{sentence}</h1>
 <p class="evidence">{evidence}</p>
 </header>
+{shown}
 {lead}
-{picture}
-{wide}
+{code}
 {timeline}
-{code}<div class="details">
-{narrow}
-</div>
+{_page_folds(sections)}
 </main>
 </body>
 </html>
 """
 
 
-def _picture(png: bytes, description: str) -> str:
-    return f'<div class="picture">{image(encoded(png), description)}</div>'
+def picture_of(png: bytes, headline: Headline) -> str:
+    """A drawn picture as an element of a page or of a notebook's output."""
+    description = _safe(f"{headline.sentence} {headline.evidence}")
+    return image(encoded(png), description, "max-width:100%;background:#ffffff;border-radius:6px") if png else ""
 
 
 def encoded(png: bytes) -> str:
@@ -157,45 +180,92 @@ def image(source: str, description: str, style: str = "") -> str:
     return f'<img alt="{description}"{look} src="data:image/png;base64,{source}">'
 
 
-def fragment(headline: Headline, sections: Sequence[Section]) -> str:
-    """Headline and tables with inline styles only: what notebooks keep of an output they do not trust, in any theme.
+def fragment(headline: Headline, sections: Sequence[Section], picture: str = "", *, full: bool = False) -> str:
+    """The first screen for a notebook's output, with all else folded below it; where `full`, nothing is folded.
 
-    The picture has the headline too; here it can be searched, copied and read aloud.
+    Inline styles only, and no colour of text: what notebooks keep of an output they do not trust, in any theme. The one
+    style sheet is for narrow places.
     """
-    sentence = f'<div style="{_HEADLINE}">{_safe(headline.sentence)}</div>'
-    evidence = f"<p {_INLINE['line']}>{_safe(headline.evidence)}</p>"
-    inside = "".join(fragment_section(section) for section in sections if not section.code)
-    code = "".join(fragment_section(section) for section in sections if section.code)
-    return f'<div style="overflow-x:auto">{sentence}{evidence}{inside}</div>{code}'
+    level = _LEVELS.get(headline.level, _LEVELS["unknown"])
+    head = (
+        f'<div style="border-left:4px solid {level};padding:1px 0 1px 12px;margin:6px 0 8px">'
+        f'<div style="{_HEADLINE}">{_safe(headline.sentence)}</div>'
+        f'<div style="font-size:14px;opacity:0.85;overflow-wrap:anywhere">{_safe(headline.evidence)}</div></div>'
+    )
+    lead = "".join(fragment_section(section) for section in sections if section.lead or section.code)
+    return (
+        f'<div class="gpulab" style="max-width:1100px;overflow-x:auto">{_FRAGMENT_STYLE}{head}{picture}{lead}'
+        f"{_fragment_folds(sections, full=full)}</div>"
+    )
+
+
+_ABOUT = "About this measurement"
+_WHY = "Why, and what to expect"
+
+
+def _page_folds(sections: Sequence[Section]) -> str:
+    folds = [
+        f'<section class="fold"><details><summary><h2>{_safe(s.title)}</h2><span class="result">{_safe(s.in_short)}'
+        f"</span></summary>{''.join(_inside(s, _PAGE))}</details></section>"
+        for s in sections
+        if not (s.lead or s.code or s.aside)
+    ]
+    asides = "".join(f"<h3>{_safe(s.title)}</h3>{''.join(_inside(s, _PAGE))}" for s in sections if s.aside)
+    if asides:
+        folds.append(f'<section class="fold"><details><summary><h2>{_ABOUT}</h2></summary>{asides}</details></section>')
+    return "\n".join(folds)
+
+
+def _fragment_folds(sections: Sequence[Section], *, full: bool) -> str:
+    folds = [
+        _fold(_safe(s.title), _safe(s.in_short), "".join(_inside(s, _INLINE)), full=full)
+        for s in sections
+        if not (s.lead or s.code or s.aside)
+    ]
+    asides = "".join(fragment_section(s) for s in sections if s.aside)
+    if asides:
+        folds.append(_fold(_ABOUT, "", asides, full=full))
+    return "".join(folds)
+
+
+def _fold(title: str, result: str, inside: str, *, full: bool) -> str:
+    beside = f' <span style="opacity:0.75;margin-left:6px">{result}</span>' if result else ""
+    return (
+        f'<details style="margin:3px 0;font-size:13px"{" open" if full else ""}>'
+        f'<summary style="cursor:pointer;overflow-wrap:anywhere"><b>{title}</b>{beside}</summary>'
+        f'<div style="padding:2px 0 8px 14px">{inside}</div></details>'
+    )
 
 
 def _page_section(section: Section) -> str:
-    title, inside = f"<h2>{_safe(section.title)}</h2>", "".join(_inside(section, _PAGE))
-    if section.aside:
-        return f"<section><details><summary>{title}</summary>{inside}</details></section>"
-    return f"<section>{title}{inside}</section>"
+    return f"<section><h2>{_safe(section.title)}</h2>{''.join(_inside(section, _PAGE))}</section>"
 
 
 def fragment_section(section: Section) -> str:
     """One section with inline styles only."""
-    title, inside = f"<b>{_safe(section.title)}</b>", "".join(_inside(section, _INLINE))
-    if section.aside:
-        return f'<details style="margin:8px 0"><summary style="cursor:pointer">{title}</summary>{inside}</details>'
-    return f'<div style="margin:10px 0 0">{title}{inside}</div>'
+    return f'<div style="margin:10px 0 0"><b>{_safe(section.title)}</b>{"".join(_inside(section, _INLINE))}</div>'
 
 
 def _inside(section: Section, look: Look) -> Iterator[str]:
-    if section.rows:
-        barred = any(row.bar is not None for row in section.rows)
-        yield f"<table {look['table']}>{_head(section, look, barred)}<tbody>"
-        for row in section.rows:
-            yield _row(row, section.columns, look, barred)
-        yield "</tbody></table>"
+    barred = any(row.bar is not None for row in section.rows)
+    first = [row for row in section.rows if not (row.detail and section.lead)]
+    details = [row for row in section.rows if row.detail and section.lead]
+    if first:
+        yield _table(section, first, look, barred)
+    if details:
+        table = _table(section, details, look, barred)
+        summary = f'<summary style="cursor:pointer">{_WHY}</summary>'
+        yield f"<details {look['more']}>{summary}{table}</details>"
     for line in section.lines:
         yield f"<p {look['line']}>{_safe(line)}</p>"
     if section.code:
         lines = "\n".join(_code_line(line) for line in section.code.split("\n"))
         yield f'<pre style="{_CODE}">{lines}</pre>'
+
+
+def _table(section: Section, rows: Sequence[Row], look: Look, barred: bool) -> str:
+    body = "".join(_row(row, section.columns, look, barred) for row in rows)
+    return f"<table {look['table']}>{_head(section, look, barred)}<tbody>{body}</tbody></table>"
 
 
 def _code_line(line: str) -> str:
@@ -224,10 +294,20 @@ def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
         hint = f' title="{_safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
         shown = wording.cut(cell, _LONGEST) if column.fit == "cut" else cell
         hint = hint or (f' title="{_safe(cell)}"' if shown != cell else "")
-        cells.append(f"<td {look[kind]}{hint}>{_indented(shown)}</td>")
+        named = f' data-title="{_safe(column.title)}"' if i and column.title else ""
+        last = _linked(shown, row, look) if i == len(columns) - 1 else _indented(shown)
+        cells.append(f"<td {look[kind]}{hint}{named}>{last}</td>")
     if barred:
         cells.insert(1, _bar(row, look))
     return f"<tr {look['row']}>{''.join(cells)}</tr>"
+
+
+def _linked(cell: str, row: Row, look: Look) -> str:
+    """A lesson is a link where its notebook is there: in a notebook's output, for a page may be read anywhere."""
+    path = lesson_path(row.lesson) if row.lesson and look is _INLINE else None
+    if path is None:
+        return _indented(cell)
+    return f'<a href="{_safe(path)}" target="_blank" style="text-decoration:underline">{_safe(cell)}</a>'
 
 
 def _kind(place: int, cell: str, column: Column) -> str:
@@ -243,7 +323,8 @@ def _bar(row: Row, look: Look) -> str:
     if look is _PAGE:
         style = f"width:{width:.2f}%;background-color:{row.colour}"
     else:
-        style = f"width:{max(width * _BAR_PX / 100, 2):.0f}px;height:12px;margin-top:3px;background-color:{row.colour}"
+        pixels = f"width:{max(width * _BAR_PX / 100, 2):.0f}px;height:12px;margin-top:3px;border-radius:2px"
+        style = f"{pixels};background-color:{row.colour}"
     return f'<td {look["bar cell"]}><div {look["bar"]} style="{style}"></div></td>'
 
 

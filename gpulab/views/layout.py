@@ -26,7 +26,7 @@ def numbers(*titles: str) -> tuple[Column, ...]:
 class Row:
     """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut.
 
-    A `detail` explains the rows above it: the first screen leaves it out.
+    A `detail` explains the rows above it: the first screen leaves it out. `lesson` is that which the last cell names.
     """
 
     cells: tuple[str, ...]
@@ -34,6 +34,7 @@ class Row:
     colour: str = ""
     full: str = ""
     detail: bool = False
+    lesson: str = ""
 
 
 @dataclass(frozen=True, slots=True)

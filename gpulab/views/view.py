@@ -27,9 +27,9 @@ class View(ABC):
     def _sections(self) -> tuple[Section, ...]:
         """Everything below the headline, in reading order."""
 
-    def _picture(self) -> bytes:
-        """The picture of a page as PNG; empty where there is none."""
-        return b""
+    def _picture(self) -> str:
+        """The picture of a page and of a notebook's output as HTML; empty where there is none."""
+        return ""
 
     def _timeline(self) -> str:
         """The timeline of a page as HTML; empty where there is none."""
@@ -49,13 +49,13 @@ class View(ABC):
         """A self-contained page: no network, the picture inside."""
         return html.page(self._opening(), self.headline, self._sections(), self._picture(), self._timeline())
 
-    def fragment(self) -> str:
-        """Headline and tables for a notebook's output: inline styles only, so that untrusted notebooks keep them."""
-        return html.fragment(self.headline, self._sections())
+    def fragment(self, *, full: bool = False) -> str:
+        """For a notebook's output: headline, picture, the costliest finding, all else folded (where `full`, open)."""
+        return html.fragment(self.headline, self._sections(), self._picture(), full=full)
 
 
 class Pictured(View):
-    """A result whose picture stands for it in a notebook."""
+    """A result that has a drawn picture as well."""
 
     __slots__ = ()
 
@@ -63,9 +63,10 @@ class Pictured(View):
     def png(self) -> bytes:
         """The picture, 1100 pixels wide. Draws with matplotlib, on the main thread only."""
 
-    def bundle(self) -> dict[str, object]:
-        """The picture as a display bundle, with the text for front ends without pictures."""
-        return {"image/png": html.encoded(self.png()), "text/plain": self.text()}
+    def bundle(self, *, full: bool = False) -> dict[str, object]:
+        """A display bundle: HTML, and for front ends without it the picture and the text."""
+        picture = html.encoded(self.png())
+        return {"text/html": self.fragment(full=full), "image/png": picture, "text/plain": self.text(full=full)}
 
 
 class NotebookView(View):
@@ -73,9 +74,9 @@ class NotebookView(View):
 
     __slots__ = ()
 
-    def bundle(self) -> dict[str, object]:
-        """A display bundle: tables, and the text for front ends without them."""
-        return {"text/html": self.fragment(), "text/plain": self.text()}
+    def bundle(self, *, full: bool = False) -> dict[str, object]:
+        """A display bundle: HTML, and the text for front ends without it."""
+        return {"text/html": self.fragment(full=full), "text/plain": self.text(full=full)}
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
         return self.bundle()

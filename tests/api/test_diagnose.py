@@ -347,7 +347,7 @@ def test_the_findings_follow_the_headline() -> None:
     report = Report(case.facts, full())
     text, page = report.text(full=True), report.html()
     assert text.index("1. STARTING WORK ON THE GPU") < text.index("STEP TIME")
-    assert page.index("</header>") < page.index("1. Starting work on the GPU") < page.index('class="picture"')
+    assert page.index("</header>") < page.index('class="picture"') < page.index("1. Starting work on the GPU")
     assert report.fragment().index("1. Starting work") < report.fragment().index("Step time")
 
 

@@ -23,7 +23,7 @@ from gpulab.knobs.observe.observation import (
     ObservedModule,
     ObservedOptimizer,
 )
-from gpulab.panel.controls import KnobRow, lesson_path
+from gpulab.panel.controls import KnobRow
 from gpulab.panel.kept_output import KeptPrints, prints_kept
 from gpulab.panel.main_thread import MainThread, interruptible
 from gpulab.panel.opening import lab
@@ -34,6 +34,7 @@ from gpulab.tuning.function_code import FunctionCode
 from gpulab.tuning.plan import Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.trial import Trial
+from gpulab.views.lesson_link import lesson_path
 
 PATIENCE_S = 120.0
 LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)

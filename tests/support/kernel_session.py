@@ -88,13 +88,13 @@ class Answer:
         return [o["data"] for o in self.outputs if o["output_type"] == "display_data"]
 
     def report(self) -> tuple[dict[str, Any], str]:
-        """The two outputs of the report: picture with text, and tables. Asserts that both are there, in this order."""
+        """The output of the report, and its HTML. Asserts that there is one."""
         displays = self.displays()
         pictures = [i for i, d in enumerate(displays) if "image/png" in d and "gpulab ·" in d.get("text/plain", "")]
         assert len(pictures) == 1, f"not one report: {[sorted(d) for d in displays]}\n{self.stderr}{self.error}"
-        tables = displays[pictures[0] + 1]
-        assert "text/html" in tables and "<table" in tables["text/html"], sorted(tables)
-        return displays[pictures[0]], tables["text/html"]
+        shown = displays[pictures[0]]
+        assert "<table" in shown["text/html"], sorted(shown)
+        return shown, shown["text/html"]
 
     def theirs(self) -> list[dict[str, Any]]:
         """The outputs of the user's own cell: ours taken out, neighbouring streams joined."""

@@ -91,9 +91,7 @@ class Compared(Pictured):
         return document.document(self.result, self.price_per_hour)
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
-        bundle = self.bundle()
-        picture = html.image(str(bundle["image/png"]), "comparison", "max-width:100%;background:#ffffff")
-        return {**bundle, "text/html": f"{picture}{self.fragment()}"}
+        return self.bundle()
 
     def __repr__(self) -> str:
         return f"<Compared: {self.headline.sentence}>"
@@ -119,8 +117,8 @@ class Compared(Pictured):
             return sections.sections(shown, self.price_per_hour, notes)
         return sweep.sections(shown)
 
-    def _picture(self) -> bytes:
-        return self._drawn(titled=False) if self._sections() else b""
+    def _picture(self) -> str:
+        return html.picture_of(self._drawn(titled=False), self.headline) if self._sections() else ""
 
     def _drawn(self, *, titled: bool) -> bytes:
         shown = self._simple

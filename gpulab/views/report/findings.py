@@ -13,6 +13,7 @@ from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.wording import plain
 
 SHOWN = 5
+LESSON = "learn more"
 _SURE = {
     "measured": "this was measured",
     "likely": "likely: the figures fit it, and nothing contradicts",
@@ -74,8 +75,9 @@ def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, in_headline
         rows.append(("try it", f"on your cell, without an edit: %%gpuprofile --ab {knob}"))
     details = list(_details(finding, in_headline=in_headline))
     title = f"{number}. {capitalized(title_of(finding.key))}"
-    lines = (*(Row(cells) for cells in rows), *(Row(cells, detail=True) for cells in details))
-    return Section(title, PAIRS, lines, wide=True, lead=number == 1, result=_most(finding, diagnosis))
+    lines = [Row(cells) for cells in rows]
+    lines += [Row(cells, detail=True, lesson=finding.lesson if cells[0] == LESSON else "") for cells in details]
+    return Section(title, PAIRS, tuple(lines), wide=True, lead=number == 1, result=_most(finding, diagnosis))
 
 
 def _details(finding: Finding, *, in_headline: bool) -> Iterator[tuple[str, str]]:
@@ -86,7 +88,7 @@ def _details(finding: Finding, *, in_headline: bool) -> Iterator[tuple[str, str]
     elif finding.prediction is not None and finding.prediction.interval is not None:
         yield "without it", f"predicted: {_predicted(finding.prediction)}"
     if finding.lesson:
-        yield "learn more", f"notebooks/{plain(finding.lesson)}.ipynb"
+        yield LESSON, f"notebooks/{plain(finding.lesson)}.ipynb"
     if finding.after:
         yield "after that", plain(finding.after)
 

@@ -14,8 +14,9 @@ from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import decapitalized, duration, duration_range, percent, plural
 from gpulab.run import Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present
-from gpulab.views.report import document, figure
+from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections
+from gpulab.views.report.picture import picture
 from gpulab.views.report.sections import device, sections
 from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.view import View
@@ -67,8 +68,8 @@ class RankedReport(View):
     def _more(self) -> str:
         return "The rest: gpulab report FOLDER --all"
 
-    def _picture(self) -> bytes:
-        return figure.draw(self.facts[self.spotlight], None)
+    def _picture(self) -> str:
+        return picture(self.facts[self.spotlight])
 
     def _timeline(self) -> str:
         rank = self.facts[self.spotlight]

@@ -10,6 +10,7 @@ from gpulab.diagnosis.headline import Headline, headline
 from gpulab.views.layout import Section
 from gpulab.views.report import document, figure
 from gpulab.views.report.findings import finding_sections, untold_section
+from gpulab.views.report.picture import picture
 from gpulab.views.report.sections import more, opening, sections
 from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.view import Pictured
@@ -49,8 +50,8 @@ class Report(Pictured):
         causes = finding_sections(self.diagnosis, below_headline=True)
         return (*causes, *sections(self.facts, self.unsaved, untold_section(self.diagnosis)))
 
-    def _picture(self) -> bytes:
-        return figure.draw(self.facts, None)
+    def _picture(self) -> str:
+        return picture(self.facts)
 
     def _timeline(self) -> str:
         return timeline_section(self.facts.run, self.facts.breakdown)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Stage:
-    """One run's place on the screen. In a notebook: the live view first, then in its place the picture.
+    """One run's place on the screen. In a notebook: the live view first, then in its place the report.
 
     `lacks_live` is the reason why a live view that was wanted could not be made, or empty. `full`: nothing is folded.
     """
@@ -46,11 +46,9 @@ class Stage:
             return
         from IPython.display import display
 
-        shown = self._with_missing_live_view(report)
-        bundle = shown.bundle()
+        bundle = self._with_missing_live_view(report).bundle(full=self.full)
         if self.watcher is None or not self.watcher.replace(bundle):
             display(bundle, raw=True)  # type: ignore[no-untyped-call]
-        display({"text/html": shown.fragment(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
 
     def _with_missing_live_view(self, report: Report) -> Report:
         """The report with a missing live view among what is missing: of this showing, so not in the record."""

@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from gpulab.formatting import while_s
 from gpulab.tuning.plan import Listener, Progress
@@ -21,9 +21,6 @@ from gpulab.views.running.live_plot import WIDGET_VIEW, running_kernel
 from gpulab.views.running.stop_message import accept_stop
 from gpulab.views.running.widgets import close
 
-if TYPE_CHECKING:
-    from gpulab.views.comparison.comparison import Compared
-
 RENEWED_S = 0.2
 STOPPED_BY = "To end it: the Stop button above, or the notebook's own. What the cell trains is put back."
 
@@ -31,8 +28,8 @@ STOPPED_BY = "To end it: the Stop button above, or the notebook's own. What the 
 class Shown(Protocol):
     """A result with its views."""
 
-    def text(self) -> str: ...
-    def bundle(self) -> dict[str, object]: ...
+    def text(self, width: int | None = None, *, full: bool = False) -> str: ...
+    def bundle(self, *, full: bool = False) -> dict[str, object]: ...
 
 
 class Progressing:
@@ -87,23 +84,12 @@ class Progressing:
         if self._handle is not None:
             self._handle.update({"text/plain": ""}, raw=True)
 
-    def put(self, shown: Shown) -> None:
+    def put(self, shown: Shown, *, full: bool = False) -> None:
         """Show the result in the place of the progress."""
         if self._handle is not None:
-            self._handle.update(shown.bundle(), raw=True)
+            self._handle.update(shown.bundle(full=full), raw=True)
         elif self._show:
-            sys.stdout.write(shown.text() + "\n")
-
-    def show(self, compared: Compared, *, full: bool = False) -> None:
-        """Show a comparison in the place of the progress, in a notebook with its tables below the picture."""
-        if full and self._show and self._handle is None:
-            sys.stdout.write(compared.text(full=True) + "\n")
-            return
-        self.put(compared)
-        if self._notebook:
-            from IPython.display import display
-
-            display({"text/html": compared.fragment(), "text/plain": ""}, raw=True)  # type: ignore[no-untyped-call]
+            sys.stdout.write(shown.text(full=full) + "\n")
 
 
 class Stoppable(Progressing):

@@ -48,20 +48,28 @@ def test_a_terminal_gets_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == REPORT.text() + "\n"
 
 
-def test_a_notebook_gets_the_picture_and_then_the_tables(shown: Shown) -> None:
+def test_a_notebook_gets_one_output_with_the_headline_once(shown: Shown) -> None:
     Stage.open(live=False).show(REPORT)
-    picture, tables = shown
-    assert base64.b64decode(picture["image/png"]).startswith(b"\x89PNG")
-    assert picture["text/plain"] == REPORT.text()
-    assert tables["text/html"] == REPORT.fragment()
-    assert CASE.headline.sentence in tables["text/html"]
+    [bundle] = shown
+    assert base64.b64decode(bundle["image/png"]).startswith(b"\x89PNG")
+    assert bundle["text/plain"] == REPORT.text()
+    assert bundle["text/html"] == REPORT.fragment()
+    assert bundle["text/html"].count(CASE.headline.sentence) == 1
 
 
-def test_the_picture_takes_the_live_views_place(shown: Shown) -> None:
+def test_where_all_is_asked_for_nothing_is_folded(shown: Shown) -> None:
+    Stage.open(live=False, full=True).show(REPORT)
+    [bundle] = shown
+    assert bundle["text/plain"] == REPORT.text(full=True)
+    folds = bundle["text/html"].count("<details") - bundle["text/html"].count("Why, and what to expect")
+    assert bundle["text/html"].count(" open>") == folds > 3 and " open>" not in REPORT.fragment()
+
+
+def test_the_report_takes_the_live_views_place(shown: Shown) -> None:
     watcher = Watcher(None, replaces=True)
     Stage(watcher, notebook=True).show(REPORT)  # type: ignore[arg-type]
-    assert [set(bundle) for bundle in watcher.replaced] == [{"image/png", "text/plain"}]
-    assert [set(bundle) for bundle in shown] == [{"text/html", "text/plain"}]
+    assert [set(bundle) for bundle in watcher.replaced] == [{"text/html", "image/png", "text/plain"}]
+    assert not shown
 
 
 def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,20 +77,20 @@ def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, mo
     monkeypatch.setattr(display, "why_no_live_view", lambda: reason)
     monkeypatch.setattr(live_plot, "why_no_live_view", lambda: reason)
     Stage.open(live=True).show(REPORT)
-    assert "live view" in shown[1]["text/html"] and "the package &lt;anywidget&gt; is not" in shown[1]["text/html"]
+    assert "live view" in shown[0]["text/html"] and "the package &lt;anywidget&gt; is not" in shown[0]["text/html"]
     assert not REPORT.facts.run.missing
 
 
 def test_a_live_view_that_ended_early_is_told(shown: Shown) -> None:
     Stage(Watcher("OSError: no socket", replaces=False), notebook=True).show(REPORT)  # type: ignore[arg-type]
-    assert len(shown) == 2
-    assert "OSError: no socket" in shown[1]["text/html"]
+    assert len(shown) == 1
+    assert "OSError: no socket" in shown[0]["text/html"]
 
 
 def test_without_a_live_view_asked_for_nothing_is_told(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(display, "why_no_live_view", lambda: "a reason")
     Stage.open(live=False).show(REPORT)
-    assert "a reason" not in shown[1]["text/html"]
+    assert "a reason" not in shown[0]["text/html"]
 
 
 def test_a_broken_matplotlib_does_not_stop_the_run(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,125 @@
+"""The picture of a run as HTML, for notebooks and pages: a typical step, the steps over time, the device's curve."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from gpulab.analysis.facts import Facts
+from gpulab.formatting import duration, percent, time_unit
+from gpulab.run import Float64
+from gpulab.views import curves, html_bars, wording
+from gpulab.views.html_bars import Segment
+from gpulab.views.report import device_curves, step_bars
+from gpulab.views.report.sections import PROFILED_STEPS, has_no_step
+from gpulab.views.wording import plain
+
+_CURVE = "#4477AA"  # Paul Tol's "bright" blue: seen on white and on black
+_MOST_POINTS = 200
+_LEAST = 0.01  # of the step: less stands in the table, not in the legend
+
+
+def picture(facts: Facts) -> str:
+    """The picture; empty where nothing was measured that it could show."""
+    parts = [_step(facts), _steps(facts), _curve(facts)]
+    inside = "".join(part for part in parts if part)
+    return f'<div style="margin:10px 0 4px">{inside}</div>' if inside else ""
+
+
+def segments(facts: Facts) -> tuple[Segment, ...]:
+    """Where a typical step's time goes, the largest part first; what a part's share is of, is said in its words.
+
+    The unprofiled steps tell how long a step waits for data; how the rest of it divides, only the profiled ones do.
+    """
+    account = facts.breakdown
+    waits = facts.data_wait_fraction if _unprofiled(facts) else None
+    if account is None:
+        return () if facts.data_wait_fraction is None else _two(min(1.0, facts.data_wait_fraction))
+    shares = dict(account.share)
+    if waits is not None and shares.get("data_wait", 0.0) < 1 and not account.whole_window:
+        rest = (1 - min(1.0, waits)) / (1 - shares.get("data_wait", 0.0))
+        shares = {part: share * rest for part, share in shares.items()} | {"data_wait": min(1.0, waits)}
+    ordered = sorted((part for part in wording.PARTS if shares.get(part, 0) > 0), key=lambda part: -shares[part])
+    return tuple(
+        Segment(wording.PARTS[part].label, shares[part], wording.PARTS[part].colour, _words(facts, part, shares[part]),
+                bool(wording.PARTS[part].hatch))
+        for part in ordered
+    )  # fmt: skip
+
+
+def _unprofiled(facts: Facts) -> bool:
+    """Whether unprofiled steps tell how long the device has nothing to do: a GPU may have other work meanwhile."""
+    return facts.step_us is not None and facts.run.device.kind == "cpu"
+
+
+def _words(facts: Facts, part: str, share: float) -> str:
+    """The share, and in two words why a share of waiting is not the headline's."""
+    hidden = part == "data_wait" and facts.run.device.kind != "cpu"
+    return f"{percent(share)}{' (GPU idle)' if hidden else ''}"
+
+
+def _two(waits: float) -> tuple[Segment, ...]:
+    wait, rest = wording.PARTS["data_wait"], wording.NOT_PROFILED
+    return (
+        Segment(wait.label, waits, wait.colour, percent(waits)),
+        Segment("the rest of the step", 1 - waits, rest.colour, percent(1 - waits)),
+    )
+
+
+def _step(facts: Facts) -> str:
+    parts = segments(facts)
+    if not parts:
+        return ""
+    named = [part for part in parts if part.share >= _LEAST]
+    return f"{html_bars.caption(_of_what(facts))}{html_bars.bar(parts)}{html_bars.legend(named)}"
+
+
+def _of_what(facts: Facts) -> str:
+    account, step = facts.breakdown, facts.typical_step_us
+    if account is not None and account.whole_window:
+        return "Where the profiled time goes"
+    typical = f"Where a step of {duration(step.median)} goes" if step is not None else "Where a step's time goes"
+    if account is None:
+        return f"{typical} (the run has no trace: only waiting is known)"
+    if not _unprofiled(facts):
+        return f"{typical} ({PROFILED_STEPS})"
+    return f"{typical} (how the time beside waiting divides: {PROFILED_STEPS})"
+
+
+def _steps(facts: Facts) -> str:
+    """One bar per step, or the mean of a few; what is higher than the frame is cut, and said so."""
+    if has_no_step(facts.run) or len(facts.run.steps) < 2:
+        return ""
+    bars = step_bars.bars(facts)
+    wall_s = max(facts.run.wall_ns, 1) / 1e9
+    height = bars.height_ms
+    usual, highest = float(np.percentile(height, 90)), float(height.max())
+    top = highest if highest <= 2.5 * usual else 1.5 * usual
+    stacks = [(_colour(name), ms) for name, ms in bars.parts_ms.items() if ms.any()]
+    scale_us, unit = time_unit(top * 1e3)
+    high = f"{top * 1e3 / scale_us:.3g} {unit} high"
+    cut = f"; the highest, {duration(highest * 1e3)}, is cut" if highest > top else ""
+    each = "one bar per step" if bars.per_bar == 1 else f"each bar is the mean of up to {bars.per_bar:,}"
+    grey = "; grey: not profiled" if not all(bars.profiled) else ""
+    svg = html_bars.columns(bars.left_s / wall_s, bars.right_s / wall_s, stacks, top or 1.0)
+    return html_bars.panel(svg, f"{len(facts.run.steps):,} steps over time, {each} ({high}{cut}{grey})", _end(facts))
+
+
+def _colour(name: str) -> str:
+    return wording.PARTS[name].colour if name in wording.PARTS else "#A8A8A8"
+
+
+def _curve(facts: Facts) -> str:
+    """The first curve of the device, in percent of what it can be."""
+    shown = device_curves.shown(facts)[0][:1]
+    if not shown:
+        return ""
+    series = shown[0]
+    t_ns, _, mean, _ = curves.at_most(series, _MOST_POINTS)
+    value: Float64 = mean * curves.percent_scale(series)
+    top = max(100.0, float(np.nanmax(value)))
+    svg = html_bars.line(t_ns / max(facts.run.wall_ns, 1), value / top, _CURVE)
+    return html_bars.panel(svg, f"{plain(series.label)}, 0 to {top:.0f} %", "" if len(facts.run.steps) else _end(facts))
+
+
+def _end(facts: Facts) -> str:
+    return f"from the start to {duration(facts.run.wall_ns / 1e3)}"

@@ -1,0 +1,57 @@
+"""The HTML picture of a run: one bar whose parts are the step, the steps over time, and no colour of its own for text."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from gpulab.formatting import percent
+from gpulab.views.report.picture import picture, segments
+from gpulab.views.report.report import Report
+from tests.support import synthetic
+
+CASES = synthetic.cases()
+EVERY_CASE = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+
+
+@EVERY_CASE
+def test_the_parts_fill_the_bar(case: synthetic.Case) -> None:
+    parts = segments(case.facts)
+    if parts:
+        assert sum(part.share for part in parts) == pytest.approx(1)
+        assert [p.share for p in parts] == sorted(
+            (p.share for p in parts), reverse=True
+        ) or case.facts.breakdown is None
+
+
+def test_waiting_in_the_bar_is_that_of_the_unprofiled_steps() -> None:
+    facts = CASES["cpu"].facts
+    assert facts.data_wait_us is not None and facts.breakdown is not None
+    longer = dataclasses.replace(facts.data_wait_us, median=1.3 * facts.data_wait_us.median)
+    changed = dataclasses.replace(facts, data_wait_us=longer)
+    wait = next(part for part in segments(changed) if part.label == "waiting for the DataLoader")
+    assert wait.share == pytest.approx(changed.data_wait_fraction)
+    assert percent(wait.share) != percent(facts.breakdown.share["data_wait"])
+    assert sum(part.share for part in segments(changed)) == pytest.approx(1)
+
+
+def test_a_gpus_waiting_says_that_only_idle_time_counts() -> None:
+    wait = next(part for part in segments(CASES["gpu"].facts) if part.label == "waiting for the DataLoader")
+    assert wait.words.endswith("(GPU idle)")
+
+
+@EVERY_CASE
+def test_the_picture_has_no_ground_and_no_ink_of_its_own(case: synthetic.Case) -> None:
+    """Text is the notebook's; what is drawn lies on a ground that lets the page's through."""
+    drawn = picture(case.facts)
+    assert not re.search(r"(?<![-\w])color:", drawn) and "#ffffff" not in drawn.lower() and "font-family" not in drawn
+    assert "<img" not in Report(case.facts, case.diagnosis).fragment()
+
+
+def test_steps_are_drawn_as_high_as_they_took() -> None:
+    drawn = picture(CASES["gpu"].facts)
+    boxes = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h", drawn)
+    assert len(boxes) >= len(CASES["gpu"].run.steps)
+    assert all(float(top) + float(height) <= 100.11 for _, top, _, height in boxes)
