@@ -22,6 +22,7 @@ from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, spread_of_window, steps_per_round
 from gpulab.run import Int64, Run, Series
+from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
 
@@ -90,6 +91,20 @@ class Facts:
     def typical_step_us(self) -> Spread | None:
         """A step as it is without the profiler, where such steps were measured; else a profiled one."""
         return self.step_us or self.traced_step_us
+
+    @property
+    def step_name(self) -> str:
+        """What a step is called: inference, as a trace shows it, updates nothing and is no training."""
+        timeline = self.run.timeline
+        trains = timeline is None or self.run.steps.optimizer_ns.any() or spans.autograd_nodes(timeline).any()
+        return "training step" if trains else "step"
+
+    @property
+    def profiled_over_unprofiled(self) -> float | None:
+        """How many times as long a profiled step took (medians); None where not both kinds were measured."""
+        if self.step_us is None or self.traced_step_us is None or not self.step_us.median:
+            return None
+        return self.traced_step_us.median / self.step_us.median
 
     @property
     def data_wait_fraction(self) -> float | None:

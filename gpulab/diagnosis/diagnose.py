@@ -12,12 +12,14 @@ from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.ranking import rank_findings, total_us
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds
+from gpulab.formatting import factor
 from gpulab.prediction.evidence import NOTHING, PriorEvidence
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 
 _MOST = 0.5  # ours, of the profiled time
+_APART = 2.0  # ours, in either direction
 FAULT = "A fault of gpulab's own: please report it"
 
 
@@ -48,7 +50,22 @@ def diagnose(
         total_us=total_us(context, ranked),
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
+        alarm=_alarm(facts),
     )
+
+
+def _alarm(facts: Facts) -> str:
+    """Where profiled steps are not like the others: what the trace shows may not hold for those."""
+    ratio = facts.profiled_over_unprofiled
+    if ratio is None or 1 / _APART < ratio < _APART:
+        return ""
+    times = factor(max(ratio, 1 / max(ratio, 1e-9)))
+    which = (
+        f"a profiled step took {times} times as long as an unprofiled one"
+        if ratio > 1
+        else f"an unprofiled step took {times} times as long as a profiled one"
+    )
+    return f"Take care: {which}, so what the profiled steps show may not hold for the others. Run it again."
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:

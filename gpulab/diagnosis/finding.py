@@ -98,6 +98,7 @@ class Diagnosis:
     total_us: float | None = None
     whole_window: bool = False  # no step was found: "per step" is of the whole profiled time
     notes: tuple[str, ...] = ()
+    alarm: str = ""  # what makes all findings doubtful, as a sentence beside the first of them
 
     @property
     def first(self) -> Finding:

@@ -21,7 +21,7 @@ class Headline:
     level: str
 
 
-def headline(finding: Finding) -> Headline:
-    """A report's headline is its first finding: the sentence, and the first figure of its evidence."""
-    evidence = finding.evidence[0].words if finding.evidence else ""
-    return Headline(finding.key, finding.summary, sentence(evidence), finding.level)
+def headline(finding: Finding, alarm: str = "") -> Headline:
+    """A report's headline is its first finding: the sentence, and the first figure of its evidence; then the alarm."""
+    evidence = sentence(finding.evidence[0].words) if finding.evidence else ""
+    return Headline(finding.key, finding.summary, " ".join(filter(None, (evidence, alarm))), finding.level)

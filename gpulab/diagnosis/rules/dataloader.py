@@ -84,7 +84,7 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
     if exposed_us is None:
         return _hidden_or_not(context)
     bad = waited_us >= context.thresholds.data_wait_bad * step_us
-    who = "Each training step" if step is not None else "The profiled code"
+    who = f"Each {context.facts.step_name}" if step is not None else "The profiled code"
     return _Wait(
         step_us,
         waited_us,

@@ -64,7 +64,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
         return None
     if account is None:
         return cannot_tell_because(
-            f"No training step was found in {wall}, so nothing can be said about where a step's time goes.",
+            f"No {context.facts.step_name} was found in {wall}, so nothing can be said about where a step's time goes.",
             "Record the trace with profiler.step() after each step"
             if loaded
             else "Mark steps with gpulab.step(), or profile from the first line with --whole",
@@ -73,7 +73,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
         return None  # what the GPU waited for can be told without steps
     busiest = max(account.share, key=lambda p: account.share[p])
     return cannot_tell_because(
-        f"No training step was found: this is the whole {'trace' if loaded else 'cell'}, {wall}, as one.",
+        f"No {context.facts.step_name} was found: this is the whole {'trace' if loaded else 'cell'}, {wall}, as one.",
         f"Largest part: {busiest.replace('_', ' ')}, {percent(account.share[busiest])} of the profiled time",
         "notice",
     )
@@ -119,7 +119,8 @@ def _not_profiled(context: RuleContext) -> Finding | None:
         else ""
     )
     return cannot_tell_because(
-        f"A training step takes {duration(step.median)}; it was not profiled, so what it is spent on is not known.",
+        f"A {context.facts.step_name} takes {duration(step.median)}; it was not profiled, so what it is spent on is "
+        "not known.",
         f"Median of {_steps(step)}{fed}. Run it with the profiler, which gpulab uses unless told otherwise",
     )
 

@@ -45,7 +45,7 @@ class Diagnosed(View):
     @property
     def headline(self) -> Headline:
         """The sentence, its evidence and its level."""
-        return headline(self.first)
+        return headline(self.first, self.result.alarm)
 
     def of(self, key: str) -> Finding | None:
         """The finding of that key, or None."""

@@ -31,7 +31,7 @@ COSTLIEST = 20
 
 def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, object]:
     """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
-    heading = {"headline": dataclasses.asdict(headline(diagnosis.first))}
+    heading = {"headline": dataclasses.asdict(headline(diagnosis.first, diagnosis.alarm))}
     figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), **heading, **documents(diagnosis)}
     return plain_data(figures)
 

@@ -30,7 +30,7 @@ class Report(Pictured):
     @property
     def headline(self) -> Headline:
         """The first finding's sentence, its evidence and its level."""
-        return headline(self.diagnosis.first)
+        return headline(self.diagnosis.first, self.diagnosis.alarm)
 
     def png(self) -> bytes:
         """The picture, 1100 by 800 pixels. Draws with matplotlib, on the main thread only."""

@@ -147,7 +147,7 @@ def _step_lines(facts: Facts) -> list[str]:
     lines = []
     if has_no_step(run):
         lines.append(
-            f"No training step was found in this {'trace' if loaded else 'code'}: it is accounted as one whole."
+            f"No {facts.step_name} was found in this {'trace' if loaded else 'code'}: it is accounted as one whole."
         )
     elif loaded:
         lines.append(f"Steps were found by: {plain(run.step_source)}.")
@@ -398,8 +398,8 @@ def _observer(facts: Facts) -> Section:
             ("events recorded", f"{observer.event_count:,}"),
         ]
     lines = []
-    if facts.step_us and facts.traced_step_us and facts.step_us.median > 0:
-        ratio = facts.traced_step_us.median / facts.step_us.median
+    ratio = facts.profiled_over_unprofiled
+    if ratio is not None:
         lines.append(f"A profiled step took {factor(ratio)} times as long as an unprofiled one (medians).")
     if observer.window_truncated:
         lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")

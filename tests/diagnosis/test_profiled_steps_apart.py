@@ -1,0 +1,48 @@
+"""What the profiled steps show is doubted at once where they are not like the others; inference is not training."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.views.report.report import Report
+from tests.support.loops import Machine, loop
+
+KERNEL = "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nn"
+
+
+def inferring(machine: Machine) -> None:
+    machine.load(3_000)
+    machine.operator("aten::mm", KERNEL, 7_000)
+
+
+def training(machine: Machine) -> None:
+    inferring(machine)
+    machine.operator("autograd::engine::evaluate_function: MmBackward0", KERNEL, 1_000)
+
+
+@pytest.mark.parametrize(
+    ("unprofiled_us", "words"),
+    [
+        (3_000, "a profiled step took 3.3 times as long as an unprofiled one"),
+        (33_000, "an unprofiled step took 3.3 times as long as a profiled one"),
+        (25_000, "an unprofiled step took 2.5 times as long as a profiled one"),
+        (7_000, ""),
+        (15_000, ""),
+        (None, ""),
+    ],
+)
+def test_steps_far_apart_are_an_alarm_at_the_top(unprofiled_us: float | None, words: str) -> None:
+    facts = loop(inferring).facts(unprofiled_us=unprofiled_us)
+    report = Report(facts, diagnose(facts, predict_cures=False))
+    first_lines = " ".join(" ".join(report.text().splitlines()[:9]).split())
+    assert ("Take care" in first_lines) is bool(words) and words in first_lines
+    headline = report.json()["headline"]
+    assert isinstance(headline, dict) and words in headline["evidence"]
+    assert words in report.diagnosis.alarm and bool(report.diagnosis.alarm) is bool(words)
+
+
+def test_inference_has_steps_and_training_has_training_steps() -> None:
+    said = [diagnose(loop(step).facts(), predict_cures=False).first.summary for step in (inferring, training)]
+    assert said[0].startswith("Each step spends 30 % of its time waiting")
+    assert said[1].startswith("Each training step spends 27 % of its time waiting")
