@@ -210,7 +210,7 @@ class GPUProfile(Magics):
             hide_gpulabs_frames(error)
             cell_code.show_as_bare(self.shell, error)
             raise
-        _offer_panel()
+        _offer_panel(profiler)
         return profiler.run if give else value
 
     def _prepared(
@@ -382,15 +382,15 @@ def _nothing_more(command: str, rest: str) -> None:
         raise UsageError(f"%gpulab {command} takes no more words: leave out {rest!r}.")
 
 
-def _offer_panel() -> None:
-    """A button under the report that opens the knobs; a notebook without it still has `%gpulab panel`."""
+def _offer_panel(profiler: profile) -> None:
+    """Buttons under the report that open the knobs and try the first cure; without them there is `%gpulab panel`."""
     from gpulab.views.running.display import in_notebook
 
     if in_notebook():
         with suppress(Exception):
             from gpulab.panel.opening import offer_panel
 
-            offer_panel()
+            offer_panel(dict(profiler.report.diagnosis.first.settings))
 
 
 def _show_runs(rest: str) -> None:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from gpulab.api.experiment import code_of, main_names
 from gpulab.panel.main_thread import MainThread
 from gpulab.panel.output import PanelOutput
-from gpulab.panel.panel import open_button
 from gpulab.panel.session import PanelSession
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.widgets import close
+from gpulab.views.running.offer import Choice, Offer
 
 OFFER = "Turn a knob on this cell, and prove what it brings: %gpulab panel"
 
@@ -34,7 +32,7 @@ def lab(
 
 
 _opened: list[PanelSession] = []
-_offered: list[tuple[PanelOutput, Any]] = []
+_offered: list[Offer] = []
 
 
 def open_panel() -> PanelSession:
@@ -42,25 +40,35 @@ def open_panel() -> PanelSession:
     return _open(lab(), None)
 
 
-def offer_panel() -> None:
-    """Under the report of a cell: a button that opens its panel there. In a terminal, nothing.
+def offer_panel(settings: Mapping[str, str] | None = None) -> None:
+    """Under the report of a cell: buttons that open its panel there, and try `settings` in it. In a terminal, nothing.
 
-    When the next cell is run it turns into text: a saved notebook should hold no widget that nothing answers.
+    When the next cell is run the buttons go: only the latest report has some.
     """
     if not in_notebook():
         return
-    code, output = code_of(None), PanelOutput()
+    code, output, main = code_of(None), PanelOutput(), MainThread()
 
-    def opened() -> None:
+    def opened() -> PanelSession:
         _offered.clear()
         session = PanelSession(code)
-        session.keep(button)
-        _open(session, output)
+        session.keep(offer)
+        return _open(session, output)
+
+    def open_it() -> None:
+        opened()
+
+    def tried() -> None:
+        opened().begin("compare", settings or {})
 
     _withdraw()
-    button = open_button(opened, MainThread().call)
-    output.show(button, OFFER)
-    _offered.append((output, button))
+    choices: list[Choice] = [("Turn a knob on this cell", lambda: main.call(open_it))]
+    if settings:
+        named = ", ".join(f"{name}={value}" for name, value in settings.items())
+        choices.insert(0, (f"Try {named}", lambda: main.call(tried)))
+    offer = Offer(choices, OFFER)
+    output.offer(offer.html(), OFFER)
+    _offered.append(offer)
     _until_the_next_cell()
 
 
@@ -83,8 +91,6 @@ def _until_the_next_cell() -> None:
 
 
 def _withdraw() -> None:
-    """Put text where the last button was: only the latest report has one, and a saved widget cannot be read."""
+    """Take the last buttons away; the text beside them stays."""
     while _offered:
-        output, button = _offered.pop()
-        output.close(OFFER)
-        close(button)
+        _offered.pop().close()

@@ -1,6 +1,7 @@
-"""The panel's place in a notebook: the widgets, and below them the last result as pictures and tables that are saved.
+"""The panel's place in a notebook: the widgets, and below them the last result, which is saved.
 
-A widget in a saved notebook is an error message without its kernel; what stands below it stays readable.
+A widget in a saved notebook is an error message without its kernel; what stands around it stays readable, and takes the
+place of that message where the notebook is trusted.
 """
 
 from __future__ import annotations
@@ -10,26 +11,45 @@ from typing import Any
 
 from gpulab.views.running.live_plot import WIDGET_VIEW
 
+REOPEN = "The knobs of this cell stood here. Run the cell again, then %gpulab panel opens them."
+# The front end writes its message as the only text of the widget's place, which then holds no element.
+_DEAD = ".jupyter-widgets:not(:has(*))"
+_NOTE = (
+    "<style>.gpulab-panel-note{display:none}"
+    f".jp-OutputArea-child:has(.gpulab-panel-note)+.jp-OutputArea-child {_DEAD}{{display:none}}"
+    f".jp-OutputArea-child:has(+.jp-OutputArea-child {_DEAD}) .gpulab-panel-note{{display:block}}</style>"
+    f'<div class="gpulab-panel-note" style="font-size:13px">{REOPEN}</div>'
+)
+
 
 class PanelOutput:
-    """Three outputs of the cell that showed the panel: the panel, the result, what the cell printed."""
+    """Four outputs of the cell that showed the panel: an offer, the panel, the result, what the cell printed."""
 
     def __init__(self) -> None:
+        self._offer: Any = None
         self._panel: Any = None
         self._result: Any = None
         self._printed: Any = None
 
+    def offer(self, html: str, text: str) -> None:
+        """Display what opens the panel, with room for it below."""
+        self._make_room()
+        self._offer.update({"text/html": html, "text/plain": text}, raw=True)
+
     def show(self, root: Any, text: str) -> None:
-        """Display it with room below; shown again, it takes the place of what was shown before."""
+        """Display the panel with room below; shown again, it takes the place of what was shown before."""
+        self._make_room()
+        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": root.model_id}, "text/plain": text}
+        self._offer.update({"text/html": _NOTE, "text/plain": ""}, raw=True)
+        self._panel.update(view, raw=True)
+
+    def _make_room(self) -> None:
         from IPython.display import display
 
-        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": root.model_id}, "text/plain": text}
-        if self._panel is not None:
-            self._panel.update(view, raw=True)
-            return
-        self._panel = display(view, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        self._result = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-        self._printed = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+        if self._panel is None:
+            for name in ("_offer", "_panel", "_result", "_printed"):
+                handle = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+                setattr(self, name, handle)
 
     def show_result(self, bundle: dict[str, object], printed: str) -> None:
         if self._panel is not None:
@@ -45,6 +65,7 @@ class PanelOutput:
     def close(self, text: str) -> None:
         """Put the panel's settings, as text, where the panel was."""
         if self._panel is not None:
+            self._offer.update({"text/plain": ""}, raw=True)
             self._panel.update({"text/plain": text, "text/html": _quoted(text)}, raw=True)
 
 

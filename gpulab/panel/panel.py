@@ -211,10 +211,6 @@ _STEPS_HINT = (
 )
 
 
-def open_button(action: Callable[[], None], on_main: OnMain = at_once) -> Any:
-    return _button("Turn a knob on this cell", "Opens the panel of this cell's knobs here", action, on_main)
-
-
 def first_line(cell: str) -> str:
     """By which a user knows their cell: its first line that is neither empty nor a comment."""
     lines = [line.strip() for line in cell.splitlines() if line.strip()]

@@ -33,10 +33,9 @@ from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.report import Report
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.stop_message import accept_stop
-from gpulab.views.running.widgets import close
 
 if TYPE_CHECKING:
-    from ipywidgets import Widget
+    from gpulab.views.running.offer import Offer
 
 Result = Report | Compared
 
@@ -91,7 +90,7 @@ class PanelSession:
         self._last: _Job | None = None
         self._panel: Panel | None = None
         self._output: PanelOutput | None = None
-        self._opener: Widget | None = None
+        self._opener: Offer | None = None
         self._settling = False
         self._run_key = uuid.uuid4().hex
 
@@ -150,11 +149,11 @@ class PanelSession:
                 self._output.close(self._panel.text())
             self._panel.close()
         if self._opener is not None:
-            close(self._opener)
+            self._opener.close()
         self._panel = self._output = self._opener = None
 
-    def keep(self, opener: Widget) -> None:
-        """Close this widget with the panel, not before.
+    def keep(self, opener: Offer) -> None:
+        """Close the offer that opened the panel with the panel, not before.
 
         JupyterLab 4.6 sends what widgets say to the subshell in whose messages they were made; ipykernel 7 ends that
         of a closed widget, and those that its click has made are heard no more.

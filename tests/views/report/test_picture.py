@@ -1,4 +1,4 @@
-"""The HTML picture of a run: one bar whose parts are the step, the steps over time, and no colour for its text."""
+"""The HTML picture of a run: one bar whose parts are the step, the steps over time, no colour of its own for text."""
 
 from __future__ import annotations
 
