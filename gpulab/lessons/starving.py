@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gpulab.analysis.steps import select
+from gpulab.analysis.facts import facts
 from gpulab.capture.short_run import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
 from gpulab.formatting import factor, percent
@@ -60,10 +60,8 @@ def _read(path: Path) -> torch.Tensor:
 
 
 def waiting_share(run: Run) -> float | None:
-    """The share of its steps that a run waited for data; None without steps that count."""
-    rows = select(run).rows
-    wall_ns = int(run.steps.wall_ns[rows].sum())
-    return int(run.steps.data_wait_ns[rows].sum()) / wall_ns if wall_ns else None
+    """The share of a step that a run waited for data, as its report has it; None where that was not measured."""
+    return facts(run).data_wait_fraction
 
 
 @dataclass(frozen=True, slots=True)

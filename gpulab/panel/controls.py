@@ -10,7 +10,7 @@ from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Observation
-from gpulab.views.lesson_link import lesson_path
+from gpulab.views.lesson_path import lesson_path
 from gpulab.views.running.widgets import close
 
 AS_WRITTEN = "as written"

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
 from gpulab.views.layout import Column, Row, Section
-from gpulab.views.lesson_link import lesson_path
+from gpulab.views.lesson_path import lesson_path
 from gpulab.views.report.timeline_page import script_policy
 
 Look = Mapping[str, str]  # element of a section → the attributes of its tag

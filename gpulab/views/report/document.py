@@ -69,6 +69,7 @@ def _own(facts: Facts) -> dict[str, object]:
         "step_us": _spread(facts.step_us),
         "profiled_step_us": _spread(facts.traced_step_us),
         "data_wait_per_step_us": _spread(facts.data_wait_us),
+        "data_wait_fraction": facts.data_wait_fraction,
         "optimizer_per_step_us": _spread(facts.optimizer_us),
         **picked(facts, "samples_per_s", "steps_per_s", "outside_steps_fraction"),
         "dropped": [dataclasses.asdict(d) for d in facts.selection.dropped],

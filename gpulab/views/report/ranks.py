@@ -16,7 +16,7 @@ from gpulab.run import Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present
 from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections
-from gpulab.views.report.picture import picture
+from gpulab.views.report.html_figure import picture
 from gpulab.views.report.sections import device, sections
 from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.view import View

@@ -10,7 +10,7 @@ from gpulab.diagnosis.headline import Headline, headline
 from gpulab.views.layout import Section
 from gpulab.views.report import document, figure
 from gpulab.views.report.findings import finding_sections, untold_section
-from gpulab.views.report.picture import picture
+from gpulab.views.report.html_figure import picture
 from gpulab.views.report.sections import more, opening, sections
 from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.view import Pictured

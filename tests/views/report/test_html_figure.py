@@ -8,7 +8,7 @@ import re
 import pytest
 
 from gpulab.formatting import percent
-from gpulab.views.report.picture import picture, segments
+from gpulab.views.report.html_figure import picture, segments
 from gpulab.views.report.report import Report
 from tests.support import synthetic
 

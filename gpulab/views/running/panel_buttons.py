@@ -1,7 +1,7 @@
 """Buttons in an output that stays readable when nobody answers them: plain HTML, made alive by a widget nobody sees.
 
 A displayed widget is an error message in a notebook that was saved and opened again. So the output holds text and
-hidden buttons, and the widget's only work is to show the buttons and to pass their clicks on (static/offer.js).
+hidden buttons, and the widget's only work is to show the buttons and to pass their clicks on (static/panel_buttons.js).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, cast
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.running.widgets import close
 
-MODULE = PACKAGE_FOLDER / "views" / "static" / "offer.js"
+MODULE = PACKAGE_FOLDER / "views" / "static" / "panel_buttons.js"
 _BUTTON = (
     "display:none;font:inherit;font-size:13px;padding:3px 12px;margin:0 8px 4px 0;cursor:pointer;border-radius:4px;"
     "color:inherit;background:rgba(128,128,128,0.15);border:1px solid rgba(128,128,128,0.5)"

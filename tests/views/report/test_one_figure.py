@@ -1,0 +1,77 @@
+"""The share of waiting for data is one number in every view of a run, or says in two words why it is another."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+import gpulab
+from gpulab.analysis.facts import Facts
+from gpulab.formatting import percent
+from gpulab.lessons.starving import waiting_share
+from gpulab.views.report.html_figure import picture
+from gpulab.views.report.report import Report
+from gpulab.views.report.sections import PROFILED_STEPS
+from gpulab.views.wording import PARTS
+from tests.support import real_traces, synthetic
+from tests.support.paths import ROOT
+
+WAITING = PARTS["data_wait"].label
+OF_DATA = ("data_starved", "cpu_preprocessing", "storage_bound", "slow_collate")
+
+
+def _made(case: synthetic.Case) -> Report:
+    """Diagnosed by gpulab's own rules."""
+    report = gpulab.report(case.run)
+    assert isinstance(report, Report)
+    return report
+
+
+def _loaded(path: object) -> Report:
+    report = gpulab.report(gpulab.load(str(path)))
+    assert isinstance(report, Report)
+    return report
+
+
+def _real(name: str) -> Report:
+    return _loaded(real_traces.path(name))
+
+
+RUNS: dict[str, Callable[[], Report]] = {
+    **{name: partial(_made, case) for name, case in synthetic.cases().items()},
+    **{p.name: partial(_loaded, p) for p in sorted((ROOT / "tests" / "recorded").glob("*.gz"))},
+    **{name: partial(_real, name) for name in real_traces.SINGLE},
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_share_of_waiting_is_one_number(name: str) -> None:
+    report = RUNS[name]()
+    facts = report.facts
+    document = report.json()
+    assert document["data_wait_fraction"] == facts.data_wait_fraction == waiting_share(facts.run)
+    if report.diagnosis.first.key in OF_DATA and facts.data_wait_fraction is not None:
+        assert re.findall(r"[<>]? ?[\d.]+ %", report.headline.sentence)[0].strip() == percent(facts.data_wait_fraction)
+    _the_table_agrees_or_says_why_not(report, facts)
+    _the_picture_agrees_or_says_why_not(facts)
+
+
+def _the_table_agrees_or_says_why_not(report: Report, facts: Facts) -> None:
+    table = next((s for s in report._sections() if s.title.startswith("Where the") and s.rows), None)
+    row = next((r for r in table.rows if r.cells[0] == WAITING), None) if table else None
+    if table is None or row is None or facts.data_wait_fraction is None:
+        return
+    same = row.cells[1] == percent(facts.data_wait_fraction)
+    assert same or (table.columns[1].title == PROFILED_STEPS and PROFILED_STEPS in table.result)
+
+
+def _the_picture_agrees_or_says_why_not(facts: Facts) -> None:
+    drawn = picture(facts)
+    told = re.search(rf"{WAITING} <b>([^<]*)</b>", drawn)
+    if told is None or facts.data_wait_fraction is None:
+        return
+    share = told[1].replace("&lt;", "<").replace("&gt;", ">")
+    assert share == percent(facts.data_wait_fraction) or share.endswith("(GPU idle)") or f"({PROFILED_STEPS})" in drawn
