@@ -1,8 +1,9 @@
 """Hang the step tracker into torch for the length of one run, and put everything back.
 
 Touched are: the two global optimizer hooks that torch offers, the methods through which a DataLoader is asked for data
-(`capture/dataloader/wait_hooks.py`) and through which GradScaler steps, `torch.autograd.backward`, and, as long as
-somebody wants to hear of module calls, torch's global module hook. Nothing of the user's objects is changed.
+(`capture/dataloader/wait_hooks.py`) and through which GradScaler steps, `torch.autograd.backward` and
+`torch.autograd.grad`, and, as long as somebody wants to hear of module calls, torch's global module hook. Nothing of
+the user's objects is changed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from gpulab.capture.dataloader.wait_hooks import wait_hooks
 from gpulab.capture.steps.module_hook import ModuleHook, compile_hook
 from gpulab.torch_hooks.optimizer_step import step_hooks
-from gpulab.torch_hooks.patching import replaced
+from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
 
 if TYPE_CHECKING:
     from gpulab.capture.steps.loop import Loop
@@ -90,7 +91,7 @@ def _optimizer_hooks(loop: Loop, thread: int, passed: _Passed) -> Iterator[None]
 def _backward_hook(loop: Loop, thread: int, passed: _Passed) -> Iterator[None]:
     import torch
 
-    hear = loop.backward
+    hear, ended = loop.backward, loop.tracker.backward_ended
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -102,8 +103,16 @@ def _backward_hook(loop: Loop, thread: int, passed: _Passed) -> Iterator[None]:
                 return original(*args, **kwargs)
             finally:
                 passed.backward_ns = perf_counter_ns()
+                ended(passed.backward_ns)
 
         return backward
 
-    with replaced(torch.autograd, "backward", wrap):
+    with (
+        replaced(torch.autograd, "backward", wrap),
+        heard_before(torch.autograd, "grad", lambda args, kwargs: loop.differentiated(_outputs(args, kwargs))),
+    ):
         yield
+
+
+def _outputs(args: Args, kwargs: KeywordArgs) -> Any:
+    return args[0] if args else kwargs.get("outputs")

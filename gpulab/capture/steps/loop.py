@@ -26,7 +26,7 @@ from gpulab.capture.steps.device_events import StepEvents
 from gpulab.capture.steps.profiler_schedule import Phases
 from gpulab.capture.steps.profiler_window import Window
 from gpulab.capture.steps.step_boundaries import StepTracker
-from gpulab.capture.steps.weights import WeightWatch
+from gpulab.capture.steps.weights import UpdateWatch, WeightWatch
 from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
 
 if TYPE_CHECKING:
@@ -115,6 +115,7 @@ class Loop:
         self._workers = Workers()
         self._feeder: int | None = None
         self._weights: WeightWatch | None = None
+        self._updates = UpdateWatch()
         self._modules: ModuleHook | None = None
         self._calls = 0
         self._due = False  # the run ends at the next chance
@@ -253,13 +254,28 @@ class Loop:
     def backward(self, root: Any) -> None:
         if self._due:
             raise StopRun(self._capture)
+        entered = perf_counter_ns()
         self.look()
         self.pauses.trained()
-        self.tracker.backward()
+        self._look_for_update(root, entered)
+        self.tracker.backward(entered)
         if self.peaks is not None:
             self.peaks.at_backward()
         if self._weights is None and self.tracker.undecided:
             self._weights = WeightWatch.of(root)
+
+    @guarded
+    def differentiated(self, outputs: Any) -> None:
+        """`torch.autograd.grad`: where weights are updated by hand it may stand for a backward pass."""
+        if self._due:
+            raise StopRun(self._capture)
+        if self.tracker.without_optimizer:
+            self._look_for_update(outputs, perf_counter_ns())
+
+    def _look_for_update(self, root: Any, entered: int) -> None:
+        """Whether weights have changed since the last backward pass and no optimizer did it: a step ends here."""
+        if self.tracker.without_optimizer and self._updates.before(root):
+            self._after_mark(self.tracker.updated(entered), entered)
 
     @guarded
     def called(self) -> None:

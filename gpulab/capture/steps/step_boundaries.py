@@ -9,6 +9,8 @@ stepped, weights were changed without one, the user called `gpulab.step()`. What
 - optimizer alone (batches sliced from an array): from one `Optimizer.step` to the next of the same optimizer. Where
   others step in between, the last of the first round ends a step.
 - DataLoader alone (inference, weights updated by hand): from one request to the next of the same loader.
+- backward passes alone (neither loader nor optimizer): from the first backward pass after an update of the weights to
+  the first one after the next update; so accumulation and a GAN's two passes are one step.
 
 Batches that train nothing belong to no step: what was fetched before the first backward pass, a whole pass over a
 loader without a backward pass, batches of a loader that never trained when one that did is asked again. A loader begun
@@ -47,6 +49,9 @@ class StepTracker:
         self._by_optimizer = False  # steps end at Optimizer.step itself: no loader feeds them
         self._fed = 0  # consecutive steps that a loader fed, while `_by_optimizer`
         self._manual = False
+        self._by_backward = False  # steps end where a backward pass begins: nothing else tells
+        self._backward_ns: tuple[int, int] = (0, 0)  # begin of the first backward pass, end of the last
+        self._first_backwards = 0  # passes in the first step that they made
         self.loader_seen = False  # a DataLoader was asked for anything
         self._backward_seen = False
         self._settled = False
@@ -71,7 +76,12 @@ class StepTracker:
     @property
     def undecided(self) -> bool:
         """Whether there were backward passes and nothing yet that tells a batch from a whole step."""
-        return self._backward_seen and self._optimizer is None and not self._manual and not self._settled
+        return self._backward_seen and self.without_optimizer and not self._settled and not self._by_backward
+
+    @property
+    def without_optimizer(self) -> bool:
+        """Whether no optimizer has stepped and the user has marked nothing: weights may be updated by hand."""
+        return self._optimizer is None and not self._manual
 
     @property
     def source(self) -> str:
@@ -80,6 +90,8 @@ class StepTracker:
             return "gpulab.step()"
         if self._optimizer is not None:
             return "Optimizer.step" if self._by_optimizer else "DataLoader and Optimizer.step"
+        if self._by_backward:
+            return "backward passes"
         return "DataLoader" if self.loader_seen and len(self._rows) else ""
 
     @property
@@ -144,11 +156,36 @@ class StepTracker:
                 step.fed += (self._asking,)
         step.ended = self._asking if answer == "end" else None
 
-    def backward(self) -> None:
-        if not self._backward_seen and self._optimizer is None and not self._manual:
+    def backward(self, t_ns: int = 0) -> None:
+        """A backward pass begins."""
+        if not self._backward_seen and self.without_optimizer:
             self._fold(self._fetched_ahead())
+        if not self._backward_seen:
+            self._backward_ns = (t_ns, t_ns)
         self._backward_seen = True
         self._open.backwards += 1
+
+    def backward_ended(self, t_ns: int) -> None:
+        self._backward_ns = (self._backward_ns[0], t_ns)
+
+    def updated(self, t_ns: int) -> bool:
+        """The next backward pass begins, and since the last one weights have changed that no optimizer has updated."""
+        if not self.without_optimizer or (not self._by_backward and self._open.fed):
+            return False
+        if not self._by_backward:
+            self._by_backward = True
+            self._fold(0)
+            backwards = self._open.backwards
+            self._open = OpenStep(max(self._open.start_ns, self._backward_ns[0]), backwards=backwards)
+        if self._is_fed_by_loader():
+            self._by_backward = False
+            return False
+        if len(self._rows) == 1 and self._first_backwards < self._open.backwards:
+            self._fold(0)  # the watched weights are updated amid a step (a GAN): the first row was a part of one
+        if not len(self._rows):
+            self._first_backwards = self._open.backwards
+        self._close(t_ns)
+        return True
 
     def by_hand(self) -> None:
         """Weights have changed and no optimizer did it: from here on each batch is a step."""
@@ -181,7 +218,8 @@ class StepTracker:
         """The user says that a step ends here; from the first call on nothing else makes steps."""
         if not self._manual:
             self._manual = True
-            self._fold(0 if self._open.flags & EPOCH_START else self._rows.since_epoch())
+            anew = self._open.flags & EPOCH_START or self._by_backward
+            self._fold(0 if anew else self._rows.since_epoch())
         self._close(t_ns)
         return True
 
@@ -207,7 +245,7 @@ class StepTracker:
     def _before_loader(self, loader: int, t_ns: int, fresh: bool) -> bool:
         """Close, keep or begin the open step, now that a loader is asked."""
         step = self._open
-        if self._manual or self._by_optimizer:
+        if self._manual or self._by_optimizer or self._by_backward:
             return False
         if step.optimized_ns is not None:
             self._training.update(step.fed)
@@ -258,8 +296,9 @@ class StepTracker:
         self._optimizer = optimizer
         if self._manual:
             return
-        if not self._backward_seen:
+        if not self._backward_seen or self._by_backward:
             self._fold(0)
+            self._by_backward = False
         elif not self._settled:
             self._fold(len(self._rows))
 
@@ -336,6 +375,8 @@ class StepTracker:
         step = self._open
         if self._manual:
             return
+        if self._by_backward:
+            return self._close_last_backward()
         if self._by_optimizer:
             if self._strangers > max(1, self._round) and len({s.optimizer for s in step.others}) == 1:
                 self._split()
@@ -344,6 +385,22 @@ class StepTracker:
         if step.optimized_ns is not None or inferred:
             step.flags |= int(StepFlag.PARTIAL)
             self._close(step.optimized_ns if step.optimized_ns is not None else end_ns)
+
+    def _close_last_backward(self) -> None:
+        """The last update leaves no mark: its step ends with its backward pass, as far as is known."""
+        if self._open.backwards and not self._is_fed_by_loader():
+            self._open.flags |= int(StepFlag.PARTIAL)
+            self._close(self._backward_ns[1])
+
+    def _is_fed_by_loader(self) -> bool:
+        """Whether a loader feeds the loop after all: batches in one step alone are an evaluation's."""
+        step = self._open
+        self._fed = self._fed + 1 if step.batches else 0
+        if self._fed >= 2:
+            return True
+        step.batches = step.samples = step.data_wait_ns = 0
+        step.fed = ()
+        return False
 
     def _fetched_ahead(self) -> int:
         """Closed rows of the pass in which the first backward pass begins: batches fetched for it (Accelerate)."""
