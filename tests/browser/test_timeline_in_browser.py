@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, expect
 
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.views import wording
 from gpulab.views.report.report import Report
 from tests.browser.jupyterlab_page import PATIENCE_MS
 from tests.support import synthetic
+from tests.support.loops import Machine
 
 pytestmark = pytest.mark.browser
 
@@ -23,7 +26,7 @@ FRAMES = """
 async (canvas) => {
   const box = canvas.getBoundingClientRect(), drawing = [], apart = [];
   const wheel = (deltaY) => canvas.dispatchEvent(new WheelEvent("wheel",
-    { deltaY, clientX: box.left + 0.6 * box.width, clientY: box.top + 100, cancelable: true }));
+    { deltaY, ctrlKey: true, clientX: box.left + 0.6 * box.width, clientY: box.top + 100, cancelable: true }));
   let before = await new Promise(requestAnimationFrame);
   for (const deltaY of [...Array(40).fill(-60), ...Array(40).fill(60)]) {
     wheel(deltaY);
@@ -135,7 +138,9 @@ def test_it_draws_zooms_pans_and_tells(page_file: Path, open_page: OpenPage, the
     page.locator(".gpulab-timeline").screenshot(path=shots / f"timeline-{theme}.png")
 
     mouse.move(*place(canvas, 0.6, 150))
+    page.keyboard.down("Control")
     (left, right), (nearer_left, nearer_right) = changes(canvas, lambda: mouse.wheel(0, -400))
+    page.keyboard.up("Control")
     gutter = 150 / canvas.evaluate("(c) => c.clientWidth")
     under_cursor = (0.6 - gutter) / (1 - gutter)
     assert nearer_right - nearer_left < 0.9 * (right - left)
@@ -150,8 +155,10 @@ def test_it_draws_zooms_pans_and_tells(page_file: Path, open_page: OpenPage, the
     (left, right), (moved_left, moved_right) = changes(canvas, drag)
     assert moved_left > left and moved_right - moved_left == pytest.approx(right - left)
 
-    for _ in range(40):
+    page.keyboard.down("Control")
+    for _ in range(16):
         mouse.wheel(0, -400)
+    page.keyboard.up("Control")
     page.wait_for_timeout(100)
     mouse.move(*place(canvas, 0.41, 108))
     expect(page.locator(".tl-tip")).to_be_visible()
@@ -212,14 +219,80 @@ def test_search_counts_dims_the_rest_and_steps_through_matches(page_file: Path, 
     box.press("Enter")
     expect(page.locator(".tl-detail")).to_contain_text("kernel3 ·")
     first = canvas.get_attribute("data-selected")
+    expect(page.locator(".tl-found")).to_contain_text(f"1 of {SPANS // 4 // 25:,} spans, 1 name")
     box.press("Enter")
     expect(canvas).not_to_have_attribute("data-selected", str(first))
+    expect(page.locator(".tl-found")).to_contain_text(f"2 of {SPANS // 4 // 25:,} spans, 1 name")
     box.press("Shift+Enter")
     expect(canvas).to_have_attribute("data-selected", str(first))
     box.fill("CUDAlaunch")
     expect(page.locator(".tl-found")).to_contain_text(f"{SPANS // 4:,} spans, 1 name")
     box.fill("no such name")
     expect(page.locator(".tl-found")).to_have_text("no span has this in its name")
+
+
+def test_search_goes_to_kernels_before_operators_and_python(open_page: OpenPage, tmp_path: Path) -> None:
+    machine = Machine()
+    for _ in range(3):
+        machine.operator("aten::mm", "gemm of mm", 500, 20)
+        machine.end_step()
+    facts = machine.facts()
+    path = tmp_path / "report.html"
+    path.write_text(Report(facts, diagnose(facts, predict_cures=False)).html(), encoding="utf-8")
+    page = open_page(path)
+    box, detail = page.get_by_role("searchbox"), page.locator(".tl-detail")
+    box.fill("mm")
+    expect(page.locator(".tl-found")).to_contain_text("6 spans, 2 names")
+    for number, name in enumerate(["gemm of mm"] * 3 + ["aten::mm"] * 3, start=1):
+        box.press("Enter")
+        expect(page.locator(".tl-found")).to_contain_text(f"{number} of 6 spans")
+        expect(detail).to_contain_text(name)
+
+
+def test_the_wheel_scrolls_the_page_without_ctrl(page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(page_file, viewport={"width": 1280, "height": 500})
+    canvas = canvas_of(page)
+    page.mouse.move(*place(canvas, 0.6, 100))
+    before, scrolled = view(canvas), page.evaluate("scrollY")
+    page.mouse.wheel(0, -200)
+    wait_until(page, lambda: page.evaluate("scrollY") < scrolled, "the page scrolls")
+    assert view(canvas) == before
+
+
+# Pixels of one row of the picture, by their colour.
+COLUMN_COLOURS = """
+(canvas) => {
+  const ratio = canvas.width / canvas.clientWidth, top = Math.round(77 * ratio), high = Math.round(12 * ratio);
+  const left = Math.round(160 * ratio), wide = canvas.width - left;
+  const { data } = canvas.getContext("2d").getImageData(left, top, wide, high);
+  const counts = {};
+  for (let i = 0; i < data.length; i += 4) {
+    const key = [data[i], data[i + 1], data[i + 2]].join();
+    counts[key] = (counts[key] ?? 0) + 1;
+  }
+  return counts;
+}
+"""
+
+
+def test_parts_under_a_pixel_are_drawn_by_their_share(open_page: OpenPage, tmp_path: Path) -> None:
+    """A part of 1 % must not fill whole pixels: here 300 times 3 ms of computing, of about three pixels, and 30 µs."""
+    machine = Machine()
+    for _ in range(300):
+        machine.operator("aten::mm", "gemm", 3_000, 3_030)
+    machine.end_step()
+    facts = machine.facts()
+    path = tmp_path / "report.html"
+    path.write_text(Report(facts, diagnose(facts, predict_cures=False)).html(), encoding="utf-8")
+    page = open_page(path)
+    counts = canvas_of(page).evaluate(COLUMN_COLOURS)
+    compute = tuple(int(wording.PARTS["compute"].colour[i : i + 2], 16) for i in (1, 3, 5))
+    near = sum(
+        n
+        for rgb, n in counts.items()
+        if max(abs(int(a) - b) for a, b in zip(rgb.split(","), compute, strict=True)) < 24
+    )
+    assert near > 0.8 * sum(counts.values()), sorted(counts.items(), key=lambda item: -item[1])[:5]
 
 
 def test_it_is_sharp_on_dense_screens_and_follows_the_width(page_file: Path, open_page: OpenPage) -> None:

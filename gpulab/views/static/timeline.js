@@ -342,11 +342,11 @@
     /** One row of spans. Those too narrow to tell apart become columns, so that the cost follows the pixels. */
     #drawRow(row, y, full = ROW - ROW_GAP) {
       const { start, end, reach, busy, kind, name } = this.spans, { from, scale } = this;
-      const broad = BROAD * scale, tiled = row === this.strip, matched = tiled ? null : this.matched;
+      const broad = BROAD * scale, { matched } = this;
       const after = lowerBound(start, this.to, row.first, row.last);
       let run = null, over = 0; // columns alike; what the last one's spans cover of the next
       const add = (column, covered, tone, dim) => {
-        const high = tiled ? full : Math.max(2, Math.round(Math.min(1, covered / scale) * full));
+        const high = Math.max(2, Math.round(Math.min(1, covered / scale) * full));
         if (run && run.right === column && run.tone === tone && run.high === high && run.dim === dim) return run.right++;
         this.#drawColumns(run, y + full);
         run = { left: column, right: column + 1, tone, high, dim };
@@ -477,7 +477,48 @@
         const label = room > 130 ? `${step.label} · ${length(step.end - step.start)}` : room > 50 ? step.label : step.number;
         if (room > 7 * label.length - 4) this.#write(label, inside + 4, y + BAND / 2 - 1, room + 4, colours.ink);
       }
-      this.#drawRow(this.strip, STRIP_TOP, STRIP - 1);
+      this.#drawStrip(STRIP_TOP, STRIP - 1);
+    }
+
+    /** The whole pixels of one piece, with its name where there is room. */
+    #drawPiece(i, left, right, y, full) {
+      const tone = this.tints[this.spans.kind[i]], room = right - left - 7;
+      this.ctx.fillStyle = tone.fill;
+      this.ctx.fillRect(this.gutter + left, y, right - left, full);
+      if (room > 12) this.#write(this.#short(i), this.gutter + left + 4, y + full / 2 + 0.5, room, tone.ink);
+    }
+
+    /** Pieces under a pixel are stacked in it, each as high as its share of that time. */
+    #drawStrip(y, full) {
+      const { start, end, reach, kind } = this.spans, { from, scale, strip } = this;
+      const after = lowerBound(start, this.to, strip.first, strip.last), shares = new Float64Array(this.tones.length);
+      let column = -1;
+      const stack = () => {
+        let bottom = y + full;
+        for (const [tone, share] of shares.entries()) {
+          if (!share) continue;
+          this.ctx.fillStyle = this.tints[tone].fill;
+          this.ctx.fillRect(this.gutter + column, bottom - share * full, 1, share * full);
+          bottom -= share * full;
+        }
+        shares.fill(0);
+      };
+      const add = (at, share, tone) => {
+        if (at !== column) stack();
+        column = at;
+        shares[tone] += share;
+      };
+      for (let i = lowerBound(reach, from, strip.first, after); i < after; i++) {
+        const left = Math.max(0, (start[i] - from) / scale), right = Math.min(this.plot, (end[i] - from) / scale);
+        const inner = Math.ceil(left), outer = Math.floor(right), tone = kind[i];
+        if (outer < inner) add(outer, right - left, tone);
+        else {
+          if (inner > left) add(inner - 1, inner - left, tone);
+          if (outer > inner) this.#drawPiece(i, inner, outer, y, full);
+          if (right > outer) add(outer, right - outer, tone);
+        }
+      }
+      stack();
     }
 
     #drawAxis() {
@@ -662,32 +703,41 @@
       if (wanted) {
         this.matched = Uint8Array.from(head.names, (name) => name.toLowerCase().includes(wanted));
         this.matches = new Uint32Array(spans.count + 1);
-        let busy = 0;
         for (let i = 0; i < spans.count; i++) {
           const hit = this.matched[spans.name[i]];
           this.matches[i + 1] = this.matches[i] + hit;
-          if (hit) busy += spans.end[i] - spans.start[i];
         }
-        const count = this.matches[spans.count], names = this.matched.reduce((sum, hit) => sum + hit, 0);
-        const many = `${grouped(count)} span${count === 1 ? "" : "s"}, ${grouped(names)} name${names === 1 ? "" : "s"}`;
-        this.found.textContent = count ? `${many}; Enter goes to the next` : "no span has this in its name";
+        this.hits = this.#ranked();
       }
       this.redraw();
+      this.#toldHits();
     }
 
-    /** The next match in time after the selected span, or before it; from the end it goes on at the other. */
-    #findNext(backwards) {
+    /** The matches in the order of a search: kernels first, what Python called last; each by time. */
+    #ranked() {
+      const { kind, name, start, count } = this.spans;
+      const ranks = this.head.kinds.map(([, category]) => (category === "kernel" ? 0 : category === "python_function" ? 2 : 1));
+      const hits = [];
+      for (let i = 0; i < count; i++) if (this.matched[name[i]]) hits.push(i);
+      return hits.sort((a, b) => ranks[kind[a]] - ranks[kind[b]] || start[a] - start[b] || a - b);
+    }
+
+    /** How many match, and which of them is selected. */
+    #toldHits() {
       if (!this.matched) return;
-      const { start, name, count } = this.spans, sign = backwards ? -1 : 1;
-      const key = (i) => sign * start[i];
-      let next = -1, first = -1;
-      for (let i = 0; i < count; i++) {
-        if (!this.matched[name[i]] || i === this.selected) continue;
-        if (first < 0 || key(i) < key(first)) first = i;
-        const later = this.selected < 0 || key(i) > key(this.selected) || (key(i) === key(this.selected) && sign * (i - this.selected) > 0);
-        if (later && (next < 0 || key(i) < key(next))) next = i;
-      }
-      if (next >= 0 || first >= 0) this.select(next >= 0 ? next : first, true);
+      const names = this.matched.reduce((sum, hit) => sum + hit, 0), at = this.hits.indexOf(this.selected);
+      const which = at < 0 ? "" : `${grouped(at + 1)} of `, count = this.hits.length;
+      const many = `${which}${grouped(count)} span${count === 1 ? "" : "s"}, ${grouped(names)} name${names === 1 ? "" : "s"}`;
+      this.found.textContent = count ? `${many}; Enter goes to the next` : "no span has this in its name";
+    }
+
+    /** The next match in that order after the selected span, or the one before it; from the end it goes on at the other. */
+    #findNext(backwards) {
+      const count = this.matched ? this.hits.length : 0;
+      if (!count) return;
+      const at = this.hits.indexOf(this.selected), first = backwards ? count - 1 : 0;
+      this.select(this.hits[at < 0 ? first : (at + (backwards ? -1 : 1) + count) % count], true);
+      this.#toldHits();
     }
 
     // Hands
@@ -725,15 +775,16 @@
       return { x: event.clientX - box.left, y: event.clientY - box.top };
     }
 
-    /** Zooms around the cursor; sideways or with Shift it pans. Over the names, or fully out, the page scrolls. */
+    /** With Ctrl (as a pinch has it) zooms around the cursor; sideways or with Shift it pans. Else the page scrolls. */
     #wheel(event) {
       const { x } = this.#point(event), pixels = event.deltaMode ? 20 : 1;
       const whole = this.to - this.from >= this.head.extent;
       const sideways = event.shiftKey || Math.abs(event.deltaX) > Math.abs(event.deltaY);
-      if (x < this.gutter || (whole && (sideways || event.deltaY > 0))) return;
+      const zooms = event.ctrlKey || event.metaKey;
+      if (x < this.gutter || (!zooms && (!sideways || whole))) return;
       event.preventDefault();
-      if (sideways) this.pan((event.deltaX || event.deltaY) * pixels);
-      else this.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY * pixels)) * (event.ctrlKey ? 0.01 : 0.004)), x);
+      if (zooms) this.zoom(Math.exp(Math.max(-60, Math.min(60, event.deltaY * pixels)) * 0.01), x);
+      else this.pan((event.deltaX || event.deltaY) * pixels);
     }
 
     #press(event) {
