@@ -179,4 +179,6 @@ def _after(context: RuleContext, left_us: float, following: Finding | None) -> s
         return f"Nothing else is known that costs {percent(context.thresholds.silence)} of {context.unit} or more."
     rest = left_us - (following.recoverable_us_per_step or 0.0)
     gain = f"at most {factor(left_us / rest)}" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}"
-    return f"Next comes {title_of(following.key)}: curing that too could make the rest {gain} times as fast."
+    return (
+        f"The next cause is {title_of(following.key)}. If you cure it too, what remains becomes {gain} times as fast."
+    )

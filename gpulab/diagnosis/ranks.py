@@ -96,7 +96,7 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
 
 def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
     """Each says what comes next; how much that would bring then is not known of a job."""
-    following = [f"Next comes {title_of(f.key)}." for f in causes[1:]]
+    following = [f"The next cause is {title_of(f.key)}." for f in causes[1:]]
     return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
 
 

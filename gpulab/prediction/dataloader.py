@@ -30,13 +30,15 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
         )
     making = replace(projection, workers=count, remade=True, **_restarting(projection, count))
     cores = today.run.environment.usable_cores
-    bound = f", at most {number(cores)} cores" if cores and count > cores else ""
+    bound = f" on {number(cores)} cores" if cores and count > cores else ""
     making_us, step_us = projection.making.batch_us, today.compute_us
     inside = today.facts.loading
     crowded = inside is not None and (inside.core_wait_fraction or 0.0) >= CROWDED
     alone = "with a core of its own " if crowded else ""
     words = f"{alone}a batch takes {duration(making_us)} to make and a step {duration(step_us)} without waiting: " + (
-        f"made in turn by {_workers(count)}{bound} beside it" if count else "one after the other without workers"
+        f"{_workers(count)}{bound} make batches while the training computes"
+        if count
+        else "without workers the two follow each other"
     )
     return making.doubted(WORKERS_SD if cores else 2 * WORKERS_SD, words)
 

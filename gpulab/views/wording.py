@@ -44,7 +44,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             "optimizer",
             "the GPU was idle while the program was in the optimizer",
             "#009E73",
-            on_cpu="in the optimizer, between its operators",
+            on_cpu="the program was in the optimizer and ran no operator",
         ),
         "compute": Part(
             "computing",

@@ -172,7 +172,7 @@ def test_ranks_with_own_troubles_keep_in_step() -> None:
 def test_the_costliest_of_a_job_comes_first_and_names_the_next(us: float, first: str) -> None:
     found = diagnose_ranks(job(2, 0.2), {0: said("launch_bound", us), 1: said("launch_bound", us)})
     assert found.first.key == first and len(found.findings) == 2
-    assert found.first.after.startswith("Next comes ") and found.findings[1].after == ""
+    assert found.first.after.startswith("The next cause is ") and found.findings[1].after == ""
 
 
 def test_a_real_job_with_a_late_rank() -> None:

@@ -41,7 +41,7 @@ def main(target: Path) -> None:
         notebook.page.wait_for_timeout(5000)  # the editor's own start must not disturb what is measured
         for index in (LOAD, SETUP, TRAINING):
             notebook.run_cell(index)
-        expect(notebook.output(TRAINING).locator(".jp-RenderedImage img")).to_be_visible(timeout=PATIENCE_MS)
+        expect(notebook.output(TRAINING).locator(".gpulab svg").first).to_be_visible(timeout=PATIENCE_MS)
         notebook.page.evaluate(NOTHING_SELECTED)
         target.parent.mkdir(parents=True, exist_ok=True)
         notebook.page.screenshot(path=target, clip=_cut(notebook.cell(TRAINING)))
@@ -50,10 +50,10 @@ def main(target: Path) -> None:
 
 
 def _cut(cell: Locator) -> FloatRect:
-    """From the cell's first line through the report's picture to the end of what the cell printed."""
-    whole, printed = cell.bounding_box(), cell.locator(".jp-RenderedText").last.bounding_box()
-    assert whole is not None and printed is not None
-    bottom = printed["y"] + printed["height"] + MARGIN_PX
+    """From the cell's first line to the end of the report, its folds closed."""
+    whole, report = cell.bounding_box(), cell.locator(".gpulab").last.bounding_box()
+    assert whole is not None and report is not None
+    bottom = report["y"] + report["height"] + MARGIN_PX
     return {"x": whole["x"], "y": whole["y"], "width": whole["width"], "height": bottom - whole["y"]}
 
 

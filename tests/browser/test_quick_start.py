@@ -26,7 +26,7 @@ SHOWN = [
     "Step time",
     "Where the step's time goes",
     "Costliest operators",
-    "Nothing that gpulab tried to measure is missing.",
+    "About this measurement",
 ]
 LOOK_INSIDE = f"""
 import sys, threading, ipywidgets, torch

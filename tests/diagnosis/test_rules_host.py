@@ -119,7 +119,7 @@ def test_a_minor_cause_is_named_as_the_next() -> None:
     assert alone.of("logging_or_eval") is None
     beside = found(case_of(evaluating, {"data_wait": 0.6, "compute": 0.4}))
     assert [f.key for f in beside.findings] == ["data_starved", "logging_or_eval"]
-    assert "Next comes logging, evaluation and other work" in beside.first.after
+    assert "The next cause is logging, evaluation and other work" in beside.first.after
     less = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 9), 4.0))
     assert found(case_of(less, {"data_wait": 0.6, "compute": 0.4})).of("logging_or_eval") is None
 

@@ -56,7 +56,7 @@ def cure_without_knob(context: RuleContext, key: str) -> str:
     """Where what `cure_of_waiting` sets is predicted to bring nothing."""
     if key == "slow_collate":
         return _collating(context.facts.run.loader)
-    return "Make each item, and the batch of them, with less work: no DataLoader setting is predicted to help."
+    return "No setting of the DataLoader is predicted to help: make each item, and each batch, cheaper to prepare."
 
 
 def _collating(loader: Loader | None) -> str:

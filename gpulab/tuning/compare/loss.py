@@ -52,7 +52,7 @@ def compare_losses(
         return said("same", f"Equal within {SAME:g} of their value over {plural(common, 'step')}")
     if other_steps:
         why = changes_training or "a step takes other samples"
-        return said("different", f"The training is another one ({why}): its losses differ step by step")
+        return said("different", f"The two sides train differently ({why}), so their losses differ step by step")
     how_far = f"differ by up to {_percent(worst)} over {plural(common, 'step')}, by {_percent(first)} in the first"
     if not same_start:
         return said("different", f"Losses {how_far}; the two did not start from the same state")

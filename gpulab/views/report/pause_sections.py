@@ -23,9 +23,9 @@ KINDS: Mapping[PauseKind, str] = MappingProxyType(
 )
 _LEAST_SHARE, _LEAST_NS = 0.001, 10_000_000  # of the run's time: less together is nobody's concern
 
-_NOTE = "The training stood still meanwhile, inside steps or between them. One may lie within another."
-_NO_STEPS = "No training step was found, so these times are of the whole code. One may lie within another."
-_SHORT = "Pauses under a millisecond are counted, too; the longest pause and its line are taken from the others."
+_NOTE = "The training stood still during these, within a step or between steps. One pause may lie within another."
+_NO_STEPS = "No training step was found, so these times are of the whole code. One pause may lie within another."
+_SHORT = "Pauses under 1 ms count in the sum, but have no line of their own."
 
 
 def pause_sections(run: Run) -> tuple[Section, ...]:
@@ -37,7 +37,7 @@ def _pauses(run: Run) -> Section | None:
     rows = [row for kind in KINDS if (row := _row(run, kind)) is not None]
     if not rows:
         return None
-    columns = (Column(""), *numbers("times", "together", "longest"), Column("asked for by", "wrap"))
+    columns = (Column(""), *numbers("times", "together", "longest"), Column("started by", "wrap"))
     note = _NOTE if len(run.steps) else _NO_STEPS
     lines = (note, _SHORT) if run.more_pauses else (note,)
     result = ", ".join(f"{kind} {together}" for kind, _, together, *_ in rows)

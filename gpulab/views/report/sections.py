@@ -390,11 +390,11 @@ def _observer(facts: Facts) -> Section:
     observer = facts.run.observer
     rows = [("gpulab's own code in each step", duration(facts.observer_us_per_step))]
     if observer.own_ns:
-        rows.append(("gpulab's start, and the profiler's starts and stops", _ns(observer.own_ns)))
+        rows.append(("gpulab's own time outside the steps, in all", _ns(observer.own_ns)))
     if facts.run.timeline is not None:
         rows += [
             ("starting the profiler, once", _ns(observer.profiler_start_ns)),
-            ("stopping it, once", _ns(observer.profiler_stop_ns)),
+            ("stopping the profiler, once", _ns(observer.profiler_stop_ns)),
             ("events recorded", f"{observer.event_count:,}"),
         ]
     lines = []

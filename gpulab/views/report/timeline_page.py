@@ -116,7 +116,7 @@ class _Strip:
         index = self.account.device_index
         which = f", on GPU {index}" if index is not None and len(spans.devices(timeline)) > 1 else ""
         if self.in_place:
-            return f"The strip under the steps is the account of their time{which}."
+            return f"The strip under the steps shows what each moment went to{which}."
         return f"The strip under the steps splits the time of each{which}: how much each part took, not when."
 
 
@@ -365,7 +365,7 @@ _STYLE = """
   font-size: 13px; line-height: 1.4; overflow-wrap: anywhere; color: var(--tl-ink); background: var(--tl-ground);
   border: 1px solid var(--tl-line); border-radius: 6px; box-shadow: 0 2px 10px rgb(0 0 0 / 25%); }
 .tl-detail { margin: 8px 0 0; min-height: 1.5em; font-size: 14px; overflow-wrap: anywhere; }
-.tl-detail:empty::before { content: "A click on a span, or Enter, keeps it here."; color: var(--tl-quiet); }
+.tl-detail:empty::before { content: "Click a span, or press Enter, to keep its details here."; color: var(--tl-quiet); }
 .tl-legend { font-size: 13px; color: var(--tl-quiet); } .tl-legend p { margin: 4px 0 0; }
 .tl-legend span { white-space: nowrap; margin-left: 14px; }
 .tl-legend i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 5px;
