@@ -148,10 +148,9 @@ def wait_for_points(live: Locator, plot: str, more_than: int) -> None:
 
 def expect_report(output: Locator, outcome: str) -> None:
     """Picture, headline and tables stand in the output; of widgets at most the button that opens the panel."""
-    picture = output.locator(".jp-RenderedImage img")
-    expect(picture).to_have_count(1)
-    expect(picture).to_be_visible()
-    expect(picture).to_have_js_property("naturalWidth", 1100)
+    expect(output.locator(".gpulab")).to_have_count(1)
+    expect(output.locator(".gpulab svg").first).to_be_visible()
+    expect(output.locator(".gpulab img")).to_have_count(0)
     tables = output.locator(".jp-RenderedHTMLCommon").filter(has=output.page.locator("table"))
     expect(tables.locator("table").first).to_be_visible()
     for text in SHOWN:
