@@ -285,7 +285,7 @@ def test_a_setting_predicted_to_bring_nothing_is_not_advised(
     case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
     [first] = with_predictions(case.facts, [told(dataloader.data_starved(case))], STEP_US, NOTHING)
     assert (first.settings != ()) is kept and (first.prediction is not None) is kept
-    assert ("less work" in first.cure) is not kept and "larger batch" not in first.cure
+    assert ("cheaper to prepare" in first.cure) is not kept and "larger batch" not in first.cure
 
 
 def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
