@@ -55,9 +55,9 @@ def first_screen(
 
 
 def _short_section(section: Section, width: int) -> Iterator[str]:
-    """A leading section without its details, no row longer than two lines."""
+    """A leading section without its details, no row longer than two lines; of a wide table without its notes."""
     if len(section.columns) != 2:
-        yield from section_lines(section, width)
+        yield from section_lines(dataclasses.replace(section, lines=()) if section.rows else section, width)
         return
     yield wording.cut(section.title, width).upper()
     rows = [row for row in section.rows if not row.detail]
@@ -73,7 +73,9 @@ def _short_section(section: Section, width: int) -> Iterator[str]:
 
 
 def _short(section: Section, width: int) -> str:
-    return wording.cut(f"{_INDENT}{section.title}: {section.in_short}", width)
+    """Its title and its result; of an edit the lines that it adds."""
+    added = [line for line in section.code.split("\n") if line.startswith("+") and not line.startswith("+++")]
+    return wording.cut(f"{_INDENT}{section.title}: {' '.join(added) or section.in_short}", width)
 
 
 def _head(opening: str, headline: Headline, width: int) -> str:

@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 import gpulab
+from gpulab.diagnosis.headline import Headline
 from gpulab.run import Pause, PauseSum
 from gpulab.views.comparison.comparison import Compared
+from gpulab.views.layout import Section
 from gpulab.views.report.report import Report
-from gpulab.views.text import FIRST_SCREEN
+from gpulab.views.text import FIRST_SCREEN, first_screen
 from gpulab.views.view import View
 from gpulab.views.wording import plain
 from tests.support import comparisons, real_traces, synthetic
@@ -90,3 +92,14 @@ def test_the_first_screen_has_no_detail_of_a_finding() -> None:
         assert f"\n  {label}" in first
     for label in ("what shows it", "predicted", "learn more", "after that"):
         assert f"\n  {label}" in whole and f"\n  {label}" not in first
+
+
+def test_an_edit_without_room_is_its_added_lines() -> None:
+    """A climb's ladder may fill the screen: what to write still stands on it."""
+    code = (
+    code += "\n " * 30
+        "--- a\n+++ b\n@@ -1 +1 @@\n-loader = DataLoader(data)\n+loader = DataLoader(data, num_workers=2)" + "\n " * 30
+    )
+    edit = Section("Keep it", code=code, lines=("This edit makes it permanent:",))
+    shown = first_screen("a", Headline("k", "It is faster.", "Measured.", "good"), (edit,), "The rest: …")
+    assert "  Keep it: +loader = DataLoader(data, num_workers=2)" in shown.splitlines()

@@ -58,5 +58,8 @@ class Climbed(NotebookView):
     def _opening(self) -> str:
         return sections.opening(self.result)
 
+    def _more(self) -> str:
+        return "The rest: gpulab.climbs[-1].text(full=True)"
+
     def _sections(self) -> tuple[Section, ...]:
         return sections.sections(self.result)
