@@ -96,10 +96,8 @@ def test_the_first_screen_has_no_detail_of_a_finding() -> None:
 
 def test_an_edit_without_room_is_its_added_lines() -> None:
     """A climb's ladder may fill the screen: what to write still stands on it."""
-    code = (
+    code = "--- a\n+++ b\n@@ -1 +1 @@\n-loader = DataLoader(data)\n+loader = DataLoader(data, num_workers=2)"
     code += "\n " * 30
-        "--- a\n+++ b\n@@ -1 +1 @@\n-loader = DataLoader(data)\n+loader = DataLoader(data, num_workers=2)" + "\n " * 30
-    )
     edit = Section("Keep it", code=code, lines=("This edit makes it permanent:",))
     shown = first_screen("a", Headline("k", "It is faster.", "Measured.", "good"), (edit,), "The rest: …")
     assert "  Keep it: +loader = DataLoader(data, num_workers=2)" in shown.splitlines()
