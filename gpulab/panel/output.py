@@ -13,7 +13,7 @@ from gpulab.views.running.live_plot import WIDGET_VIEW
 
 REOPEN = "The knobs of this cell stood here. Run the cell again, then %gpulab panel opens them."
 # The front end writes its message as the only text of the widget's place, which then holds no element.
-_DEAD = ".jupyter-widgets:not(:has(*))"
+_DEAD = "div.jupyter-widgets:not(:has(*))"  # no button, which has no element inside either
 _NOTE = (
     "<style>.gpulab-panel-note{display:none}"
     f".jp-OutputArea-child:has(.gpulab-panel-note)+.jp-OutputArea-child {_DEAD}{{display:none}}"

@@ -111,6 +111,8 @@ def test_workers_from_0_to_2_and_the_side_by_side(
     expect(panel).to_contain_text("when it last ran")
     notebook.screenshot(shots / f"panel-{kernel}-0-fresh.png", of=panel)
 
+    for button in ("Look at the cell", "Run", "Compare A/B", "Reset", "Close"):
+        expect(panel.get_by_role("button", name=button, exact=True)).to_be_visible()
     press(panel, "Look at the cell")
     expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
     expect(panel).to_contain_text(TF32_REFUSED)

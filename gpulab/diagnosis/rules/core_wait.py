@@ -155,7 +155,7 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
     rows.append(
         Evidence(
             f"for {duration(loss.thread_us)} of every {duration(step_us)} step ({percent(loss.thread_us / step_us)}) "
-            "the training was ready to go on and no core was free"
+            "the training was ready to run, but no processor core was free"
         )
     )
     if cores.thread_cpu_fraction is not None:
