@@ -464,7 +464,7 @@ def test_a_rung_shows_the_times_of_its_own_blocks() -> None:
     line = next(line for line in climbed.text().splitlines() if line.startswith("  + workers=2"))
     times, gain = re.findall(r"([\d.]+) → ([\d.]+) (?:ms|µs)", line)[0], rung["times_as_fast"]
     assert float(times[0]) / float(times[1]) == pytest.approx(gain, rel=0.02) and f"{gain:.2f}" in line
-    assert "The rest is of one profiled run of each." in " ".join(climbed.text().split())
+    assert "The rest is of one profiled run of each." in " ".join(climbed.text(full=True).split())
 
 
 def test_a_climb_that_ends_undecided_says_so() -> None:
