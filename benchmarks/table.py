@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import climbing, growth_plot, loaded_comparisons, simulated_loops
+from benchmarks import climbing, growth_plot, loaded_comparisons, loaded_planted, simulated_loops
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
 from benchmarks.planted import report as planted_report
@@ -75,6 +75,7 @@ def write() -> None:
         ("calibration", _calibration),
         ("power", _power),
         ("loaded_comparisons", loaded_comparisons.section),
+        ("loaded_planted", loaded_planted.section),
         ("planted_knobs", _planted_knobs),
         ("climbing", climbing.section),
         ("planted_first_runs", planted_report.first_runs_section),
