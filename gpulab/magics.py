@@ -84,7 +84,7 @@ def _parser() -> _Parser:
         "--budget",
         type=seconds_type("--budget"),
         metavar="SECONDS",
-        help="how long you wait for a comparison, all included (default: 60); what was measured by then is shown",
+        help="time for the blocks of a comparison (default: 60), besides one traced run of up to 20 s per setting",
     )
     add_whole_number(
         parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"

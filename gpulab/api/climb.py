@@ -17,7 +17,6 @@ from gpulab.knobs.catalogue import KNOBS, nearest_knob
 from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
-from gpulab.tuning.cell_code import show_interrupt_in_one_line
 from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
@@ -105,7 +104,6 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
         except Exception as e:
             sys.stderr.write(f"gpulab: the climb could not be shown ({type(e).__name__}: {e})\n")
     if climber.error is not None:
-        show_interrupt_in_one_line(climber.error)
         raise climber.error
     return climbed
 

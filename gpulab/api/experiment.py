@@ -17,11 +17,9 @@ from gpulab.tuning.plan import Arm, Code, Listener, Plan
 from gpulab.tuning.runner import Runner, check
 from gpulab.tuning.trial import Trial
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.running.progress import Stoppable
+from gpulab.views.running.progress import Progressing
 
 NO_CELL = "There is no profiled cell yet: put %%gpuprofile above a training cell and run it once."
-
-STOP_HINT = "End the comparison at the next step; what was measured so far is shown"
 
 experiments: list[Compared] = []
 
@@ -110,7 +108,7 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
     """Run the plan, remember and show what came of it. What ended it early is raised after that."""
     check(code, plan)
     runner = Runner(code, plan)
-    with Stoppable(runner.stop, STOP_HINT, tell, show=show) as progressing:
+    with Progressing(tell, show=show) as progressing:
         runner.tell = progressing.tell
         result = runner.run()
     compared = Compared(result)
@@ -122,7 +120,6 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
         except Exception as e:
             sys.stderr.write(f"gpulab: the comparison could not be shown ({type(e).__name__}: {e})\n")
     if runner.error is not None:
-        cells.show_interrupt_in_one_line(runner.error)
         raise runner.error
     return compared
 

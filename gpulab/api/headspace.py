@@ -9,7 +9,6 @@ from typing import Any
 from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import code_of
 from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
-from gpulab.tuning.cell_code import show_interrupt_in_one_line
 from gpulab.tuning.headspace.headspace import Differential
 from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
 from gpulab.views.headspace import HeadspaceReport
@@ -22,7 +21,7 @@ Runs the cell that was profiled last in short blocks, in turn: as written, with 
 and with files that must be read from the disk again. That tells what preparing the data costs and what fetching it
 costs, and how fast the cell would be with a perfect DataLoader: no work on the loading can bring more than that.
 
-  --budget SECONDS   how long you wait, all included (default: {DEFAULT_BUDGET_S:g})
+  --budget SECONDS   time for the blocks (default: {DEFAULT_BUDGET_S:g})
   --steps N          counted steps of a block
   --pairs N          pairs of blocks (default: what fits into the budget, up to 30)
 
@@ -62,7 +61,6 @@ def headspace(
         except Exception as e:
             sys.stderr.write(f"gpulab: the result could not be shown ({type(e).__name__}: {e})\n")
     if test.error is not None:
-        show_interrupt_in_one_line(test.error)
         raise test.error
     return report
 

@@ -240,8 +240,7 @@ def share_done(progress: Progress) -> float:
 
 def progress_words(progress: Progress) -> str:
     left = progress.seconds_left
-    bound = "at most" if progress.at_most else "about"
-    return progress.what if left is None else f"{progress.what} · {bound} {max(1, round(left))} s left"
+    return progress.what if left is None else f"{progress.what} · about {max(1, round(left))} s left"
 
 
 def _line(words: str) -> str:

@@ -135,13 +135,6 @@ def _code(shell: Any, tree: ast.Module | ast.Interactive | ast.Expression, name:
     return code
 
 
-def show_interrupt_in_one_line(error: BaseException | None) -> None:
-    """Let IPython show an interrupt of an experiment as a sentence: its result is there, and no code is at fault."""
-    if isinstance(error, KeyboardInterrupt):
-        lines = ["Interrupted. What was measured until then is shown above; what the cell trains is put back."]
-        error._render_traceback_ = lambda *given: lines  # type: ignore[attr-defined]
-
-
 def show_as_bare(shell: Any, error: BaseException) -> None:
     """Let IPython show an exception that is about to leave the magic as if the cell had run without it.
 

@@ -66,7 +66,7 @@ class Plan:
     base: Arm = field(default_factory=Arm, kw_only=True)  # what they are compared with: the cell as written
     block_steps: int | None = None  # counted steps of a block
     pairs: int | None = None
-    budget_s: float = DEFAULT_BUDGET_S  # for all of it, from the first run on; of no effect beside `pairs`
+    budget_s: float = DEFAULT_BUDGET_S  # for the blocks, after the traced runs
     seeds: int = 0  # runs of A with other seeds, for the band of the loss
     interleaved: bool = True  # False: one run of each arm, no blocks (`--set`)
     name: str = ""
@@ -86,14 +86,13 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Where an experiment stands. `seconds_left` is None where it cannot be told; `at_most`: the rest of a budget."""
+    """Where an experiment stands. `seconds_left` is None while it cannot be told yet."""
 
     what: str  # "as written", "workers=2", "block 7 of 40: workers=2"
     done: int
     total: int
     seconds_left: float | None
     in_blocks: bool = False  # the runs with their trace come before the blocks
-    at_most: bool = False
 
 
 Listener = Callable[[Progress], None]

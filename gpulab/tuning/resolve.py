@@ -68,8 +68,7 @@ class Beforehand:
         return knob.refuses(Observation(Device("cpu", "CPU"), modules=self._modules), value) or ""
 
     def _observations(self) -> Iterator[Observation]:
-        device = detect_device("auto")
-        yield from (Observation(device, loaders=(loader,)) for loader in self.loaders)
+        yield from (Observation(Device("cpu", "CPU"), loaders=(loader,)) for loader in self.loaders)
 
     def _reached(self) -> Iterator[object]:
         for value in self._values:
@@ -162,11 +161,6 @@ class ResolvedArm:
     def failure(self) -> str:
         """The same beside the arm's label: the only setting of an arm is not named once more."""
         return self.names[0].refused if len(self.names) == 1 else self.refused
-
-    @property
-    def is_as_written(self) -> bool:
-        """Whether the code has all of these values already."""
-        return bool(self.names) and all(d.is_current for d in self.names)
 
     def changes_training(self, checks: Iterable[Change], base: Mapping[str, Plain] | None = None) -> str:
         """Why it is another training, and not only another speed. `checks`: what was seen in its run.

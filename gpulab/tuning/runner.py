@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -36,21 +35,10 @@ from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting, changes, check_names, resolve_arm
-from gpulab.tuning.trial import (
-    TRIAL_LIMIT_S,
-    Setting,
-    Stopper,
-    Trial,
-    full_trial,
-    out_of_memory,
-    release,
-    seeded,
-    short_trial,
-)
+from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, seeded, short_trial
 
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
-TRIALS_SHARE = 0.5  # of the budget that the runs with their trace may take: the blocks decide
-LEAST_TRIAL_S = 2.0  # of a run with its trace, whatever the budget: below it there is nothing to look at
+OVER_BUDGET = 1.2  # times the budget: the last turn began within it
 MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
 UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads is seen in its first run
 
@@ -100,7 +88,6 @@ class Runner:
         self._arms: list[_Arm] = []
         self._blocks: list[Block] = []
         self._began = 0.0
-        self._progress = Progress("", 0, 1, None)
         self._time_spent: tuple[str, ...] = ()
         self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the cell as written
         self.trials: list[Trial] = []
@@ -142,10 +129,7 @@ class Runner:
             for knob in KNOBS.values():
                 knob.forget()
             self._leave_names(before)
-        seconds = time.monotonic() - self._began
-        if self._budget_over and not self._time_spent:
-            self._time_spent = (_spent_words(self._plan, seconds, 0.0, 0),)
-        return self._experiment(seconds)
+        return self._experiment(time.monotonic() - self._began)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -225,13 +209,10 @@ class Runner:
         if first.trial is None or written is None or self.error is not None:
             return
         for arm in self._plan.arms:
-            ready = self._make_ready(arm, written.observation)
-            if len(self._plan.arms) == 1 and not self._plan.base.settings and ready.decided.is_as_written:
-                ready.failure = ready.failure or f"the cell has {arm.label} already: nothing changes"
-            arms.append(ready)
+            arms.append(self._make_ready(arm, written.observation))
         self._predict(first.trial.run)
         for number, ready in enumerate(arms[1:], start=1):
-            if self._ended or ready.failure or ready.trial is not None or self._budget_over:
+            if self._ended or ready.failure or ready.trial is not None:
                 continue
             self._say(ready.arm.label, number)
             if self._restore():
@@ -296,7 +277,7 @@ class Runner:
     def _with_other_seeds(self, first: _Arm) -> None:
         """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
         for seed in range(1, self._plan.seeds + 1):
-            if self._ended or self._budget_over:
+            if self._ended:
                 return
             self._say(f"as written, seed {seed}", 0)
             if not self._restore():
@@ -332,10 +313,9 @@ class Runner:
 
     def _try(self, arm: _Arm, *, quiet: bool) -> None:
         profiled = self._profiled_steps(arm)
-        steps = self._unprofiled_steps + profiled
         settings = Settings(
             name=self._plan.run_name(arm.arm),
-            steps=steps,
+            steps=self._unprofiled_steps + profiled,
             trace_steps=profiled,
             trace=self._plan.trace,
             live=False,
@@ -350,8 +330,6 @@ class Runner:
             self._store,
             quiet=quiet,
             changes=lambda run, effects: self._changes(arm, run, effects),
-            limit_s=self._trial_limit_s,
-            tell_steps=lambda count: self._say_steps(arm.arm.label, count, steps),
         )
         self.trials.append(trial)
         as_written = not arm.arm.settings
@@ -361,8 +339,6 @@ class Runner:
             arm.trial = trial
         if trial.error is not None:
             self._fail(arm, trial.error, trial)
-        elif not as_written and not arm.failure:
-            arm.failure = _without_effect(trial.run)
 
     def _changes(self, arm: _Arm, run: Run, effects: Mapping[str, KnobEffects]) -> tuple[Change, ...]:
         written = self._written
@@ -376,26 +352,23 @@ class Runner:
         able = [i for i, arm in enumerate(arms) if arm.trial is not None and not arm.failure]
         if len(able) < 2 or not self._plan.interleaved or self._stopper.asked:
             return
-        left_s = self._left_s
         runs = [arms[i].trial.run for i in able]  # type: ignore[union-attr]
         rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
         size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds])
-        if left_s is not None and self._plan.block_steps is None and not rounds:
-            size = schedule.shorter(size, runs, left_s)
         on_gpu = runs[0].device.kind == "cuda"
         wanted, turn, began = self._plan.pairs or schedule.PAIRS[0], 0, time.monotonic()
         traced_s = began - self._began
-        while turn < wanted and not self._ended and not self._budget_over:
+        while turn < wanted and not self._ended:
             order = [able[i] for i in schedule.turn_order(len(able), self._random)]
             self._turn(order, size, turn, wanted, began, on_gpu)
             able = [i for i in able if not arms[i].failure]
             if len(able) < 2:
                 break
             turn += 1
-            turn_s = (time.monotonic() - began) / turn
-            if self._plan.pairs is None:
-                wanted = schedule.pairs_within(left_s or 0.0, turn_s)
-        self._time_spent = (_spent_words(self._plan, traced_s, time.monotonic() - began, turn),)
+            spent = time.monotonic() - began
+            if turn == 1 or self._plan.pairs is None:
+                wanted = schedule.pairs_within(self._plan.budget_s, spent / turn, self._plan.pairs)
+        self._time_spent = (_spent_words(self._plan, traced_s, time.monotonic() - began),)
 
     def _turn(self, order: list[int], size: schedule.Size, turn: int, turns: int, began: float, on_gpu: bool) -> None:
         """Every arm once, A twice, in this order."""
@@ -407,10 +380,8 @@ class Runner:
             number, total = len(blocks) + 1, turns * len(order)
             left = (time.monotonic() - began) / (number - 1) * (total - number + 1) if number > 1 else None
             what = f"block {number} of {total}: {arm.arm.label}"
-            rest_s = self._left_s
-            bounded = rest_s is not None and (left is None or left > rest_s)
-            self.tell(Progress(what, number - 1, total, rest_s if bounded else left, in_blocks=True, at_most=bounded))
-            if self._budget_over or not self._restore():
+            self.tell(Progress(what, number - 1, total, left, in_blocks=True))
+            if not self._restore():
                 break
             block = self._run_short(arm, size, on_gpu=on_gpu)
             if self._ended:
@@ -453,36 +424,11 @@ class Runner:
     def _ended(self) -> bool:
         return self._stopper.asked or self.error is not None
 
-    @property
-    def _left_s(self) -> float | None:
-        """Of the budget; None where so many pairs were asked for, or where one run of each arm is all."""
-        if self._plan.pairs is not None or not self._plan.interleaved:
-            return None
-        return max(0.0, self._plan.budget_s - (time.monotonic() - self._began))
-
-    @property
-    def _budget_over(self) -> bool:
-        return self._left_s == 0.0
-
-    @property
-    def _trial_limit_s(self) -> float:
-        """Of the next run with its trace: its part of what the budget has for such runs."""
-        left_s = self._left_s
-        if left_s is None:
-            return min(TRIAL_LIMIT_S, max(LEAST_TRIAL_S, self._plan.budget_s))
-        waiting = sum(arm.trial is None and not arm.failure for arm in self._arms)
-        before_arms = len(self._plan.arms) if len(self._arms) == 1 else 0
-        share_s = left_s - (1 - TRIALS_SHARE) * self._plan.budget_s
-        return min(TRIAL_LIMIT_S, max(LEAST_TRIAL_S, share_s / max(1, waiting + before_arms)))
-
     def _ended_early(self, arm: _Arm, comparison: Comparison) -> str:
         """What there was of this arm when it was stopped."""
-        short = self._budget_over and (arm.trial is None or comparison.evidence != "interleaved")
-        if not (self._ended or short) or arm.failure:
+        if not self._ended or arm.failure:
             return ""
         how = f"Ended by {type(self.error).__name__}" if isinstance(self.error, Exception) else "Stopped"
-        if not self._ended:
-            how = f"The budget of {self._plan.budget_s:g} s was over"
         if arm.trial is None:
             return f"{how} before {arm.arm.label} had run"
         if comparison.evidence == "interleaved":
@@ -511,12 +457,7 @@ class Runner:
         return with_times(side)
 
     def _say(self, what: str, done: int) -> None:
-        self._progress = Progress(what, done, 1 + len(self._plan.arms), self._left_s, at_most=True)
-        self.tell(self._progress)
-
-    def _say_steps(self, label: str, count: int, steps: int) -> None:
-        what = f"{label}: step {min(count, steps)} of {steps}"
-        self.tell(replace(self._progress, what=what, seconds_left=self._left_s))
+        self.tell(Progress(what, done, 1 + len(self._plan.arms), None))
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -536,12 +477,6 @@ def _used_up_words(names: list[str], *, loads: bool) -> str:
     )
 
 
-def _without_effect(run: Run) -> str:
-    """Why there is nothing to compare in blocks: knobs that were turned, and of which the run shows that none acted."""
-    idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable of the cell"]
-    return "; ".join(f"no effect: {c.evidence}" for c in idle) if idle and len(idle) == len(run.changes) else ""
-
-
 def _failed(error: BaseException, trial: Trial | None) -> str:
     if not out_of_memory(error):
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
@@ -550,17 +485,13 @@ def _failed(error: BaseException, trial: Trial | None) -> str:
     return f"out of memory, having reached {size(peak)}" if peak else "out of memory"
 
 
-def _spent_words(plan: Plan, traced_s: float, blocks_s: float, turns: int) -> str:
-    """Where the time went, and what a budget that was too small would have to be."""
-    took = f"the full runs took {duration(traced_s * 1e6)}, the blocks after them {duration(blocks_s * 1e6)}"
-    if plan.pairs is not None or turns >= schedule.FEWEST_TURNS:
+def _spent_words(plan: Plan, traced_s: float, blocks_s: float) -> str:
+    """Where the time went, and why it is more than the budget."""
+    took = f"the blocks took {duration(blocks_s * 1e6)}, the full runs before them {duration(traced_s * 1e6)}"
+    if blocks_s <= plan.budget_s * OVER_BUDGET:
         return f"Time: {took}."
-    turn_s = blocks_s / max(1, turns)
-    enough_s = schedule.ENOUGH_S * math.ceil((traced_s + schedule.FEWEST_TURNS * turn_s) / schedule.ENOUGH_S)
-    return (
-        f"The budget of {plan.budget_s:g} s was over before there were {schedule.FEWEST_TURNS} pairs of blocks: "
-        f"{took}. More may decide it: --budget {enough_s:.0f}."
-    )
+    why = f"{plan.pairs} pairs were asked for" if plan.pairs else f"{schedule.FEWEST_TURNS} turns are the least"
+    return f"Budget of {plan.budget_s:g} s exceeded: {took}; {why}."
 
 
 def check(code: Code, plan: Plan) -> None:

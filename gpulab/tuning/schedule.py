@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,9 +17,7 @@ COUNTED = (5, 10)  # steps; definitions.md, "Honest comparison" 3
 LEAST_BLOCK_S = 0.2  # a block of very short steps gets more of them, or one hiccup is most of it
 MOST_STEPS = 200
 PAIRS = (10, 30)
-FEWEST_TURNS = 3  # with fewer nothing is decided; definitions.md, "Honest comparison" 3
-FEWEST_COUNTED = 3  # steps of a block that the budget shortens
-ENOUGH_S = 10.0  # a budget that is advised is a multiple of this
+FEWEST_TURNS = 3  # whatever they take; definitions.md, "Honest comparison" 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,16 +59,11 @@ def _rounded_up(count: int, whole: int) -> int:
     return math.ceil(count / whole) * whole
 
 
-def pairs_within(budget_s: float, turn_s: float) -> int:
-    """How many turns fit, and one more that may begin; at least three are wanted, at most thirty."""
+def pairs_within(budget_s: float, turn_s: float, asked: int | None = None) -> int:
+    """How many turns fit; at least three, whatever they take. As many as asked for, whatever fits."""
+    if asked is not None:
+        return asked
     return max(FEWEST_TURNS, min(PAIRS[1], int(budget_s / max(turn_s, 1e-6))))
-
-
-def shorter(size: Size, runs: Sequence[Run], left_s: float) -> Size:
-    """The block, with fewer counted steps where the fewest turns would not fit into the time that is left."""
-    blocks = FEWEST_TURNS * (len(runs) + 1)
-    steps = int(left_s / blocks / max(_step_s(run) for run in runs))
-    return replace(size, counted=max(min(size.counted, FEWEST_COUNTED), min(size.counted, steps - size.warmup)))
 
 
 def turn_order(arm_count: int, random_order: random.Random) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import gc
 import random
 import sys
@@ -108,46 +107,26 @@ class _Raised:
 
 
 class _Limit:
-    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count.
+    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
 
-    `tell_steps` is called there with the number of complete steps whenever it has grown.
-    """
-
-    def __init__(
-        self,
-        capture: Capture,
-        effects: Mapping[str, KnobEffects],
-        limit_s: float,
-        tell_steps: Callable[[int], None] | None,
-    ) -> None:
+    def __init__(self, capture: Capture, effects: Mapping[str, KnobEffects]) -> None:
         self._capture = capture
         self._effects = effects
-        self._limit_s = limit_s
-        self._tell_steps = tell_steps
-        self._shown_count = 0
         self._over = threading.Event()
-        context = contextvars.copy_context()  # what is shown there belongs to the cell that runs
-        self._thread = threading.Thread(target=context.run, args=(self._wait,), name="gpulab-trial-limit", daemon=True)
+        self._thread = threading.Thread(target=self._wait, name="gpulab-trial-limit", daemon=True)
         self._thread.start()
 
     def _wait(self) -> None:
         first_s: float | None = None  # when the first step was complete: it may have compiled the model
         while not self._over.wait(0.25):
-            self._tell()
             spent_s = self._capture.now() / 1e9
             if first_s is None and self._capture.step_count:
                 first_s = spent_s
             prepared_s = sum(one.preparation_s for one in list(self._effects.values()))
-            late = spent_s - prepared_s > PREPARATION_LIMIT_S if first_s is None else spent_s - first_s > self._limit_s
+            late = spent_s - prepared_s > PREPARATION_LIMIT_S if first_s is None else spent_s - first_s > TRIAL_LIMIT_S
             if late:
                 self._capture.request_stop()
                 return
-
-    def _tell(self) -> None:
-        count = self._capture.step_count
-        if self._tell_steps is not None and count > self._shown_count:
-            self._shown_count = count
-            self._tell_steps(count)
 
     def cancel(self) -> None:
         self._over.set()
@@ -162,13 +141,10 @@ def full_trial(
     *,
     quiet: bool,
     changes: Callable[[Run, Mapping[str, KnobEffects]], tuple[Change, ...]] | None = None,
-    limit_s: float = TRIAL_LIMIT_S,
-    tell_steps: Callable[[int], None] | None = None,
 ) -> Trial:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
-    `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. The run ends at a
-    step boundary `limit_s` after its first step. `tell_steps` hears, on another thread, how many are complete.
+    `changes` tells of a run that did not fail whether the knobs took effect: the record holds it.
     """
     capture = Capture(settings, setting.code.source, setting.code.text)
     losses = Losses()
@@ -180,7 +156,7 @@ def full_trial(
     capture.start()
     stopper.now(capture)
     origin_ns = perf_counter_ns() - capture.now()
-    limit = _Limit(capture, effects, limit_s, tell_steps)
+    limit = _Limit(capture, effects)
     try:
         with ExitStack() as stack:
             seen = stack.enter_context(observe())

@@ -150,37 +150,3 @@ def test_the_cell_as_written_may_fail(session: KernelSession) -> None:
     answer = session.run("%%gpuprofile --ab workers=1 --no-save\n1 / 0")
     assert answer.error is not None and answer.error[0] == "ZeroDivisionError"
     assert not session.left_behind()
-
-
-LONG = f"%%gpuprofile --ab workers=1 --pairs 30 --steps 10 --no-save\n{CELL}"
-
-
-def in_blocks(answer: Answer) -> bool:
-    return "block " in shown(answer)
-
-
-def test_the_stop_button_of_a_comparison(session: KernelSession) -> None:
-    """As that of a climb: what was measured until then is the result."""
-    session.run("pause = 0.02")
-    running = session.begin(LONG)
-    session.wait(running, in_blocks)
-    assert session.control("gpulab_stop", {"run": session.run_key()})["status"] == "ok"
-    answer = session.finish(running)
-    session.run("pause = 0.0")
-    assert answer.status == "ok", answer.error
-    assert "Stopped" in shown(answer) and "workers=1" in shown(answer)
-    assert not session.left_behind()
-
-
-def test_an_interrupt_of_a_comparison_is_one_line(session: KernelSession) -> None:
-    session.run("pause = 0.02")
-    running = session.begin(LONG)
-    session.wait(running, in_blocks)
-    session.interrupt()
-    answer = session.finish(running)
-    session.run("pause = 0.0")
-    assert answer.error is not None and answer.error[0] == "KeyboardInterrupt", "cells below must not run"
-    assert answer.error[2] == (
-        "Interrupted. What was measured until then is shown above; what the cell trains is put back."
-    )
-    assert "workers=1" in shown(answer)

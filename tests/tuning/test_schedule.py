@@ -73,15 +73,11 @@ def test_orders_differ() -> None:
     assert len({tuple(schedule.turn_order(2, source)) for _ in range(50)}) == 3
 
 
-@pytest.mark.parametrize(("budget", "turn", "pairs"), [(60, 1, 30), (60, 4, 15), (1, 9, 3)])
-def test_what_fits_into_the_time(budget: float, turn: float, pairs: int) -> None:
-    assert schedule.pairs_within(budget, turn) == pairs
-
-
-@pytest.mark.parametrize(("left_s", "counted"), [(100.0, 10), (3.6, 5), (1.0, 3), (0.0, 3)])
-def test_a_small_budget_makes_blocks_shorter(left_s: float, counted: int) -> None:
-    """Of two runs with steps of 50 ms: three turns are nine blocks."""
-    assert schedule.shorter(Size(3, 10), [run_of(40, 50)] * 2, left_s) == Size(3, counted)
+@pytest.mark.parametrize(
+    ("budget", "turn", "asked", "pairs"), [(60, 1, None, 30), (60, 4, None, 15), (1, 9, None, 3), (1, 9, 8, 8)]
+)
+def test_what_fits_into_the_time(budget: float, turn: float, asked: int | None, pairs: int) -> None:
+    assert schedule.pairs_within(budget, turn, asked) == pairs
 
 
 def test_warmup_compiled_and_cut_steps_do_not_count() -> None:

@@ -266,7 +266,10 @@ def compared(names: dict[str, Any], cell: str = LOOP, **settings: Any) -> Experi
 def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any]) -> None:
     found = compared(names, "lr = 0.1\nrate = [lr]\n" + LOOP, pin_memory=False, batch_size=4, amp="off", lr=0.1)
     side = found.sides[1]
-    assert side.failure.endswith("already: nothing changes") and not side.checks and side.edit == ""
+    assert [c.state for c in side.checks] == ["no effect"] * 4 and side.edit == ""
+    assert [c.evidence for c in side.checks if c.name == "lr"] == ["it is 0.1 already"]
+    assert found.comparisons[0].loss is not None and found.comparisons[0].loss.verdict == "same"
+    assert "another" not in found.comparisons[0].loss.words
 
 
 def test_only_what_changed_is_an_edit_and_another_training(names: dict[str, Any]) -> None:

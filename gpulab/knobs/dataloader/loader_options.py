@@ -230,9 +230,6 @@ class Prefetch(LoaderOption):
         return (doubled,) if doubled <= LARGEST_PREFETCH else ()
 
 
-NO_GPU_TO_COPY_TO = "no effect without a GPU: pinned memory only makes copies to a GPU faster"
-
-
 class PinMemory(LoaderOption):
     name = "pin_memory"
     title = "Pin memory"
@@ -240,12 +237,6 @@ class PinMemory(LoaderOption):
     option: Option = "pin_memory"
     options: tuple[Value, ...] = (False, True)
     helps_against: Mapping[str, int] = {"blocking_copy": 1}
-
-    def refuses(self, observation: Observation, value: Value) -> str | None:
-        """Without a GPU there is no copy that it could make faster, and torch pins nothing."""
-        if value and observation.device.kind != "cuda":
-            return NO_GPU_TO_COPY_TO
-        return super().refuses(observation, value)
 
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """The kind of the copies to the device in the trace; without such copies, the loader's own word."""

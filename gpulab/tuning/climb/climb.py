@@ -98,7 +98,7 @@ class Climber:
 
     def _measure(self) -> Ending | None:
         """The cell as written; why there is nothing to climb, if so."""
-        experiment = self._conduct(Plan(arms=(), budget_s=self._bounds.budget_s / 2))
+        experiment = self._conduct(Plan(arms=()))
         if self.error is not None:
             return "error"
         self._side = experiment.sides[0]
@@ -168,8 +168,7 @@ class Climber:
         One run in full comes first: what it spoils (an error, a broken loss, no effect) needs no blocks.
         """
         base = Arm(dict(self._kept))
-        left_s = max(1.0, self._left_s())
-        experiment = self._conduct(Plan(arms=(arm,), base=base, interleaved=False, budget_s=left_s))
+        experiment = self._conduct(Plan(arms=(arm,), base=base, interleaved=False))
         result = experiment.comparisons[0] if experiment.comparisons else None
         if result is None or self._over():
             return replace(attempt, comparison=result)

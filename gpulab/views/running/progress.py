@@ -95,8 +95,8 @@ class Progressing:
 class Stoppable(Progressing):
     """As `Progressing`, with a Stop button; `stop` is what the button calls, `hint` is its label."""
 
-    def __init__(self, stop: Callable[[], None], hint: str, also: Listener | None = None, *, show: bool = True) -> None:
-        super().__init__(also, show=show)
+    def __init__(self, stop: Callable[[], None], hint: str, *, show: bool = True) -> None:
+        super().__init__(None, show=show)
         self._stop = stop
         self._hint = hint
         self._button: Any = None
@@ -135,8 +135,7 @@ class Stoppable(Progressing):
 
 def words(progress: Progress) -> str:
     """One line: what runs, how far it is, how long it still takes."""
-    bound = "at most" if progress.at_most else "about"
-    left = "" if progress.seconds_left is None else f", {bound} {while_s(max(1.0, progress.seconds_left))} left"
+    left = "" if progress.seconds_left is None else f", about {while_s(max(1.0, progress.seconds_left))} left"
     return f"{progress.what} ({progress.done} of {progress.total} done{left})"
 
 
