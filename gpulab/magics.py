@@ -29,6 +29,7 @@ from gpulab.errors import GpulabError, UsageError
 from gpulab.options import add_run_options, add_whole_number, seconds_type
 from gpulab.tuning import cell_code
 from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.interrupts import Interrupted
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
@@ -84,7 +85,8 @@ def _parser() -> _Parser:
         "--budget",
         type=seconds_type("--budget"),
         metavar="SECONDS",
-        help="time for the blocks of a comparison (default: 60), besides one traced run of up to 20 s per setting",
+        help="time of a comparison, all included (default: 60, with each further setting 30 more); then the result so "
+        "far stands",
     )
     add_whole_number(
         parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"
@@ -204,7 +206,7 @@ class GPUProfile(Magics):
                         value = parsed.run(self.shell, local_ns)
             if changing is None and seen is not None:
                 _remember(code, seen, profiler)
-        except LineError:
+        except (LineError, Interrupted):
             raise
         except BaseException as error:
             hide_gpulabs_frames(error)
@@ -241,7 +243,7 @@ class GPUProfile(Magics):
 
     def _comparing(self, options: argparse.Namespace, code: Code, give: bool) -> Comparing:
         from gpulab.knobs.catalogue import grid, parse_settings, parse_sweeps
-        from gpulab.tuning.plan import DEFAULT_BUDGET_S, Arm, Plan
+        from gpulab.tuning.plan import Arm, Plan
         from gpulab.tuning.runner import check
 
         names = code.variables
@@ -251,7 +253,7 @@ class GPUProfile(Magics):
             arms=tuple(Arm(values) for values in grid(sweeps, fixed)),
             block_steps=options.steps,
             pairs=options.pairs,
-            budget_s=options.budget or DEFAULT_BUDGET_S,
+            budget_s=options.budget,
             seeds=options.seeds or 0,
             name=options.name,
             device=options.device or self.device,
@@ -317,6 +319,8 @@ class GPUProfile(Magics):
             command_named(command)(rest.strip())
         except GpulabError as e:
             raise LineError(str(e)) from None
+        except Interrupted:
+            raise
         except BaseException as error:
             if command in ("climb", "headspace"):  # it runs the user's cell: what that raises is shown as from the cell
                 hide_gpulabs_frames(error)

@@ -275,8 +275,7 @@ def second_gpu(answer: Answer, stage: Stage) -> None:
 
 def _quick(stage: Stage) -> dict[str, Any]:
     """Options of an experiment that is soon over."""
-    budget_s = 6.0 if not stage.simulated else 0.5
-    return {"steps": 5, "pairs": 2, "budget_s": budget_s, "save": False, "show": False}
+    return {"steps": 5, "pairs": 2, "save": False, "show": False}
 
 
 _PROBES: dict[str, Callable[[Answer, Stage], None]] = {

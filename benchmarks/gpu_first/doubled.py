@@ -14,7 +14,6 @@ from benchmarks.gpu_first.stage import Stage
 
 PAIRS = 5
 BLOCK_STEPS = 8
-BUDGET_S = 9.0
 BATCHES = 40
 PRODUCTS = 60  # of 4096³ in bf16: about 12 ms on an H200
 
@@ -59,7 +58,6 @@ def _compared(stage: Stage, cell: str, knob: dict[str, object], repeats: int) ->
         namespace=_names(stage, repeats),
         steps=BLOCK_STEPS,
         pairs=stage.size(PAIRS, 2),
-        budget_s=BUDGET_S if not stage.simulated else 1.0,
         save=False,
         show=False,
     )

@@ -9,7 +9,7 @@ from gpulab.api.experiment import code_of, main_names
 from gpulab.panel.main_thread import MainThread
 from gpulab.panel.output import PanelOutput
 from gpulab.panel.session import PanelSession
-from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
+from gpulab.tuning.plan import Code
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.panel_buttons import Choice, Offer
 
@@ -20,13 +20,13 @@ def lab(
     code: Callable[[], object] | str | Code | None = None,
     *,
     steps: int | None = None,
-    budget_s: float = DEFAULT_BUDGET_S,
+    budget_s: float | None = None,
     save: bool = True,
 ) -> PanelSession:
     """The lab of a cell: its text, a function without arguments, or None for the cell that was profiled last.
 
     Raises UsageError where no cell was profiled yet. `steps` counted steps make a block of a comparison, within
-    `budget_s` seconds, or are those of a single run.
+    `budget_s` seconds in all (None: gpulab chooses), or are those of a single run.
     """
     return PanelSession(code_of(code, main_names()), steps=steps, budget_s=budget_s, save=save)
 

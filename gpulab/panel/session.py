@@ -24,7 +24,7 @@ from gpulab.panel.main_thread import MainThread, interruptible
 from gpulab.panel.output import PanelOutput
 from gpulab.panel.panel import PLAIN, SEEN, Kind, Level, Panel
 from gpulab.tuning import cell_code
-from gpulab.tuning.plan import DEFAULT_BUDGET_S, Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment, Side
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.single_run import observation_of
@@ -75,7 +75,7 @@ class PanelSession:
         code: Code,
         *,
         steps: int | None = None,
-        budget_s: float = DEFAULT_BUDGET_S,
+        budget_s: float | None = None,
         save: bool = True,
         engine: Callable[[Code, Plan, Listener], Runner] = Runner,
     ) -> None:
@@ -207,7 +207,7 @@ class PanelSession:
         return Plan(
             arms=(Arm(settings),) if settings else (),
             block_steps=steps,
-            budget_s=self.budget_s,
+            budget_s=self.budget_s if kind == "compare" else None,
             interleaved=kind == "compare",
             save=self._save and kind != "look",
         )

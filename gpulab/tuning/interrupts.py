@@ -19,6 +19,13 @@ from types import FrameType
 PATIENCE_S = 3.0  # who interrupts again after this long is not to be kept waiting
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ends a cell after its result was shown. A notebook shows one line of it: the traceback would name our code."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 @dataclass(slots=True)
 class Heard:
     """`error` is what the interrupt raised, or would have raised in the user's code; None: there was none."""

@@ -10,7 +10,7 @@ from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.values import written
 from gpulab.knobs.variables import Plain, Variables
 
-DEFAULT_BUDGET_S = 60.0
+DEFAULT_BUDGET_S = 60.0  # of one setting against the cell as written
 
 
 class Code(Protocol):
@@ -66,7 +66,7 @@ class Plan:
     base: Arm = field(default_factory=Arm, kw_only=True)  # what they are compared with: the cell as written
     block_steps: int | None = None  # counted steps of a block
     pairs: int | None = None
-    budget_s: float = DEFAULT_BUDGET_S  # for the blocks, after the traced runs
+    budget_s: float | None = None  # all that the user waits
     seeds: int = 0  # runs of A with other seeds, for the band of the loss
     interleaved: bool = True  # False: one run of each arm, no blocks (`--set`)
     name: str = ""
@@ -88,11 +88,15 @@ class Plan:
 class Progress:
     """Where an experiment stands. `seconds_left` is None while it cannot be told yet."""
 
-    what: str  # "as written", "workers=2", "block 7 of 40: workers=2"
-    done: int
+    what: str  # "as written: step 12 of 40", "workers=2", "block 7 of 40: workers=2"
+    done: float
     total: int
     seconds_left: float | None
     in_blocks: bool = False  # the runs with their trace come before the blocks
+    elapsed_s: float | None = None  # since the experiment began
+    about_s: float | None = None  # what it takes in all
+    most_s: float | None = None  # after which it ends with what there is
+    note: str = ""  # a sentence about the time
 
 
 Listener = Callable[[Progress], None]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +17,7 @@ from gpulab.capture.steps.schedule import TRACED
 from gpulab.devices import gpus_in_use
 from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, UsageError
-from gpulab.formatting import duration, plural, size
+from gpulab.formatting import duration, plural, size, while_s
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import KnobEffects
@@ -28,6 +30,7 @@ from gpulab.snapshot.state import State
 from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.tuning import schedule, single_run
+from gpulab.tuning.budget import Budget, Clock, watched
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.compare.verdicts import with_times
 from gpulab.tuning.interrupts import interrupts_heard
@@ -35,10 +38,20 @@ from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting, changes, check_names, resolve_arm
-from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial, out_of_memory, release, seeded, short_trial
+from gpulab.tuning.trial import (
+    TRIAL_LIMIT_S,
+    Setting,
+    Stopper,
+    Trial,
+    full_trial,
+    out_of_memory,
+    release,
+    seeded,
+    short_trial,
+)
 
+FEWEST_UNPROFILED_STEPS = 8  # where the time is short
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
-OVER_BUDGET = 1.2  # times the budget: the last turn began within it
 MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
 UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads is seen in its first run
 
@@ -61,7 +74,10 @@ class Runner:
     that the cell made stay bound to what its run as written made. What the code raises as written passes after that.
 
     `done` are full runs of arms that were made before, from the same state: these are not made again. Where the plan
-    has a base, the one as written is among them, for it tells what the cell uses.
+    has a base, the one as written is among them, for it tells what the cell uses. `step_s` is the step of an earlier
+    run of the same code, from which the time is told before it begins.
+
+    `tell` hears of what begins, on the thread that calls `run`; `tick` of steps in between, on another one.
     """
 
     def __init__(
@@ -70,12 +86,22 @@ class Runner:
         plan: Plan,
         tell: Listener = lambda progress: None,
         done: Sequence[tuple[Arm, Trial]] = (),
+        *,
+        step_s: float | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._code = code
         self._plan = plan
         self._done = done
         self.tell = tell
-        self._stopper = Stopper()
+        self.tick: Listener = lambda progress: None
+        self._budget = Budget(plan, clock)
+        self._stopper = Stopper(late=lambda: self._budget.over)
+        self._step_s = step_s if step_s is not None else _step_of(done)
+        self._expected_s: float | None = None  # in all
+        self._needed_s: float | None = None  # in all, at least
+        self._now = Progress("", 0, 1, None)
+        self._seeds_done = 0
         self._store = Store() if plan.save else None
         self._random = random.Random()  # of its own: the user's numbers stay where they are
         self._notes: list[str] = []
@@ -87,7 +113,6 @@ class Runner:
         self._names_as_written: dict[str, Any] = {}  # the names after the code ran as written
         self._arms: list[_Arm] = []
         self._blocks: list[Block] = []
-        self._began = 0.0
         self._time_spent: tuple[str, ...] = ()
         self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the cell as written
         self.trials: list[Trial] = []
@@ -114,13 +139,15 @@ class Runner:
         check_names(self._plan.arms, self._code)
 
     def _run(self) -> Experiment:
-        self._began = time.monotonic()
+        self._budget.begin()
         self._take_state()
         before = set(self._code.namespace)
         try:
-            self._trials()
-            if self._arms[0].trial is not None and self.error is None:
-                self._run_blocks()
+            self._expect()
+            with watched(self._budget, self._stopper.cut):
+                self._trials()
+                if self._arms[0].trial is not None and self.error is None:
+                    self._run_blocks()
         except KeyboardInterrupt as e:  # between two runs of the user's code
             self.error = e
         finally:
@@ -129,7 +156,7 @@ class Runner:
             for knob in KNOBS.values():
                 knob.forget()
             self._leave_names(before)
-        return self._experiment(time.monotonic() - self._began)
+        return self._experiment(self._budget.elapsed_s)
 
     # -- state ---------------------------------------------------------------------------------------------------
 
@@ -211,6 +238,7 @@ class Runner:
         for arm in self._plan.arms:
             arms.append(self._make_ready(arm, written.observation))
         self._predict(first.trial.run)
+        self._expect()
         for number, ready in enumerate(arms[1:], start=1):
             if self._ended or ready.failure or ready.trial is not None:
                 continue
@@ -222,7 +250,7 @@ class Runner:
     def _predict(self, run: Run) -> None:
         """What each arm should bring to the run that they are compared with, before any of them runs."""
         able = [arm for arm in self._arms[1:] if not arm.failure]
-        if not able or self._stopper.asked:
+        if not able or self._ended:
             return
         predictions = ArmPredictions(facts(run), errors_here(run))
         if self._plan.interleaved:
@@ -276,6 +304,8 @@ class Runner:
 
     def _with_other_seeds(self, first: _Arm) -> None:
         """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
+        steps = UNPROFILED_STEPS + TRACED
+        settings = Settings(steps=steps, trace=False, live=False, save=False, device=self._plan.device)
         for seed in range(1, self._plan.seeds + 1):
             if self._ended:
                 return
@@ -283,9 +313,16 @@ class Runner:
             if not self._restore():
                 return
             with seeded(seed):
-                steps = UNPROFILED_STEPS + TRACED
-                settings = Settings(steps=steps, trace=False, live=False, save=False, device=self._plan.device)
-                trial = full_trial(first.setting, settings, self._stopper, None, quiet=True)
+                trial = full_trial(
+                    first.setting,
+                    settings,
+                    self._stopper,
+                    None,
+                    quiet=True,
+                    limit_s=self._full_run_s(),
+                    tick=lambda done: self._tick(done, steps),
+                )
+            self._seeds_done = seed
             if isinstance(trial.error, Exception):
                 self._let_go(trial.error)
             first.seed_losses.append(trial.losses)
@@ -296,11 +333,24 @@ class Runner:
         setting = Setting(code, decided.knobs, arm.label, decided.variables)
         return _Arm(setting, arm, decided, self._before(arm), decided.failure)
 
-    @property
-    def _unprofiled_steps(self) -> int:
+    def _unprofiled_steps(self, profiled: int) -> int:
         """Of a run with its trace. Where nothing but such runs was asked for, its length was as well."""
         asked = None if self._plan.interleaved else self._plan.block_steps
-        return UNPROFILED_STEPS if asked is None else schedule.WARMUP + asked
+        if asked is not None:
+            return schedule.WARMUP + asked
+        if self._step_s is None:
+            return UNPROFILED_STEPS
+        room_s = min(self._full_run_s(), TRIAL_LIMIT_S) - schedule.STARTING_S
+        return max(FEWEST_UNPROFILED_STEPS, min(UNPROFILED_STEPS, int(room_s / self._step_s) - profiled))
+
+    def _full_run_s(self) -> float:
+        """How long the next full run may take."""
+        return self._budget.full_run_s(self._full_runs - len(self.trials) - self._seeds_done + self._plan.seeds)
+
+    @property
+    def _full_runs(self) -> int:
+        """How many of them there are in all, other seeds aside."""
+        return sum(self._before(arm) is None for arm in (self._plan.base, *self._plan.arms))
 
     def _profiled_steps(self, arm: _Arm) -> int:
         """Enough that some remain when those are left out that need not wait: batches were ready for them."""
@@ -315,7 +365,7 @@ class Runner:
         profiled = self._profiled_steps(arm)
         settings = Settings(
             name=self._plan.run_name(arm.arm),
-            steps=self._unprofiled_steps + profiled,
+            steps=self._unprofiled_steps(profiled) + profiled,
             trace_steps=profiled,
             trace=self._plan.trace,
             live=False,
@@ -330,8 +380,11 @@ class Runner:
             self._store,
             quiet=quiet,
             changes=lambda run, effects: self._changes(arm, run, effects),
+            limit_s=self._full_run_s(),
+            tick=lambda done: self._tick(done, settings.steps),
         )
         self.trials.append(trial)
+        self._step_s = schedule.step_s(trial.run) if len(trial.run.steps) else self._step_s
         as_written = not arm.arm.settings
         if as_written:
             single_run.remember(self._code, trial.observation)
@@ -350,41 +403,54 @@ class Runner:
         """Turn after turn, until there are enough pairs, the time is over, or somebody stops it."""
         arms = self._arms
         able = [i for i, arm in enumerate(arms) if arm.trial is not None and not arm.failure]
-        if len(able) < 2 or not self._plan.interleaved or self._stopper.asked:
+        if len(able) < 2 or not self._plan.interleaved or self._ended:
             return
         runs = [arms[i].trial.run for i in able]  # type: ignore[union-attr]
         rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
         size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds])
         on_gpu = runs[0].device.kind == "cuda"
-        wanted, turn, began = self._plan.pairs or schedule.PAIRS[0], 0, time.monotonic()
-        traced_s = began - self._began
-        while turn < wanted and not self._ended:
+        began_s, turn_s = self._budget.elapsed_s, schedule.turn_s(runs, size)
+        least = self._plan.pairs or schedule.FEWEST_TURNS
+        turn, wanted = 0, self._make_room(began_s, turn_s, least)
+        while turn < wanted and not self._ended and (turn < least or turn_s <= self._budget.left_s):
             order = [able[i] for i in schedule.turn_order(len(able), self._random)]
-            self._turn(order, size, turn, wanted, began, on_gpu)
+            self._turn(order, size, turn, wanted, began_s, on_gpu)
             able = [i for i in able if not arms[i].failure]
             if len(able) < 2:
                 break
             turn += 1
-            spent = time.monotonic() - began
-            if turn == 1 or self._plan.pairs is None:
-                wanted = schedule.pairs_within(self._plan.budget_s, spent / turn, self._plan.pairs)
-        self._time_spent = (_spent_words(self._plan, traced_s, time.monotonic() - began),)
+            turn_s = (self._budget.elapsed_s - began_s) / turn
+            wanted = self._make_room(began_s, turn_s, least)
+        blocks_s = self._budget.elapsed_s - began_s
+        self._time_spent = (_spent_words(began_s, blocks_s), *self._too_short())
 
-    def _turn(self, order: list[int], size: schedule.Size, turn: int, turns: int, began: float, on_gpu: bool) -> None:
+    def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
+        """How many turns are wanted; the budget that gpulab chose grows with the least of them."""
+        self._needed_s = began_s + least * turn_s
+        self._budget.extend_to(self._needed_s)
+        wanted = schedule.pairs_within(self._budget.limit_s - began_s, turn_s, self._plan.pairs)
+        self._expected_s = began_s + wanted * turn_s
+        return wanted
+
+    def _turn(self, order: list[int], size: schedule.Size, turn: int, turns: int, began_s: float, on_gpu: bool) -> None:
         """Every arm once, A twice, in this order."""
         blocks = self._blocks
         for i in order:
             arm = self._arms[i]
+            if self._ended:
+                break
             if arm.failure:
                 continue
             number, total = len(blocks) + 1, turns * len(order)
-            left = (time.monotonic() - began) / (number - 1) * (total - number + 1) if number > 1 else None
+            spent_s = self._budget.elapsed_s - began_s
+            left_s = spent_s / (number - 1) * (total - number + 1) if number > 1 else None
+            left_s = None if left_s is None else min(left_s, max(0.0, self._budget.left_s))
             what = f"block {number} of {total}: {arm.arm.label}"
-            self.tell(Progress(what, number - 1, total, left, in_blocks=True))
+            self._tell(Progress(what, number - 1, total, left_s, in_blocks=True))
             if not self._restore():
                 break
             block = self._run_short(arm, size, on_gpu=on_gpu)
-            if self._ended:
+            if self._halted or (self._budget.over and _is_cut(block, size)):
                 break
             if block is not None and block.step_count:
                 blocks.append(replace(block, arm=i, turn=turn, order=number - 1))
@@ -416,19 +482,28 @@ class Runner:
             )
         notes = (*self._notes, *self._time_spent)
         sides[1:] = [comparison.b for comparison in comparisons]
-        whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._ended, self._plan.name, notes)
-        unkept = keep(whole) if self._plan.save and not self._ended else ""
+        whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._halted, self._plan.name, notes)
+        unkept = keep(whole) if self._plan.save and not self._halted else ""
         return replace(whole, notes=(*notes, unkept)) if unkept else whole
 
     @property
-    def _ended(self) -> bool:
+    def _halted(self) -> bool:
+        """By the user, or by an error."""
         return self._stopper.asked or self.error is not None
+
+    @property
+    def _ended(self) -> bool:
+        """Nothing more begins."""
+        return self._halted or self._budget.over
 
     def _ended_early(self, arm: _Arm, comparison: Comparison) -> str:
         """What there was of this arm when it was stopped."""
-        if not self._ended or arm.failure:
+        short = self._budget.over and comparison.pairs < (self._plan.pairs or schedule.FEWEST_TURNS)
+        if arm.failure or not (self._halted or short):
             return ""
-        how = f"Ended by {type(self.error).__name__}" if isinstance(self.error, Exception) else "Stopped"
+        how = "Stopped" if self._halted else f"The budget of {self._budget.words} was over"
+        if isinstance(self.error, Exception):
+            how = f"Ended by {type(self.error).__name__}"
         if arm.trial is None:
             return f"{how} before {arm.arm.label} had run"
         if comparison.evidence == "interleaved":
@@ -456,8 +531,43 @@ class Runner:
         )
         return with_times(side)
 
+    # -- what is said meanwhile ----------------------------------------------------------------------------------
+
     def _say(self, what: str, done: int) -> None:
-        self.tell(Progress(what, done, 1 + len(self._plan.arms), None))
+        self._tell(Progress(what, done, 1 + len(self._plan.arms), None))
+
+    def _tell(self, progress: Progress) -> None:
+        self._now = progress
+        self.tell(self._timed(progress))
+
+    def _tick(self, steps: int, total: int | None) -> None:
+        """On another thread, while a full run goes on."""
+        now = self._now
+        share = min(1.0, steps / total) if total else 0.0
+        what = f"{now.what}: step {steps}" + (f" of {total}" if total else "")
+        with suppress(Exception):  # a view that fails ends no run
+            self.tick(self._timed(replace(now, what=what, done=now.done + share)))
+
+    def _timed(self, progress: Progress) -> Progress:
+        budget = self._budget
+        most_s = None if math.isinf(budget.limit_s) else budget.limit_s
+        note = " ".join(self._too_short()) if self._needed_s is not None else ""
+        return replace(progress, elapsed_s=budget.elapsed_s, about_s=self._expected_s, most_s=most_s, note=note)
+
+    def _expect(self) -> None:
+        """What it takes in all, as soon as the length of a step is known."""
+        if self._step_s is None or not self._plan.interleaved or not self._plan.arms:
+            return
+        expected = schedule.expected(self._step_s, len(self._plan.arms), self._plan.pairs)
+        self._needed_s = expected.least_s
+        self._budget.extend_to(expected.least_s)
+        self._expected_s = min(expected.about_s, self._budget.limit_s)
+
+    def _too_short(self) -> tuple[str, ...]:
+        needed_s = self._needed_s
+        if needed_s is None or needed_s <= self._budget.limit_s:
+            return ()
+        return (f"The budget of {self._budget.words} is short: the least takes about {while_s(needed_s)}.",)
 
 
 def _quoted(names: Iterable[str]) -> str:
@@ -485,13 +595,17 @@ def _failed(error: BaseException, trial: Trial | None) -> str:
     return f"out of memory, having reached {size(peak)}" if peak else "out of memory"
 
 
-def _spent_words(plan: Plan, traced_s: float, blocks_s: float) -> str:
-    """Where the time went, and why it is more than the budget."""
-    took = f"the blocks took {duration(blocks_s * 1e6)}, the full runs before them {duration(traced_s * 1e6)}"
-    if blocks_s <= plan.budget_s * OVER_BUDGET:
-        return f"Time: {took}."
-    why = f"{plan.pairs} pairs were asked for" if plan.pairs else f"{schedule.FEWEST_TURNS} turns are the least"
-    return f"Budget of {plan.budget_s:g} s exceeded: {took}; {why}."
+def _step_of(done: Sequence[tuple[Arm, Trial]]) -> float | None:
+    return next((schedule.step_s(trial.run) for _, trial in done if len(trial.run.steps)), None)
+
+
+def _is_cut(block: Block | None, size: schedule.Size) -> bool:
+    return block is None or block.step_count < size.counted
+
+
+def _spent_words(traced_s: float, blocks_s: float) -> str:
+    """Where the time went."""
+    return f"Time: the blocks took {duration(blocks_s * 1e6)}, the full runs before them {duration(traced_s * 1e6)}."
 
 
 def check(code: Code, plan: Plan) -> None:
@@ -507,6 +621,7 @@ def check_plan(plan: Plan) -> None:
     """Refuse bounds that cannot work. Raises UsageError naming the option."""
     for option, value, least in (("steps", plan.block_steps, 1), ("pairs", plan.pairs, 1), ("seeds", plan.seeds, 0)):
         check_whole_number(f"--{option}", value, least)
-    check_seconds("--budget", plan.budget_s)
+    if plan.budget_s is not None:
+        check_seconds("--budget", plan.budget_s)
     if not plan.arms:
         raise UsageError("There is nothing to compare: name a knob, for example --ab workers=4.")

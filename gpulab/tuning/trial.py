@@ -70,10 +70,19 @@ class Stopper:
     """Ends what runs now at its next step, and everything after it."""
 
     asked: bool = False
+    late: Callable[[], bool] = lambda: False  # the time is over: what runs then is ended as well
     _current: Capture | ShortRun | None = None
+
+    @property
+    def ends(self) -> bool:
+        return self.asked or self.late()
 
     def stop(self) -> None:
         self.asked = True
+        self.cut()
+
+    def cut(self) -> None:
+        """End what runs now, whoever asked for it."""
         current = self._current
         if isinstance(current, Capture):
             current.request_stop()
@@ -82,8 +91,8 @@ class Stopper:
 
     def now(self, current: Capture | ShortRun | None) -> None:
         self._current = current
-        if self.asked and current is not None:
-            self.stop()
+        if self.ends and current is not None:
+            self.cut()
 
 
 @dataclass(slots=True)
@@ -107,11 +116,18 @@ class _Raised:
 
 
 class _Limit:
-    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
+    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count.
 
-    def __init__(self, capture: Capture, effects: Mapping[str, KnobEffects]) -> None:
+    `tick` is called there with the steps so far.
+    """
+
+    def __init__(
+        self, capture: Capture, effects: Mapping[str, KnobEffects], limit_s: float, tick: Callable[[int], None]
+    ) -> None:
         self._capture = capture
         self._effects = effects
+        self._limit_s = limit_s
+        self._tick = tick
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="gpulab-trial-limit", daemon=True)
         self._thread.start()
@@ -120,10 +136,11 @@ class _Limit:
         first_s: float | None = None  # when the first step was complete: it may have compiled the model
         while not self._over.wait(0.25):
             spent_s = self._capture.now() / 1e9
+            self._tick(self._capture.step_count)
             if first_s is None and self._capture.step_count:
                 first_s = spent_s
             prepared_s = sum(one.preparation_s for one in list(self._effects.values()))
-            late = spent_s - prepared_s > PREPARATION_LIMIT_S if first_s is None else spent_s - first_s > TRIAL_LIMIT_S
+            late = spent_s - prepared_s > PREPARATION_LIMIT_S if first_s is None else spent_s - first_s > self._limit_s
             if late:
                 self._capture.request_stop()
                 return
@@ -141,10 +158,13 @@ def full_trial(
     *,
     quiet: bool,
     changes: Callable[[Run, Mapping[str, KnobEffects]], tuple[Change, ...]] | None = None,
+    limit_s: float | None = None,
+    tick: Callable[[int], None] = lambda steps: None,
 ) -> Trial:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
-    `changes` tells of a run that did not fail whether the knobs took effect: the record holds it.
+    `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
+    it may go on after its first step, at most `TRIAL_LIMIT_S`; `tick` hears, on another thread, of the steps so far.
     """
     capture = Capture(settings, setting.code.source, setting.code.text)
     losses = Losses()
@@ -156,7 +176,7 @@ def full_trial(
     capture.start()
     stopper.now(capture)
     origin_ns = perf_counter_ns() - capture.now()
-    limit = _Limit(capture, effects)
+    limit = _Limit(capture, effects, TRIAL_LIMIT_S if limit_s is None else min(limit_s, TRIAL_LIMIT_S), tick)
     try:
         with ExitStack() as stack:
             seen = stack.enter_context(observe())

@@ -344,9 +344,7 @@ def any_range(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("save", [True, False])
 def test_an_experiment_foretells_and_keeps(save: bool, own_store: Path) -> None:
     knobs = {"fused_optimizer": True}
-    found = gpulab.experiment(
-        CELL, knobs, namespace=names(), pairs=5, steps=4, budget_s=20, save=save, show=False
-    ).result
+    found = gpulab.experiment(CELL, knobs, namespace=names(), pairs=5, steps=4, save=save, show=False).result
     assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
     assert told is not None and told.ratio is not None and told.ratio < 1
@@ -362,7 +360,7 @@ def test_an_experiment_foretells_and_keeps(save: bool, own_store: Path) -> None:
 def test_a_larger_batch_is_predicted_from_short_runs() -> None:
     space = names()
     found = gpulab.experiment(
-        CELL, {"batch_size": 16}, namespace=space, pairs=5, steps=4, budget_s=20, save=False, show=False
+        CELL, {"batch_size": 16}, namespace=space, pairs=5, steps=4, save=False, show=False
     ).result
     assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
@@ -373,7 +371,7 @@ def test_a_larger_batch_is_predicted_from_short_runs() -> None:
 
 def test_a_variable_that_nobody_knows_is_refused() -> None:
     found = gpulab.experiment(
-        f"rate = 1.0\n{CELL}", {"rate": 2.0}, namespace=names(), pairs=5, steps=4, budget_s=20, save=True, show=False
+        f"rate = 1.0\n{CELL}", {"rate": 2.0}, namespace=names(), pairs=5, steps=4, save=True, show=False
     ).result
     assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction

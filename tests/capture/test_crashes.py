@@ -60,7 +60,7 @@ def names(fake_cuda: FakeCuda) -> dict[str, Any]:
 
 def compared(cell: str, knobs: dict[str, object], names: dict[str, Any], **more: Any) -> Any:
     """Compare the cell as written with itself under these knobs."""
-    given = {"pairs": 2, "steps": 4, "budget_s": 20.0, "save": False, "show": False, **more}
+    given = {"pairs": 2, "steps": 4, "save": False, "show": False, **more}
     return gpulab.experiment(cell, knobs, namespace=names, **given)
 
 

@@ -76,7 +76,7 @@ def test_a_training_that_sets_the_switch_itself_shows_no_effect(knob: Knob) -> N
         torch.use_deterministic_algorithms(False)
         train()
 
-    found = gpulab.experiment(train_without, {knob.name: True}, pairs=2, budget_s=2, save=False, show=False)
+    found = gpulab.experiment(train_without, {knob.name: True}, pairs=2, save=False, show=False)
     check = found.only.b.checks[0]
     assert (check.state, check.evidence) == ("no effect", "the code sets the switch itself")
 

@@ -16,12 +16,13 @@ from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
+from gpulab.tuning.budget import Clock
 from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
 from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, ways_back
 from gpulab.tuning.climb.record import Attempt, Bounds, Climb, Ending, Passed
 from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.interrupts import interrupts_heard
-from gpulab.tuning.plan import Arm, Code, Listener, Plan
+from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.trial import Trial
@@ -30,6 +31,8 @@ from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 BLOCKS_S = 30.0  # for the blocks of one try
 LONGER = 2  # times as long for the second look, where the first blocks lie too far apart
 LEAST_S = 5.0  # of the budget: with less left no further try is begun
+WHOLE_SHARE = 0.15  # of the budget, kept for the comparison as a whole: at most `BLOCKS_S`
+FULL_RUN_SHARE = 0.3  # of what is left, for one run in full
 
 MakeRunner = Callable[[Code, Plan, Listener, Sequence[tuple[Arm, Trial]]], Runner]
 
@@ -38,7 +41,8 @@ class Climber:
     """Climbs. `run` gives the record; `stop`, from any thread, ends it at the next step boundary with what there is.
 
     The user's state is put back before each run and at the end, as by `Runner`. `on_attempt` is called with the record
-    so far after each attempt. `error`: what ended it early, an interrupt or an exception of the cell as written.
+    so far after each attempt. `tell` and `tick` are as those of `Runner`. `error`: what ended it early, an interrupt or
+    an exception of the cell as written.
     """
 
     def __init__(
@@ -52,8 +56,11 @@ class Climber:
         tell: Listener = lambda progress: None,
         on_attempt: Callable[[Climb], None] = lambda record: None,
         engine: MakeRunner = Runner,
+        clock: Clock = time.monotonic,
     ) -> None:
         self.tell = tell
+        self.tick: Listener = lambda progress: None
+        self._clock = clock
         self.on_attempt = on_attempt
         self.error: BaseException | None = None
         self.trials: list[Trial] = []  # all full runs, in order
@@ -81,7 +88,7 @@ class Climber:
 
     def run(self) -> Climb:
         """All of it. Raises UsageError before anything runs: another thread measures, or the plan cannot work."""
-        self._began = time.monotonic()
+        self._began = self._clock()
         with exclusive.taken(), interrupts_heard(self.stop) as heard:
             whole: Comparison | None = None
             ended: Ending = "error"
@@ -98,7 +105,7 @@ class Climber:
 
     def _measure(self) -> Ending | None:
         """The cell as written; why there is nothing to climb, if so."""
-        experiment = self._conduct(Plan(arms=()))
+        experiment = self._conduct(Plan(arms=(), interleaved=False, budget_s=FULL_RUN_SHARE * self._bounds.budget_s))
         if self.error is not None:
             return "error"
         self._side = experiment.sides[0]
@@ -120,7 +127,7 @@ class Climber:
                 return "nothing left"
             if self._bounds.rungs is not None and len(self._attempts) >= self._bounds.rungs:
                 return "rungs"
-            if self._left_s() < LEAST_S:
+            if self._left_s() - self._kept_for_whole_s < LEAST_S:
                 return "budget"
             self._try(able[0])
             self.on_attempt(self._record("stopped"))
@@ -147,7 +154,7 @@ class Climber:
 
     def _try(self, candidate: Candidate) -> None:
         """One attempt: all kept settings against them with the new ones on top."""
-        began = time.monotonic()
+        began = self._clock()
         new, arm = candidate.settings, candidate.on_top_of(self._kept)
         shown = Arm(new).shown
         number = len(self._attempts) + 1
@@ -156,7 +163,7 @@ class Climber:
             attempt = self._compared(attempt, arm, new)
         except UsageError as e:  # certain before anything ran
             attempt = replace(attempt, outcome="failed", words=str(e).rstrip("."))
-        attempt = replace(attempt, back=candidate.back, seconds=time.monotonic() - began)
+        attempt = replace(attempt, back=candidate.back, seconds=self._clock() - began)
         self._attempts.append(attempt)
         self._tried.append(Tried(new, dict(self._kept), attempt.outcome))
         if attempt.kept and attempt.comparison is not None:
@@ -168,7 +175,8 @@ class Climber:
         One run in full comes first: what it spoils (an error, a broken loss, no effect) needs no blocks.
         """
         base = Arm(dict(self._kept))
-        experiment = self._conduct(Plan(arms=(arm,), base=base, interleaved=False))
+        full_s = FULL_RUN_SHARE * max(LEAST_S, self._left_s())
+        experiment = self._conduct(Plan(arms=(arm,), base=base, interleaved=False, budget_s=full_s))
         result = experiment.comparisons[0] if experiment.comparisons else None
         if result is None or self._over():
             return replace(attempt, comparison=result)
@@ -196,7 +204,7 @@ class Climber:
         """
         result: Comparison | None = None
         for blocks_s in (BLOCKS_S, LONGER * BLOCKS_S):
-            left_s = self._left_s() - BLOCKS_S  # the comparison as a whole takes these
+            left_s = self._left_s() - self._kept_for_whole_s
             if result is not None and left_s < blocks_s:
                 return result
             experiment = self._conduct(Plan(arms=(arm,), base=base, budget_s=max(1.0, min(blocks_s, left_s))))
@@ -213,9 +221,10 @@ class Climber:
 
     def _as_a_whole(self) -> Comparison | None:
         """The cell as written against all that was kept, in blocks of its own: those that chose it flatter it."""
-        if not any(attempt.kept for attempt in self._attempts) or self._asked:
+        if not any(attempt.kept for attempt in self._attempts) or self._asked or self._left_s() <= 0:
             return None
-        experiment = self._conduct(Plan(arms=(Arm(dict(self._kept)),), budget_s=BLOCKS_S))
+        blocks_s = min(BLOCKS_S, self._left_s())
+        experiment = self._conduct(Plan(arms=(Arm(dict(self._kept)),), budget_s=blocks_s))
         if not experiment.comparisons or experiment.stopped:
             return None
         whole = experiment.comparisons[0]
@@ -232,7 +241,8 @@ class Climber:
         )
         arms = (Arm(), plan.base, *plan.arms)
         done = {arm.label: (arm, self._trials[arm.label]) for arm in arms if arm.label in self._trials}
-        engine = self._engine(self._code, plan, self.tell, tuple(done.values()))
+        engine = self._engine(self._code, plan, lambda p: self.tell(self._timed(p)), tuple(done.values()))
+        engine.tick = lambda p: self.tick(self._timed(p))
         self._current = engine
         if self._asked:
             engine.stop()
@@ -263,7 +273,8 @@ class Climber:
         """Of the cell as written under other seeds, run once, when first needed."""
         if self._seeds is None:
             wanted = self._bounds.seeds
-            self._seeds = self._conduct(Plan(arms=(), seeds=wanted)).sides[0].seed_losses if wanted else ()
+            plan = Plan(arms=(), seeds=wanted, interleaved=False, budget_s=max(LEAST_S, self._left_s()))
+            self._seeds = self._conduct(plan).sides[0].seed_losses if wanted else ()
         return self._seeds
 
     def _keep_trial(self, arm: Arm) -> None:
@@ -272,9 +283,18 @@ class Climber:
         if last is not None and dict(last.run.settings.knobs) == arm.shown and last.error is None:
             self._trials[arm.label] = last
 
+    def _timed(self, progress: Progress) -> Progress:
+        """As part of the climb."""
+        elapsed_s = self._clock() - self._began
+        return replace(progress, elapsed_s=elapsed_s, about_s=None, most_s=self._bounds.budget_s, note="")
+
     def _left_s(self) -> float:
-        return self._bounds.budget_s - (time.monotonic() - self._began)
+        return self._bounds.budget_s - (self._clock() - self._began)
+
+    @property
+    def _kept_for_whole_s(self) -> float:
+        return min(BLOCKS_S, WHOLE_SHARE * self._bounds.budget_s)
 
     def _record(self, ended: Ending, whole: Comparison | None = None) -> Climb:
-        seconds, attempts = time.monotonic() - self._began, tuple(self._attempts)
+        seconds, attempts = self._clock() - self._began, tuple(self._attempts)
         return Climb(self._side, attempts, ended, seconds, whole, self._diagnosis, tuple(self._passed), self._bounds)

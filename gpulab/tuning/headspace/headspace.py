@@ -78,11 +78,12 @@ class Differential(Runner):
         self,
         code: Code,
         *,
-        budget_s: float,
+        budget_s: float | None = None,
         steps: int | None = None,
         pairs: int | None = None,
         device: str = "auto",
         tell: Listener = lambda progress: None,
+        step_s: float | None = None,
     ) -> None:
         plan = Plan(
             (IDEAL, COLD),
@@ -93,7 +94,7 @@ class Differential(Runner):
             trace=False,
             save=False,
         )
-        super().__init__(code, plan, tell)
+        super().__init__(code, plan, tell, step_s=step_s)
         self._kept_on = "cpu"
         self._files: list[str] = []
 
@@ -109,6 +110,11 @@ class Differential(Runner):
 
     def _check(self) -> None:
         """Its arms are no knobs."""
+
+    @property
+    def _full_runs(self) -> int:
+        """Of the cell as written only."""
+        return 1
 
     # -- the arms ------------------------------------------------------------------------------------------------
 
@@ -190,7 +196,7 @@ class Differential(Runner):
         self, within: Callable[[], AbstractContextManager[object]], size: schedule.Size, what: str
     ) -> Exception | None:
         """One short run that does not count; what it raised."""
-        self.tell(Progress(what, 0, 1, None))
+        self._tell(Progress(what, 0, 1, None))
         if not self._restore():
             return None
         result = short_trial(Setting(self._code, {}, what, within=within), size, self._stopper, on_gpu=False)
@@ -260,4 +266,7 @@ def _share(part: float | None, whole: float | None) -> float | None:
 def _reason(comparison: Comparison | None, experiment: Experiment) -> str:
     if comparison is not None and comparison.b.failure:
         return comparison.b.failure
-    return "stopped before it was measured" if experiment.stopped else "no pair of blocks was measured"
+    if experiment.stopped:
+        return "stopped before it was measured"
+    late = comparison is None or comparison.ended_early
+    return "the budget was over before it was measured" if late else "no pair of blocks was measured"

@@ -68,7 +68,7 @@ def test_the_record_of_a_run_holds_the_threads_it_was_given() -> None:
             (weights * 2).sum().backward()
             optimizer.step()
 
-    found = gpulab.experiment(train, {"compute_threads": [1]}, budget_s=1, pairs=2, save=False, show=False)
+    found = gpulab.experiment(train, {"compute_threads": [1]}, pairs=2, save=False, show=False)
     assert isinstance(found.result, Experiment)
     threads = [side.facts.run.environment.compute_threads for side in found.result.sides if side.facts is not None]
     assert threads == [2, 1] and torch.get_num_threads() == 2

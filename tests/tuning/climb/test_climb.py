@@ -354,7 +354,7 @@ def test_a_second_look_is_taken_where_the_first_cannot_tell() -> None:
     found = machine.climb(rungs=1)
     assert found.rungs[0].outcome == "unsure" and found.rungs[0].comparison is not None
     first, second = (plan.budget_s for plan in machine.plans if plan.interleaved and plan.arms)
-    assert second == 2 * first and found.rungs[0].comparison.pairs == 20, "only the second counts"
+    assert first is not None and second == 2 * first and found.rungs[0].comparison.pairs == 20, "only the second counts"
     assert "Undecided: nothing made this cell faster for certain." in Climbed(found).text(full=True)
 
 
@@ -584,7 +584,7 @@ def test_a_cell_whose_loader_sleeps_ends_with_workers(
 ) -> None:
     before, random = weights(names), torch.get_rng_state()
     climbed = gpulab.climb(
-        CELL, namespace=names, budget_s=60, rungs=1, pairs=8, steps=6, save=False, without=["cache", "prefetch"]
+        CELL, namespace=names, budget_s=600, rungs=1, pairs=8, steps=6, save=False, without=["cache", "prefetch"]
     )
     assert list(climbed.kept) == ["workers"] and climbed.ratio is not None and climbed.ratio < 0.9
     assert same(before, names) and torch.equal(random, torch.get_rng_state())
@@ -603,7 +603,7 @@ def climb_with(
 ) -> Climbed:
     """A real climb after a diagnosis that was made up."""
     monkeypatch.setattr(climb, "_diagnosed", lambda known: diagnosis)
-    given = Bounds(**{"rungs": 1, "pairs": 5, "steps": 4, "save": False, **bounds})
+    given = Bounds(**{"rungs": 1, "pairs": 5, "steps": 4, "budget_s": 1200.0, "save": False, **bounds})
     return conduct(TextCode.parsed(cell, names), given, show=False)
 
 

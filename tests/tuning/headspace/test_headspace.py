@@ -94,7 +94,7 @@ def test_files_that_the_steps_read_are_dropped_from_memory(tmp_path: Path, monke
         drop(paths)
 
     monkeypatch.setattr(cold_files, "drop", noted)
-    test = Differential(TextCode.parsed(CELL, names(DataLoader(dataset, batch_size=4))), budget_s=60, steps=3, pairs=2)
+    test = Differential(TextCode.parsed(CELL, names(DataLoader(dataset, batch_size=4))), budget_s=600, steps=3, pairs=2)
     found = test.headspace()
     assert {str(tmp_path / f"{i}.bin") for i in range(12)} <= set(test._files)
     if cold_files.why_not(test._files):
@@ -121,7 +121,7 @@ def test_what_the_cell_raises_passes() -> None:
 def test_stop_ends_it_with_what_there_is() -> None:
     given = names(DataLoader(Planted(64, wait_s=0.002), batch_size=4))
     before = given["model"].weight.clone()
-    test = Differential(TextCode.parsed(CELL, given), budget_s=60, steps=4, pairs=20)
+    test = Differential(TextCode.parsed(CELL, given), budget_s=600, steps=4, pairs=20)
 
     def tell(progress: Any) -> None:
         if progress.what.startswith("block 5 "):
@@ -154,7 +154,7 @@ def test_batches_too_large_for_the_device_stay_in_host_memory(
 ) -> None:
     monkeypatch.setattr("gpulab.tuning.headspace.headspace._torch_name", lambda device: "elsewhere")
     test = Differential(
-        TextCode.parsed(CELL, names(DataLoader(Planted(64), batch_size=4))), budget_s=20, steps=3, pairs=2
+        TextCode.parsed(CELL, names(DataLoader(Planted(64), batch_size=4))), budget_s=200, steps=3, pairs=2
     )
     probe = test._probe
 

@@ -1,0 +1,85 @@
+"""A machine whose clock the test holds: full runs and blocks take what a formula says, and nothing really runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from gpulab.run import Run, Settings
+from gpulab.tuning.plan import Plan, Progress
+from gpulab.tuning.record import Block, Experiment
+from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Size
+from gpulab.tuning.trial import TRIAL_LIMIT_S, Setting, Stopper, Trial
+from tests.support.comparisons import facts_with
+from tests.support.scripted_climb import SCENE
+
+MS = 1_000_000
+PROFILER_S = 2.0
+
+
+@dataclass
+class ScriptedRuns:
+    """`step_s` of each setting's label. `trials` and `blocks` count what ran, `told` is what was said meanwhile."""
+
+    step_s: Callable[[str], float]
+    now_s: float = 1000.0
+    trials: list[Settings] = field(default_factory=list)
+    blocks: list[str] = field(default_factory=list)
+    told: list[Progress] = field(default_factory=list)
+    on_block: Callable[[ScriptedRuns], None] = lambda runs: None
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> ScriptedRuns:
+        monkeypatch.setattr("gpulab.tuning.runner.full_trial", self.full_trial)
+        monkeypatch.setattr("gpulab.tuning.runner.short_trial", self.short_trial)
+        return self
+
+    def conduct(self, code: Any, plan: Plan, step_s: float | None = None) -> Experiment:
+        """The plan on this machine."""
+        return self.runner(code, plan, step_s).run()
+
+    def runner(self, code: Any, plan: Plan, step_s: float | None = None) -> Runner:
+        return Runner(code, plan, self.told.append, step_s=step_s, clock=self.clock)
+
+    def full_trial(
+        self,
+        setting: Setting,
+        settings: Settings,
+        stopper: Stopper,
+        store: object,
+        *,
+        quiet: bool,
+        changes: object = None,
+        limit_s: float | None = None,
+        tick: Callable[[int], None] = lambda steps: None,
+    ) -> Trial:
+        began_s, step_s, most = self.now_s, self.step_s(setting.label), settings.steps or 0
+        limit_s = TRIAL_LIMIT_S if limit_s is None else min(limit_s, TRIAL_LIMIT_S)
+        for number in range(most):
+            self.now_s += step_s
+            tick(number + 1)
+            if stopper.ends or self.now_s - began_s - step_s > limit_s:
+                break
+        self.now_s += PROFILER_S
+        self.trials.append(settings)
+        return Trial(_run(step_s, settings.knobs), SCENE, {}, ())
+
+    def short_trial(self, setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block:
+        step_s, done = self.step_s(setting.label), 0
+        while done < size.total and not stopper.ends:
+            self.now_s += step_s
+            done += 1
+        self.blocks.append(setting.label)
+        self.on_block(self)
+        counted = max(0, done - size.warmup)
+        return Block(0, 0, 0, counted, done - counted, 32 * counted, int(counted * step_s * 1e3 * MS))
+
+
+def _run(step_s: float, knobs: Mapping[str, str]) -> Run:
+    return facts_with(step_s * 1e3, {"data_wait": 0.3, "compute": 0.6}).run

@@ -1,0 +1,57 @@
+"""A climb takes what its budget says, all included, on a clock that the test holds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gpulab.diagnosis.finding import Diagnosis
+from gpulab.tuning.climb.climb import Climber
+from gpulab.tuning.climb.record import Bounds, Climb
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.runner import Runner
+from gpulab.tuning.trial import Trial
+from gpulab.views.climb.climb import Climbed
+from tests.support.scripted_climb import finding, nothing_foretold
+from tests.support.scripted_runs import PROFILER_S, ScriptedRuns
+
+CODE = TextCode.parsed("workers = 0\n", {})
+
+
+def climbed(runs: ScriptedRuns, budget_s: float, told: list[Progress] | None = None) -> Climb:
+    def engine(code: Code, plan: Plan, tell: Listener, done: Sequence[tuple[Arm, Trial]]) -> Runner:
+        return Runner(code, plan, tell, done, clock=runs.clock)
+
+    cause = finding("data_starved", 20_000.0, workers="2")
+    bounds = Bounds(budget_s=budget_s, save=False)
+    climber = Climber(
+        CODE,
+        bounds,
+        lambda figures: Diagnosis((cause,)),
+        lambda figures, settings: nothing_foretold(settings),
+        engine=engine,
+        clock=runs.clock,
+    )
+    if told is not None:
+        climber.tell = told.append
+    return climber.run()
+
+
+@pytest.mark.parametrize("step_s", [0.1, 1.0])
+@pytest.mark.parametrize("budget_s", [20.0, 300.0])
+def test_a_climb_takes_no_longer_than_its_budget(
+    monkeypatch: pytest.MonkeyPatch, budget_s: float, step_s: float
+) -> None:
+    runs = ScriptedRuns(lambda label: step_s / (1 + ("=" in label))).install(monkeypatch)
+    record = climbed(runs, budget_s)
+    assert runs.now_s - 1000.0 <= budget_s + step_s + 2 * PROFILER_S, "a trace may end after the last step"
+    assert record.written is not None and Climbed(record).text()
+
+
+def test_the_time_of_a_climb_is_told_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, told = ScriptedRuns(lambda label: 0.1).install(monkeypatch), list[Progress]()
+    climbed(runs, 60.0, told)
+    elapsed = [progress.elapsed_s for progress in told]
+    assert {progress.most_s for progress in told} == {60.0} and elapsed == sorted(elapsed, key=lambda s: s or 0.0)
