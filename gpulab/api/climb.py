@@ -9,7 +9,7 @@ from typing import Any
 from gpulab.analysis.facts import Facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here, thresholds_of
-from gpulab.api.experiment import code_of, experiments, remember_trials
+from gpulab.api.experiment import code_of, ending, experiments, remember_trials
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
@@ -89,7 +89,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     check(bounds)
     climber = Climber(code, bounds, _diagnosed, _predicted, memory_full=thresholds_of().memory_full)
     with Climbing(climber.stop, show=show) as climbing:
-        climber.tell, climber.on_attempt = climbing.tell, climbing.show_ladder
+        climber.tell, climber.tick, climber.on_attempt = climbing.tell, climbing.tick, climbing.show_ladder
         record = climber.run()
     climbed = Climbed(record)
     climbs.append(climbed)
@@ -104,7 +104,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
         except Exception as e:
             sys.stderr.write(f"gpulab: the climb could not be shown ({type(e).__name__}: {e})\n")
     if climber.error is not None:
-        raise climber.error
+        raise ending(climber.error, shown=show and bool(record.rungs))
     return climbed
 
 

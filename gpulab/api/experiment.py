@@ -13,12 +13,15 @@ from gpulab.run import Run
 from gpulab.store.runs import Runs
 from gpulab.tuning import cell_code as cells
 from gpulab.tuning.function_code import FunctionCode, TextCode
+from gpulab.tuning.interrupts import Interrupted
 from gpulab.tuning.plan import Arm, Code, Listener, Plan
 from gpulab.tuning.runner import Runner, check
+from gpulab.tuning.schedule import step_s
 from gpulab.tuning.trial import Trial
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.running.progress import Progressing
+from gpulab.views.running.progress import Stoppable
 
+HINT = "End the comparison at the next step; what was measured so far is shown"
 NO_CELL = "There is no profiled cell yet: put %%gpuprofile above a training cell and run it once."
 
 experiments: list[Compared] = []
@@ -32,7 +35,7 @@ def experiment(
     name: str = "",
     steps: int | None = None,
     pairs: int | None = None,
-    budget_s: float = 60.0,
+    budget_s: float | None = None,
     seeds: int = 0,
     save: bool = True,
     show: bool = True,
@@ -42,8 +45,9 @@ def experiment(
     `code` is a function without arguments or the text of a cell, whose names are then those of `namespace`; without one
     those of the notebook, or none at all where there is no notebook. `knobs`
     gives each knob or variable a value, or a list of values for a sweep; several lists make a grid. `steps` counted
-    steps make a block, `pairs` of blocks a comparison, within `budget_s` seconds. Raises UsageError before anything
-    runs; what the code raises as written passes.
+    steps make a block, `pairs` of blocks a comparison, within `budget_s` seconds in all (None: 60, and 30 more for each
+    further setting), after which the result so far stands. Raises UsageError before anything runs; what the code raises
+    as written passes.
     """
     plan = Plan(
         arms=arms_of(knobs), block_steps=steps, pairs=pairs, budget_s=budget_s, seeds=seeds, name=name, save=save
@@ -107,9 +111,9 @@ def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:
 def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None = None, full: bool = False) -> Compared:
     """Run the plan, remember and show what came of it. What ended it early is raised after that."""
     check(code, plan)
-    runner = Runner(code, plan)
-    with Progressing(tell, show=show) as progressing:
-        runner.tell = progressing.tell
+    runner = Runner(code, plan, step_s=last_step_s(code))
+    with Stoppable(runner.stop, HINT, also=tell, show=show) as progressing:
+        runner.tell, runner.tick = progressing.tell, progressing.tick
         result = runner.run()
     compared = Compared(result)
     experiments.append(compared)
@@ -120,8 +124,25 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
         except Exception as e:
             sys.stderr.write(f"gpulab: the comparison could not be shown ({type(e).__name__}: {e})\n")
     if runner.error is not None:
-        raise runner.error
+        raise ending(runner.error, shown=show and bool(result.comparisons))
     return compared
+
+
+def ending(error: BaseException, *, shown: bool) -> BaseException:
+    """What is raised after a result was shown, or where there is none: an interrupt is told in one line."""
+    if not isinstance(error, KeyboardInterrupt):
+        return error
+    if shown:
+        return Interrupted("Interrupted: above is what was measured until then. What the cell trains is put back.")
+    return Interrupted("Interrupted. What the cell trains is put back.")
+
+
+def last_step_s(code: Code) -> float | None:
+    """The step of this code when it last ran in this process; None where it did not."""
+    from gpulab.api.profile import runs
+
+    latest = next((run for run in reversed(runs.own) if run.code == code.text and len(run.steps)), None)
+    return step_s(latest) if latest is not None else None
 
 
 def remember_trials(trials: Sequence[Trial]) -> None:

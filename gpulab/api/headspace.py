@@ -7,21 +7,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpulab.api.arguments import Parser, split
-from gpulab.api.experiment import code_of
+from gpulab.api.experiment import code_of, ending, last_step_s
 from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
 from gpulab.tuning.headspace.headspace import Differential
-from gpulab.tuning.plan import DEFAULT_BUDGET_S, Code
+from gpulab.tuning.plan import Code
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.running.progress import Stoppable
 
-HELP = f"""\
+HELP = """\
 %gpulab headspace [--budget SECONDS] [--steps N] [--pairs N]
 
 Runs the cell that was profiled last in short blocks, in turn: as written, with batches that are on the device already,
 and with files that must be read from the disk again. That tells what preparing the data costs and what fetching it
 costs, and how fast the cell would be with a perfect DataLoader: no work on the loading can bring more than that.
 
-  --budget SECONDS   time for the blocks (default: {DEFAULT_BUDGET_S:g})
+  --budget SECONDS   time for all of it (default: 90); then the result so far stands
   --steps N          counted steps of a block
   --pairs N          pairs of blocks (default: what fits into the budget, up to 30)
 
@@ -35,7 +35,7 @@ def headspace(
     code: Callable[[], object] | str | Code | None = None,
     *,
     namespace: dict[str, Any] | None = None,
-    budget_s: float = DEFAULT_BUDGET_S,
+    budget_s: float | None = None,
     steps: int | None = None,
     pairs: int | None = None,
     show: bool = True,
@@ -44,15 +44,17 @@ def headspace(
 
     `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
     the cell that was profiled last. `steps` counted steps make a block, `pairs` of blocks are compared, within
-    `budget_s` seconds. Raises UsageError where the cell takes no data from a DataLoader; what the code raises as
+    `budget_s` seconds in all. Raises UsageError where the cell takes no data from a DataLoader; what the code raises as
     written passes.
     """
-    check_seconds("--budget", budget_s)
+    if budget_s is not None:
+        check_seconds("--budget", budget_s)
     check_whole_number("--steps", steps, 1)
     check_whole_number("--pairs", pairs, 1)
-    test = Differential(code_of(code, namespace), budget_s=budget_s, steps=steps, pairs=pairs)
+    cell = code_of(code, namespace)
+    test = Differential(cell, budget_s=budget_s, steps=steps, pairs=pairs, step_s=last_step_s(cell))
     with Stoppable(test.stop, HINT, show=show) as progress:
-        test.tell = progress.tell
+        test.tell, test.tick = progress.tell, progress.tick
         result = test.headspace()
     report = HeadspaceReport(result)
     if test.error is None or result.ceiling is not None:
@@ -61,7 +63,7 @@ def headspace(
         except Exception as e:
             sys.stderr.write(f"gpulab: the result could not be shown ({type(e).__name__}: {e})\n")
     if test.error is not None:
-        raise test.error
+        raise ending(test.error, shown=show and result.ceiling is not None)
     return report
 
 
@@ -75,10 +77,10 @@ def magic(line: str) -> None:
     headspace(budget_s=budget_s, steps=steps, pairs=pairs)
 
 
-def parsed(words: Sequence[str]) -> tuple[float, int | None, int | None]:
+def parsed(words: Sequence[str]) -> tuple[float | None, int | None, int | None]:
     """Budget in s, steps and pairs as a line asks for them. Raises UsageError naming the option."""
     parser = Parser("%gpulab headspace", "[--budget SECONDS] [--steps N] [--pairs N]")
-    parser.add_argument("--budget", type=seconds_type("--budget"), default=DEFAULT_BUDGET_S)
+    parser.add_argument("--budget", type=seconds_type("--budget"))
     for option in ("--steps", "--pairs"):
         add_whole_number(parser, option, 1)
     given = parser.read(words)

@@ -150,3 +150,52 @@ def test_the_cell_as_written_may_fail(session: KernelSession) -> None:
     answer = session.run("%%gpuprofile --ab workers=1 --no-save\n1 / 0")
     assert answer.error is not None and answer.error[0] == "ZeroDivisionError"
     assert not session.left_behind()
+
+
+# -- how it ends -------------------------------------------------------------------------------------------------------
+
+LONG = f"%%gpuprofile --ab pause=0.001 --pairs 30 --no-save\n{CELL}"
+
+
+def comparing(answer: Answer) -> bool:
+    """Blocks of the fourth turn run."""
+    return any("block 12 of 90" in str(d.get("text/plain")) for d in answer.displays())
+
+
+def test_a_comparison_has_a_stop_button(session: KernelSession) -> None:
+    session.run("before = model.weight.detach().clone()")
+    running = session.begin(LONG)
+    session.wait(running, comparing)
+    assert session.control("gpulab_stop", {"run": session.run_key()})["status"] == "ok"
+    answer = session.finish(running)
+    assert answer.status == "ok", answer.error
+    assert "Stopped after " in shown(answer) and "pairs of blocks" in shown(answer)
+    assert "widget" not in "".join(str(sorted(d)) for d in answer.displays()), "no widget stays in the saved notebook"
+    assert session.value("bool(torch.equal(before, model.weight))") is True
+    assert not session.left_behind()
+
+
+def test_an_interrupt_gives_the_result_so_far(session: KernelSession) -> None:
+    session.run("before = model.weight.detach().clone()")
+    running = session.begin(LONG)
+    session.wait(running, comparing)
+    session.interrupt()
+    answer = session.finish(running)
+    assert "Stopped after " in shown(answer)
+    assert answer.error is not None and answer.error[2].startswith("Interrupted: above is what was measured until then")
+    assert "\n" not in answer.error[2], "no frames"
+    assert session.value("bool(torch.equal(before, model.weight))") is True
+
+
+def stepping(answer: Answer) -> bool:
+    return any("as written: step " in str(d.get("text/plain")) for d in answer.displays())
+
+
+def test_the_first_run_shows_its_steps_and_the_limit(session: KernelSession) -> None:
+    running = session.begin(f"import gpulab\ngpulab.experiment({CELL!r}, {{'pause': 0.05}}, save=False, show=False)")
+    session.wait(running, stepping)
+    line = str(next(d["text/plain"] for d in running.answer.displays() if "step " in str(d.get("text/plain"))))
+    assert "at most 60 s" in line and line.count("step ") == 1
+    assert session.control("gpulab_stop", {"run": session.run_key()})["status"] == "ok"
+    answer = session.finish(running)
+    assert answer.status == "ok" and shown(answer) == "", "without a result nothing stays"

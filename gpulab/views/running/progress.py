@@ -6,6 +6,7 @@ kernel's control channel (gpulab.views.running.stop_message). The notebook's own
 
 from __future__ import annotations
 
+import contextvars
 import html
 import sys
 import time
@@ -33,17 +34,23 @@ class Shown(Protocol):
 
 
 class Progressing:
-    """Shows progress while its block runs, then the result in its place. `also` is called with each step, too."""
+    """Shows progress while its block runs, then the result in its place. `also` is called with each step, too.
+
+    `show` is whether there is a result to show: who waits sees the progress either way.
+    """
 
     def __init__(self, also: Listener | None, *, show: bool = True) -> None:
         self._also = also
         self._show = show
-        self._notebook = show and in_notebook()
+        self._notebook = in_notebook()
         self._handle: Any = None
         self._shown_at = 0.0
+        self._share = 0.0
         self._written = 0
+        self._context = contextvars.copy_context()
 
     def __enter__(self) -> Self:
+        self._context = contextvars.copy_context()  # says to which cell an output belongs
         if self._notebook:
             from IPython.display import display
 
@@ -54,9 +61,17 @@ class Progressing:
         """Show where the experiment stands."""
         if self._also is not None:
             self._also(progress)
-        if not self._show or time.monotonic() - self._shown_at < RENEWED_S:
+        self._renew(progress)
+
+    def tick(self, progress: Progress) -> None:
+        """The same from another thread, while the user's code runs on this one."""
+        self._context.copy().run(self._renew, progress)
+
+    def _renew(self, progress: Progress) -> None:
+        if time.monotonic() - self._shown_at < RENEWED_S:
             return
         self._shown_at = time.monotonic()
+        self._share = max(self._share, share_done(progress))
         with suppress(Exception):  # a view that fails must not end the experiment
             if self._handle is not None:
                 self._draw(progress)
@@ -67,7 +82,7 @@ class Progressing:
                 self._written = len(line)
 
     def _draw(self, progress: Progress) -> None:
-        self._handle.update({"text/html": _html(progress), "text/plain": words(progress)}, raw=True)
+        self._handle.update({"text/html": _html(progress, self._share), "text/plain": words(progress)}, raw=True)
 
     def _clear_line(self) -> None:
         if self._written:
@@ -76,27 +91,29 @@ class Progressing:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._clear_line()
-        if error is not None:
+        if error is not None or not self._show:
             self.clear()
 
     def clear(self) -> None:
         """Take the progress away: there is no result to show."""
         if self._handle is not None:
-            self._handle.update({"text/plain": ""}, raw=True)
+            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
 
     def put(self, shown: Shown, *, full: bool = False) -> None:
         """Show the result in the place of the progress."""
+        if not self._show:
+            return
         if self._handle is not None:
             self._handle.update(shown.bundle(full=full), raw=True)
-        elif self._show:
+        else:
             sys.stdout.write(shown.text(full=full) + "\n")
 
 
 class Stoppable(Progressing):
     """As `Progressing`, with a Stop button; `stop` is what the button calls, `hint` is its label."""
 
-    def __init__(self, stop: Callable[[], None], hint: str, *, show: bool = True) -> None:
-        super().__init__(None, show=show)
+    def __init__(self, stop: Callable[[], None], hint: str, *, also: Listener | None = None, show: bool = True) -> None:
+        super().__init__(also, show=show)
         self._stop = stop
         self._hint = hint
         self._button: Any = None
@@ -134,13 +151,31 @@ class Stoppable(Progressing):
 
 
 def words(progress: Progress) -> str:
-    """One line: what runs, how far it is, how long it still takes."""
-    left = "" if progress.seconds_left is None else f", about {while_s(max(1.0, progress.seconds_left))} left"
-    return f"{progress.what} ({progress.done} of {progress.total} done{left})"
+    """One line: what runs, how far it is, how long it takes in all."""
+    if progress.elapsed_s is None:
+        left = "" if progress.seconds_left is None else f", about {while_s(max(1.0, progress.seconds_left))} left"
+        return f"{progress.what} ({progress.done:g} of {progress.total} done{left})"
+    sentence = f"{progress.what} · {while_s(progress.elapsed_s)}{_of_all(progress)}"
+    return f"{sentence}. {progress.note}" if progress.note else sentence
 
 
-def _html(progress: Progress) -> str:
-    share = progress.done / progress.total if progress.total else 0.0
+def _of_all(progress: Progress) -> str:
+    """ " of about 40 s, at most 60 s"."""
+    bounds = [f"about {while_s(progress.about_s)}"] if progress.about_s is not None else []
+    if progress.most_s is not None and not (bounds and while_s(progress.most_s) == while_s(progress.about_s or 0.0)):
+        bounds.append(f"at most {while_s(progress.most_s)}")
+    return f" of {', '.join(bounds)}" if bounds else ""
+
+
+def share_done(progress: Progress) -> float:
+    """By the time, where it is known how long the whole takes."""
+    whole_s = progress.about_s or progress.most_s
+    if progress.elapsed_s is not None and whole_s:
+        return min(1.0, progress.elapsed_s / whole_s)
+    return progress.done / progress.total if progress.total else 0.0
+
+
+def _html(progress: Progress, share: float) -> str:
     bar = (
         '<div style="width:320px;height:6px;border-radius:3px;background:rgba(128,128,128,0.25);margin-top:4px">'
         f'<div style="width:{share:.1%};height:6px;border-radius:3px;background:#0072b2"></div></div>'
