@@ -155,6 +155,10 @@ class Knob(ABC):
     def refuses(self, observation: Observation, value: Value) -> str | None:
         """Why it cannot be set to that value here, with the cure where there is one; None where it can."""
 
+    def refused_here(self, value: Value) -> str | None:
+        """Why no code on this machine can have that value; None where some can."""
+        return None
+
     def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
         """What speaks against a value without forbidding it."""
         return ()

@@ -54,6 +54,8 @@ class Beforehand:
 
         `settings`: those that are set together.
         """
+        if why := knob.refused_here(value):
+            return why
         if knob.kind == "DataLoader option":
             reasons = [
                 knob.refuses(with_settings(observation, settings), value) for observation in self._observations()
@@ -161,6 +163,14 @@ class ResolvedArm:
     def failure(self) -> str:
         """The same beside the arm's label: the only setting of an arm is not named once more."""
         return self.names[0].refused if len(self.names) == 1 else self.refused
+
+    def unchanged(self, base: Mapping[str, Plain] | None = None) -> str:
+        """Why there is nothing to compare; empty where a setting differs. `base`: what the other side is set to."""
+        others = base or {}
+        same = [d.value == others[d.name] if d.name in others else d.is_current for d in self.names]
+        if not same or not all(same):
+            return ""
+        return f"the cell has {'this' if len(same) == 1 else 'all of this'} as written, so there is nothing to compare"
 
     def changes_training(self, checks: Iterable[Change], base: Mapping[str, Plain] | None = None) -> str:
         """Why it is another training, and not only another speed. `checks`: what was seen in its run.

@@ -37,7 +37,14 @@ from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
-from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting, changes, check_names, resolve_arm
+from gpulab.tuning.resolve import (
+    ResolvedArm,
+    ResolvedSetting,
+    changes,
+    check_names,
+    resolve_arm,
+    resolve_beforehand,
+)
 from gpulab.tuning.trial import (
     TRIAL_LIMIT_S,
     Setting,
@@ -236,7 +243,10 @@ class Runner:
         if first.trial is None or written is None or self.error is not None:
             return
         for arm in self._plan.arms:
-            arms.append(self._make_ready(arm, written.observation))
+            ready = self._make_ready(arm, written.observation)
+            if self._plan.interleaved:
+                ready.failure = ready.failure or ready.decided.unchanged(self._plan.base.settings)
+            arms.append(ready)
         self._predict(first.trial.run)
         self._expect()
         for number, ready in enumerate(arms[1:], start=1):
@@ -612,9 +622,26 @@ def check(code: Code, plan: Plan) -> None:
     """Raises UsageError for a plan that cannot work here, or where another thread measures. Runs nothing."""
     check_plan(plan)
     check_names(plan.arms, code)
+    _check_effect(code, plan)
     detect_device(plan.device)
     with exclusive.taken():
         pass
+
+
+def _check_effect(code: Code, plan: Plan) -> None:
+    """Raises UsageError where it is known of each arm that it cannot be set or changes nothing."""
+    reasons = [_without_effect(arm, code) for arm in plan.arms]
+    if all(reasons):
+        raise UsageError(f"{plan.arms[0].label}: {reasons[0]}.")
+
+
+def _without_effect(arm: Arm, code: Code) -> str:
+    """As far as the objects that are there tell, and what an earlier run of the code was seen to use."""
+    observation = single_run.observation_of(code)
+    if observation is None:
+        return resolve_beforehand(arm, None, code).unchanged()
+    decided = resolve_arm(arm, observation, code)
+    return decided.failure or decided.unchanged()
 
 
 def check_plan(plan: Plan) -> None:

@@ -259,12 +259,14 @@ def test_what_built_the_model_is_no_variable_of_its_training(names: dict[str, An
 # -- what is the same as the cell has it ----------------------------------------------------------------------------
 
 
-def compared(names: dict[str, Any], cell: str = LOOP, **settings: Any) -> Experiment:
-    return Runner(TextCode.parsed(cell, names), Plan((Arm(settings),), block_steps=2, pairs=2, save=False)).run()
+def compared(names: dict[str, Any], cell: str = LOOP, *, interleaved: bool = True, **settings: Any) -> Experiment:
+    plan = Plan((Arm(settings),), block_steps=2, pairs=2, interleaved=interleaved, save=False)
+    return Runner(TextCode.parsed(cell, names), plan).run()
 
 
 def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any]) -> None:
-    found = compared(names, "lr = 0.1\nrate = [lr]\n" + LOOP, pin_memory=False, batch_size=4, amp="off", lr=0.1)
+    cell = "lr = 0.1\nrate = [lr]\n" + LOOP
+    found = compared(names, cell, interleaved=False, pin_memory=False, batch_size=4, amp="off", lr=0.1)
     side = found.sides[1]
     assert [c.state for c in side.checks] == ["no effect"] * 4 and side.edit == ""
     assert [c.evidence for c in side.checks if c.name == "lr"] == ["it is 0.1 already"]

@@ -17,7 +17,14 @@ import numpy as np
 
 from gpulab.formatting import number, size
 from gpulab.knobs.dataloader.changed_loader import Option, overriding
-from gpulab.knobs.dataloader.option_changes import NO_WORKERS, OWN_AFFAIR, PREFETCH_OF_TORCH, UNFIT_FOR_SPAWN
+from gpulab.knobs.dataloader.option_changes import (
+    NO_WORKERS,
+    NOTHING_TO_PIN_FOR,
+    OWN_AFFAIR,
+    PREFETCH_OF_TORCH,
+    UNFIT_FOR_SPAWN,
+    pins_nothing_here,
+)
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.run import Loader, Run, Steps
@@ -237,6 +244,13 @@ class PinMemory(LoaderOption):
     option: Option = "pin_memory"
     options: tuple[Value, ...] = (False, True)
     helps_against: Mapping[str, int] = {"blocking_copy": 1}
+
+    def refuses(self, observation: Observation, value: Value) -> str | None:
+        why = super().refuses(observation, value)
+        return why if why or observation.device.kind == "cuda" else self.refused_here(value)
+
+    def refused_here(self, value: Value) -> str | None:
+        return NOTHING_TO_PIN_FOR if value and pins_nothing_here() else None
 
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """The kind of the copies to the device in the trace; without such copies, the loader's own word."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from gpulab.devices.machine import detect_device
 from gpulab.knobs.observe.describe import length_of, observed_loader
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ UNFIT_FOR_SPAWN = (
     "import it from there; move it to a .py file and import it, or keep workers=0"
 )
 NO_WORKERS = "it has no workers; set workers=2 with it"
+NOTHING_TO_PIN_FOR = "there is no GPU to pin memory for: torch pins nothing here"
 
 
 class Left(Exception):
@@ -82,7 +84,7 @@ def _pin(loader: DataLoader[Any], changes: Changes, on: bool) -> None:
     import torch
 
     if on and not _can_pin(torch):
-        raise Left("there is no GPU to pin memory for: torch pins nothing here")
+        raise Left(NOTHING_TO_PIN_FOR)
     changes["pin_memory"] = on
 
 
@@ -108,6 +110,15 @@ CHANGES: dict[str, Callable[[Any, Changes, Any], None]] = {  # in the order in w
     "batch_size": _batch_size,
     "dataset": _dataset,
 }
+
+
+def pins_nothing_here() -> bool:
+    """Whether this machine has no GPU that memory could be pinned for. Starts none."""
+    if detect_device("auto").kind == "cuda":  # torch's own question would start its driver
+        return False
+    import torch
+
+    return not _can_pin(torch)
 
 
 def _can_pin(torch: Any) -> bool:

@@ -80,7 +80,8 @@ def test_who_waits_without_a_result_sees_progress(handle: Handle) -> None:
 
 
 def test_a_terminal_shows_progress_without_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
     with Progressing(None, show=False) as progressing:
         progressing.tell(BLOCK)
-    assert "block 6 of 90" in sys.stderr.getvalue() and sys.stderr.getvalue().endswith("\r")
+    assert "block 6 of 90" in terminal.getvalue() and terminal.getvalue().endswith("\r")
