@@ -120,10 +120,3 @@ function figureTick(v) {
   return v >= 1000 ? figure(v) : String(v);
 }
 
-/** A round end of an axis at or above `max`. */
-export function roundUp(max) {
-  if (!(max > 0)) return 1;
-  const unit = 10 ** Math.floor(Math.log10(max));
-  for (const k of [1, 1.5, 2, 3, 4, 5, 6, 8, 10]) if (unit * k >= max) return unit * k;
-  return unit * 10;
-}

@@ -25,9 +25,11 @@ export function progress({ step, total, total_of }) {
   if (step <= total) {
     return { text: `step ${grouped(step)} of ${grouped(total)} (${total_of})`, fraction: step / total };
   }
+  const within = ((step - 1) % total) + 1;
+  const round = Math.floor((step - 1) / total) + 1;
   return {
-    text: `step ${grouped(step)} (${grouped(total)} per ${total_of})`,
-    fraction: (((step - 1) % total) + 1) / total,
+    text: `step ${grouped(step)} · ${total_of} ${grouped(round)}, step ${grouped(within)} of ${grouped(total)}`,
+    fraction: within / total,
   };
 }
 

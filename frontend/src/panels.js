@@ -1,10 +1,11 @@
 // What each plot of the live view shows: a caption with the curves' names and figures, and the drawn curves.
 
-import { Chart, join, roundUp } from "./chart.js";
+import { cappedAxis, roundUp } from "./axis.js";
+import { Chart, join } from "./chart.js";
 import { figure, grouped } from "./format.js";
 
 const GIB = 2 ** 30;
-const ABOVE_AXIS = 3; // the axis of step times ends at three times their 95th percentile; what is above is told
+const RATE_NOTE = "per second of step time";
 
 /** How a unit is drawn: on which plot, times what, and how its figure reads. */
 const UNITS = {
@@ -170,16 +171,16 @@ export class StepPanel extends Panel {
     this.shape(items, { lines, syncKey: this.syncKey, bands: this.bands });
     const data = [steps.end, steps.wait, steps.wall];
     if (grouping) data.push(steps.slowest);
-    const { top, above, slowest } = stepAxis(steps);
+    const { top, above, largest } = cappedAxis(steps.slowest);
     this.chart.draw(data, xMax, top);
-    this.#explain(steps, above, slowest);
+    this.#explain(steps, above, largest);
     this.tell = () => this.#tell(steps, colors);
     this.tell();
   }
 
-  #explain(steps, above, slowest) {
+  #explain(steps, above, largest) {
     const parts = [steps.group > 1 ? `a point: mean of up to ${grouped(steps.group)} steps` : "a point: one step"];
-    if (above) parts.push(`${grouped(above)} above the axis, up to ${figure(slowest)} ms`);
+    if (above) parts.push(`${grouped(above)} above the axis, up to ${figure(largest)} ms`);
     const text = parts.join(" · ");
     if (this.note.textContent !== text) this.note.textContent = text;
   }
@@ -194,23 +195,13 @@ export class StepPanel extends Panel {
   }
 }
 
-/** An axis that one outlier (the first step, a compile) does not flatten: what lies above it is counted. */
-function stepAxis({ slowest: values }) {
-  const sorted = Float64Array.from(values).sort();
-  const max = sorted[sorted.length - 1];
-  const cap = sorted[Math.floor(0.95 * (sorted.length - 1))] * ABOVE_AXIS;
-  if (sorted.length < 5 || max <= cap) return { top: roundUp(max * 1.08), above: 0, slowest: max };
-  const top = roundUp(cap);
-  return { top, above: values.filter((v) => v > top).length, slowest: max };
-}
-
 /** Samples (or steps) per second, over each point's steps. */
 export class RatePanel extends Panel {
   constructor(parent, { syncKey, bands }) {
     super(parent, "throughput", "Throughput", "waiting for the first step");
     this.syncKey = syncKey;
     this.bands = bands;
-    this.note = element("span", "gp-note", this.caption, "per second of step time");
+    this.note = element("span", "gp-note", this.caption, RATE_NOTE);
   }
 
   draw(store, colors, xMax) {
@@ -223,8 +214,10 @@ export class RatePanel extends Panel {
       bands: this.bands,
     });
     const values = steps.rates();
-    const top = Float64Array.from(values).sort()[Math.floor(0.99 * (values.length - 1))];
-    this.chart.draw([steps.end, values], xMax, roundUp(top * 1.1));
+    const { top, above, largest } = cappedAxis(values);
+    this.chart.draw([steps.end, values], xMax, top);
+    const text = above ? `${RATE_NOTE} · ${grouped(above)} above the axis, up to ${figure(largest)}` : RATE_NOTE;
+    if (this.note.textContent !== text) this.note.textContent = text;
     this.tell = () => this.say(0, colors.series[1], figure(reading(values, this.cursor)));
     this.tell();
   }

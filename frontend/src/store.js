@@ -24,9 +24,15 @@ export class Store {
     this.stop = "idle"; // idle, asking, heard, over, interrupted, unreachable
     this.views = new Set();
     this.whenHeard = null;
+    this.lost = false; // the kernel went away in the middle of the run
     const onMessage = (head, buffers) => this.accept(head, buffers);
+    const onConnection = () => this.lose(); // the widget manager: no comm of this model is open any more
     model.on("msg:custom", onMessage);
-    this.close = () => model.off("msg:custom", onMessage);
+    model.on("comm_live_update", onConnection);
+    this.close = () => {
+      model.off("msg:custom", onMessage);
+      model.off("comm_live_update", onConnection);
+    };
     const history = model.get("history");
     if (history?.head) this.accept(history.head, history.buffers);
   }
@@ -35,6 +41,7 @@ export class Store {
     const delta = decode(head, buffers);
     if (!delta) return;
     this.status = delta.status;
+    this.lost = false;
     this.ended = this.ended || delta.ended;
     if (delta.series) this.series = delta.series;
     for (const phase of head.phases ?? []) this.#enter(phase.phase, phase.from);
@@ -58,16 +65,22 @@ export class Store {
     this.phases.push({ phase, from: this.phases.length ? from : 0 });
   }
 
+  lose() {
+    if (this.ended || this.lost) return;
+    this.lost = true;
+    this.changed();
+  }
+
   changed() {
     for (const view of this.views) view.invalidate();
   }
 
   get stopNote() {
-    return this.ended ? "" : STOP_NOTES[this.stop] ?? "";
+    return this.ended || this.lost ? "" : STOP_NOTES[this.stop] ?? "";
   }
 
   get canStop() {
-    return !this.ended && (this.stop === "idle" || this.stop === "unreachable");
+    return !this.ended && !this.lost && (this.stop === "idle" || this.stop === "unreachable");
   }
 
   async requestStop() {

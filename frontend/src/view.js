@@ -62,17 +62,17 @@ class View {
     const meter = (parent, more) => new MeterPanel(parent, { ...shared, ...more });
     const wait = "waiting for the first reading";
     const percent = { title: "Device activity, %", unit: "%", plot: "percent", empty: wait };
+    this.steps = new StepPanel(this.grid, { ...shared, bands: () => this.#bands(true) });
+    this.rates = new RatePanel(this.grid, shared);
     this.percent = meter(this.grid, percent);
     this.side = element("div", "gp-side", this.grid);
     this.memory = meter(this.side, { title: "Memory", unit: "GiB", plot: "memory", empty: wait, titleUntilNamed: true });
     this.power = null; // only where something measures it
     this.meter = meter;
-    this.steps = new StepPanel(this.grid, { ...shared, bands: () => this.#bands(true) });
-    this.rates = new RatePanel(this.grid, shared);
   }
 
   get panels() {
-    return [this.percent, this.memory, this.power, this.steps, this.rates].filter(Boolean);
+    return [this.steps, this.rates, this.percent, this.memory, this.power].filter(Boolean);
   }
 
   #watch() {
@@ -115,10 +115,10 @@ class View {
   }
 
   #drawHeader(status) {
-    const phase = this.store.ended ? "run ended" : status.phase;
+    const phase = this.store.ended ? "run ended" : this.store.lost ? "connection lost" : status.phase;
     write(this.device, status.device_label);
     write(this.phase, phase);
-    this.phase.toggleAttribute("data-ended", this.store.ended);
+    this.phase.toggleAttribute("data-ended", this.store.ended || this.store.lost);
     write(this.elapsed, elapsed(status.elapsed_s));
     const rate = this.store.steps.throughput();
     write(this.rate, figure(rate?.value));
@@ -136,10 +136,11 @@ class View {
     const { store } = this;
     this.stop.disabled = !store.canStop;
     const ended = store.ended ? "The run has ended; the report follows here." : "";
-    const notice = [store.stopNote || ended, store.status?.message].filter(Boolean).join(" · ");
+    const lost = store.lost ? "The kernel was restarted or has ended, and the run with it." : "";
+    const notice = [store.stopNote || ended || lost, store.status?.message].filter(Boolean).join(" · ");
     write(this.notice, notice);
     this.notice.title = notice;
-    const alert = store.ended ? "" : store.status?.alert ?? "";
+    const alert = store.ended || store.lost ? "" : store.status?.alert ?? "";
     write(this.alert, alert);
     this.alert.title = alert;
   }

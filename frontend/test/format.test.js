@@ -20,7 +20,7 @@ test("progress names what the total counts", () => {
   assert.deepEqual(progress({ step: 12, total: null, total_of: "" }), { text: "step 12", fraction: null });
   assert.deepEqual(progress({ step: 0, total: null, total_of: "" }).text, "no step yet");
   assert.deepEqual(progress({ step: 226, total: 113, total_of: "epoch" }), {
-    text: "step 226 (113 per epoch)",
+    text: "step 226 · epoch 2, step 113 of 113",
     fraction: 1,
   });
 });
