@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
 from gpulab.errors import UsageError
@@ -17,13 +18,13 @@ from gpulab.tuning.runner import check
 from tests.support.scripted_runs import ScriptedRuns
 
 BUILT = "from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_size=4)\nfor x in loader: x.sum()\n"
-GIVEN = "lr = 0.1\nfor x in loader: (x * lr).sum()\n"
+GIVEN = "lr = 0.1\nfor (x,) in loader: (x * lr).sum()\n"
 
 
 @pytest.fixture
 def names() -> dict[str, Any]:
-    data = list(torch.arange(12.0))
-    return {"__name__": "__main__", "data": data, "loader": torch.utils.data.DataLoader(data, batch_size=4), "rate": 2}
+    data = torch.arange(12.0)
+    return {"__name__": "__main__", "data": data, "loader": DataLoader(TensorDataset(data), batch_size=4), "rate": 2}
 
 
 @pytest.fixture
