@@ -16,6 +16,7 @@ Clock = Callable[[], float]  # seconds, never backwards
 MOST_TIMES = 5  # times the default: longer than this nobody waits who has not asked for it
 FULL_RUNS_SHARE = 0.5  # of the budget, where blocks follow
 LEAST_FULL_RUN_S = 1.0
+ENDING_S, ENDING_SHARE = 2.0, 0.1  # at most
 WATCHED_S = 0.25
 
 
@@ -27,7 +28,7 @@ def default_budget_s(plan: Plan) -> float:
 
 
 class Budget:
-    """Counts from `begin` on. One that was asked for is kept; without one gpulab takes what the least needs."""
+    """Counts from when it is made. One that was asked for is kept; without one gpulab takes what the least needs."""
 
     def __init__(self, plan: Plan, clock: Clock = time.monotonic) -> None:
         self.asked = plan.budget_s is not None
@@ -37,17 +38,14 @@ class Budget:
         self._clock = clock
         self._began_s = clock()
 
-    def begin(self) -> None:
-        """From now on."""
-        self._began_s = self._clock()
-
     @property
     def elapsed_s(self) -> float:
         return self._clock() - self._began_s
 
     @property
     def left_s(self) -> float:
-        return self.limit_s - self.elapsed_s
+        """For measuring: what the result then takes, to be worked out and shown, is kept."""
+        return self.limit_s - min(ENDING_S, ENDING_SHARE * self.limit_s) - self.elapsed_s
 
     @property
     def over(self) -> bool:
@@ -60,7 +58,7 @@ class Budget:
     def extend_to(self, needed_s: float) -> bool:
         """Make room for what the least takes in all, where no budget was asked for. False where there is no room."""
         if not self.asked:
-            self.limit_s = min(self._most_s, max(self.limit_s, needed_s))
+            self.limit_s = min(self._most_s, max(self.limit_s, needed_s + ENDING_S))
         return needed_s <= self.limit_s
 
     @property

@@ -146,7 +146,6 @@ class Runner:
         check_names(self._plan.arms, self._code)
 
     def _run(self) -> Experiment:
-        self._budget.begin()
         self._take_state()
         before = set(self._code.namespace)
         try:
@@ -432,13 +431,14 @@ class Runner:
             turn_s = (self._budget.elapsed_s - began_s) / turn
             wanted = self._make_room(began_s, turn_s, least)
         blocks_s = self._budget.elapsed_s - began_s
-        self._time_spent = (_spent_words(began_s, blocks_s), *self._too_short())
+        self._time_spent = (_spent_words(began_s, blocks_s),)
 
     def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
         """How many turns are wanted; the budget that gpulab chose grows with the least of them."""
         self._needed_s = began_s + least * turn_s
         self._budget.extend_to(self._needed_s)
-        wanted = schedule.pairs_within(self._budget.limit_s - began_s, turn_s, self._plan.pairs)
+        room_s = self._budget.left_s + self._budget.elapsed_s - began_s
+        wanted = schedule.pairs_within(room_s, turn_s, self._plan.pairs)
         self._expected_s = began_s + wanted * turn_s
         return wanted
 
@@ -490,7 +490,7 @@ class Runner:
                     ended_early=self._ended_early(arm, comparison),
                 )
             )
-        notes = (*self._notes, *self._time_spent)
+        notes = (*self._notes, *self._time_spent, *self._too_short())
         sides[1:] = [comparison.b for comparison in comparisons]
         whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._halted, self._plan.name, notes)
         unkept = keep(whole) if self._plan.save and not self._halted else ""
@@ -562,7 +562,8 @@ class Runner:
         budget = self._budget
         most_s = None if math.isinf(budget.limit_s) else budget.limit_s
         note = " ".join(self._too_short()) if self._needed_s is not None else ""
-        return replace(progress, elapsed_s=budget.elapsed_s, about_s=self._expected_s, most_s=most_s, note=note)
+        about_s = None if self._expected_s is None else min(self._expected_s, budget.limit_s)
+        return replace(progress, elapsed_s=budget.elapsed_s, about_s=about_s, most_s=most_s, note=note)
 
     def _expect(self) -> None:
         """What it takes in all, as soon as the length of a step is known."""
@@ -571,7 +572,7 @@ class Runner:
         expected = schedule.expected(self._step_s, len(self._plan.arms), self._plan.pairs)
         self._needed_s = expected.least_s
         self._budget.extend_to(expected.least_s)
-        self._expected_s = min(expected.about_s, self._budget.limit_s)
+        self._expected_s = expected.about_s
 
     def _too_short(self) -> tuple[str, ...]:
         needed_s = self._needed_s

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gpulab.tuning import schedule
-from gpulab.tuning.budget import Budget, default_budget_s
+from gpulab.tuning.budget import ENDING_S, Budget, default_budget_s
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm, Plan, Progress
 from gpulab.tuning.record import Experiment
@@ -63,7 +63,7 @@ def test_slow_steps_get_the_least_without_a_budget(monkeypatch: pytest.MonkeyPat
 def test_a_short_budget_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, experiment = conducted(monkeypatch, Plan(arms(1), budget_s=10.0, save=False), 0.5, known=0.5)
     first = runs.told[0]
-    assert first.most_s == 10.0 and first.elapsed_s == 0.0
+    assert first.most_s == first.about_s == 10.0 and first.elapsed_s == 0.0
     assert first.note.startswith("The budget of 10 s is short: the least takes about ")
     assert any("10 s is short" in note for note in experiment.notes)
 
@@ -97,6 +97,6 @@ def test_more_settings_have_more_time() -> None:
 
 def test_a_chosen_budget_grows_with_bounds() -> None:
     chosen, asked = Budget(Plan(arms(1)), lambda: 0.0), Budget(Plan(arms(1), budget_s=60.0), lambda: 0.0)
-    assert chosen.extend_to(100.0) and chosen.limit_s == 100.0
+    assert chosen.extend_to(100.0) and chosen.limit_s == 100.0 + ENDING_S
     assert not chosen.extend_to(1000.0) and chosen.limit_s == 300.0
     assert not asked.extend_to(100.0) and asked.limit_s == 60.0

@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 
 from gpulab.formatting import while_s
 from gpulab.tuning.plan import Listener, Progress
+from gpulab.views.report import figure
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_plot import WIDGET_VIEW, running_kernel
 from gpulab.views.running.stop_message import accept_stop
@@ -55,6 +56,8 @@ class Progressing:
             from IPython.display import display
 
             self._handle = display({"text/plain": "gpulab: …"}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            with suppress(Exception):  # where matplotlib is broken, showing the result says it
+                figure.prepare()
         return self
 
     def tell(self, progress: Progress) -> None:

@@ -371,6 +371,6 @@ def test_the_magic_takes_the_cell_that_was_profiled_last(tmp_path: Path) -> None
         session.wait(running, lambda a: re.search(r"block \d+ of", str(a.outputs)) is not None)
         session.interrupt()
         ended = session.finish(running)
-        assert ended.error is not None and ended.error[2] == "Interrupted. What the cell trains is put back."
+        assert ended.error is not None and ended.error[2].startswith("Interrupted")
         assert session.value("model.weight.tolist()") == weight
         assert session.left_behind() == {}
