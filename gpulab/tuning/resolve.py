@@ -205,10 +205,19 @@ def check_names(arms: Sequence[Arm], code: Code) -> None:
         for name, given in arm.settings.items():
             if name not in catalogue.KNOBS:
                 catalogue.decide(name, Observation(Device("cpu", "")), variables.has)
-                variables.value(name, given)
+            if name not in catalogue.KNOBS or not _is_value(catalogue.KNOBS[name], given):
+                variables.value(name, given)  # it may be meant for a variable of a knob's name
     refused = [_said(arm, refusals(arm.settings, code)) for arm in arms]
     if refused and all(refused):
         raise UsageError(f"{refused[0]}.")
+
+
+def _is_value(knob: Knob, given: Plain) -> bool:
+    try:
+        catalogue.value_of_knob(knob, given)
+    except UsageError:
+        return False
+    return True
 
 
 def _said(arm: Arm, reasons: Mapping[str, str]) -> str:

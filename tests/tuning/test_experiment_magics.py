@@ -99,6 +99,7 @@ def test_one_run_with_a_knob_set(session: KernelSession) -> None:
         ("--ab fused=on", "Did you mean fused_optimizer?"),
         ("--ab bs=3", "Did you mean batch_size?"),
         ("--ab workers=-1", "Nearest: workers=0."),
+        ("--sweep workers=1,two", "workers"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_nothing_runs(session: KernelSession, line: str, words: str) -> None:

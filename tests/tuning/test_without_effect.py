@@ -92,3 +92,13 @@ def test_one_look_is_enough_where_the_cell_must_be_seen(names: dict[str, Any], t
     with pytest.raises(UsageError, match="batch_size=4: the cell has this as written"):
         gpulab.experiment(f"note()\n{BUILT}", {"batch_size": 4}, namespace=names, save=False, show=False)
     assert runs.read_text() == "x", "what was seen then is remembered"
+
+
+@pytest.mark.parametrize("values", [("many",), (8, "many")])
+def test_a_value_that_fits_neither_knob_nor_variable(values: tuple[object, ...]) -> None:
+    arms = [{"batch_size": value} for value in values]
+    assert "batch_size is 4 in the code" in refused("batch_size = 4\nprint(batch_size)\n", {}, *arms)
+
+
+def test_a_value_of_a_variable_with_the_name_of_a_knob_is_taken() -> None:
+    check(TextCode.parsed("amp = 'fast'\nprint(amp)\n", {}), Plan((Arm({"amp": "slow"}),)))
