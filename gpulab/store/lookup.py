@@ -48,8 +48,9 @@ def not_found(entries: Sequence[Named], key: str, root: Path) -> str:
     if re.fullmatch(r"-\d+", key):
         return f"There is no run {key}: {str(root)!r} holds {len(entries)}."
     names = [shown(e.name) for e in entries] + [e.id for e in entries]
-    nearest = difflib.get_close_matches(shown(key), names, n=1, cutoff=0.0)
-    return f"There is no run {shown(key)!r} in {str(root)!r}; the nearest is {nearest[0]!r}."
+    nearest = difflib.get_close_matches(shown(key), names, n=1, cutoff=0.5)
+    hint = f"the nearest is {nearest[0]!r}" if nearest else "`gpulab runs` lists them"
+    return f"There is no run {shown(key)!r} in {str(root)!r}; {hint}."
 
 
 def shown(name: str) -> str:

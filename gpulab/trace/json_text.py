@@ -29,6 +29,7 @@ _OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 _CLOSING = re.compile(rb'\}\s*(\])\s*(?:,\s*"[^"\\]*"\s*:|\}?\s*\Z)')
 _BOUNDARY_BYTES = 512  # the white space between two events may be long, but not longer
 _RECORD = "Record one with torch.profiler and export_chrome_trace."
+_OWN_PAGE = b"gpulab</title>"
 _SIGNATURES = (
     (
         b"<",
@@ -192,6 +193,8 @@ class TraceText:
 
     def _not_json(self, text: bytes) -> str:
         start = text.lstrip()
+        if start.startswith(b"<") and _OWN_PAGE in start:
+            return f"{self.path} is a report that gpulab wrote, not a trace. Open it in a browser, or name its run."
         for signature, what, cure in _SIGNATURES:
             if text.startswith(signature) or start.startswith(signature):
                 return f"{self.path} {what}. {cure}"
