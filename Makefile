@@ -8,7 +8,8 @@ FILE ?=
 # another PyTorch than the pinned one, e.g. TORCH=2.6.0: what it needs itself is then not pinned
 TORCH ?=
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS)
+# who waits at a terminal sees pip's progress bars; a log has errors only
+PIP := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check $(PIP_FLAGS)
 CORE := $(VENV)/.stamp-created
 DEMO := $(VENV)/.stamp-demo
 LAB := $(VENV)/.stamp-lab

@@ -171,6 +171,18 @@ def test_the_command_leads_to_a_function() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("target", ["demo", "lab", "test"])
+@pytest.mark.parametrize(("terminal", "quiet"), [("MAKE_TERMOUT=/dev/pts/0", False), ("MAKE_TERMOUT=", True)])
+def test_a_first_install_shows_pips_progress_in_a_terminal(
+    tmp_path: Path, target: str, terminal: str, quiet: bool
+) -> None:
+    venv = tmp_path / "venv"
+    command = ["make", "-n", f"{venv}/.stamp-{target}", f"VENV={venv}", terminal]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    installs = [line for line in printed.splitlines() if "pip install" in line]
+    assert installs and all(("-qq" in line) is quiet for line in installs)
+
+
 def test_make_help_lists_every_target() -> None:
     targets = set(re.findall(r"^\.PHONY: ([\w-]+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
