@@ -36,6 +36,7 @@ from gpulab.views.report.report import Report
 from gpulab.views.report.sections import opening
 from gpulab.views.running.alert_lines import alert_lines_or_none
 from gpulab.views.running.display import Stage, in_notebook
+from gpulab.views.running.progress_lines import progress_lines_or_none
 
 runs = Runs()
 runs.show_with(runs_table.text, runs_table.html)
@@ -180,7 +181,7 @@ class profile:
         self._stage = Stage.open(live=self.settings.live, full=self._full) if self._show else None
         watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
         if watcher is None and self.settings.live and not in_notebook():
-            watcher = alert_lines_or_none()
+            watcher = progress_lines_or_none() if self._source == "script" else alert_lines_or_none()
         capture = Capture(self.settings, self._source, self._code, watcher)
         try:
             capture.start()

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
-    from gpulab.live_feed import Feed
+    from gpulab.live_feed import Feed, Status
 
 INTERVAL_S = 1.0
 JOIN_TIMEOUT_S = 5.0
@@ -33,11 +33,16 @@ class AlertLines:
     def _look(self, feed: Feed) -> None:
         with suppress(Exception):
             while not self._over.wait(self._interval_s):
-                alert = feed.drain().status.alert
-                if bool(alert) != self._said:
-                    self._said = bool(alert)
-                    self._stream.write(f"\ngpulab: {alert or 'That is over.'}\n")
-                    self._stream.flush()
+                self._heed(feed.drain().status)
+
+    def _heed(self, status: Status) -> None:
+        if bool(status.alert) != self._said:
+            self._said = bool(status.alert)
+            self._write(f"\ngpulab: {status.alert or 'That is over.'}\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
 
     def end(self) -> None:
         """Stop looking, leave no thread."""

@@ -1,0 +1,76 @@
+"""A recorded script says where it stands: soon at a terminal, seldom in a log, in lines of its own."""
+
+from __future__ import annotations
+
+import sys
+from io import StringIO
+
+import pytest
+
+from gpulab.live_feed import Status
+from gpulab.views.running.progress_lines import ProgressLines, progress_lines_or_none, status_words
+
+
+def status(elapsed_s: float, step: int = 3, total: int | None = None, alert: str = "") -> Status:
+    return Status("measuring", step, total, "run", elapsed_s, "device: CPU", alert=alert)
+
+
+def told(lines: ProgressLines, stream: StringIO, *times_s: float) -> list[str]:
+    for elapsed_s in times_s:
+        lines._heed(status(elapsed_s))
+    return stream.getvalue().splitlines()
+
+
+def test_a_terminal_is_told_after_two_seconds_then_every_ten() -> None:
+    stream = StringIO()
+    lines = ProgressLines(stream, first_s=2.0, every_s=10.0)
+    said = told(lines, stream, 1.0, 2.1, 3.1, 9.9, 10.2, 11.2, 25.0, 26.0, 30.1)
+    assert said == [f"gpulab: {s} s, step 3, measuring" for s in (2, 10, 25, 30)]
+
+
+def test_a_short_run_is_told_nothing() -> None:
+    stream = StringIO()
+    lines = ProgressLines(stream, first_s=2.0, every_s=10.0)
+    told(lines, stream, 0.5, 1.5)
+    lines.end()
+    assert stream.getvalue() == ""
+
+
+def test_the_report_is_announced_after_a_long_run() -> None:
+    stream = StringIO()
+    lines = ProgressLines(stream, first_s=2.0, every_s=10.0)
+    told(lines, stream, 5.0)
+    lines.end()
+    assert stream.getvalue().splitlines()[-1] == "gpulab: the script has ended; making its report …"
+
+
+def test_alerts_stand_among_them() -> None:
+    stream = StringIO()
+    lines = ProgressLines(stream, first_s=2.0, every_s=10.0)
+    lines._heed(status(3.0, alert="Starving for 20 s"))
+    assert stream.getvalue().split("\n")[1:3] == ["gpulab: Starving for 20 s", "gpulab: 3 s, step 3, measuring"]
+
+
+@pytest.mark.parametrize(
+    ("step", "total", "words"),
+    [
+        (0, None, "4 s, no step yet, measuring"),
+        (12, 500, "4 s, step 12 of 500, measuring"),
+        (81, 56, "4 s, step 81, measuring"),
+    ],
+)
+def test_how_far_it_is(step: int, total: int | None, words: str) -> None:
+    assert status_words(status(4.0, step, total)) == words
+
+
+def test_a_log_is_told_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    lines = progress_lines_or_none()
+    assert lines is not None
+    assert told(lines, stream, 2.0, 59.0, 61.0, 90.0, 125.0) == [
+        "gpulab: 61 s, step 3, measuring",
+        "gpulab: 2 min 5 s, step 3, measuring",
+    ]
+    monkeypatch.setattr(sys, "stderr", None)
+    assert progress_lines_or_none() is None
