@@ -29,6 +29,7 @@ from gpulab.views import wording
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
+from gpulab.views.running.waiting import waiting
 
 runs_users_code(__file__)
 
@@ -72,13 +73,15 @@ def write_whole(path: Path, content: str) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    report = gpulab.report(open_run(options.run, Store(options.store)))
-    if options.html is not None:
-        write_whole(options.html, report.html())
-    if options.json:
-        _print(_as_json(report))
-    elif options.html is None:
-        _print(report.text(full=options.all))
+    with waiting(f"reading {wording.plain(str(options.run))}"):
+        report = gpulab.report(open_run(options.run, Store(options.store)))
+        shown = _as_json(report) if options.json else ""
+        if options.html is not None:
+            write_whole(options.html, report.html())
+        elif not options.json:
+            shown = report.text(full=options.all)
+    if shown:
+        _print(shown)
     else:
         _print(f"The report is in {wording.plain(str(options.html))}\n")
     return 0
@@ -86,8 +89,9 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     store = Store(options.store)
-    opened = [open_run(run, store) for run in options.runs]
-    compared = gpulab.compare(*opened, price_per_hour=options.price_per_hour)
+    with waiting("reading " + wording.plain(", ".join(map(str, options.runs)))):
+        opened = [open_run(run, store) for run in options.runs]
+        compared = gpulab.compare(*opened, price_per_hour=options.price_per_hour)
     if options.html is not None:
         write_whole(options.html, compared.html())
         _print(f"The comparison is in {wording.plain(str(options.html))}\n")
@@ -110,7 +114,9 @@ def _listed(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
-    _print(doctor.render(examine(Store(options.store).root)))
+    with waiting("looking at this machine"):
+        examined = doctor.render(examine(Store(options.store).root))
+    _print(examined)
     return 0
 
 
@@ -256,6 +262,10 @@ def _require_folder(path: Path | None) -> None:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
+        missing = message.removeprefix("the following arguments are required: ")
+        if missing != message:
+            usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+            raise UsageError(f"{missing.split(',')[0]} is missing. Write `{usage}`.")
         raise UsageError(f"{message}. See `{self.prog} --help`.")
 
 

@@ -16,6 +16,8 @@ import gpulab
 from gpulab import cli
 from gpulab.errors import GpulabError
 from gpulab.store.folders import Store
+from gpulab.views.report.report import Report
+from tests.support import synthetic
 from tests.support.paths import ROOT
 from tests.support.strategies import tiny_run
 
@@ -62,7 +64,7 @@ def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             ["record", "--no-trace", "--trace-steps", "3", __file__],
             "--no-trace and --trace-steps contradict each other: leave one out.",
         ),
-        (["record"], "the following arguments are required: SCRIPT"),
+        (["record"], "SCRIPT is missing. Write `gpulab record [options] SCRIPT [ARGS ...]`."),
         (
             ["record", "absent.py"],
             "The script 'absent.py' cannot be opened: No such file or directory.",
@@ -326,3 +328,11 @@ def test_a_page_that_is_a_folder_is_refused_before_the_script(
     assert cli.main(["record", "--html", target, str(script)]) == 2
     assert "is a folder: name a file in it" in capsys.readouterr().err
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_page_that_gpulab_wrote_is_no_login_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "two.html"
+    page.write_text(Report(synthetic.cases()["tiny"].facts, synthetic.cases()["tiny"].diagnosis).html())
+    assert failure(["report", str(page)], capsys).endswith(
+        "two.html is a report that gpulab wrote, not a trace. Open it in a browser, or name its run."
+    )

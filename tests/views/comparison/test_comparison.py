@@ -397,7 +397,7 @@ def test_compare_writes_json_and_a_page(stored: Store, tmp_path: Path, capsys: p
     ("argv", "message"),
     [
         (["compare", "before"], "A comparison needs two runs"),
-        (["compare"], "the following arguments are required: RUN"),
+        (["compare"], "RUN is missing. Write `gpulab compare"),
         (["compare", "before", "gone"], "gone"),
         (["compare", "before", "no/such.json"], "There is no file or folder 'no/such.json'"),
         (["compare", "before", "after", "--json", "--html", "x.html"], "argument --html: not allowed with"),

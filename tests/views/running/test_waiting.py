@@ -1,0 +1,74 @@
+"""A command that takes long says so at a terminal, and leaves nothing of it there."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from io import StringIO
+
+import pytest
+
+from gpulab import cli
+from gpulab.views.running.waiting import waiting
+
+
+class Terminal(StringIO):
+    """Wakes who waits for a line."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = threading.Event()
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        count = super().write(text)
+        self.written.set()
+        return count
+
+
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """In place of standard error. No fixture: pytest puts its own there before the test begins."""
+    made = Terminal()
+    monkeypatch.setattr(sys, "stderr", made)
+    return made
+
+
+def test_a_long_wait_is_said_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    with waiting("reading big.json", first_s=0.0, renewed_s=600.0):
+        assert stream.written.wait(60)
+    said = stream.getvalue()
+    assert said.startswith("\rgpulab: reading big.json, ") and said.endswith("\r")
+    assert said.rstrip("\r").endswith(" "), "blanks over the line"
+    assert not [t for t in threading.enumerate() if t.name == "gpulab-waiting"]
+
+
+def test_a_short_wait_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    with waiting("reading small.json", first_s=600.0):
+        pass
+    assert stream.getvalue() == ""
+
+
+def test_a_file_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    with waiting("reading", first_s=0.0):
+        pass
+    assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("argv", [["report", "x"], ["compare", "x", "y"], ["doctor"]])
+def test_commands_of_the_terminal_wait_so(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+
+    def noted(what: str) -> object:
+        said.append(what)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "waiting", noted)
+    with pytest.raises(KeyboardInterrupt):
+        cli.main(argv)
+    assert len(said) == 1
