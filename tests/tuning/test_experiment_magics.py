@@ -195,7 +195,8 @@ def stepping(answer: Answer) -> bool:
 
 
 def test_the_first_run_shows_its_steps_and_the_limit(session: KernelSession) -> None:
-    running = session.begin(f"import gpulab\ngpulab.experiment({CELL!r}, {{'pause': 0.05}}, save=False, show=False)")
+    slow = CELL.replace("pause", "0.2")
+    running = session.begin(f"import gpulab\ngpulab.experiment({slow!r}, {{'batch_size': 2}}, save=False, show=False);")
     session.wait(running, stepping)
     line = str(next(d["text/plain"] for d in running.answer.displays() if "step " in str(d.get("text/plain"))))
     assert "at most 60 s" in line and line.count("step ") == 1
