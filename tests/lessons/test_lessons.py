@@ -119,7 +119,7 @@ def _texts(outputs: Sequence[nbformat.NotebookNode]) -> Iterator[str]:
     for output in outputs:
         assert output.output_type != "error"
         text = output.get("text") or output.get("data", {}).get("text/plain", "")
-        if text:  # where a button was, nothing is left
+        if text:  # the place of a progress line or of a Stop button stays, and is empty
             yield text
 
 
