@@ -501,12 +501,29 @@ class StackSamples:
         default_factory=lambda: np.empty(0, np.uint8)
     )  # 1: this line was seen calling other lines of the user's, as trainer.fit does; empty: unknown
 
+    prepares_batch: UInt8 = field(
+        default_factory=lambda: np.empty(0, np.uint8)
+    )  # 1: at a line of the loop's that makes the next batch, or called from one; empty: unknown
+
     @property
     def since_ns(self) -> Int64:
         """From when on each look stands for the time, up to its own."""
         if not len(self.t_ns):
             return self.t_ns
         return np.concatenate(([min(self.began_ns, int(self.t_ns[0]))], self.t_ns[:-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class OwnBatches:
+    """Looks at the training thread beside the profiled steps, in a loop without a DataLoader: at making a batch or not.
+
+    Each look stands for the time since the one before it.
+    """
+
+    looks: int
+    looked_ns: int
+    preparing_looks: int  # at a line that makes the next batch, or called from one
+    preparing_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -618,6 +635,7 @@ class Run:
     alerts: tuple[Alert, ...] = ()
     core_times: CoreTimes | None = None  # None: not measured
     core_use: CoreUse | None = None
+    own_batches: OwnBatches | None = None  # None: a DataLoader feeds the steps, or nothing tells who does
     schema: int = SCHEMA
 
     @property

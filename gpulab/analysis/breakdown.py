@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpulab.analysis.host import core_wait
+from gpulab.analysis.host.own_batches import prepared
 from gpulab.intervals import Intervals, clip, closed, covers, joined, measure, paint, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timeline
 from gpulab.timeline import spans
@@ -77,8 +78,9 @@ class Breakdown:
     part's share of the summed wall time without what starting up took (shares sum to 1; that of "start_up" is 0).
     `busy_fraction` and `kernel_busy_fraction` are None on a CPU device. `whole_window`: no step was found,
     the window stands as one. `pauses_ns` are the pauses of the run that lie in the profiled window, as [start, end):
-    where nothing else claims their time, they are "other".
-    `round_steps`: steps of a round, as `Facts.round_steps`. `core_wait_from`: the parts that gave "core_wait".
+    where nothing else claims their time, they are "other". `prepared_ns` are the times at which the loop itself made a
+    batch (`analysis/host/own_batches.py`): they are "data_wait". `round_steps`: steps of a round, as
+    `Facts.round_steps`. `core_wait_from`: the parts that gave "core_wait".
     """
 
     device: str
@@ -91,6 +93,7 @@ class Breakdown:
     kernel_busy_fraction: float | None
     whole_window: bool = False
     pauses_ns: tuple[tuple[int, int], ...] = ()
+    prepared_ns: tuple[tuple[int, int], ...] = ()
     round_steps: int = 1
     core_wait_from: tuple[str, ...] = ()
 
@@ -191,10 +194,19 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
     if not timeline.has_device_events:
         if run.device.kind == "cuda":
             return ()
-        return (_account(run, timeline, None, layers(timeline, None, pauses_ns=_pauses(run, timeline))),)
-    pauses_ns = _pauses(run, timeline)
+        return (
+            _account(
+                run, timeline, None, layers(timeline, None, pauses_ns=_pauses(run, timeline), prepared_ns=prepared(run))
+            ),
+        )
+    pauses_ns, prepared_ns = _pauses(run, timeline), prepared(run)
     accounts = [
-        _account(run, timeline, index, layers(timeline, index, idle_causes=idle_causes, pauses_ns=pauses_ns))
+        _account(
+            run,
+            timeline,
+            index,
+            layers(timeline, index, idle_causes=idle_causes, pauses_ns=pauses_ns, prepared_ns=prepared_ns),
+        )
         for index in spans.devices(timeline)
     ]
     return tuple(sorted(accounts, key=lambda b: -(b.busy_fraction or 0)))
@@ -206,12 +218,16 @@ def layers(
     *,
     idle_causes: bool = True,
     pauses_ns: tuple[tuple[int, int], ...] = (),
+    prepared_ns: tuple[tuple[int, int], ...] = (),
 ) -> dict[str, Intervals]:
     """The time each part lays claim to, first come first served; None is the CPU. What nobody claims is unknown."""
     if device_index is None:
         claims = dict(_host_layers(timeline))
     else:
         claims = dict(_device_layers(timeline, spans.on_device(timeline, device_index), idle_causes))
+    if prepared_ns and "data_wait" in claims:
+        own = np.array(prepared_ns, dtype=np.int64).reshape(-1, 2)
+        claims["data_wait"] = joined(claims["data_wait"], union(own[:, 0], own[:, 1]))
     if pauses_ns and "other" in claims:
         named = np.concatenate((claims["other"], np.array(pauses_ns, dtype=np.int64).reshape(-1, 2)))
         claims["other"] = union(named[:, 0], named[:, 1])
@@ -251,6 +267,7 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
         kernel_busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=True),
         whole_window=not run.traced_numbers,
         pauses_ns=_pauses(run, timeline),
+        prepared_ns=prepared(run),
         core_wait_from=givers,
     )
 
@@ -388,7 +405,13 @@ def placed(timeline: Timeline, account: Breakdown) -> Pieces | None:
     totals = np.array([[step.parts_ns[part] for part in PARTS] for step in account.steps], dtype=np.int64)
     totals = totals.reshape(-1, len(PARTS))
     for idle_causes in (True, False):
-        claims = layers(timeline, account.device_index, idle_causes=idle_causes, pauses_ns=account.pauses_ns)
+        claims = layers(
+            timeline,
+            account.device_index,
+            idle_causes=idle_causes,
+            pauses_ns=account.pauses_ns,
+            prepared_ns=account.prepared_ns,
+        )
         pieces = _painted(claims, windows)
         waited_ns = totals[:, PARTS.index("core_wait")].astype(np.float64)
         if _is_same(_without_core(_summed(pieces, windows), account.core_wait_from, waited_ns), totals):

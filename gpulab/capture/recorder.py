@@ -132,6 +132,7 @@ class Capture:
         wall_ns = self.now()
         self._loop.ends(wall_ns)
         own_ns = self._own_ns + self._phases.cost_ns
+        own_batches = self._loop.own_batches.end()
         try:
             self._undo.close()
             if active is self:
@@ -193,6 +194,7 @@ class Capture:
             more_pauses=more_pauses,
             stack=stack,
             places=naming.places,
+            own_batches=own_batches,
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
             core_times=self._loop.cores.times() if self._loop.cores is not None else None,
             core_use=self._loop.cores.use() if self._loop.cores is not None else None,
@@ -285,7 +287,7 @@ class Capture:
         return modules
 
     def _new_window(self) -> Window:
-        return Window(self.device.kind, self._loop.update_line)
+        return Window(self.device.kind, self._loop.update_line, self._loop.batch_lines)
 
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"
@@ -352,12 +354,13 @@ def _stack(origin_ns: int, seen: Seen | None, naming: Naming) -> StackSamples | 
     """The samples of the training thread's stack, on the run's clock."""
     if seen is None or not seen.t_ns:
         return None
-    count = min(len(seen.t_ns), len(seen.spots), len(seen.after))
+    count = min(len(seen.t_ns), len(seen.spots), len(seen.after), len(seen.preparing))
     place = np.array([naming.number(spot) for spot in seen.spots[:count]], dtype=np.int32)
     t_ns = np.array(seen.t_ns[:count], dtype=np.int64) - origin_ns
     after = np.array(seen.after[:count], dtype=np.uint8)
+    preparing = np.array(seen.preparing[:count], dtype=np.uint8)
     calls = np.array([spot in seen.callers for spot in seen.spots[:count]], dtype=np.uint8)
-    return StackSamples(t_ns, place, seen.began_ns - origin_ns, after, calls)
+    return StackSamples(t_ns, place, seen.began_ns - origin_ns, after, calls, preparing)
 
 
 def _since(samples: Samples, begins_ns: int) -> Samples:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
+from gpulab.analysis.breakdown import Breakdown
 from gpulab.formatting import number, percent, reading, size
 from gpulab.run import StepFlag
 
@@ -129,6 +130,19 @@ def flag_names(flags: int) -> list[str]:
 def plain(text: str) -> str:
     """Any text as printable characters on one line: control, escape, bidi and surrogate code points are spelled out."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+OWN_BATCHES = Part(
+    "making the next batch",
+    "the GPU was idle while the program made the next batch",
+    PARTS["data_wait"].colour,
+    on_cpu="the loop's own code made the next batch",
+)
+
+
+def part_of(name: str, breakdown: Breakdown) -> Part:
+    """How that part of this account is called: without a DataLoader the loop itself makes its batches."""
+    return OWN_BATCHES if name == "data_wait" and breakdown.prepared_ns else PARTS[name]
 
 
 def cut(text: str, width: int) -> str:

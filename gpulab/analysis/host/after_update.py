@@ -49,7 +49,8 @@ def after_update(run: Run, account: Breakdown, optimizer: OptimizerWork) -> Afte
         return Afterwards(windows, EMPTY)
     loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
     named = union_of((p.start_ns, p.end_ns) for p in run.pauses)
-    other = joined(loading, optimizer.step_times, optimizer.zero_times, named, _annotated(timeline, rest))
+    own = union_of(account.prepared_ns)
+    other = joined(loading, own, optimizer.step_times, optimizer.zero_times, named, _annotated(timeline, rest))
     return Afterwards(windows, subtract(rest, other), looked=stack is not None)
 
 

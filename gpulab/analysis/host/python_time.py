@@ -36,7 +36,7 @@ def own_code(run: Run, account: Breakdown) -> OwnCode | None:
     windows = _windows(run, account)
     if windows is None or run.timeline is None:
         return None
-    claims = layers(run.timeline, account.device_index, pauses_ns=account.pauses_ns)
+    claims = layers(run.timeline, account.device_index, pauses_ns=account.pauses_ns, prepared_ns=account.prepared_ns)
     return _mostly_at(run, windows, subtract(union(windows[:, 0], windows[:, 1]), joined(*claims.values())))
 
 

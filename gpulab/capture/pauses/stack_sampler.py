@@ -14,6 +14,7 @@ import threading
 from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
 
+from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.source_lines import Spot, users_stack
 from gpulab.capture.pauses.update_line import UpdateLine
 
@@ -32,6 +33,7 @@ class Seen:
     t_ns: list[int]
     spots: list[Spot | None]
     after: list[bool] = field(default_factory=list)
+    preparing: list[bool] = field(default_factory=list)  # at a line that makes the next batch
     callers: set[Spot] = field(default_factory=set)  # lines that were seen calling others of the user's
     began_ns: int = 0
 
@@ -39,8 +41,17 @@ class Seen:
 class LineSampler:
     """Watches the thread that calls `start` until `stop`. `seen` holds what was seen; nothing else is kept."""
 
-    def __init__(self, update: UpdateLine | None = None) -> None:
+    def __init__(
+        self,
+        update: UpdateLine | None = None,
+        batches: BatchLines | None = None,
+        *,
+        period_s: float = PERIOD_S,
+        most: int = MOST_SAMPLES,
+    ) -> None:
+        self._period_s, self._most = period_s, most
         self._update = update or UpdateLine()
+        self._batches = batches or BatchLines()
         self._going = threading.Lock()  # held while it is to go on: waiting for it is the cheapest sleep there is
         self._thread: threading.Thread | None = None
         self.seen = Seen([], [])
@@ -67,9 +78,10 @@ class LineSampler:
     def _look(self, watched: int) -> None:
         seen, frames, clock = self.seen, sys._current_frames, perf_counter_ns
         times, spots, after, passed = seen.t_ns, seen.spots, seen.after, self._update.passed
-        period_s, over, spent_ns = PERIOD_S, self._going.acquire, thread_time_ns()
+        preparing, makes_batch = seen.preparing, self._batches.at
+        period_s, over, spent_ns = self._period_s, self._going.acquire, thread_time_ns()
         cost_ns: list[int] = []
-        while not over(timeout=period_s) and len(times) < MOST_SAMPLES:
+        while not over(timeout=period_s) and len(times) < self._most:
             collects = gc.isenabled()
             gc.disable()  # a collection inside `_current_frames` blocks the whole process (cpython#106883)
             try:
@@ -80,11 +92,12 @@ class LineSampler:
             spots.append(stack[0] if stack else None)
             seen.callers.update(stack[1:])
             after.append(passed(stack))
+            preparing.append(makes_batch(stack))
             times.append(clock())
             before_ns, spent_ns = spent_ns, thread_time_ns()
             cost_ns.append(spent_ns - before_ns)
             if len(cost_ns) == _JUDGED_AFTER:
                 # files that are met for the first time cost a look many times what it costs from then on
                 affordable_s = sorted(cost_ns)[_JUDGED_AFTER // 2 - 1] / 1e9 / DEAREST
-                period_s = min(max(PERIOD_S, affordable_s), LONGEST_PERIOD_S)
+                period_s = min(max(self._period_s, affordable_s), LONGEST_PERIOD_S)
                 cost_ns.clear()

@@ -20,6 +20,8 @@ from gpulab.capture.dataloader.wait_hooks import Answer
 from gpulab.capture.dataloader.worker_faults import Workers, death
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
+from gpulab.capture.pauses.batch_lines import BatchLines
+from gpulab.capture.pauses.batch_times import BatchTimes
 from gpulab.capture.pauses.pauses import Pauses
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.capture.steps.device_events import StepEvents
@@ -129,6 +131,8 @@ class Loop:
         self.loaders = Loaders()
         self.pauses = Pauses()
         self.update_line = UpdateLine()
+        self.batch_lines = BatchLines(code)
+        self.own_batches = BatchTimes(self.batch_lines)
         self._asked = 0  # the loader
         self.look: Callable[[], None] = _nothing  # for what was imported meanwhile
         self.clock: LoadingClock | None = None
@@ -257,6 +261,8 @@ class Loop:
         entered = perf_counter_ns()
         self.look()
         self.pauses.trained()
+        if not self.loaders.met:
+            self.batch_lines.met(sys._getframe())
         self._look_for_update(root, entered)
         self.tracker.backward(entered)
         if self.peaks is not None:
@@ -340,6 +346,8 @@ class Loop:
         else:
             touched = phases.begin(before, count) or touched
         self.tracker.phase = phases.next_phase()
+        if phases.profiled and not ending:
+            self.own_batches.begin(fed=bool(self.loaders.met))
         return touched
 
     @guarded

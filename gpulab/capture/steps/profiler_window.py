@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.stack_sampler import LineSampler, Seen
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.devices import gpus_in_use
@@ -58,9 +59,9 @@ class Watched(Recording):
 class Window:
     """One profiler session. Marks each step as `ProfilerStep#N`, as torch's own schedule does."""
 
-    def __init__(self, device_kind: str, update: UpdateLine | None = None) -> None:
+    def __init__(self, device_kind: str, update: UpdateLine | None = None, batches: BatchLines | None = None) -> None:
         self._device_kind = device_kind
-        self._lines = LineSampler(update)
+        self._lines = LineSampler(update, batches)
         self._profile: Any = None
         self._step: Any = None
         self._iterator: Any = None

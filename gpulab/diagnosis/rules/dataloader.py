@@ -15,6 +15,7 @@ from gpulab.diagnosis.rules.dataloader_evidence import (
     times_by_cause,
     waiting_for_core_us,
 )
+from gpulab.diagnosis.rules.own_batches import makes_own_batches, making_own_batches
 from gpulab.formatting import duration, percent, plural
 
 LESSON = "03_starving_gpu"
@@ -26,6 +27,8 @@ def data_starved(context: RuleContext) -> Finding | Undetermined | None:
 
     Of the unprofiled steps where there are any; on a GPU only what its work does not hide, from the accounting.
     """
+    if makes_own_batches(context):
+        return making_own_batches(context, "data_starved")
     wait = _waiting(context)
     if isinstance(wait, Undetermined):
         return wait
@@ -194,6 +197,8 @@ def _longest_wait(context: RuleContext) -> tuple[int, int] | None:
 
 def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     """The finding of that cause, where the step waits for data and this takes most of the time to make a batch."""
+    if makes_own_batches(context):
+        return None  # no DataLoader made them
     wait, inside = _waiting(context), context.facts.loading
     if not isinstance(wait, _Wait):
         return None

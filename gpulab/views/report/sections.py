@@ -218,7 +218,7 @@ def _parts(facts: Facts) -> Section:
     columns = (Column(""), *numbers(share_of, per), Column("meaning", "wrap"))
     rows = []
     for key in sorted(wording.PARTS, key=lambda name: -breakdown.share.get(name, 0)):
-        share, part = breakdown.share.get(key, 0), wording.PARTS[key]
+        share, part = breakdown.share.get(key, 0), wording.part_of(key, breakdown)
         if share > 0:
             cells = (part.label, percent(share), duration(_mean_us(breakdown, key)), part.meaning_on(kind))
             rows.append(Row(cells, bar=share, colour=part.colour))

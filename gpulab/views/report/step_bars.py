@@ -188,7 +188,7 @@ def _legend(axes: Axes, facts: Facts, bars: Bars) -> None:
     rest = "rest of the step" if withheld else "rest of an unprofiled step"
     keys = [Key(rest, wording.NOT_PROFILED.colour)] if bars.parts_ms[_REST].any() else []
     for name in reversed(names):
-        part = wording.PARTS[name]
+        part = wording.part_of(name, facts.breakdown) if facts.breakdown is not None else wording.PARTS[name]
         label = f"{part.label}  {percent(share[name])}" if share.get(name) else part.label
         keys.append(Key(label, part.colour, part.hatch))
     legend_beside(axes, keys, offset_in=0.18, spare_in=0.5, title="share of the profiled steps" if share else "")

@@ -1,0 +1,74 @@
+"""The rule about a loop that makes its batches itself, without a DataLoader: the device waits while it does."""
+
+from __future__ import annotations
+
+from gpulab.analysis.breakdown import Breakdown
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.finding import Evidence, Finding, pairs
+from gpulab.formatting import duration, percent, plural
+from gpulab.intervals import intersect, union_of
+from gpulab.run import OwnBatches
+
+_LEAST_LOOKS = 40  # ours: a share of fewer is right to a sixth at best, in 19 of 20 cases
+
+_CURE = (
+    "Make the next batch while this one is trained on: give this code to a Dataset and let "
+    "DataLoader(…, num_workers=2, persistent_workers=True) make the batches, or make them in a thread that keeps two "
+    "ready in a queue.Queue. Or prepare them once, before the training."
+)
+
+
+def makes_own_batches(context: RuleContext) -> bool:
+    """Whether it is known that the loop makes its batches, and at which lines."""
+    account = context.facts.breakdown
+    return _unprofiled(context) is not None or (account is not None and bool(account.prepared_ns))
+
+
+def making_own_batches(context: RuleContext, key: str) -> Finding | None:
+    """A part of each step goes to the lines that make what the model is called with."""
+    account, step_us = context.facts.breakdown, context.step_us
+    if account is None or not step_us or context.withheld("idle_causes") is not None:
+        return None
+    times = intersect(union_of(account.prepared_ns), account.host_covered)
+    share = _share(context, account)
+    if share < context.thresholds.data_wait_notice:
+        return None
+    return Finding(
+        key,
+        f"{percent(share)} of {context.unit} goes to making the next batch of data; the training waits for it.",
+        (Evidence(_basis(context, account, share * step_us), pairs(times)[0] if len(times) else None),),
+        share * step_us,
+        "likely",
+        parts=("data_wait",) if context.on_gpu else ("data_wait", "compute", "unknown"),
+        cure=_CURE,
+        source_line=context.line_at(times),
+        level="bad" if share >= context.thresholds.data_wait_bad else "notice",
+        removed_ns=pairs(times),
+    )
+
+
+def _unprofiled(context: RuleContext) -> OwnBatches | None:
+    own = context.facts.run.own_batches
+    return own if own is not None and own.looks >= _LEAST_LOOKS and own.looked_ns > 0 else None
+
+
+def _share(context: RuleContext, account: Breakdown) -> float:
+    """Of the time beside the profiler where that was looked at; on a GPU what of a profiled step leaves it idle."""
+    own = _unprofiled(context)
+    if own is None or context.on_gpu:
+        return account.share["data_wait"]
+    return own.preparing_ns / own.looked_ns
+
+
+def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:
+    own, stack = _unprofiled(context), context.facts.run.stack
+    looks = ""
+    if own is not None and not context.on_gpu:
+        looks = f"{own.preparing_looks} of {own.looks} looks at the code beside the profiled steps"
+    elif stack is not None:
+        profiled = plural(len(account.steps), "profiled step")
+        looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} looks at the code, {profiled}"
+    return (
+        f"{duration(time_us)} of {duration(context.step_us or 0.0)} per step are spent at the lines that make what the "
+        f"model is given ({looks})"
+    )

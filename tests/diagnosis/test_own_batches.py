@@ -1,0 +1,75 @@
+"""A loop that makes its batches itself waits for data: played loops whose lines and looks are set by the script."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+import gpulab
+from gpulab.analysis.breakdown import breakdown
+from gpulab.analysis.facts import facts
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.run import OwnBatches, Place, Run
+from tests.support.host_loops import HostLoop, played
+
+DRAW, TRAIN = Place("loop.py", 7, "draw", "x = crops(data)"), Place("loop.py", 12, "", "loss = net(x)")
+
+
+def _step(loop: HostLoop) -> None:
+    loop.operator("aten::stack", 12_000, 0)
+    loop.python(8_000, 0)
+    loop.operator("aten::addmm", 30_000, 1)
+
+
+def _run(*, preparing: int = 0, own: OwnBatches | None = None) -> Run:
+    """40 % of each step at the line that draws; `preparing`: the place whose looks are marked so."""
+    run = played(_step, DRAW, TRAIN).run()
+    assert run.stack is not None
+    marks = (run.stack.place == preparing).astype(np.uint8)
+    return dataclasses.replace(run, stack=dataclasses.replace(run.stack, prepares_batch=marks), own_batches=own)
+
+
+def test_making_a_batch_is_waiting_for_data() -> None:
+    found = diagnose(facts(_run())).first
+    assert found.key == "data_starved"
+    assert "40 %" in found.summary
+    assert found.source_line == str(DRAW)
+    assert not found.settings  # no knob of a DataLoader cures it
+    assert "DataLoader(" in found.cure and "thread" in found.cure
+
+
+def test_the_accounting_says_the_same() -> None:
+    account = breakdown(_run())
+    assert account is not None
+    assert round(account.share["data_wait"], 2) == 0.4
+    assert round(account.share["compute"], 2) == 0.6
+
+
+def test_unprofiled_looks_are_believed_before_profiled_ones() -> None:
+    own = OwnBatches(looks=100, looked_ns=1_000_000, preparing_looks=24, preparing_ns=250_000)
+    assert "25 %" in diagnose(facts(_run(own=own))).first.summary
+
+
+def test_few_unprofiled_looks_say_nothing() -> None:
+    own = OwnBatches(looks=9, looked_ns=1_000_000, preparing_looks=2, preparing_ns=250_000)
+    assert "40 %" in diagnose(facts(_run(own=own))).first.summary
+
+
+def test_lines_that_cannot_be_followed_stay_unknown() -> None:
+    run = _run(preparing=-9)
+    assert diagnose(facts(run)).of("data_starved") is None
+
+
+def test_steps_that_a_loader_feeds_have_its_waits_alone() -> None:
+    run = _run()
+    steps = dataclasses.replace(run.steps, batch_count=np.ones_like(run.steps.batch_count))
+    account = breakdown(dataclasses.replace(run, steps=steps))
+    assert account is not None
+    assert account.share["data_wait"] == 0.0
+
+
+def test_the_report_names_no_dataloader() -> None:
+    text = str(gpulab.report(_run()))
+    assert "making the next batch" in text
+    assert not any(line.strip().startswith("waiting for the DataLoader") for line in text.splitlines())
