@@ -460,7 +460,7 @@ class Place:
         return f"{where}: {self.text}" if self.text else where
 
 
-PauseKind = Literal["gc", "checkpoint_save", "logging", "evaluation", "compile"]
+PauseKind = Literal["gc", "checkpoint_save", "logging", "evaluation", "compile", "callback"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,28 @@ import functools
 import gc
 import os
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from time import perf_counter_ns
+from types import FrameType
 from typing import Any
 
+from gpulab.capture.pauses.loop_calls import (
+    ACTIONS,
+    CALLS,
+    Part,
+    both,
+    callback_name,
+    calling_callback,
+    event_detail,
+    kind_of_call,
+    method_spot,
+    with_part,
+)
+from gpulab.capture.pauses.no_grad import SHORTEST_NS
 from gpulab.capture.pauses.pauses import Pauses
-from gpulab.capture.pauses.source_lines import users_spot
+from gpulab.capture.pauses.source_lines import Spot, users_spot
 from gpulab.run import PauseKind
 from gpulab.torch_hooks.patching import replaced
 
@@ -59,7 +73,24 @@ TARGETS: tuple[Target, ...] = (
     *_methods("logging", "matplotlib.backend_bases", "FigureCanvasBase", "print_figure"),
     *_methods("logging", "wandb.sdk.wandb_run", "Run", "log"),
     *_methods("logging", "mlflow.tracking.client", "MlflowClient", "log_metric", "log_batch", "log_artifact"),
+    *(Target(*call) for call in CALLS),
 )
+_BESIDE_TRAINING: tuple[PauseKind, ...] = ("evaluation", "callback")  # none of these where training went on inside
+
+
+@dataclass(frozen=True, slots=True)
+class _Outer:
+    """A timed call that goes on: how often training had gone on when it began, and what was called inside."""
+
+    trainings: int
+    parts: list[Part]
+    before: int = 0  # parts of the outermost call when this one began
+
+    def __bool__(self) -> bool:
+        return self is not _NOTHING_TIMED
+
+
+_NOTHING_TIMED = _Outer(0, [])
 
 
 class PauseHooks:
@@ -70,7 +101,8 @@ class PauseHooks:
         self._undo = undo
         self._waiting = set(TARGETS)
         self._modules = 0
-        self._within = False  # one of the targets
+        self._outer = _NOTHING_TIMED  # the call that is timed now
+        self._actions = set(ACTIONS)
         self._compiling_ns = 0
         self._collecting_ns = 0
         self._compiled = False  # compilation is heard
@@ -96,6 +128,11 @@ class PauseHooks:
                 self._waiting.discard(target)
                 with suppress(AttributeError, TypeError):  # another version of the library
                     self._undo.enter_context(replaced(owner, target.name, self._timed(target)))
+        for module, owner_name, name in [a for a in self._actions if a[0] in sys.modules]:
+            profiler = vars(sys.modules[module]).get(owner_name)
+            if profiler is not None:
+                self._actions.discard((module, owner_name, name))
+                self._undo.enter_context(replaced(profiler, name, self._times_action))
         if not self._compiled and "torch._dynamo.callback" in sys.modules:
             self._hear_compilation(sys.modules["torch._dynamo.callback"])
 
@@ -105,19 +142,72 @@ class PauseHooks:
         def wrap(original: Any) -> Any:
             @functools.wraps(original)
             def timed(*args: Any, **kwargs: Any) -> Any:
-                if self._within or not self._pauses.hears():
+                if not self._pauses.hears():
                     return original(*args, **kwargs)
-                self._within, start_ns = True, perf_counter_ns()
+                outer, start_ns = self._begin(), perf_counter_ns()
                 try:
                     return original(*args, **kwargs)
                 finally:
-                    self._within = False
+                    end_ns = perf_counter_ns()
+                    spot = None
                     detail = f"{target.owner or target.module}.{target.name}{_written(args, target.kind)}"
-                    self._pauses.add(target.kind, start_ns, perf_counter_ns(), sys._getframe(1), detail)
+                    if not outer and end_ns - start_ns >= SHORTEST_NS and target.kind == "callback":
+                        event, spot = event_detail(target.owner, args)
+                        detail = event or detail
+                    self._end(target.kind, outer, start_ns, end_ns, detail, sys._getframe(1), spot)
 
             return timed
 
         return wrap
+
+    def _begin(self) -> _Outer:
+        """A call is made; what is made inside of it is a part of it. Returns what it is itself a part of."""
+        outer = self._outer
+        parts = outer.parts if outer else []
+        self._outer = _Outer(self._pauses.trainings, parts, len(parts))
+        return outer
+
+    def _end(
+        self,
+        kind: PauseKind,
+        outer: _Outer,
+        start_ns: int,
+        end_ns: int,
+        detail: str,
+        frame: FrameType | None,
+        spot: Spot | None = None,
+    ) -> None:
+        ended, self._outer = self._outer, outer
+        if outer:
+            ended.parts.append(Part(kind, end_ns - start_ns, detail, len(ended.parts) == ended.before))
+        elif kind not in _BESIDE_TRAINING or ended.trainings == self._pauses.trainings:
+            kind = kind_of_call(kind, ended.parts, end_ns - start_ns)
+            detail = with_part(detail, ended.parts, end_ns - start_ns) if end_ns - start_ns >= SHORTEST_NS else detail
+            self._pauses.add(kind, start_ns, end_ns, frame, detail, spot)
+
+    def _times_action(self, original: Any) -> Any:
+        """Lightning names what it does: of that, what its callbacks do."""
+
+        @functools.wraps(original)
+        def profile(profiler: Any, action: str) -> Any:
+            name = callback_name(action) if self._pauses.hears() else ""
+            if not name:
+                return original(profiler, action)
+            return both(original(profiler, action), self._action(name, sys._getframe(1)))
+
+        return profile
+
+    @contextmanager
+    def _action(self, name: str, frame: FrameType) -> Iterator[None]:
+        outer, start_ns = self._begin(), perf_counter_ns()
+        try:
+            yield
+        finally:
+            end_ns = perf_counter_ns()
+            spot = None
+            if end_ns - start_ns >= SHORTEST_NS:
+                spot = method_spot(calling_callback(frame), name.rpartition(".")[2])
+            self._end("callback", outer, start_ns, end_ns, name, frame, spot)
 
     def _switches_off(self, original: Any) -> Any:
         hears, entered = self._pauses.hears, self._pauses.grad_off.entered

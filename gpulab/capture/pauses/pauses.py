@@ -7,6 +7,7 @@ Heard in all steps, so it must be cheap: what is shorter than a millisecond is o
 from __future__ import annotations
 
 import os
+from bisect import bisect_right
 from threading import get_ident
 from types import FrameType
 
@@ -23,6 +24,31 @@ _KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile
 Heard = tuple[PauseKind, int, int, Spot | None, str]  # kind, start and end (`time.perf_counter_ns`), line, detail
 
 
+class Calls:
+    """The calls that were timed as a whole, none within another; what is evaluated inside of one is a part of it."""
+
+    def __init__(self, heard: list[Heard]) -> None:
+        calls = ((p[1], p[2], i) for i, p in enumerate(heard) if p[0] not in ("gc", "compile"))
+        self._calls = sorted(calls)
+        self._evaluating_ns: dict[int, int] = {}
+
+    def hold(self, start_ns: int, end_ns: int) -> bool:
+        """Whether one of them holds that stretch of evaluation."""
+        i = bisect_right(self._calls, (start_ns, 1 << 62, 0)) - 1
+        if i < 0 or self._calls[i][1] < end_ns:
+            return False
+        number = self._calls[i][2]
+        self._evaluating_ns[number] = self._evaluating_ns.get(number, 0) + end_ns - start_ns
+        return True
+
+    def rename(self, heard: list[Heard]) -> None:
+        """A callback that evaluates for at least half of its time is evaluation."""
+        for i, evaluating_ns in self._evaluating_ns.items():
+            kind, start_ns, end_ns, spot, detail = heard[i]
+            if kind == "callback" and 2 * evaluating_ns >= end_ns - start_ns:
+                heard[i] = ("evaluation", start_ns, end_ns, spot, detail)
+
+
 class Pauses:
     """Collects the pauses of one run, of the thread that made this."""
 
@@ -36,17 +62,26 @@ class Pauses:
         self.grad_off = GradOff()
         self._begins_ns = 0
         self.over = False
+        self.trainings = 0  # backward passes and optimizer steps
 
     def hears(self) -> bool:
         """Whether what happens on this thread counts: not on another one, not in a forked worker, not after the run."""
         return get_ident() == self._thread and not self.over
 
-    def add(self, kind: PauseKind, start_ns: int, end_ns: int, frame: FrameType | None, detail: str = "") -> None:
-        """Something has paused the training. `frame` is where it was asked for."""
+    def add(
+        self,
+        kind: PauseKind,
+        start_ns: int,
+        end_ns: int,
+        frame: FrameType | None,
+        detail: str = "",
+        spot: Spot | None = None,
+    ) -> None:
+        """Something has paused the training. `frame` is where it was asked for, `spot` where it is written."""
         if os.getpid() != self._process or self.over or start_ns < self._begins_ns:
             return
         if end_ns - start_ns >= SHORTEST_NS or kind in _KEPT_ALWAYS:
-            self._keep(kind, start_ns, end_ns, users_spot(frame), detail)
+            self._keep(kind, start_ns, end_ns, spot or users_spot(frame), detail)
         else:
             self._count(kind, end_ns - start_ns)
 
@@ -71,6 +106,7 @@ class Pauses:
 
     def trained(self) -> None:
         """A backward pass begins, or an optimizer has stepped."""
+        self.trainings += 1
         self.grad_off.trained()
         self._note(self._passes.trained())
 
@@ -81,8 +117,13 @@ class Pauses:
         """
         self.over = True
         self._note(self._passes.finish())
+        if not trains:
+            self.heard = [pause for pause in self.heard if pause[0] != "evaluation"]
+        calls = Calls(self.heard)
         for s in self.grad_off.evaluations(self._evaluated, starts_ns) if trains else ():
-            self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
+            if not calls.hold(s.start_ns, s.end_ns):
+                self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
+        calls.rename(self.heard)
         self.heard.sort(key=lambda pause: pause[1:3])
         return tuple(PauseSum(kind, count, total) for kind, (count, total) in self._more.items())
 

@@ -19,7 +19,8 @@ from gpulab.prediction.removal import Pauses
 from gpulab.run import Pause, PauseKind, Phase
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
-_ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "gc")
+_ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
+_IN_A_CALL = ", of it "  # a call of the loop's, with what took time in it
 _LEAST = 2  # ours: one pause may be chance
 _GC_CURE = (
     "Where the code calls gc.collect(), leave that out of the loop. Else call gc.freeze() once before it, or "
@@ -38,9 +39,13 @@ def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
 def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     """Logging or evaluation takes a part of the time that is worth a look; also work beside training without a name."""
     key = "logging_or_eval"
+    found = (
+        _finding(context, key, "logging", context.thresholds.pause_notice),
+        _finding(context, key, "evaluation", context.thresholds.evaluation_notice),
+        _finding(context, key, "callback", context.thresholds.pause_notice),
+    )
     return (
-        _finding(context, key, "logging", context.thresholds.pause_notice)
-        or _finding(context, key, "evaluation", context.thresholds.evaluation_notice)
+        max((f for f in found if f is not None), key=lambda f: f.recoverable_us_per_step or 0.0, default=None)
         or following_update(context, key)
         or in_own_code(context, key)
         or _undetermined(context, key, "Whether logging takes time")
@@ -91,6 +96,11 @@ _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
             "the model was evaluated {times}, {each} each",
             "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
         ),
+        "callback": _Words(
+            "Callbacks and schedulers take {share} of the training time.",
+            "the training stood still {times} in a callback or a scheduler, {each} each",
+            "Do that work every hundredth step or once per epoch, or leave the callback out.",
+        ),
         "compile": _Words(
             "The model is compiled again and again: {share} of the training time goes to that.",
             "after the warm-up something was compiled {times}, {each} each",
@@ -114,10 +124,12 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
     longest = max(paused.pauses, key=_length_ns)
     median_us = float(np.median([_length_ns(p) for p in paused.pauses])) / 1e3
     evidence = words.evidence.format(times=f"{len(paused.pauses):,} times", each=f"{duration(median_us)} (median)")
+    whole = Evidence(f"{evidence}: {duration(cost_us)} per step", (longest.start_ns, longest.end_ns))
+    inside = Evidence(f"the longest, {duration(_length_ns(longest) / 1e3)}: {longest.detail}")
     return Finding(
         key,
         words.summary.format(share=percent(paused.share)),
-        (Evidence(f"{evidence}: {duration(cost_us)} per step", (longest.start_ns, longest.end_ns)),),
+        (whole, inside) if _IN_A_CALL in longest.detail else (whole,),
         cost_us,
         "measured",
         parts=(f"{BETWEEN}/{key}", *(host if paused.within_us else ())),
@@ -199,7 +211,7 @@ FINDINGS = (
         "logging_or_eval",
         "logging, evaluation and other work beside training",
         logging_or_eval,
-        removal=Pauses(("logging", "evaluation")),
+        removal=Pauses(("logging", "evaluation", "callback")),
         asked_again=True,
     ),
     FindingKind("recompilation", "compiling the model again and again", recompilation, removal=Pauses(("compile",))),

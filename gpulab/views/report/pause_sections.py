@@ -17,6 +17,7 @@ KINDS: Mapping[PauseKind, str] = MappingProxyType(
         "checkpoint_save": "saving",
         "evaluation": "evaluation",
         "logging": "logging",
+        "callback": "callbacks",
         "compile": "compiling",
         "gc": "collecting garbage",
     }
