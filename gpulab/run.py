@@ -87,6 +87,8 @@ class Steps:
     flags: UInt8  # StepFlag
     # From when a GPU had finished all earlier work to when it had finished the step's; -1: unknown; empty: no GPU
     device_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    # Of the wall time of each step, gpulab's own marks and its timing of batches; empty: not known
+    own_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.number)
@@ -98,10 +100,11 @@ class Steps:
 
     @property
     def time_ns(self) -> Int64:
-        """What each step takes: on the GPU where that was measured, else on the host."""
+        """What each step takes: on the GPU where that was measured, else on the host, without gpulab's own part."""
+        host_ns = self.wall_ns - self.own_ns if len(self.own_ns) else self.wall_ns
         if not len(self.device_ns):
-            return self.wall_ns
-        return np.where(self.device_ns >= 0, self.device_ns, self.wall_ns)
+            return host_ns
+        return np.where(self.device_ns >= 0, self.device_ns, host_ns)
 
     @classmethod
     def empty(cls) -> Steps:
@@ -663,9 +666,12 @@ class Run:
     def check(self) -> None:
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""
         s = self.steps
-        lengths = {len(getattr(s, f.name)) for f in dataclasses.fields(s) if f.name != "device_ns"}
+        lengths = {len(getattr(s, f.name)) for f in dataclasses.fields(s) if f.name not in ("device_ns", "own_ns")}
         assert len(lengths) == 1, f"step columns differ in length: {lengths}"
         assert len(s.device_ns) in (0, len(s)), f"{len(s)} steps have {len(s.device_ns)} times on the GPU"
+        assert len(s.own_ns) in (0, len(s)), f"{len(s)} steps have {len(s.own_ns)} times of gpulab's own"
+        if len(s.own_ns):
+            assert (s.own_ns >= 0).all() and (s.own_ns <= s.wall_ns).all(), "gpulab's own time exceeds its step"
         assert (s.end_ns >= s.start_ns).all(), "a step ends before it starts"
         assert (s.start_ns[1:] >= s.end_ns[:-1]).all(), "steps overlap"
         assert (s.data_wait_ns >= 0).all() and (s.data_wait_ns <= s.wall_ns).all(), "data wait exceeds its step"

@@ -68,7 +68,7 @@ class Facts:
     samples_per_s: float | None
     steps_per_s: float | None
     outside_steps_fraction: float | None  # share of the wall time that belongs to no step
-    observer_us_per_step: float | None  # our hooks' own time
+    observer_us_per_step: float | None  # our hooks' own time, which is taken out of `step_us` and `data_wait_us`
     breakdown: Breakdown | None  # of the profiled window
     integrity: Integrity | None  # of the trace; what it withholds is None here, or unknown in the breakdown
     operators: tuple[CostRow, ...]  # costliest first, self time on the host (compute device "cpu") or the device
@@ -168,7 +168,7 @@ def facts(run: Run) -> Facts:
         samples_per_s=_samples_per_s(run, rows),
         steps_per_s=_rate(len(rows), int(steps.time_ns[rows].sum())),
         outside_steps_fraction=_outside_steps(run, time_ns),
-        observer_us_per_step=run.observer.hooks_ns / len(steps) / 1e3 if len(steps) else None,
+        observer_us_per_step=_own_us(run, judged),
         breakdown=account,
         integrity=trust,
         operators=operators(run.timeline, account)
@@ -242,7 +242,15 @@ def _outside_steps(run: Run, time_ns: Int64) -> float | None:
     """The code's own wall time in no step, over all of it."""
     if not len(run.steps) or run.code_wall_ns <= 0:
         return None
-    return max(0, run.code_wall_ns - int(time_ns.sum())) / run.code_wall_ns
+    return max(0, run.code_wall_ns - int(time_ns.sum()) - int(run.steps.own_ns.sum())) / run.code_wall_ns
+
+
+def _own_us(run: Run, rows: Int64) -> float | None:
+    """gpulab's own time in a step: of the counted ones the median, of a record that holds only a sum the mean."""
+    own_ns = run.steps.own_ns
+    if len(own_ns) and len(rows):
+        return float(np.median(own_ns[rows])) / 1e3
+    return run.observer.hooks_ns / len(run.steps) / 1e3 if len(run.steps) else None
 
 
 def _rate(count: int, time_ns: int) -> float | None:

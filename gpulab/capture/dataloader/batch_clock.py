@@ -50,7 +50,7 @@ class LoadingClock:
         self.worker_threads: int | None = None  # once finished: the most that an operator in a worker is split among
 
     def take_own_ns(self) -> int:
-        """What the timing of batches in this process has taken since the last call."""
+        """What timing the batches took on this thread since it was last asked."""
         own_ns, self._own_ns = self._own_ns, 0
         return own_ns
 
@@ -198,14 +198,16 @@ class LoadingClock:
     def _wrap_next_here(self, original: Any) -> Any:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
+            entered_ns = perf_counter_ns()
             feed = self._tried(lambda: self._feed_here(iterator)) if self._hears else None
             if feed is None:
                 return original(iterator)
             feed.loader = self._loader
-            before_ns, asked_ns = feed.own_ns, perf_counter_ns()
+            asked_ns, feed.own_ns = perf_counter_ns(), 0
             data = original(iterator)
-            self._own_ns += feed.own_ns - before_ns
-            feed.answered(asked_ns, perf_counter_ns(), self._pin_ns(iterator, data))
+            answered_ns = perf_counter_ns()
+            feed.answered(asked_ns, answered_ns, self._pin_ns(iterator, data))
+            self._own_ns += asked_ns - entered_ns + feed.own_ns + perf_counter_ns() - answered_ns
             return data
 
         return _next_data

@@ -40,7 +40,7 @@ class Sink(Protocol):
         """Keep the row of a batch that was made."""
 
     def cost(self, own_ns: int) -> None:
-        """So much longer the batch took because it was timed."""
+        """So long the timing itself has taken beside the batch."""
 
     def broken(self) -> None:
         """Something of ours failed: nothing more is timed."""
@@ -61,7 +61,7 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
         finally:
             clock.end()
         _guarded(sink, lambda: sink.add(clock.row()))
-        sink.cost(clock.began_after_ns(entered_ns) + clock.ended_before_ns(perf_counter_ns()))
+        sink.cost(clock.own_ns(entered_ns, perf_counter_ns()))
         return batch
 
     def collate(data: Any) -> Any:
@@ -144,13 +144,9 @@ class _FetchClock:
                 slot.take_out()
         self._short = self._end_ns - self._start_ns < _SHORT_NS * self._items
 
-    def began_after_ns(self, t_ns: int) -> int:
-        """How long after that the batch was begun with."""
-        return self._start_ns - t_ns
-
-    def ended_before_ns(self, t_ns: int) -> int:
-        """How long before that the batch was made."""
-        return t_ns - self._end_ns
+    def own_ns(self, entered_ns: int, left_ns: int) -> int:
+        """What was not the batch's, of the time between."""
+        return max(0, left_ns - entered_ns - (self._end_ns - self._start_ns))
 
     def row(self) -> Row:
         spent, collated = self._spent, self._collate_ns >= 0

@@ -104,7 +104,7 @@ class Here:
         self.loader: int | None = None
         self.threads: int | None = None
         self.undo: Callable[[], None] = lambda: None
-        self.own_ns = 0  # that timing took so far
+        self.own_ns = 0  # that timing the batches took, since somebody has asked
         self._on = True
         self._row: Row | None = None
 

@@ -50,7 +50,7 @@ class _Written:
         self._memory.write(self._worker, (self._generation, self._number, *row))
 
     def cost(self, own_ns: int) -> None:
-        """It delays the worker, and the training only as far as that waits for the worker."""
+        """Beside the training: nobody waits for it alone."""
 
     def broken(self) -> None:
         self._works = False

@@ -215,11 +215,12 @@ class Loop:
         if self._weights is not None:
             self._look_at_weights(self._weights)
         self._after_mark(self.tracker.loader_asked(loader, entered, fresh=fresh), entered)
+        marked = perf_counter_ns()
         if self.stopping and not self.tracker.training:
             self._leave()
         if fresh and not self._due:
             self.phases.loader_begins()
-        self.tracker.waits_from(perf_counter_ns())
+        self.tracker.waits_from(self._spent(marked))
 
     @guarded
     def answered(self, answer: Answer, batch: Any) -> None:
@@ -231,9 +232,12 @@ class Loop:
         self.pauses.answered(entered, batch=answer == "batch", end=answer == "end")
         if answer == "batch":
             self.loaders.gave(self._asked, batch)
-        own_ns = self.clock.take_own_ns() if self.clock is not None else 0
-        self.tracker.loader_answered(entered - own_ns, answer, samples_in(batch) if answer == "batch" else None)
-        self.hooks_ns += perf_counter_ns() - entered
+        self.tracker.loader_answered(entered, answer, samples_in(batch) if answer == "batch" else None)
+        if self.clock is not None:
+            own_ns = self.clock.take_own_ns()
+            self.hooks_ns += own_ns
+            self.tracker.spent(own_ns, waiting=True)
+        self._spent(entered)
 
     @guarded
     def failed(self, owner: Any, error: RuntimeError) -> None:
@@ -263,12 +267,14 @@ class Loop:
         self.pauses.trained()
         if not self.loaders.met:
             self.batch_lines.met(sys._getframe())
-        self._look_for_update(root, entered)
-        self.tracker.backward(entered)
+        marked = self._spent(entered)
+        self._look_for_update(root, marked)
+        self.tracker.backward(marked)
         if self.peaks is not None:
             self.peaks.at_backward()
         if self._weights is None and self.tracker.undecided:
             self._weights = WeightWatch.of(root)
+        self._spent(marked)
 
     @guarded
     def differentiated(self, outputs: Any) -> None:
@@ -328,7 +334,14 @@ class Loop:
             self._resume(profiler_edge=not phases.profiling)
             phases.step_begins()
         else:
-            self.hooks_ns += perf_counter_ns() - entered
+            self._spent(entered)
+
+    def _spent(self, since_ns: int) -> int:
+        """Since then a mark of ours has run: that is no part of the step. Returns until when."""
+        now = perf_counter_ns()
+        self.hooks_ns += now - since_ns
+        self.tracker.spent(now - since_ns)
+        return now
 
     def _boundary(self, count: int) -> bool:
         """Steps were closed: tell the view, end the run or go on. Returns whether the profiler was touched."""

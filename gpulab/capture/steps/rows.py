@@ -31,6 +31,7 @@ class OpenStep:
     start_ns: int
     flags: int = 0
     data_wait_ns: int = 0
+    own_ns: int = 0  # gpulab's own
     optimizer_ns: int = 0
     batches: int = 0
     samples: int = 0
@@ -54,6 +55,7 @@ class Rows:
         self.end_ns = array("q")
         self.data_wait_ns = array("q")
         self.optimizer_ns = array("q")
+        self.own_ns = array("q")
         self.batches = array("q")
         self.samples = array("q")  # -1: unknown
         self.phase = array("q")
@@ -67,6 +69,7 @@ class Rows:
         self.end_ns.append(end_ns)
         self.data_wait_ns.append(step.data_wait_ns)
         self.optimizer_ns.append(step.optimizer_ns)
+        self.own_ns.append(step.own_ns)
         self.batches.append(step.batches)
         self.samples.append(step.samples if step.samples_known and step.batches else -1)
         self.phase.append(phase)
@@ -88,6 +91,7 @@ class Rows:
         step.start_ns = self.start_ns[-count]
         step.data_wait_ns += sum(self.data_wait_ns[-count:])
         step.optimizer_ns += sum(self.optimizer_ns[-count:])
+        step.own_ns += sum(self.own_ns[-count:])
         step.batches += sum(self.batches[-count:])
         step.samples += sum(max(0, s) for s in self.samples[-count:])
         step.samples_known &= all(s >= 0 for s in self.samples[-count:])
@@ -112,16 +116,18 @@ class Rows:
             self.flags[-1] |= int(StepFlag.LAST)
         start, end = _column(self.start_ns) - origin_ns, _column(self.end_ns) - origin_ns
         wall = end - start
+        wait = np.minimum(_column(self.data_wait_ns), wall)
         return Steps(
             number=np.arange(1, n + 1, dtype=np.int64),
             start_ns=start,
             end_ns=end,
-            data_wait_ns=np.minimum(_column(self.data_wait_ns), wall),
+            data_wait_ns=wait,
             optimizer_ns=np.minimum(_column(self.optimizer_ns), wall),
             batch_count=_column(self.batches),
             sample_count=_column(self.samples),
             phase=_column(self.phase).astype(np.uint8),
             flags=_column(self.flags).astype(np.uint8),
+            own_ns=np.minimum(_column(self.own_ns), wall - wait),
         )
 
 

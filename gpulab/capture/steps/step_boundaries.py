@@ -156,6 +156,13 @@ class StepTracker:
                 step.fed += (self._asking,)
         step.ended = self._asking if answer == "end" else None
 
+    def spent(self, own_ns: int, *, waiting: bool = False) -> None:
+        """So long gpulab itself was at work in the open step; `waiting`: while the loop waited for the loader."""
+        step = self._open
+        step.own_ns += own_ns
+        if waiting and self._depth == 0 and self._asking not in step.guests:
+            step.data_wait_ns = max(0, step.data_wait_ns - own_ns)
+
     def backward(self, t_ns: int = 0) -> None:
         """A backward pass begins."""
         if not self._backward_seen and self.without_optimizer:

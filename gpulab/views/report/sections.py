@@ -388,7 +388,7 @@ def _missing(run: Run) -> Section | None:
 
 def _observer(facts: Facts) -> Section:
     observer = facts.run.observer
-    rows = [("gpulab's own code in each step", duration(facts.observer_us_per_step))]
+    rows = [("gpulab's own code in each step, taken out of its time", duration(facts.observer_us_per_step))]
     if observer.own_ns:
         rows.append(("gpulab's own time outside the steps, in all", _ns(observer.own_ns)))
     if facts.run.timeline is not None:

@@ -1,0 +1,120 @@
+"""What gpulab itself costs is no part of a step nor of its wait for data: with marks and clocks set by the script."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gpulab.analysis.facts import facts
+from gpulab.capture.dataloader import fetch_clock
+from gpulab.capture.dataloader.fetch_clock import time_fetcher
+from gpulab.capture.steps.step_boundaries import StepTracker
+from gpulab.run import Steps
+from tests.support.rule_cases import run_of
+
+US = 1_000
+
+
+def _steps(own_us: int) -> Steps:
+    """Ten steps of 100 µs, of which a loader takes 40; each mark and each timing of a batch costs `own_us` more."""
+    tracker, now = StepTracker(0), 0
+    for _ in range(10):
+        tracker.loader_asked(1, now)
+        now += own_us * US
+        tracker.spent(own_us * US)
+        tracker.waits_from(now)
+        now += (40 + own_us) * US
+        tracker.loader_answered(now, "batch", 4)
+        tracker.spent(own_us * US, waiting=True)
+        now += 30 * US
+        tracker.backward(now)
+        now += own_us * US
+        tracker.spent(own_us * US)
+        now += 10 * US
+        tracker.optimized(1, now, now + 20 * US)
+        now += 20 * US
+    return tracker.finish(now)
+
+
+@pytest.mark.parametrize("own_us", [0, 7, 70])
+def test_steps_are_as_long_as_without_gpulab(own_us: int) -> None:
+    steps = _steps(own_us)
+    assert (steps.time_ns == 100 * US).all()
+    assert (steps.data_wait_ns == 40 * US).all()
+    assert (steps.own_ns == 3 * own_us * US).all()
+    assert (steps.wall_ns == (100 + 3 * own_us) * US).all()
+
+
+def test_our_time_never_exceeds_what_a_step_has() -> None:
+    tracker = StepTracker(0)
+    tracker.loader_asked(1, 0)
+    tracker.loader_answered(60, "batch", 4)
+    tracker.spent(1_000)  # a core was taken away from us
+    tracker.optimized(1, 80, 90)
+    steps = tracker.finish(100)
+    assert (steps.own_ns <= steps.wall_ns - steps.data_wait_ns).all()
+
+
+def test_the_figures_are_without_our_time() -> None:
+    run = run_of(wait=0.25)
+    wall_us = float(np.median(run.steps.wall_ns)) / 1e3
+    own = np.full(len(run.steps), 2_000 * US, np.int64)
+    figures = facts(dataclasses.replace(run, steps=dataclasses.replace(run.steps, own_ns=own)))
+    assert figures.step_us is not None
+    assert figures.step_us.median == pytest.approx(wall_us - 2_000)
+    assert figures.observer_us_per_step == pytest.approx(2_000)
+    outside = facts(run).outside_steps_fraction
+    assert figures.outside_steps_fraction == pytest.approx(outside)
+
+
+def test_an_older_record_has_its_wall_times() -> None:
+    steps = run_of().steps
+    assert not len(steps.own_ns)
+    assert (steps.time_ns == steps.wall_ns).all()
+
+
+class _Sink:
+    def __init__(self) -> None:
+        self.own_ns: list[int] = []
+
+    def begins(self) -> bool:
+        return True
+
+    def add(self, row: fetch_clock.Row) -> None:
+        """The row is somebody else's."""
+
+    def cost(self, own_ns: int) -> None:
+        self.own_ns.append(own_ns)
+
+    def broken(self) -> None:
+        raise AssertionError("the timing broke")
+
+
+class _Fetcher:
+    auto_collation = True
+
+    def __init__(self, clock: SimpleNamespace) -> None:
+        self.clock, self.collate_fn = clock, list
+
+    def fetch(self, index: Any) -> Any:
+        self.clock.now_ns += 500 * US
+        return self.collate_fn([index])
+
+
+def test_timing_a_batch_knows_its_own_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_ns=0)
+
+    def read() -> int:
+        clock.now_ns += 3 * US  # each look at the clock
+        return int(clock.now_ns)
+
+    monkeypatch.setattr(fetch_clock, "perf_counter_ns", read)
+    sink, fetcher = _Sink(), _Fetcher(clock)
+    undo = time_fetcher(fetcher, object(), sink)
+    fetcher.fetch(1)
+    undo()
+    assert sink.own_ns == [2 * 3 * US]  # before the batch and after it
