@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, RuleContext
@@ -15,6 +17,8 @@ from gpulab.formatting import duration, percent, plural, size
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _MOST = 0.5  # ours: what holds less of some time does not say where it is
+
+_FEW_SAMPLES = 2  # ours: so small a batch is seldom meant for speed
 
 
 def cannot_tell(context: RuleContext) -> Finding | None:
@@ -194,6 +198,27 @@ def _many_small_causes(context: RuleContext) -> Finding | None:
     )
 
 
+def _tiny_batch(context: RuleContext) -> Finding | None:
+    """With a sample or two nothing shows whether more of them would cost more: the operators are long all the same."""
+    size = _samples(context)
+    if size is None or size > _FEW_SAMPLES or context.facts.breakdown is None:
+        return None
+    sizes = ",".join(str(size * factor) for factor in (1, 2, 4, 8))
+    return cannot_tell_because(
+        f"Would a larger batch take less time per sample? Each step trains on {plural(size, 'sample')}; the "
+        f"{_device(context)} computes for {percent(_working(context))} of {context.unit}.",
+        f"So few samples do not show it: measure with %%gpuprofile --sweep batch_size={sizes}, which changes the "
+        f"training, too. {_basis(context, context.facts.breakdown)}",
+    )
+
+
+def _samples(context: RuleContext) -> int | None:
+    """In a typical step; None where that is not known."""
+    counted = context.facts.run.steps.sample_count[context.facts.selection.rows]
+    known = counted[counted >= 0]
+    return int(np.median(known)) if len(known) and 2 * len(known) >= len(counted) else None
+
+
 _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _cut_short,
     _no_steps,
@@ -204,6 +229,7 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _unexplained,
     _inside_replays,
     _many_small_causes,
+    _tiny_batch,
 )
 
 
