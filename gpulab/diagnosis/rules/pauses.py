@@ -39,13 +39,13 @@ def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
 def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     """Logging or evaluation takes a part of the time that is worth a look; also work beside training without a name."""
     key = "logging_or_eval"
-    found = (
+    candidates = (
         _finding(context, key, "logging", context.thresholds.pause_notice),
         _finding(context, key, "evaluation", context.thresholds.evaluation_notice),
         _finding(context, key, "callback", context.thresholds.pause_notice),
     )
     return (
-        max((f for f in found if f is not None), key=lambda f: f.recoverable_us_per_step or 0.0, default=None)
+        max((f for f in candidates if f is not None), key=lambda f: f.recoverable_us_per_step or 0.0, default=None)
         or following_update(context, key)
         or in_own_code(context, key)
         or _undetermined(context, key, "Whether logging takes time")
