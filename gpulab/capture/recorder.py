@@ -154,7 +154,11 @@ class Capture:
             traced = tuple(n for n in self._phases.traced if n in whole)
         fed = bool(steps.batch_count.any())
         recording = self._phases.recording
-        more_pauses = self._loop.pauses.finish(steps.start_ns + self._origin_ns, trains=self._loop.tracker.trains)
+        more_pauses = self._loop.pauses.finish(
+            steps.start_ns + self._origin_ns,
+            trains=self._loop.tracker.trains,
+            loop=self._loop.update_line.lines,
+        )
         seen = recording.seen if recording is not None and timeline is not None else None
         naming = Naming(self.code, lines_above(self.code, self.source))
         pauses = _pauses(self._origin_ns, self._loop.pauses.heard, naming)

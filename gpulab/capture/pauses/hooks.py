@@ -115,6 +115,7 @@ class PauseHooks:
         for switch in (torch.no_grad, torch.inference_mode):
             self._undo.enter_context(replaced(switch, "__enter__", self._switches_off))
             self._undo.enter_context(replaced(switch, "__exit__", self._switches_on))
+        self._undo.enter_context(replaced(torch.nn.Module, "train", self._switches_mode))
         self.look()
 
     def look(self) -> None:
@@ -230,6 +231,26 @@ class PauseHooks:
             return original(switch, *error)
 
         return exit
+
+    def _switches_mode(self, original: Any) -> Any:
+        """`model.eval()` and `model.train()`; both switch all modules within, one by one."""
+        mode, hears = self._pauses.eval_mode, self._pauses.hears
+        switching = False
+
+        @functools.wraps(original)
+        def train(module: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal switching
+            if switching or not hears():
+                return original(module, *args, **kwargs)
+            switching, start_ns = True, perf_counter_ns()
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                switching = False
+                trains = bool(args[0] if args else kwargs.get("mode", True))
+                mode.switched(start_ns, perf_counter_ns(), users_spot(sys._getframe(1)), trains=trains)
+
+        return train
 
     def _collects(self, phase: str, info: dict[str, int]) -> None:
         if not self._pauses.hears():

@@ -14,9 +14,10 @@ from types import FrameType
 import numpy as np
 from numpy.typing import NDArray
 
+from gpulab.capture.pauses.evaluation import EvalMode
 from gpulab.capture.pauses.loader_passes import Pass, Passes
 from gpulab.capture.pauses.no_grad import MOST, SHORTEST_NS, GradOff, Stretch
-from gpulab.capture.pauses.source_lines import Spot, users_spot
+from gpulab.capture.pauses.source_lines import Spot, Stack, users_spot
 from gpulab.run import PauseKind, PauseSum
 
 _KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")  # few, and each is somebody's wish
@@ -61,6 +62,7 @@ class Pauses:
         self._evaluated: list[Stretch] = []
         self.grad_off = GradOff()
         self._begins_ns = 0
+        self.eval_mode = EvalMode()
         self.over = False
         self.trainings = 0  # backward passes and optimizer steps
 
@@ -108,10 +110,11 @@ class Pauses:
         """A backward pass begins, or an optimizer has stepped."""
         self.trainings += 1
         self.grad_off.trained()
+        self.eval_mode.trained()
         self._note(self._passes.trained())
 
-    def finish(self, starts_ns: NDArray[np.int64], *, trains: bool) -> tuple[PauseSum, ...]:
-        """The run is over: hear no more. `starts_ns`: of its steps, [n].
+    def finish(self, starts_ns: NDArray[np.int64], *, trains: bool, loop: Stack = ()) -> tuple[PauseSum, ...]:
+        """The run is over: hear no more. `starts_ns`: of its steps, [n]. `loop`: the lines that led to an update.
 
         `trains`: without training, what only fetches or needs no gradients is no evaluation but the job.
         """
@@ -120,7 +123,8 @@ class Pauses:
         if not trains:
             self.heard = [pause for pause in self.heard if pause[0] != "evaluation"]
         calls = Calls(self.heard)
-        for s in self.grad_off.evaluations(self._evaluated, starts_ns) if trains else ():
+        evaluations = self.grad_off.evaluations(self._evaluated, starts_ns) if trains else ()
+        for s in self.eval_mode.widened(evaluations, loop):
             if not calls.hold(s.start_ns, s.end_ns):
                 self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
         calls.rename(self.heard)

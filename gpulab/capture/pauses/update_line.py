@@ -29,6 +29,11 @@ class UpdateLine:
         if not self._latest or _later(stack, self._latest):
             self._latest = stack
 
+    @property
+    def lines(self) -> Stack:
+        """From the loop to the update, the outermost first; empty without an optimizer."""
+        return self._latest
+
     def passed(self, stack: Stack) -> bool:
         """Whether a stack, the innermost line first, stands at a line below it, in the same call of the loop."""
         return bool(self._latest) and _later(stack[::-1], self._latest)

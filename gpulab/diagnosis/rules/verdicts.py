@@ -215,8 +215,8 @@ def _tiny_batch(context: RuleContext) -> Finding | None:
 def _samples(context: RuleContext) -> int | None:
     """In a typical step; None where that is not known."""
     counted = context.facts.run.steps.sample_count[context.facts.selection.rows]
-    known = counted[counted >= 0]
-    return int(np.median(known)) if len(known) and 2 * len(known) >= len(counted) else None
+    samples = counted[counted >= 0]
+    return int(np.median(samples)) if len(samples) and 2 * len(samples) >= len(counted) else None
 
 
 _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
