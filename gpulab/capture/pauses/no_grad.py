@@ -18,6 +18,8 @@ from gpulab.capture.pauses.source_lines import Spot
 
 SHORTEST_NS = 1_000_000  # of a pause that is kept by itself
 MOST = 10_000
+_SHORT_MOST = 2_000
+_FEWEST = 4  # ours: of fewer short ones at a line, chance speaks
 USUAL = 0.5  # of the steps: what is done in more of them is a part of training
 
 
@@ -38,6 +40,7 @@ class GradOff:
         self._depth = 0
         self._start_ns = 0
         self._stretches: list[Stretch] = []
+        self._short: list[Stretch] = []  # the first ones: only whether most steps hold one at that line counts
 
     def entered(self, t_ns: int) -> None:
         """Gradients are off from here, unless they were before."""
@@ -50,7 +53,12 @@ class GradOff:
         if not self._depth:  # entered before the run, or training went on within
             return
         self._depth -= 1
-        if not self._depth and t_ns - self._start_ns >= SHORTEST_NS and len(self._stretches) < MOST:
+        if self._depth:
+            return
+        if t_ns - self._start_ns < SHORTEST_NS:
+            if len(self._short) < _SHORT_MOST:
+                self._short.append(Stretch(self._start_ns, t_ns, spot()))
+        elif len(self._stretches) < MOST:
             self._stretches.append(Stretch(self._start_ns, t_ns, spot()))
 
     def trained(self) -> None:
@@ -62,7 +70,9 @@ class GradOff:
 
         A pass within a stretch lasts as long as that, for its last batch is worked on after the loader's last answer.
         """
-        unusual = [s for line in _by_line(self._stretches) for s in ([] if _usual(line, starts_ns) else line)]
+        usual = {line[0].spot for line in _by_line(self._short) if len(line) >= _FEWEST and _usual(line, starts_ns)}
+        lines = [line for line in _by_line(self._stretches) if line[0].spot not in usual]
+        unusual = [s for line in lines for s in ([] if _usual(line, starts_ns) else line)]
         passes = sorted(passes, key=lambda p: p.start_ns)
         starts = [p.start_ns for p in passes]
         ends = list(accumulate((p.end_ns for p in passes), max))

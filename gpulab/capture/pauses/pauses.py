@@ -14,9 +14,9 @@ from types import FrameType
 import numpy as np
 from numpy.typing import NDArray
 
-from gpulab.capture.pauses.evaluation import EvalMode
 from gpulab.capture.pauses.loader_passes import Pass, Passes
 from gpulab.capture.pauses.no_grad import MOST, SHORTEST_NS, GradOff, Stretch
+from gpulab.capture.pauses.pass_span import EvalMode
 from gpulab.capture.pauses.source_lines import Spot, Stack, users_spot
 from gpulab.run import PauseKind, PauseSum
 

@@ -416,3 +416,17 @@ def test_a_pause_not_named_by_the_trace_is_other() -> None:
             assert moved == a.parts_ns["unknown"] - b.parts_ns["unknown"] >= 0
         assert told.share["other"] > plain.share["other"] or plain.share["unknown"] == 0
         assert placed(run.timeline, told) is not None
+
+
+def test_what_most_steps_do_briefly_is_training_when_long() -> None:
+    """Clipping gradients takes over a millisecond only where the core was taken away."""
+    off, clip, held = GradOff(), ("cell", 5, ""), ("cell", 9, "")
+    starts = [step * 100 * MS for step in range(20)]
+    for step, start_ns in enumerate(starts):
+        off.entered(start_ns)
+        off.left(start_ns + (5 * MS if step % 5 == 4 else MS // 2), lambda: clip)
+        if step % 5 == 0:
+            off.entered(start_ns + 50 * MS)
+            off.left(start_ns + 80 * MS, lambda: held)
+    evaluations = off.evaluations([], np.array(starts, dtype=np.int64))
+    assert [s.spot for s in evaluations] == [held] * 4
