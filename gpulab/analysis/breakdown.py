@@ -274,7 +274,8 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
 
 def _working_parts(run: Run, index: int | None) -> tuple[str, ...]:
     """In which the training thread works; of a GPU's step, of its idle time. Loading where that thread loads."""
-    loading = ("data_wait",) if run.loader is not None and run.loader.num_workers == 0 else ()
+    loads = run.own_batches is not None if run.loader is None else run.loader.num_workers == 0
+    loading = ("data_wait",) if loads else ()
     computing = ("compute",) if index is None else ()
     return (*computing, *loading, "optimizer", "launch", "other", "unknown")
 
