@@ -146,7 +146,7 @@ def test_lesson_03_runs_unanswered_and_its_solution_is_taken(execute: Callable[.
     for workers in (1, 2, 4):
         assert f"workers={workers}" in shown["sweep-workers"][0]
     assert "cache=on" in shown["cache"][0]
-    for knob in ("prefetch=4", "pin_memory=on: no effect without a GPU", "persistent_workers=on"):
+    for knob in ("prefetch=4", "pin_memory=on: there is no GPU to pin memory for", "persistent_workers=on"):
         assert knob in "".join(shown["finer-knobs"])
     for check in ("check-enough", "check-loader"):
         assert shown[check][0].startswith("Not answered yet. ")
