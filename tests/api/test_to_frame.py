@@ -52,6 +52,7 @@ def test_steps_are_one_row_each(run: Run) -> None:
         "sample_count": "int64",
         "phase": "uint8",
         "flags": "uint8",
+        "own_ns": "int64",
     }
     assert frame["sample_count"].tolist() == [4] * 20
     assert (frame["end_ns"] - frame["start_ns"]).tolist() == run.steps.wall_ns.tolist()
