@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from threading import get_ident
+from time import perf_counter_ns
 from types import FrameType
 
 import numpy as np
@@ -62,6 +63,9 @@ class Pauses:
         self._evaluated: list[Stretch] = []
         self.grad_off = GradOff()
         self._begins_ns = 0
+        self._first_trained: tuple[int, dict[PauseKind, tuple[int, int]]] | None = (
+            None  # when, what was counted by then
+        )
         self.eval_mode = EvalMode()
         self.over = False
         self.trainings = 0  # backward passes and optimizer steps
@@ -108,6 +112,8 @@ class Pauses:
 
     def trained(self) -> None:
         """A backward pass begins, or an optimizer has stepped."""
+        if self._first_trained is None:
+            self._first_trained = perf_counter_ns(), dict(self._more)
         self.trainings += 1
         self.grad_off.trained()
         self.eval_mode.trained()
@@ -128,8 +134,19 @@ class Pauses:
             if not calls.hold(s.start_ns, s.end_ns):
                 self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
         calls.rename(self.heard)
+        if len(starts_ns):
+            self._forget_collections(int(starts_ns[0]))
         self.heard.sort(key=lambda pause: pause[1:3])
         return tuple(PauseSum(kind, count, total) for kind, (count, total) in self._more.items())
+
+    def _forget_collections(self, first_step_ns: int) -> None:
+        """Garbage that was collected before the first step, mostly while modules were imported, paused no training."""
+        self.heard = [pause for pause in self.heard if pause[0] != "gc" or pause[2] > first_step_ns]
+        if self._first_trained is not None and self._first_trained[0] <= first_step_ns:
+            count, total_ns = self._more.pop("gc", (0, 0))
+            before, before_ns = self._first_trained[1].get("gc", (0, 0))
+            if count > before:
+                self._more["gc"] = (count - before, total_ns - before_ns)
 
     def _note(self, passes: tuple[Pass, ...]) -> None:
         for p in passes:

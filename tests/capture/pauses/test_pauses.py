@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulab.capture.pauses import pauses as pauses_module
 from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
 from gpulab.capture.pauses.loader_passes import Pass, Passes
 from gpulab.capture.pauses.no_grad import MOST, GradOff, Stretch
@@ -155,6 +156,24 @@ def test_a_pause_of_gpulabs_own_start_or_end_is_none() -> None:
     pauses.add("gc", 6_000_000, 9_000_000, None)
     assert pauses.finish(NO_STEPS, trains=True) == ()
     assert [pause[:3] for pause in pauses.heard] == [("gc", 100, 5_000_000)]
+
+
+def test_garbage_collected_before_the_first_step_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A first backward pass may import half of torch: the loop has made no step by then."""
+    monkeypatch.setattr(pauses_module, "perf_counter_ns", lambda: 50_000_000)
+    pauses = Pauses()
+    for t_ns in (1_000_000, 60_000_000):
+        pauses.add("gc", t_ns, t_ns + 5_000_000, None)
+        pauses.add("gc", t_ns, t_ns + 400, None)
+        pauses.add("checkpoint_save", t_ns, t_ns + 6_000_000, None)
+        pauses.trained()
+    more = pauses.finish(np.array([55_000_000], dtype=np.int64), trains=True)
+    assert [(kind, start) for kind, start, *_ in pauses.heard] == [
+        ("checkpoint_save", 1_000_000),
+        ("gc", 60_000_000),
+        ("checkpoint_save", 60_000_000),
+    ]
+    assert [(s.kind, s.count, s.total_ns) for s in more] == [("gc", 1, 400)]
 
 
 def test_without_training_nothing_is_evaluation() -> None:
