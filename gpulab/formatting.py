@@ -16,12 +16,14 @@ _MINUTES_FROM_US = 119.5e6
 
 
 def duration(us: float | None) -> str:
-    """A time: 6.5 → "6.50 µs", 38_000 → "38.0 ms", 90e6 → "90.0 s", 434e6 → "7 min 14 s", 0 → "0 µs"."""
+    """A time: 6.5 → "6.50 µs", 38_000 → "38.0 ms", 90e6 → "90.0 s", 434e6 → "7 min 14 s", 2e10 → "5 h 33 min"."""
     if us is None or not math.isfinite(us):
         return NOT_MEASURABLE
     if abs(us) >= _MINUTES_FROM_US:
         minutes, seconds = divmod(round(abs(us) / 1e6), 60)
-        return f"{'-' if us < 0 else ''}{minutes:,} min {seconds} s"
+        hours, rest = divmod(round(abs(us) / 60e6), 60)
+        words = f"{minutes} min {seconds} s" if minutes < 120 else f"{hours:,} h {rest} min"
+        return f"{'-' if us < 0 else ''}{words}"
     scale, unit = time_unit(us)
     return f"{_digits(us / scale)} {unit}" if us else "0 µs"
 

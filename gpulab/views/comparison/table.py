@@ -127,14 +127,19 @@ def _spending_rows(a: Side, b: Side, price_per_hour: float | None) -> list[Cells
     of_a, of_b = spending(a, price_per_hour), spending(b, price_per_hour)
     if of_a.device_s is None and of_b.device_s is None:
         return []
+    on_gpu = any(side.facts is not None and side.facts.run.device.kind == "cuda" for side in (a, b))
     rows = [
-        _row("device time of a million samples", of_a.device_s, of_b.device_s, lambda s: duration(s * 1e6)),
+        *([_row("device time of a million samples", of_a.device_s, of_b.device_s, _of_seconds)] if on_gpu else []),
         _row("energy of a million samples", _kwh(of_a.energy_j), _kwh(of_b.energy_j), lambda kwh: reading(kwh, "kWh")),
     ]
     if price_per_hour is not None:
         label = f"cost of a million samples, at {price_per_hour:g} an hour"
         rows.append(_row(label, of_a.cost, of_b.cost, number))
     return rows
+
+
+def _of_seconds(seconds: float) -> str:
+    return duration(seconds * 1e6)
 
 
 def _kwh(energy_j: float | None) -> float | None:
