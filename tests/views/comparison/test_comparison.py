@@ -201,7 +201,8 @@ def test_points_avoid_names_and_long_labels_break_at_the_sign() -> None:
 
 def test_price_adds_cost() -> None:
     found = made.a_comparison()
-    assert "cost of a million samples, at 2.5 an hour" in Compared(found, 2.5).text(full=True)
+    text = Compared(found, 2.5).text(full=True)
+    assert "cost of a million samples, at 2.5 an hour" in text and "device time" not in text, "there is no GPU"
     assert "cost" not in Compared(found).text(full=True)
 
 
