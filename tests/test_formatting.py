@@ -32,7 +32,18 @@ from gpulab.formatting import (
     while_s,
 )
 
-UNITS = {"µs": 1.0, "ms": 1e3, "s": 1e6, "min": 60e6, "h": 3600e6, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "%": 0.01}
+UNITS = {
+    "µs": 1.0,
+    "ms": 1e3,
+    "s": 1e6,
+    "min": 60e6,
+    "h": 3600e6,
+    "bytes": 1,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "%": 0.01,
+}
 TIMES_US = st.floats(1e-3, 1e14)
 COUNTS = st.floats(1e-3, 1e12)
 
