@@ -179,7 +179,7 @@ def out_of_memory(answer: Answer, stage: Stage) -> None:
         "ballast_gib": 0,
     }
     try:
-        compared = gpulab.experiment(HUNGRY, {"ballast_gib": [100_000, 0]}, namespace=names, **_quick(stage))
+        compared = gpulab.experiment(HUNGRY, {"ballast_gib": [100_000, 1]}, namespace=names, **_quick(stage))
     except Exception as e:
         answer.check("an arm without memory, then a good one", "both are told", _reason(e), agrees=False)
         return

@@ -48,7 +48,10 @@ class OpenStep:
 
 
 class Rows:
-    """Closed steps as columns that grow: 8 numbers a step, whatever the run's length."""
+    """Closed steps as columns that grow: 9 numbers a step, whatever the run's length.
+
+    A row counts from when it has its start, the last of its numbers: an interrupt may come between any two.
+    """
 
     def __init__(self) -> None:
         self.start_ns = array("q")
@@ -65,7 +68,8 @@ class Rows:
         return len(self.start_ns)
 
     def append(self, step: OpenStep, end_ns: int, phase: int) -> None:
-        self.start_ns.append(step.start_ns)
+        if len(self.end_ns) != len(self):
+            self._drop_unfinished()
         self.end_ns.append(end_ns)
         self.data_wait_ns.append(step.data_wait_ns)
         self.optimizer_ns.append(step.optimizer_ns)
@@ -74,6 +78,11 @@ class Rows:
         self.samples.append(step.samples if step.samples_known and step.batches else -1)
         self.phase.append(phase)
         self.flags.append(step.flags)
+        self.start_ns.append(step.start_ns)
+
+    def _drop_unfinished(self) -> None:
+        for column in vars(self).values():
+            del column[len(self) :]
 
     def clear(self) -> None:
         for column in vars(self).values():
@@ -110,6 +119,7 @@ class Rows:
 
     def steps(self, origin_ns: int) -> Steps:
         """All rows, on a clock that starts at `origin_ns`."""
+        self._drop_unfinished()
         n = len(self)
         if n:
             self.flags[0] |= int(StepFlag.FIRST)
