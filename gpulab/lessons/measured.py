@@ -14,7 +14,7 @@ from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.verdict import is_decided
-from gpulab.views.comparison.sweep import us
+from gpulab.views.comparison.part_times import us
 
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
 

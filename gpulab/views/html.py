@@ -71,8 +71,9 @@ _FRAGMENT_STYLE = f"""<style>.gpulab {{ container-type: inline-size; }}
 @container (max-width: {_NARROW}) {{{_STACKED.replace("SCOPE", "gpulab")}}}</style>"""
 
 _CODE = (
-    "margin:8px 0 0 0;padding:10px 14px;overflow-x:auto;font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;"
-    "white-space:pre;border:1px solid rgba(128,128,128,0.35);border-radius:8px;background:rgba(128,128,128,0.08)"
+    "margin:8px 0 0 0;padding:10px 14px;font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;"
+    "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
+    "border:1px solid rgba(128,128,128,0.35);border-radius:8px;background:rgba(128,128,128,0.08)"
 )
 _GROUNDS = {"+": "rgba(46,158,91,0.25)", "-": "rgba(217,83,79,0.25)"}  # under any ink, light or dark
 
@@ -96,7 +97,6 @@ h1 { color: var(--level); }
 .good { --level: var(--good); } .unknown { --level: var(--unknown); }
 .picture, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
 .picture { padding: 4px 18px 12px; margin-bottom: 18px; }
-.picture img { display: block; width: 100%; max-width: 1100px; height: auto; margin: 8px auto 0; border-radius: 6px; }
 section { padding: 14px 18px 16px; margin: 0 0 18px; break-inside: avoid; overflow-x: auto; }
 section.fold { padding: 0 18px; margin: 0 0 8px; }
 section.fold > details[open] { padding-bottom: 14px; }
@@ -134,8 +134,8 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], picture:
     sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
     shown = f'<div class="picture">{picture}</div>' if picture else ""
-    lead = "\n".join(_page_section(section) for section in sections if section.lead)
-    code = "\n".join(_page_section(section) for section in sections if section.code and not section.lead)
+    opened = [section for section in sections if _is_open(section, picture)]
+    lead = "\n".join(_page_section(section) for section in sorted(opened, key=lambda s: not s.lead))
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -154,30 +154,17 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], picture:
 </header>
 {shown}
 {lead}
-{code}
 {timeline}
-{_page_folds(sections)}
+{_page_folds(sections, picture)}
 </main>
 </body>
 </html>
 """
 
 
-def picture_of(png: bytes, headline: Headline) -> str:
-    """A drawn picture as an element of a page or of a notebook's output."""
-    description = _safe(f"{headline.sentence} {headline.evidence}")
-    return image(encoded(png), description, "max-width:100%;background:#ffffff;border-radius:6px") if png else ""
-
-
 def encoded(png: bytes) -> str:
     """A picture as text: what a display bundle and a page hold."""
     return base64.b64encode(png).decode("ascii")
-
-
-def image(source: str, description: str, style: str = "") -> str:
-    """An encoded picture as an element; `description` is escaped already."""
-    look = f' style="{style}"' if style else ""
-    return f'<img alt="{description}"{look} src="data:image/png;base64,{source}">'
 
 
 def fragment(headline: Headline, sections: Sequence[Section], picture: str = "", *, full: bool = False) -> str:
@@ -192,23 +179,28 @@ def fragment(headline: Headline, sections: Sequence[Section], picture: str = "",
         f'<div style="{_HEADLINE}">{_safe(headline.sentence)}</div>'
         f'<div style="font-size:14px;opacity:0.85;overflow-wrap:anywhere">{_safe(headline.evidence)}</div></div>'
     )
-    lead = "".join(fragment_section(section) for section in sections if section.lead or section.code)
+    lead = "".join(fragment_section(section) for section in sections if _is_open(section, picture))
     return (
         f'<div class="gpulab" style="max-width:1100px;overflow-x:auto">{_FRAGMENT_STYLE}{head}{picture}{lead}'
-        f"{_fragment_folds(sections, full=full)}</div>"
+        f"{_fragment_folds(sections, picture, full=full)}</div>"
     )
+
+
+def _is_open(section: Section, picture: str) -> bool:
+    """Whether the first screen has it."""
+    return bool(section.code) or (section.lead and not (section.pictured and picture))
 
 
 _ABOUT = "About this measurement"
 _WHY = "Why, and what to expect"
 
 
-def _page_folds(sections: Sequence[Section]) -> str:
+def _page_folds(sections: Sequence[Section], picture: str) -> str:
     folds = [
         f'<section class="fold"><details><summary><h2>{_safe(s.title)}</h2><span class="result">{_safe(s.in_short)}'
         f"</span></summary>{''.join(_inside(s, _PAGE))}</details></section>"
         for s in sections
-        if not (s.lead or s.code or s.aside)
+        if not (_is_open(s, picture) or s.aside)
     ]
     asides = "".join(f"<h3>{_safe(s.title)}</h3>{''.join(_inside(s, _PAGE))}" for s in sections if s.aside)
     if asides:
@@ -216,11 +208,11 @@ def _page_folds(sections: Sequence[Section]) -> str:
     return "\n".join(folds)
 
 
-def _fragment_folds(sections: Sequence[Section], *, full: bool) -> str:
+def _fragment_folds(sections: Sequence[Section], picture: str, *, full: bool) -> str:
     folds = [
         _fold(_safe(s.title), _safe(s.in_short), "".join(_inside(s, _INLINE)), full=full)
         for s in sections
-        if not (s.lead or s.code or s.aside)
+        if not (_is_open(s, picture) or s.aside)
     ]
     asides = "".join(fragment_section(s) for s in sections if s.aside)
     if asides:
@@ -250,6 +242,8 @@ def _inside(section: Section, look: Look) -> Iterator[str]:
     barred = any(row.bar is not None for row in section.rows)
     first = [row for row in section.rows if not (row.detail and section.lead)]
     details = [row for row in section.rows if row.detail and section.lead]
+    if section.drawing:
+        yield section.drawing
     if first:
         yield _table(section, first, look, barred)
     if details:

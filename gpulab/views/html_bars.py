@@ -48,7 +48,7 @@ def legend(segments: Iterable[Segment]) -> str:
     """Each segment's swatch, name and figure, as many to a line as there is room for."""
     keys = "".join(
         f'<span style="white-space:nowrap;margin:0 18px 0 0"><span style="{_SWATCH};{_fill(s)}"></span>'
-        f"{_safe(s.label)} <b>{_safe(s.words)}</b></span> "
+        f"{_safe(s.label)}{f' <b>{_safe(s.words)}</b>' if s.words else ''}</span> "
         for s in segments
     )
     return f'<div style="display:flex;flex-wrap:wrap;line-height:1.6;font-size:13px">{keys}</div>'
@@ -85,6 +85,15 @@ def columns(
 
 def line(x: Float64, y: Float64, colour: str, height_px: int = 48) -> str:
     """A curve; `x` and `y` are shares of the width and of the height, and a NaN breaks it."""
+    return _svg(_path(x, y, colour), height_px)
+
+
+def lines(curves: Iterable[tuple[Float64, Float64, str]], height_px: int = 110) -> str:
+    """Several curves on one ground: `x`, `y` and colour of each."""
+    return _svg("".join(_path(x, y, colour) for x, y, colour in curves), height_px)
+
+
+def _path(x: Float64, y: Float64, colour: str) -> str:
     drawn, pen = [], "M"
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         if b != b:
@@ -93,7 +102,7 @@ def line(x: Float64, y: Float64, colour: str, height_px: int = 48) -> str:
         drawn.append(f"{pen}{1000 * a:.0f} {100 - 98 * b:.1f}")
         pen = "L"
     look = f'fill="none" stroke="{colour}" stroke-width="1.6" vector-effect="non-scaling-stroke"'
-    return _svg(f'<path {look} d="{"".join(drawn)}"/>', height_px)
+    return f'<path {look} d="{"".join(drawn)}"/>'
 
 
 def _box(left: float, right: float, top: float, height: float) -> str:

@@ -43,7 +43,9 @@ class Section:
 
     The first screen shows a `lead` and `code` open; of every other section it shows only the title and `result`, the
     section in one line. `aside` marks what is about the measurement itself: these are folded together, at the end.
-    `wide` needs the whole width of a page. `code` stands below the sentences, each line as it is.
+    `wide` needs the whole width of a page. `code` stands below the sentences, each line as it is. What the picture
+    shows already is `pictured`: beside the picture it is folded, too. `drawing` is HTML above the table; a text leaves
+    it out.
     """
 
     title: str
@@ -55,6 +57,8 @@ class Section:
     lead: bool = False
     code: str = ""
     result: str = ""
+    pictured: bool = False
+    drawing: str = ""
 
     @property
     def in_short(self) -> str:

@@ -9,14 +9,13 @@ from gpulab.errors import UsageError
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange
 from gpulab.verdict import Verdict
-from gpulab.views import html
-from gpulab.views.comparison import document, figure, sections, sweep, sweep_figure
+from gpulab.views.comparison import document, figure, html_figure, sections, sweep, sweep_figure
 from gpulab.views.layout import Section
-from gpulab.views.view import Pictured
+from gpulab.views.view import NotebookView
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Compared(Pictured):
+class Compared(NotebookView):
     """A comparison with its views.
 
     `verdict`, `ratio` (the time of B over A), `interval`, `noise_floor`, `parts` and `loss` are those of the one
@@ -84,14 +83,12 @@ class Compared(Pictured):
 
     def png(self) -> bytes:
         """The picture, 1100 pixels wide. Draws with matplotlib, on the main thread only."""
-        return self._drawn(titled=True)
+        shown = self._simple
+        return figure.draw(shown) if isinstance(shown, Comparison) else sweep_figure.draw(shown)
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
         return document.document(self.result, self.price_per_hour)
-
-    def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
-        return self.bundle()
 
     def __repr__(self) -> str:
         return f"<Compared: {self.headline.sentence}>"
@@ -118,10 +115,5 @@ class Compared(Pictured):
         return sweep.sections(shown)
 
     def _picture(self) -> str:
-        return html.picture_of(self._drawn(titled=False), self.headline) if self._sections() else ""
-
-    def _drawn(self, *, titled: bool) -> bytes:
         shown = self._simple
-        if isinstance(shown, Comparison):
-            return figure.draw(shown, titled=titled)
-        return sweep_figure.draw(shown, titled=titled)
+        return html_figure.of_two(shown) if isinstance(shown, Comparison) else html_figure.of_many(shown)

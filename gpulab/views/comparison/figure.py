@@ -21,9 +21,9 @@ _ABOVE_IN, _BELOW_IN = 0.42, 0.62
 _BAR_WIDTH_IN = 6.2
 
 
-def draw(comparison: Comparison, *, titled: bool = True) -> bytes:
-    """The picture as PNG, 1100 pixels wide. Without a title it needs a text beside it. Main thread only."""
-    lines = title_lines(comparison_headline(comparison), opening(comparison)) if titled else []
+def draw(comparison: Comparison) -> bytes:
+    """The picture as PNG, 1100 pixels wide. Main thread only."""
+    lines = title_lines(comparison_headline(comparison), opening(comparison))
     if never_ran(comparison):
         return title_only(lines)
     with_device = panels.has_curves(comparison)

@@ -11,12 +11,14 @@ import numpy as np
 from gpulab.formatting import duration, percent, speed_within, time_unit
 from gpulab.run import Float64, Series
 from gpulab.tuning.compare.blocks import pair_ratios, same_ratios
-from gpulab.tuning.compare.parts import both_us, profiled_runs_agree
 from gpulab.tuning.compare.verdicts import us, usable
-from gpulab.tuning.record import Comparison, Side
+from gpulab.tuning.record import Comparison
 from gpulab.views import curves, wording
-from gpulab.views.comparison.table import name, unprofiled_us
+from gpulab.views.comparison.part_times import WHOLE
+from gpulab.views.comparison.part_times import of_both as times_of_both
+from gpulab.views.comparison.table import name
 from gpulab.views.drawing import GREY, SMALL_PT, Dashes, Key, frame, ink, ink_lines, legend_beside, rectangles, say
+from gpulab.views.factor_axis import LEAST_SPAN, factor_ticks
 from gpulab.views.wording import cut
 
 if TYPE_CHECKING:
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 A_COLOUR, B_COLOUR = "#6E6E6E", "#5B2A86"
 _BAND, _FLOOR, _SEEDS = "#D9CBE8", "#EDEDED", "#C4C4C4"
 _UNSPLIT = "#BDBDBD"
-WHOLE = "whole"  # of a bar: its time where no part of it is shown
 _OF_PROFILED = "; colours: the shares in one profiled run of each"
 _ROOM = 1.25  # times the longest bar: its figure stands behind it
 _PREDICTED = "#B35900"
@@ -34,10 +35,6 @@ _MEMORY = ("gpu_memory_used_bytes", "rss_bytes")
 _OfBoth = list[tuple[Series, str]]
 _DASHES: tuple[Dashes, ...] = ("-", ":")
 _LABEL = 16  # characters of a line beside a bar
-_LEAST_SPAN = 0.04  # of the axis of speeds, in logarithms
-_NARROW = 6.0  # times from one end of an axis to the other: below, its ticks are as on a linear one
-_WIDE = 300.0  # from here on, only its powers of ten are marked
-_MOST_TICKS = 5
 _NAMES, _MORE_NAMES = 0.36, 0.55  # room above the points for two names or three, as a share of their span
 _OUTLIERS = (2, 98)  # percentiles of the blocks that the axis must reach
 
@@ -47,35 +44,15 @@ _OUTLIERS = (2, 98)  # percentiles of the blocks that the axis must reach
 
 def bars(axes: Axes, comparison: Comparison) -> None:
     """One bar per side, as long as its blocks say, coloured by the shares of the parts in its one profiled run."""
-    per_sample = comparison.unit == "sample"
-    if comparison.parts and comparison.parts[0].a_us_per_sample is None:
-        per_sample = False
-    profiled = [{c.name: both_us(c, per_sample=per_sample)[i] for c in comparison.parts} for i in (0, 1)]
-    shown = profiled if comparison.ratio is None or profiled_runs_agree(comparison) else [{}, {}]
-    times = [_side_us(side, comparison, per_sample) for side in (comparison.a, comparison.b)]
-    columns = [as_long_as(parts, us) for parts, us in zip(shown, times, strict=True)]
+    columns, per_sample = times_of_both(comparison)
     labels = [("A  " + name(comparison.a), A_COLOUR), ("B  " + name(comparison.b), B_COLOUR)]
-    frame(axes, f"Time of a {'sample' if per_sample else 'step'}{_OF_PROFILED if any(shown) else ''}")
+    divided = any(parts.keys() - {WHOLE} for parts in columns)
+    frame(axes, f"Time of a {'sample' if per_sample else 'step'}{_OF_PROFILED if divided else ''}")
     if not any(columns):
         say(axes, "Not measurable.")
         return
     stacked_bars(axes, columns, labels)
     legend_beside(axes, part_keys(columns), offset_in=0.3, spare_in=0.75)
-
-
-def _side_us(side: Side, comparison: Comparison, per_sample: bool) -> float | None:
-    """By the blocks; None where only profiled steps could be compared: then the parts themselves are the bar."""
-    if unprofiled_us(side, comparison) is None:
-        return None
-    return side.us_per_sample if per_sample else side.us_per_step
-
-
-def as_long_as(parts: Mapping[str, float], us: float | None) -> dict[str, float]:
-    """The parts in proportion, together as long as a measured time; without parts, the time as one piece."""
-    whole = sum(parts.values())
-    if us is None:
-        return dict(parts)
-    return {name: part * us / whole for name, part in parts.items()} if whole else {WHOLE: us}
 
 
 def stacked_bars(axes: Axes, columns: Sequence[Mapping[str, float]], labels: Sequence[tuple[str, str]]) -> None:
@@ -186,9 +163,9 @@ def _reach(axes: Axes, of_a: Float64, of_b: Float64, comparison: Comparison) -> 
     inside += [-math.log(prediction[0])] if prediction is not None else []
     low, high = min(inside), max(inside)
     for point in np.sort(points):  # none stands where the names need their room
-        if point < high + names * max(high - low, _LEAST_SPAN):
+        if point < high + names * max(high - low, LEAST_SPAN):
             high = max(high, float(point))
-    span = max(high - low, _LEAST_SPAN)
+    span = max(high - low, LEAST_SPAN)
     bottom, top = low - 0.1 * span, high + names * span
     logarithmic(axes, "y", math.exp(bottom), math.exp(top))
     out = int(((points < bottom) | (points > top)).sum())
@@ -209,19 +186,6 @@ def logarithmic(axes: Axes, which: Literal["x", "y"], low: float, high: float) -
     axis.set_major_locator(FixedLocator(factor_ticks(low, high)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-def factor_ticks(low: float, high: float) -> list[float]:
-    """Round factors within the bounds, 1 among them where it lies there: 0.5, 1, 2, 5 over a wide range."""
-    from matplotlib.ticker import MaxNLocator
-
-    if high / low < _NARROW:
-        ticks = [round(float(tick), 6) for tick in MaxNLocator(_MOST_TICKS, steps=[1, 2, 5, 10]).tick_values(low, high)]
-    else:
-        decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-        steps = (1, 2, 5) if high / low < _WIDE else (1,)
-        ticks = [float(f"{step}e{decade}") for decade in decades for step in steps]
-    return [tick for tick in ticks if low <= tick <= high]
 
 
 def _count_axis(axes: Axes, count: int, what: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,7 +15,7 @@ from gpulab.tuning.compare.verdicts import usable
 from gpulab.tuning.record import Comparison, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 from gpulab.views import wording
-from gpulab.views.comparison import prediction
+from gpulab.views.comparison import html_curves, prediction
 from gpulab.views.comparison.table import heading, name, side_by_side
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.report.sections import changes_section, device
@@ -70,7 +71,11 @@ def sections(
 
 
 def first(comparisons: Sequence[Comparison]) -> Section | None:
-    """What a reader must know before any figure: runs in sequence are weaker evidence, and how the runs differ."""
+    """What a reader must know before any figure: runs in sequence are weaker evidence, and how the runs differ.
+
+    Of several settings one that failed has its reason in its own row, and no figure to read with care.
+    """
+    comparisons = [c for c in comparisons if not c.b.failure]
     sequential = (
         f"{c.ended_early}. Its runs were made one after the other: let it go on, and short runs are compared in turn."
         if c.ended_early
@@ -137,7 +142,8 @@ def _loss(comparison: Comparison) -> Section | None:
         for label, step in (("first step", 0), ("last step of both", _last(loss.a, loss.b)))
     ]
     columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b)))
-    return Section.table("Loss", columns, cells, (f"{capitalized(loss.verdict)}. {plain(loss.words)}.",))
+    table = Section.table("Loss", columns, cells, (f"{capitalized(loss.verdict)}. {plain(loss.words)}.",))
+    return replace(table, drawing=html_curves.losses(loss), result=capitalized(loss.verdict))
 
 
 def _last(a: Sequence[float], b: Sequence[float]) -> int:
@@ -166,7 +172,9 @@ def _curves(comparison: Comparison) -> Section | None:
         for name, curve in {**b, **a}.items()
     )
     columns = (Column("mean of", "cut"), *numbers(heading(comparison.a), heading(comparison.b)))
-    return Section.table("Device", columns, cells, ("Over the whole of one profiled run of each.",), aside=True)
+    lines = ("Over the whole of one profiled run of each.",)
+    table = Section.table("Device", columns, cells, lines, aside=True)
+    return replace(table, drawing=html_curves.device_curves(comparison.a, comparison.b))
 
 
 # how it was measured, how to keep it

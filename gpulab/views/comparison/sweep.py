@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from gpulab.formatting import duration, plural, size, speed_within
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
+from gpulab.views.comparison.part_times import per_sample, us
 from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
 from gpulab.views.comparison.table import memory_peak_bytes, name
+from gpulab.views.comparison.time_rows import times_of_settings
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.wording import plain
 
@@ -38,21 +42,10 @@ def none_ran(experiment: Experiment) -> bool:
     return bool(experiment.comparisons) and all(never_ran(c) for c in experiment.comparisons)
 
 
-def per_sample(experiment: Experiment) -> bool:
-    """Whether all settings are told per sample: some have another batch, and the samples of all are known."""
-    ran = [side for side in experiment.sides if not side.failure]
-    return any(c.unit == "sample" for c in experiment.comparisons) and all(side.us_per_sample for side in ran)
-
-
 def best_of(experiment: Experiment) -> Side | None:
     """The setting to keep: the fastest of those that are faster, none where none is."""
     faster = [c for c in experiment.comparisons if c.verdict == "faster"]
     return min(faster, key=lambda c: c.ratio or 1.0).b if faster else None
-
-
-def us(side: Side, experiment: Experiment) -> float | None:
-    """The time of a side in the unit of the experiment."""
-    return side.us_per_sample if per_sample(experiment) else side.us_per_step
 
 
 def _lines(experiment: Experiment) -> Section:
@@ -68,7 +61,13 @@ def _lines(experiment: Experiment) -> Section:
         f"Times as fast as {name(experiment.sides[0])}, per {unit}, by the blocks. "
         "Memory: the peak of one profiled run of each."
     ]
-    return Section.table("All settings", columns, rows, lines, wide=True)
+    table = Section.table("All settings", columns, rows, lines, wide=True)
+    return replace(
+        table,
+        pictured=True,
+        result="what each step's time goes to, and its memory",
+        drawing=times_of_settings(experiment),
+    )
 
 
 def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tuple[str, ...]:
@@ -90,7 +89,8 @@ def _losses(experiment: Experiment) -> Section | None:
         return None
     columns = (Column("", "wrap"), Column("loss"), Column("", "wrap"))
     cells = ((", ".join(sides), verdict, plain(words)) for (verdict, words), sides in alike.items())
-    return Section.table("Loss", columns, cells, wide=True)
+    found = "; ".join(f"{', '.join(sides)}: {verdict}" for (verdict, _), sides in alike.items())
+    return Section.table("Loss", columns, cells, wide=True, result=found)
 
 
 def _measured(experiment: Experiment) -> Section:

@@ -9,11 +9,11 @@ import numpy as np
 
 from gpulab.formatting import size, speed_within
 from gpulab.tuning.compare.headline import experiment_headline
-from gpulab.tuning.compare.parts import mean_parts_us, profiled_runs_agree
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import figure_panels as panels
 from gpulab.views.comparison.figure import title_only
-from gpulab.views.comparison.sweep import none_ran, opening, per_sample, us
+from gpulab.views.comparison.part_times import of_setting, per_sample
+from gpulab.views.comparison.sweep import none_ran, opening
 from gpulab.views.comparison.table import memory_peak_bytes, name
 from gpulab.views.drawing import (
     GREY,
@@ -39,14 +39,14 @@ _MOST = 16
 _COLOURS = {"faster": "#00704F", "slower": "#B8430B"}
 
 
-def draw(experiment: Experiment, *, titled: bool = True) -> bytes:
+def draw(experiment: Experiment) -> bytes:
     """The picture as PNG, 1100 pixels wide, at most 16 settings. Main thread only."""
-    lines = title_lines(experiment_headline(experiment), opening(experiment)) if titled else []
+    lines = title_lines(experiment_headline(experiment), opening(experiment))
     if none_ran(experiment):
         return title_only(lines)
     shown = experiment.sides[:_MOST]
     panel_in = max(_LINE_IN * len(shown), 1.0)
-    columns = [_parts_us(side, experiment) for side in shown]
+    columns = [of_setting(side, experiment) for side in shown]
     keys = panels.part_keys(columns)
     keys_in = _KEYS_IN * -(-len(keys) // 3) + 0.15
 
@@ -66,16 +66,6 @@ def draw(experiment: Experiment, *, titled: bool = True) -> bytes:
 
     total_in = title_height_in(lines) + _ABOVE_IN + panel_in + _BELOW_IN + keys_in + 0.1
     return picture(lines, total_in, fill)
-
-
-def _parts_us(side: Side, experiment: Experiment) -> dict[str, float]:
-    """As long as its blocks say, coloured by the shares of its profiled run, where that differs as the blocks do."""
-    compared = next((c for c in experiment.comparisons if c.b is side), None)
-    believed = compared is None or compared.ratio is None or profiled_runs_agree(compared)
-    parts = {}
-    if side.facts is not None and believed:
-        parts = mean_parts_us(side.facts, per_sample=per_sample(experiment)) or {}
-    return panels.as_long_as(parts, us(side, experiment)) if us(side, experiment) else {}
 
 
 def _steps(axes: Axes, experiment: Experiment, shown: tuple[Side, ...], columns: list[dict[str, float]]) -> None:
