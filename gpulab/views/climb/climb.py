@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.views.climb import document, sections
+from gpulab.views.climb import document, html_figure, sections
 from gpulab.views.layout import Section
 from gpulab.views.view import NotebookView
 
@@ -60,6 +60,9 @@ class Climbed(NotebookView):
 
     def _more(self) -> str:
         return "The rest: gpulab.climbs[-1].text(full=True)"
+
+    def _picture(self) -> str:
+        return html_figure.picture_of(self.result)
 
     def _sections(self) -> tuple[Section, ...]:
         return sections.sections(self.result)

@@ -10,7 +10,8 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.tuning.climb.record import Climb
 from gpulab.tuning.plan import Progress
 from gpulab.views import html
-from gpulab.views.climb.attempts import ladder, result
+from gpulab.views.climb.attempts import result
+from gpulab.views.climb.html_figure import picture_of
 from gpulab.views.running.progress import STOPPED_BY, Stoppable, words
 
 HINT = "End the climb at the next step; what was kept so far is shown"
@@ -44,6 +45,6 @@ class Climbing(Stoppable):
     def _draw_ladder(self, line: str) -> None:
         climb = self._climb
         what = f"Climbing, try {len(climb.rungs) + 1}: {line}" if climb else f"Measuring the cell as written: {line}"
-        sections = (ladder(climb),) if climb else ()
-        fragment = html.fragment(Headline("climbing", what, STOPPED_BY, "unknown"), sections)
+        drawn = picture_of(climb) if climb else ""
+        fragment = html.fragment(Headline("climbing", what, STOPPED_BY, "unknown"), (), drawn)
         self._handle.update({"text/html": fragment, "text/plain": what}, raw=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
@@ -16,6 +17,7 @@ from gpulab.views.comparison.sections import checks, device_of, how_measured, ke
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.wording import plain
 
+_OF_EACH = "how busy, how long it waits, memory and loss of each"
 _ENDINGS = {
     "nothing left": "Nothing else that gpulab can turn is left to try",
     "rungs": "As many settings were tried as were asked for (--rungs)",
@@ -92,7 +94,13 @@ def sections(climb: Climb) -> tuple[Section, ...]:
     """Every section in reading order."""
     parts: tuple[Section | None, ...] = ()
     if climb.written is not None and climb.written.facts is not None:
-        parts = (leading(ladder(climb)), _left(climb), _passed(climb), _checks(climb), _measured(climb))
+        parts = (
+            leading(replace(ladder(climb), pictured=True, result=_OF_EACH)),
+            _left(climb),
+            _passed(climb),
+            _checks(climb),
+            _measured(climb),
+        )
     return present(*parts, kept_edit(climb))
 
 
@@ -124,7 +132,7 @@ def _left(climb: Climb) -> Section | None:
     cells = ((plain(f.summary), _recoverable(f), plain(_cure(f))) for f in causes)
     columns = (Column("", "wrap"), *numbers("at most"), Column("what to do by hand", "wrap"))
     lines = ("At most: the time of each step that its cure could give back.",)
-    return Section.table(title, columns, cells, lines, wide=True)
+    return Section.table(title, columns, cells, lines, wide=True, result=plain(causes[0].summary).rstrip("."))
 
 
 def _recoverable(finding: Finding) -> str:
