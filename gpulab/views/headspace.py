@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
 from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
+from gpulab.views import html_bars, html_rows
+from gpulab.views.html_bars import Segment
 from gpulab.views.layout import Column, Row, Section, leading, numbers, present
 from gpulab.views.report.document import picked, plain_data
 from gpulab.views.report.sections import device
@@ -15,6 +17,16 @@ from gpulab.views.view import NotebookView
 from gpulab.views.wording import Part, plain
 
 SCHEMA = 1
+_LEAVE_IT = "Leave the DataLoader as it is, and look elsewhere: %%gpuprofile shows what else a step's time goes to."
+_AGAIN = "Try it again while nothing else uses this machine, or with a larger --budget: more blocks then run."
+_PREPARE = (
+    "Use more workers, or make the items cheaper. From the first row to the second is what preparing them costs "
+    "(reading from memory, decoding, transforming, putting batches together, copying them to the device), as far as "
+    "the training waits for it."
+)
+_READ = "Use a faster disk, fewer and larger files, or more workers. The third row less the second is reading."
+_RESULT = "what each row is"
+_OF_A_STEP = "How long a step takes, by the median of the blocks"
 
 _IDEAL = Part("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
 _WRITTEN = Part(
@@ -89,7 +101,12 @@ class HeadspaceReport(NotebookView):
         return f"what the DataLoader costs · {device(run)} · {duration(experiment.seconds * 1e6)}{ended}"
 
     def _sections(self) -> tuple[Section, ...]:
-        return present(leading(_steps(self.result)), _notes(self.result))
+        steps = replace(_steps(self.result), pictured=True)
+        return present(leading(steps), leading(_to_do(self.result)), _notes(self.result))
+
+    def _picture(self) -> str:
+        steps = _steps(self.result)
+        return html_rows.picture(html_bars.caption(_OF_A_STEP), *(_drawn(line) for line in steps.rows if line.bar))
 
 
 def excludes_gain(headspace: Headspace) -> bool:
@@ -121,7 +138,17 @@ def _steps(headspace: Headspace) -> Section:
         _row(_COLD, headspace.cold_us, longest, fetching, headspace.reasons.get("cold")),
     )
     columns = (Column(""), *numbers("a step takes", "which adds"), Column("what it is", "wrap"))
-    return Section("What the data costs a step", columns, rows, tuple(filter(None, _lines(headspace))), wide=True)
+    return Section(
+        "What the data costs a step", columns, rows, tuple(filter(None, _lines(headspace))), wide=True, result=_RESULT
+    )
+
+
+def _drawn(line: Row) -> str:
+    """A line of the table as a bar with its figures above and its meaning below."""
+    label, time, adds, meaning = line.cells
+    figures = f"{time} · adds {adds}" if adds and adds[0].isdigit() else f"{time}{f' · {adds}' if adds else ''}"
+    drawn = html_bars.bar([Segment(label, line.bar, line.colour, time)], height_px=14) if line.bar else ""
+    return html_rows.row(label, figures, drawn, note=meaning)
 
 
 def _row(part: Part, us: float | None, longest: float, adds: str, reason: str | None) -> Row:
@@ -145,15 +172,18 @@ def _lines(headspace: Headspace) -> list[str]:
     return [
         "The first row is what is left when loading costs nothing: the model, the optimizer and whatever else the loop "
         "does." + (" No change of the DataLoader can make a step shorter than that." if decided else ""),
-        "From the first row to the second: preparing the items (reading from memory, decoding, transforming, putting "
-        "batches together, copying them to the device) as far as the training waits for it. More workers help there, "
-        "or cheaper items."
-        if headspace.preparation_us and "ideal" in headspace.certain
-        else "",
-        "From the second to the third: the disk. A faster disk helps, fewer and larger files, or more workers."
-        if headspace.fetch_us and "cold" in headspace.certain
-        else "",
     ]
+
+
+def _to_do(headspace: Headspace) -> Section | None:
+    """What the measured rows ask for; None where nothing was measured."""
+    if headspace.ceiling is None:
+        return None
+    if excludes_gain(headspace):
+        return Section("What to do", lines=(_LEAVE_IT,))
+    if "ideal" not in headspace.certain:
+        return Section("What to do", lines=(_AGAIN,))
+    return Section("What to do", lines=(_PREPARE,) + ((_READ,) if "cold" in headspace.certain else ()))
 
 
 def _notes(headspace: Headspace) -> Section | None:
