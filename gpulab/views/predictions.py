@@ -2,44 +2,112 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpulab.formatting import sentence
+from gpulab.diagnosis.headline import Headline
+from gpulab.formatting import sentence, speed_within
 from gpulab.prediction.prediction import Prediction
-from gpulab.views import html, text
+from gpulab.views import html_bars, html_rows, text
 from gpulab.views.comparison.prediction import NONE, memory_words, predicted_words
-from gpulab.views.layout import Column, Section
+from gpulab.views.factor_axis import FactorAxis, axis_of
+from gpulab.views.html_rows import FactorRange
+from gpulab.views.layout import Column, Section, leading, present
+from gpulab.views.view import NotebookView
 from gpulab.views.wording import plain
 
 NOTHING = "No finding of this run names a knob, so nothing is predicted. Name a setting: %gpulab predict workers=2"
+_TITLE = "Predicted, not measured"
+_AXIS = "How many times as fast; logarithmic; 1 is the cell as it ran. Each bar holds the truth in 19 of 20 cases"
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
+@dataclass(frozen=True, slots=True, repr=False)
+class Predicted(NotebookView):
     """Predictions for one run, to display."""
 
     run: str
     predictions: tuple[Prediction, ...]
 
+    @property
+    def headline(self) -> Headline:
+        """The first prediction that says something, and how to measure it."""
+        if not self.predictions:
+            first, _, rest = NOTHING.partition(". ")
+            return Headline("nothing_predicted", f"{first}.", rest, "unknown")
+        best = next((p for p in self.predictions if p.ratio is not None), None)
+        if best is None:
+            why = " ".join(sentence(plain(p.refused)) for p in self.predictions[:1])
+            return Headline("nothing_predicted", f"No prediction for {_named(self.predictions[0])}.", why, "unknown")
+        said = f"{_TITLE}: with {_named(best)} the cell is {_speed(best)}."
+        return Headline("predicted", said, f"{self._of_run()} {_to_measure(best)}", "unknown")
+
     def __repr__(self) -> str:
         return "\n".join(text.section_lines(self._section()))
 
-    def _repr_html_(self) -> str:
-        return html.fragment_section(self._section())
+    def _opening(self) -> str:
+        return f"predictions · {plain(self.run)}" if self.run else "predictions"
+
+    def _more(self) -> str:
+        return "The rest: .text(full=True)"
+
+    def _of_run(self) -> str:
+        return f"For the run {plain(self.run)}."
+
+    def _sections(self) -> tuple[Section, ...]:
+        return present(
+            leading(replace(self._section(), title="What they rest on", pictured=True)) if self.predictions else None
+        )
+
+    def _picture(self) -> str:
+        ranges = [_range(p) for p in self.predictions]
+        axis = axis_of(factor for one in ranges if one is not None for factor in one.factors)
+        rows = [_row(p, one, axis) for p, one in zip(self.predictions, ranges, strict=True)]
+        if not any(ranges):
+            return html_rows.picture(*rows)
+        return html_rows.picture(html_bars.caption(_AXIS), *rows, html_rows.factor_axis(axis))
 
     def _section(self) -> Section:
-        title = "Predicted, not measured"
         if not self.predictions:
-            return Section(title, lines=(NOTHING,))
+            return Section(_TITLE, lines=(NOTHING,))
         columns = (Column("setting"), Column("how fast"), Column("", "wrap"))
         asked = [p for p in self.predictions if p.ratio is not None]
-        lines = [f"For the run {plain(self.run)}."]
-        lines += [f"To measure it: %%gpuprofile --ab {','.join(_settings(p))}" for p in asked[:1]]
-        return Section.table(title, columns, map(_cells, self.predictions), lines)
+        lines = [self._of_run(), *map(_to_measure, asked[:1])]
+        return Section.table(_TITLE, columns, map(_cells, self.predictions), lines)
+
+
+def _to_measure(prediction: Prediction) -> str:
+    return f"To measure it: %%gpuprofile --ab {','.join(_settings(prediction))}"
+
+
+def _named(prediction: Prediction) -> str:
+    return ", ".join(_settings(prediction))
 
 
 def _settings(prediction: Prediction) -> list[str]:
     return [plain(f"{name}={value}") for name, value in prediction.settings.items()]
+
+
+def _speed(prediction: Prediction) -> str:
+    """ "1.9 times as fast (1.6 to 2.3)"; a mere range has no middle."""
+    assert prediction.ratio is not None
+    middle, around = speed_within(prediction.ratio, prediction.interval)
+    low, _, high = around.partition("–")
+    if prediction.only_sign:
+        return f"between {low} and {high} times as fast"
+    return f"{middle} times as fast ({low} to {high})" if around else f"{middle} times as fast"
+
+
+def _range(prediction: Prediction) -> FactorRange | None:
+    if prediction.ratio is None or prediction.interval is None or prediction.interval[0] <= 0:
+        return None
+    low, high = prediction.interval
+    middle = None if prediction.only_sign else 1 / prediction.ratio
+    return FactorRange(middle, (1 / high, 1 / low), html_rows.PREDICTED)
+
+
+def _row(prediction: Prediction, shown: FactorRange | None, axis: FactorAxis) -> str:
+    if shown is None:
+        return html_rows.row(_named(prediction), "no prediction", note=sentence(plain(prediction.refused)))
+    return html_rows.row(_named(prediction), predicted_words(prediction), html_rows.factor_row(axis, shown))
 
 
 def _cells(prediction: Prediction) -> tuple[str, str, str]:
@@ -48,4 +116,4 @@ def _cells(prediction: Prediction) -> tuple[str, str, str]:
     if prediction.ratio is not None:
         speed = f"{predicted_words(prediction)} as fast{memory_words(prediction)}"
     reasons = (prediction.refused or prediction.basis, prediction.memory_basis)
-    return ", ".join(_settings(prediction)), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)
+    return _named(prediction), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)

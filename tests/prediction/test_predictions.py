@@ -810,7 +810,7 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     assert "no prediction" in repr(gpulab.predict(run, {"amp": "bf16"}))
     with pytest.raises(UsageError, match="no knob"):
         gpulab.predict(run, {"wrokers": 2})
-    assert "<td" in gpulab.predict(run)._repr_html_() or "No finding" in gpulab.predict(run)._repr_html_()
+    assert "<td" in gpulab.predict(run).fragment() or "No finding" in gpulab.predict(run).fragment()
 
 
 def test_a_knob_is_asked_of_the_run_as_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
