@@ -134,20 +134,40 @@ def _top(height: Float64) -> float:
     return (highest if highest <= 2.5 * usual else 1.5 * usual) * 1.22 or 1.0
 
 
-_LABEL_WIDTH = 0.14  # of the panel
+_LABEL_WIDTH, _LATE = 0.14, 0.8  # of the panel
+_FIRST_LINE = 0.88  # of its height: above it stands the name of the profiled steps
+
+
+@dataclass(frozen=True, slots=True)
+class CutLabel:
+    """The height of a bar that is cut off: from where to where it stands, and on which line from the top."""
+
+    bar: int
+    left: float
+    right: float
+    line: int
+
+
+def cut_labels(left: Float64, right: Float64, height: Float64, top: float, span: float) -> tuple[CutLabel, ...]:
+    """Beside at most three of the bars that are cut off, the highest first: inside the panel, none over another."""
+    placed: list[CutLabel] = []
+    width = _LABEL_WIDTH * span
+    cut = np.flatnonzero(height > top)
+    for i in cut[np.argsort(-height[cut])][:3]:
+        start = float(left[i]) - width if left[i] > _LATE * span else float(right[i])
+        start = min(max(start, 0.0), span - width)
+        taken = {one.line for one in placed if one.left < start + width and start < one.right}
+        placed.append(CutLabel(int(i), start, start + width, next(n for n in range(4) if n not in taken)))
+    return tuple(placed)
 
 
 def _mark_cut(axes: Axes, bars: Bars, left: Float64, right: Float64, top: float, unit_ms: float) -> None:
-    """The true height beside the bars that are cut off: at most three, the highest first."""
-    cut = np.flatnonzero(bars.height_ms / unit_ms > top)
-    span, written = axes.get_xlim()[1], list[float]()
-    for i in cut[np.argsort(-bars.height_ms[cut])][:3]:
-        beside = sum(abs(x - right[i]) < _LABEL_WIDTH * span for x in written)  # below what would lie under it
-        written.append(float(right[i]))
-        text = f"\u2191 {duration(bars.height_ms[i] * 1e3)}"
-        late = left[i] > 0.8 * span
+    span = axes.get_xlim()[1]
+    for label in cut_labels(left, right, bars.height_ms / unit_ms, top, span):
+        late = left[label.bar] > _LATE * span
         axes.annotate(
-            text, (left[i] if late else right[i], 0.97 - 0.1 * beside), xycoords=("data", "axes fraction"),
+            f"\u2191 {duration(bars.height_ms[label.bar] * 1e3)}",
+            (label.right if late else label.left, _FIRST_LINE - 0.1 * label.line), xycoords=("data", "axes fraction"),
             xytext=(-3 if late else 3, 0), textcoords="offset points", ha="right" if late else "left", va="top",
             fontsize=SMALL_PT, bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1},
         )  # fmt: skip
