@@ -20,7 +20,7 @@ A_COLOUR, B_COLOUR = "#8A8A8A", "#8E63C0"  # seen on white and on black
 PREDICTED = "#C78A1E"
 _HIGH_PX = 20
 _AXIS = "rgba(128,128,128,0.10)"
-FLOOR, POINT, _ONE = "rgba(128,128,128,0.36)", "rgba(128,128,128,0.70)", "rgba(128,128,128,0.95)"
+FLOOR, POINT, _ONE = "rgba(128,128,128,0.42)", "rgba(128,128,128,0.70)", "rgba(128,128,128,0.95)"
 _THIN = 0.0025  # of the width: a mark
 
 

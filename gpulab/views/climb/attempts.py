@@ -56,18 +56,21 @@ def change(before_us: float, after_us: float) -> str:
 
 
 def in_turn(comparison: Comparison) -> bool:
-    """Whether its figures are those of blocks."""
-    return comparison.evidence == "interleaved" and comparison.ratio is not None
+    """Whether its figures are those of blocks, and of enough of them for an interval."""
+    return comparison.evidence == "interleaved" and comparison.ratio is not None and comparison.interval is not None
 
 
 def _bars(climb: Climb) -> list[float]:
-    """The time of each line over the longest, by the gains: the machine may have changed from try to try."""
+    """The time of each line over the longest, by the gains: the machine may have changed from try to try.
+
+    What no blocks tell has no bar; where it was kept, those on top of it still begin at its gain.
+    """
     base, lengths = 1.0, [1.0]
     for rung in climb.rungs:
+        ratio = rung.comparison.ratio if rung.comparison is not None else None
         measured = rung.comparison is not None and in_turn(rung.comparison)
-        length = base * (rung.comparison.ratio or 0.0) if measured and rung.comparison is not None else 0.0
-        lengths.append(length)
-        base = length if rung.kept and measured else base
+        lengths.append(base * (ratio or 0.0) if measured else 0.0)
+        base = base * ratio if rung.kept and ratio else base
     return [length / max(lengths) for length in lengths]
 
 
