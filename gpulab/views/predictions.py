@@ -60,10 +60,12 @@ class Predicted(NotebookView):
     def _picture(self) -> str:
         ranges = [_range(p) for p in self.predictions]
         axis = axis_of(factor for one in ranges if one is not None for factor in one.factors)
-        rows = [_row(p, one, axis) for p, one in zip(self.predictions, ranges, strict=True)]
-        if not any(ranges):
-            return html_rows.picture(*rows)
-        return html_rows.picture(html_bars.caption(_AXIS), *rows, html_rows.factor_axis(axis))
+        pairs = list(zip(self.predictions, ranges, strict=True))
+        refused = [_refused(p) for p, one in pairs if one is None]
+        rows = [_row(p, one, axis) for p, one in pairs if one is not None]
+        if not rows:
+            return html_rows.picture(*refused)
+        return html_rows.picture(html_bars.caption(_AXIS), *rows, html_rows.factor_axis(axis), *refused)
 
     def _section(self) -> Section:
         if not self.predictions:
@@ -104,9 +106,11 @@ def _range(prediction: Prediction) -> FactorRange | None:
     return FactorRange(middle, (1 / high, 1 / low), html_rows.PREDICTED)
 
 
-def _row(prediction: Prediction, shown: FactorRange | None, axis: FactorAxis) -> str:
-    if shown is None:
-        return html_rows.row(_named(prediction), "no prediction", note=sentence(plain(prediction.refused)))
+def _refused(prediction: Prediction) -> str:
+    return html_rows.row(_named(prediction), NONE, note=sentence(plain(prediction.refused)))
+
+
+def _row(prediction: Prediction, shown: FactorRange, axis: FactorAxis) -> str:
     return html_rows.row(_named(prediction), predicted_words(prediction), html_rows.factor_row(axis, shown))
 
 

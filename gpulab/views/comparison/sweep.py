@@ -29,6 +29,7 @@ def sections(experiment: Experiment) -> tuple[Section, ...]:
     return present(
         leading(first(experiment.comparisons)),
         leading(_lines(experiment)),
+        leading(_to_decide(experiment)),
         prediction.section(experiment.comparisons),
         _losses(experiment),
         checks(experiment.sides),
@@ -46,6 +47,19 @@ def best_of(experiment: Experiment) -> Side | None:
     """The setting to keep: the fastest of those that are faster, none where none is."""
     faster = [c for c in experiment.comparisons if c.verdict == "faster"]
     return min(faster, key=lambda c: c.ratio or 1.0).b if faster else None
+
+
+def _to_decide(experiment: Experiment) -> Section | None:
+    """How to look again at the quickest that may be faster; None where something is, or nothing may be."""
+    if best_of(experiment) is not None:
+        return None
+    open_ones = [c for c in experiment.comparisons if c.verdict == "undecided" and c.b.settings and c.ratio]
+    if not open_ones:
+        return None
+    quickest = min(open_ones, key=lambda c: c.ratio or 1.0).b
+    settings = plain(",".join(f"{knob}={value}" for knob, value in quickest.settings.items()))
+    line = f"Compare {name(quickest)} alone, so that more blocks run: %%gpuprofile --ab {settings} --budget 120"
+    return Section("What to do", lines=(line,))
 
 
 def _lines(experiment: Experiment) -> Section:

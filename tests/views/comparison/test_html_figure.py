@@ -150,3 +150,19 @@ def test_predictions_are_on_one_axis_and_say_how_to_measure() -> None:
     words = WordsInBoxes(view._picture()).words
     assert "no prediction" in words and any("between" in word for word in words)
     assert Predicted("mine", ()).headline.sentence == "No finding of this run names a knob, so nothing is predicted."
+
+
+def test_an_undecided_sweep_says_how_to_decide_it() -> None:
+    sides = [made.batch(64, 60.0, 11), made.batch(128, 100.0, 12)]
+    compared = tuple(wild(made.a_comparison(side), verdict="undecided") for side in sides)
+    sweep = Experiment((made.as_written(), *sides), compared, 20.0)
+    for shown in (Compared(sweep).text(), Compared(sweep).fragment().partition("<details")[0]):
+        assert "%%gpuprofile --ab batch_size=128 --budget 120" in " ".join(shown.split())
+    assert "--budget 120" not in Compared(made.a_sweep()).text(full=True)
+
+
+def test_a_setting_that_failed_is_not_among_the_cautions() -> None:
+    failed = wild(made.a_comparison(made.out_of_memory()), evidence="sequential", differences=("It had no effect.",))
+    sweep = Experiment((made.as_written(), made.faster(), failed.b), (made.a_comparison(), failed), 20.0)
+    text = Compared(sweep).text(full=True)
+    assert "READ THIS FIRST" not in text and "out of memory at 3.1 GiB" in text
