@@ -10,8 +10,8 @@ import html
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from gpulab.views.factor_axis import FactorAxis, labels
 from gpulab.views.html_bars import QUIET
+from gpulab.views.interval_places import FactorAxis, labels
 from gpulab.views.wording import plain
 
 VERDICTS = {"faster": "#1E9E77", "slower": "#D9661F"}

@@ -9,8 +9,8 @@ from gpulab.formatting import sentence, speed_within
 from gpulab.prediction.prediction import Prediction
 from gpulab.views import html_bars, html_rows, text
 from gpulab.views.comparison.prediction import NONE, memory_words, predicted_words
-from gpulab.views.factor_axis import FactorAxis, axis_of
 from gpulab.views.html_rows import FactorRange
+from gpulab.views.interval_places import FactorAxis, axis_of
 from gpulab.views.layout import Column, Section, leading, present
 from gpulab.views.view import NotebookView
 from gpulab.views.wording import plain

@@ -9,8 +9,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.views.factor_axis import axis_of
 from gpulab.views.html_rows import FactorRange, Piece, factor_axis, factor_row, layers, row
+from gpulab.views.interval_places import axis_of
 
 RANGES = st.builds(
     lambda middle, spread, floor, points, predicted: FactorRange(

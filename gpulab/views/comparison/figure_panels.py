@@ -18,7 +18,7 @@ from gpulab.views.comparison.part_times import WHOLE
 from gpulab.views.comparison.part_times import of_both as times_of_both
 from gpulab.views.comparison.table import name
 from gpulab.views.drawing import GREY, SMALL_PT, Dashes, Key, frame, ink, ink_lines, legend_beside, rectangles, say
-from gpulab.views.factor_axis import LEAST_SPAN, factor_ticks
+from gpulab.views.interval_places import LEAST_SPAN, factor_ticks
 from gpulab.views.wording import cut
 
 if TYPE_CHECKING:

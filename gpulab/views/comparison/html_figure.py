@@ -16,7 +16,6 @@ from gpulab.views.comparison.sections import never_ran
 from gpulab.views.comparison.sweep import none_ran
 from gpulab.views.comparison.table import name
 from gpulab.views.comparison.time_rows import time_rows
-from gpulab.views.factor_axis import FactorAxis, axis_of
 from gpulab.views.html_rows import (
     FLOOR,
     POINT,
@@ -30,6 +29,7 @@ from gpulab.views.html_rows import (
     picture,
     row,
 )
+from gpulab.views.interval_places import FactorAxis, axis_of
 
 _OF_PROFILED = "the colours: shares in one profiled run of each"
 _MOST_POINTS = 60

@@ -103,8 +103,8 @@ def _losses(experiment: Experiment) -> Section | None:
         return None
     columns = (Column("", "wrap"), Column("loss"), Column("", "wrap"))
     cells = ((", ".join(sides), verdict, plain(words)) for (verdict, words), sides in alike.items())
-    found = "; ".join(f"{', '.join(sides)}: {verdict}" for (verdict, _), sides in alike.items())
-    return Section.table("Loss", columns, cells, wide=True, result=found)
+    verdicts = "; ".join(f"{', '.join(sides)}: {verdict}" for (verdict, _), sides in alike.items())
+    return Section.table("Loss", columns, cells, wide=True, result=verdicts)
 
 
 def _measured(experiment: Experiment) -> Section:

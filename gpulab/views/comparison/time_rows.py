@@ -37,8 +37,8 @@ def time_rows(names: Sequence[str], columns: Sequence[Mapping[str, float]], figu
 
 def segments(parts: Mapping[str, float], longest: float) -> tuple[Segment, ...]:
     """The parts as shares of the longest time."""
-    known = [part for part in (*wording.PARTS, part_times.WHOLE) if parts.get(part, 0) > 0]
-    return tuple(_segment(part, parts[part] / longest, duration(parts[part])) for part in known)
+    shown = [part for part in (*wording.PARTS, part_times.WHOLE) if parts.get(part, 0) > 0]
+    return tuple(_segment(part, parts[part] / longest, duration(parts[part])) for part in shown)
 
 
 def _segment(part: str, share: float, words: str) -> Segment:

@@ -24,7 +24,7 @@ from gpulab.store.folders import Store
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views import text as terminal
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.factor_axis import factor_ticks
+from gpulab.views.interval_places import factor_ticks
 from gpulab.views.layout import Column, Row, Section
 from tests.support import comparisons as made
 from tests.support.paths import ROOT

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.views.factor_axis import axis_of, factor_ticks, labels
+from gpulab.views.interval_places import axis_of, factor_ticks, labels
 
 FACTORS = st.lists(st.floats(0.01, 100), max_size=6)
 

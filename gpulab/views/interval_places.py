@@ -1,4 +1,4 @@
-"""Where factors stand on an axis: in logarithms, as far from 1 to 2 as from 1 to a half, and 1 always on it. Pure."""
+"""Where factors and their intervals stand on an axis: in logarithms, as far from 1 to 2 as from 1 to a half. Pure."""
 
 from __future__ import annotations
 
