@@ -446,6 +446,9 @@ class CoreUse:
         return len(self.t_ns)
 
 
+_GOES_ON = ("(", "[", "{", ",", "\\")  # a line that ends so is the first of several
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A line of the user's code. `file` is "cell" for the profiled cell, else the file's name as Python has it.
@@ -460,7 +463,8 @@ class Place:
 
     def __str__(self) -> str:
         where = f"line {self.line} of the cell" if self.file == "cell" else f"{self.file}, line {self.line}"
-        return f"{where}: {self.text}" if self.text else where
+        more = " …" if self.text.endswith(_GOES_ON) else ""
+        return f"{where}: {self.text}{more}" if self.text else where
 
 
 PauseKind = Literal["gc", "checkpoint_save", "logging", "evaluation", "compile", "callback"]

@@ -370,3 +370,9 @@ def test_no_collection_begins_while_the_stack_is_looked_at(enabled: bool, monkey
         assert not any(seen) and gc.isenabled() is enabled
     finally:
         gc.enable()
+
+
+def test_the_first_of_several_lines_says_that_it_goes_on() -> None:
+    assert str(Place("cell", 3, text="image = file.rotate(")) == "line 3 of the cell: image = file.rotate( …"
+    assert str(Place("data.py", 3, text="for x in loader:")) == "data.py, line 3: for x in loader:"
+    assert str(Place("data.py", 3)) == "data.py, line 3"
