@@ -16,6 +16,7 @@ from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
+from gpulab.formatting import duration
 from gpulab.run import Batches, Run
 from tests.support.core_readings import with_cores
 from tests.support.rule_cases import case_of, inside, run_of
@@ -82,6 +83,16 @@ def test_compute_threads_that_wait_for_a_core_are_to_be_fewer() -> None:
     assert "one thread" in first.cure
     hidden = said(on(run_of(), threads=2, **QUIET | {"others": 1.0, "pool_waiting": 0.9})).first
     assert hidden.key == "cpu_shared"  # its other thread alone has no core
+
+
+def test_first_figure_and_saving_are_one_figure() -> None:
+    """With compute threads that wait as well, both name the sum, and the figure says who waited."""
+    first = said(on(run_of(), threads=2, **BUSY | {"pool_waiting": 0.7})).first
+    figure, saving = first.evidence[0].words, first.recoverable_us_per_step
+    assert saving is not None and figure.startswith(f"for {duration(saving)} of every")
+    assert "for its own thread" in figure and "for its other compute threads" in figure
+    alone = said(on(run_of(), **BUSY)).first.evidence[0].words
+    assert alone.endswith("no processor core was free")
 
 
 def test_more_threads_than_cores_are_the_programs_own() -> None:

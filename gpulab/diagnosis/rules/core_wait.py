@@ -154,8 +154,8 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
     step_us, rows = context.step_us or 0.0, []
     rows.append(
         Evidence(
-            f"for {duration(loss.thread_us)} of every {duration(step_us)} step ({percent(loss.thread_us / step_us)}) "
-            "the training was ready to run, but no processor core was free"
+            f"for {duration(loss.total_us)} of every {duration(step_us)} step ({percent(loss.total_us / step_us)}) "
+            f"the training was ready to run, but no processor core was free{_divided(loss)}"
         )
     )
     if cores.thread_cpu_fraction is not None:
@@ -174,6 +174,16 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
     if step is not None and step.p10 > 0 and step.p90 >= 2 * step.p10:
         rows.append(Evidence(f"steps differ: 80 % of them take {duration(step.p10)} to {duration(step.p90)}"))
     return rows
+
+
+def _divided(loss: CoreLoss) -> str:
+    """Who was without a core, where the training thread was not alone in that."""
+    others = (
+        ("its other compute threads", loss.pool_us),
+        ("the DataLoader's workers", loss.loading_us),
+    )
+    more = [f"{duration(us)} for {whose}" for whose, us in others if us > 0]
+    return f" ({', '.join([f'{duration(loss.thread_us)} for its own thread', *more])})" if more else ""
 
 
 def _cores(count: float) -> str:
