@@ -16,6 +16,7 @@ from gpulab.run import Change
 from gpulab.verdict import Verdict
 
 Evidence = Literal["interleaved", "sequential"]
+NO_EFFECT = "no effect: "  # so a side's failure begins whose knobs did nothing in its own run
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from gpulab.tuning.compare.verdicts import with_times
 from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
-from gpulab.tuning.record import Block, Comparison, Experiment, Side
+from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import (
     ResolvedArm,
     ResolvedSetting,
@@ -401,6 +401,8 @@ class Runner:
             arm.trial = trial
         if trial.error is not None:
             self._fail(arm, trial.error, trial)
+        elif not as_written and not arm.failure:
+            arm.failure = _idle(trial.run)
 
     def _changes(self, arm: _Arm, run: Run, effects: Mapping[str, KnobEffects]) -> tuple[Change, ...]:
         written = self._written
@@ -612,6 +614,12 @@ def _step_of(done: Sequence[tuple[Arm, Trial]]) -> float | None:
 
 def _is_cut(block: Block | None, size: schedule.Size) -> bool:
     return block is None or block.step_count < size.counted
+
+
+def _idle(run: Run) -> str:
+    """Why there is nothing to compare in blocks: knobs that were turned, and the run shows that none acted."""
+    idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable of the cell"]
+    return NO_EFFECT + "; ".join(c.evidence for c in idle) if idle and len(idle) == len(run.changes) else ""
 
 
 def _spent_words(traced_s: float, blocks_s: float) -> str:

@@ -102,3 +102,13 @@ def test_a_value_that_fits_neither_knob_nor_variable(values: tuple[object, ...])
 
 def test_a_value_of_a_variable_with_the_name_of_a_knob_is_taken() -> None:
     check(TextCode.parsed("amp = 'fast'\nprint(amp)\n", {}), Plan((Arm({"amp": "slow"}),)))
+
+
+def test_what_did_nothing_in_its_own_run_is_not_measured_in_blocks() -> None:
+    """One channel: channels first and channels last are the same layout, which only a run with the change tells."""
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3))
+    names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "x": torch.randn(4, 1, 8, 8)}
+    code = "for i in range(30):\n    optimizer.zero_grad()\n    model(x).sum().backward()\n    optimizer.step()\n"
+    found = gpulab.experiment(code, {"channels_last": True}, namespace=names, pairs=2, save=False, show=False)
+    assert found.only.evidence == "sequential" and found.only.verdict == "not comparable"
+    assert found.headline.sentence.startswith("channels_last=on has no effect: with these shapes")

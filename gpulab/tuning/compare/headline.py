@@ -10,7 +10,7 @@ from gpulab.formatting import capitalized, decapitalized, durations, percent, pl
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.parts import both_us, change_us, most_changed, profiled_runs_agree
 from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
-from gpulab.tuning.record import Comparison, Experiment, Side
+from gpulab.tuning.record import NO_EFFECT, Comparison, Experiment, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 
 AS_WRITTEN = "the cell as written"
@@ -48,6 +48,8 @@ def _sentence(comparison: Comparison) -> str:
     """The verdict first, then the one figure that carries it."""
     named = _name(comparison.b)
     if comparison.verdict == "not comparable":
+        if (comparison.b.failure or "").startswith(NO_EFFECT):
+            return f"{_capital(named)} has {comparison.b.failure}."
         return f"{_capital(named)} cannot be compared with {_name(comparison.a)}: {_why_not(comparison)}."
     said = f"{capitalized(comparison.verdict)}: {named}"
     speed = _speed(comparison, "" if _is_as_written(comparison.a) else f" as {_name(comparison.a)}")
