@@ -102,4 +102,5 @@ def _once(planted: Planted, arm: Arm, names: dict[str, dict[str, Any]]) -> float
             from gpulab.knobs.catalogue import KNOBS
 
             stack.enter_context(KNOBS[name].applied(KNOBS[name].parse(value)))
-        return seconds_per_step(arm.text[1], names[arm.label], planted.warmup, planted.steps, planted.name)
+        counts = (planted.warmup, planted.steps)
+        return seconds_per_step(arm.text[1], names[arm.label], *counts, planted.name, by_hand=planted.by_hand)

@@ -26,7 +26,8 @@ class Planted:
     second besides; each text as written is in the file exactly once. `batch` and `cured_batch` are samples per
     optimizer step, in so many `rounds` as gradients are accumulated from. Timed are `steps` optimizer steps after
     `warmup` more: as many as make whole epochs where starting workers anew may matter, and whole periods where
-    something happens every few steps. `profiled` steps are run under the profiler. `fresh`: each timed run begins with
+    something happens every few steps. `by_hand`: the update is written without `torch.optim`, so that each backward
+    pass counts as a step. `profiled` steps are run under the profiler. `fresh`: each timed run begins with
     the notebook's first line (a compiled model is compiled anew, the number of threads is set again). `tries`: knobs
     that a healthy cell must not gain from. `cohort`: the cells that were written together, and run first together.
     `looked_at`: rules were built or mended with a look at this cell; a cell without it is kept aside.
@@ -46,6 +47,7 @@ class Planted:
     warmup: int = 5
     profiled: int = 60
     fresh: bool = False
+    by_hand: bool = False
     gpu: bool = False
     needs: tuple[str, ...] = ()  # modules
     tries: Mapping[str, str] = field(default_factory=dict)

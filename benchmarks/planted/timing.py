@@ -23,6 +23,8 @@ class Enough(BaseException):
 class Clock:
     """Counts the steps of the first optimizer that steps, and ends the cell after `warmup + steps` of them.
 
+    Where the update is written by hand, without `torch.optim`, each backward pass counts as a step (`by_backward`).
+
     A second optimizer of the same loop (a GAN's) is not counted. `seconds` is the wall time of the last `steps`,
     with everything between them: evaluation, saving, a new epoch's workers.
     """
@@ -88,17 +90,44 @@ def compiled(text: str, called: str) -> CodeType:
     return compile(text, called, "exec")
 
 
-def seconds_per_step(cell: str, names: dict[str, Any], warmup: int, steps: int, name: str) -> float:
-    """Mean wall time of a step. Raises RuntimeError where the cell ends before."""
+@contextlib.contextmanager
+def by_optimizer(clock: Clock) -> Iterator[None]:
+    """The clock is called after each step of an optimizer of `torch.optim`."""
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    clock = Clock(warmup, steps)
     handle = register_optimizer_step_post_hook(clock)
     try:
-        with hushed(), contextlib.suppress(Enough):
-            execute(cell, names, f"<{name}>")
+        yield
     finally:
         handle.remove()
+
+
+@contextlib.contextmanager
+def by_backward(clock: Clock) -> Iterator[None]:
+    """The clock is called after each backward pass."""
+    import torch
+
+    original = torch.Tensor.backward
+
+    def backward(tensor: Any, *args: Any, **kwargs: Any) -> None:
+        original(tensor, *args, **kwargs)
+        clock(clock, args, kwargs)
+
+    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        torch.Tensor.backward = original  # type: ignore[method-assign]
+
+
+def seconds_per_step(
+    cell: str, names: dict[str, Any], warmup: int, steps: int, name: str, by_hand: bool = False
+) -> float:
+    """Mean wall time of a step. Raises RuntimeError where the cell ends before."""
+    clock = Clock(warmup, steps)
+    counted = by_backward if by_hand else by_optimizer
+    with counted(clock), hushed(), contextlib.suppress(Enough):
+        execute(cell, names, f"<{name}>")
     if clock.seconds is None:
         raise RuntimeError(f"{name} ended before its step {warmup + steps}: give it more epochs")
     return clock.seconds / steps

@@ -228,6 +228,15 @@ def test_the_clock_counts_the_first_optimizer_only() -> None:
     assert clock.seconds is not None
 
 
+def test_the_clock_counts_backward_passes_where_the_update_is_written_by_hand() -> None:
+    cell = "import torch\nw = torch.zeros(1, requires_grad=True)\nfor _ in range(8):\n    (w - 1).square().backward()"
+    backward = torch.Tensor.backward
+    assert seconds_per_step(cell, {}, 2, 5, "by_hand", by_hand=True) > 0
+    assert torch.Tensor.backward is backward
+    with pytest.raises(RuntimeError, match="before its step 7"):
+        seconds_per_step(cell, {}, 2, 5, "by_hand")
+
+
 def test_a_cell_that_ends_too_soon_is_told() -> None:
     cell = "import torch\nw = torch.zeros(1, requires_grad=True)\nw.sum().backward()\ntorch.optim.SGD([w], 0.1).step()"
     with pytest.raises(RuntimeError, match="before its step 7"):
