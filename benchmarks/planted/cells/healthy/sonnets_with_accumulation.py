@@ -1,7 +1,7 @@
 # /// cell
 # causes = []
-# because = "gradients of three rounds of 16 long sequences are gathered, each of which fills the matrix products"
-# batch = 48
+# because = "gradients of three rounds of 12 long sequences are gathered, each of which fills the matrix products"
+# batch = 36
 # rounds = 3
 # steps = 4
 # warmup = 1
@@ -9,18 +9,18 @@
 # tries = { fused_optimizer = "True" }
 # cohort = "2026-11-23"
 # ///
-# continuing sonnets: decoder-only transformer, rotary-free, pre-norm.   effective batch 48 = 3 x 16 (RAM!)
+# continuing sonnets: decoder-only transformer, rotary-free, pre-norm.   effective batch 36 = 3 x 12 (RAM!)
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-ctx = 96
+ctx = 64
 dim = 192
 heads = 4
 vocab = 512
 accumulate = 3
-micro = 16
+micro = 12
 
 torch.manual_seed(154)
 # stand-in for the tokenised corpus: a noisy second order Markov chain

@@ -8,14 +8,15 @@
 # [[cure]]
 # old = '''
 # optimizers = [
-#     torch.optim.Adam(layer.parameters(), lr=base_lr * lr_decay ** (depth - 1 - i)) for i, layer in enumerate(layers)
+#     torch.optim.Adam(layer.parameters(), lr=base_lr * lr_decay ** (depth - 1 - i), amsgrad=True)
+#     for i, layer in enumerate(layers)
 # ]
 # '''
 # new = '''
 # groups = [
 #     {"params": list(la.parameters()), "lr": base_lr * lr_decay ** (depth - 1 - i)} for i, la in enumerate(layers)
 # ]
-# optimizers = [torch.optim.Adam(groups, fused=True)]
+# optimizers = [torch.optim.Adam(groups, amsgrad=True, fused=True)]
 # '''
 # ///
 # Deep Equilibrium-ish toy: does layer-wise lr decay help plain very deep tanh nets? (see discussion w/ K. on Monday)
@@ -45,13 +46,14 @@ readout = torch.randn(width, 2) / width**0.5  # fixed
 
 def forward(x):
     for layer in layers:
-        x = x + 0.1 * torch.tanh(layer(x))
+        x = torch.tanh(layer(x))
     return x @ readout
 
 
 # %% the training cell
 optimizers = [
-    torch.optim.Adam(layer.parameters(), lr=base_lr * lr_decay ** (depth - 1 - i)) for i, layer in enumerate(layers)
+    torch.optim.Adam(layer.parameters(), lr=base_lr * lr_decay ** (depth - 1 - i), amsgrad=True)
+    for i, layer in enumerate(layers)
 ]
 losses = []
 for t in range(200):
