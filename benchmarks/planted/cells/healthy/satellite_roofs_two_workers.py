@@ -15,6 +15,7 @@ import torch.nn as nn
 from PIL import Image, ImageEnhance
 from torch.utils.data import DataLoader, Dataset
 
+BICUBIC = Image.Resampling.BICUBIC
 rng = np.random.default_rng(180)
 
 
@@ -38,6 +39,8 @@ class Roofs(Dataset):
 
     def __getitem__(self, i: int):
         im = self.im[i].rotate(90 * int(torch.randint(0, 4, ())))
+        tilt = 20 * torch.rand(()).item() - 10  # at twice the size, or the edges of the roof fray
+        im = im.resize((128, 128), BICUBIC).rotate(tilt, BICUBIC).resize((64, 64), BICUBIC)
         im = ImageEnhance.Brightness(im).enhance(0.8 + 0.4 * torch.rand(()).item())
         x, y = torch.randint(0, 17, (2,)).tolist()
         crop = np.asarray(im.crop((x, y, x + 48, y + 48)))
