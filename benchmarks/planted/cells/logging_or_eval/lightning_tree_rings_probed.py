@@ -1,12 +1,13 @@
 # /// cell
 # causes = ["logging_or_eval"]
-# because = "a callback sends 400 cores through the network after each batch and adds a table of them to a CSV"
+# because = "a callback sends 400 cores through the network after every third batch and adds a table of them to a CSV"
 # framework = "lightning"
 # batch = 32
+# warmup = 6
 # cohort = "2026-11-23"
 #
 # [[cure]]
-# old = "ProbeToCsv(probe_x, probe_y, every_n=1)"
+# old = "ProbeToCsv(probe_x, probe_y, every_n=3)"
 # new = "ProbeToCsv(probe_x, probe_y, every_n=400)"
 # ///
 # Dendro-dating: which valley does a wooden beam come from? Input = 200 ring widths (detrended).
@@ -77,7 +78,7 @@ probe_x, probe_y = ring_widths(400, seed=2)
 trainer = L.Trainer(
     max_epochs=2,
     accelerator="cpu",
-    callbacks=[ProbeToCsv(probe_x, probe_y, every_n=1)],
+    callbacks=[ProbeToCsv(probe_x, probe_y, every_n=3)],
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,

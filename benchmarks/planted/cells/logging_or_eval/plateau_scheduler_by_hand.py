@@ -59,7 +59,7 @@ ytr, yva = (torch.tensor(a) for a in (ytr, yva))
 
 def mlp(*sizes: int) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for a, b in itertools.pairwise(sizes):
+    for a, b in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(a, b), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(sizes[-2], sizes[-1]))
 

@@ -67,7 +67,7 @@ class Forecaster(nn.Module):
     def __init__(self):
         super().__init__()
         self.conv = nn.Sequential(
-            nn.Conv1d(4, 32, 7, stride=2), nn.ReLU(), nn.Conv1d(32, 64, 7, stride=2), nn.ReLU(), nn.AdaptiveAvgPool1d(4)
+            nn.Conv1d(4, 96, 7, stride=2), nn.ReLU(), nn.Conv1d(96, 64, 7, stride=2), nn.ReLU(), nn.AdaptiveAvgPool1d(4)
         )
         self.out = nn.Linear(256, 1)
 

@@ -60,7 +60,7 @@ def to_rolls(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
 
 
 class WhoWroteIt(nn.Module):
-    def __init__(self, width: int = 64) -> None:
+    def __init__(self, width: int = 256) -> None:
         super().__init__()
         self.listen = nn.Conv1d(HIGHEST - LOWEST + 1, width, kernel_size=8, stride=4)
         self.listen_longer = nn.Conv1d(width, width, kernel_size=8, stride=4)
