@@ -113,7 +113,7 @@ def by_backward(clock: Clock) -> Iterator[None]:
         original(tensor, *args, **kwargs)
         clock(clock, args, kwargs)
 
-    torch.Tensor.backward = backward  # type: ignore[method-assign]
+    torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:

@@ -11,6 +11,7 @@ from gpulab.analysis.breakdown import breakdown
 from gpulab.analysis.facts import facts
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import OwnBatches, Place, Run
+from tests.support.core_readings import with_cores
 from tests.support.host_loops import HostLoop, played
 
 DRAW, TRAIN = Place("loop.py", 7, "draw", "x = crops(data)"), Place("loop.py", 12, "", "loss = net(x)")
@@ -37,6 +38,25 @@ def test_making_a_batch_is_waiting_for_data() -> None:
     assert found.source_line == str(DRAW)
     assert not found.settings  # no knob of a DataLoader cures it
     assert "DataLoader(" in found.cure and "thread" in found.cure
+
+
+def _on_a_core(computed: float) -> Run:
+    """The training thread had a core for so much of the steps, which begin before the timeline does."""
+    run = _run()
+    first, last = int(run.steps.start_ns[0]), int(run.steps.end_ns[-1])
+    run = with_cores(dataclasses.replace(run, wall_ns=last - first), computed=computed, waited=0.02, others=0.0)
+    assert run.core_times is not None and run.core_use is not None
+    times = dataclasses.replace(run.core_times, t_ns=run.core_times.t_ns + first)
+    use = dataclasses.replace(run.core_use, t_ns=run.core_use.t_ns + first)
+    return dataclasses.replace(run, core_times=times, core_use=use)
+
+
+def test_batches_that_keep_the_processor_at_work_are_preparing() -> None:
+    busy = diagnose(facts(_on_a_core(0.97)))
+    assert busy.first.key == "cpu_preprocessing" and busy.of("data_starved") is None
+    assert "40 %" in busy.first.summary and "work for the processor" in busy.first.summary
+    asleep = diagnose(facts(_on_a_core(0.65)))
+    assert asleep.first.key == "data_starved" and asleep.of("cpu_preprocessing") is None
 
 
 def test_the_accounting_says_the_same() -> None:

@@ -198,7 +198,7 @@ def _longest_wait(context: RuleContext) -> tuple[int, int] | None:
 def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     """The finding of that cause, where the step waits for data and this takes most of the time to make a batch."""
     if makes_own_batches(context):
-        return None  # no DataLoader made them
+        return making_own_batches(context, key)  # no DataLoader made them
     wait, inside = _waiting(context), context.facts.loading
     if not isinstance(wait, _Wait):
         return None

@@ -9,6 +9,7 @@ from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import intersect, union_of
 from gpulab.run import OwnBatches
 
+_ASLEEP = 0.25  # ours, of the time that batches take: where the thread sleeps less, that time is work for the processor
 _LEAST_LOOKS = 40  # ours: a share of fewer is right to a sixth at best, in 19 of 20 cases
 
 _CURE = (
@@ -16,6 +17,8 @@ _CURE = (
     "DataLoader(…, num_workers=2, persistent_workers=True) make the batches, or make them in a thread that keeps two "
     "ready in a queue.Queue. Or prepare them once, before the training."
 )
+
+_WORK = {True: ", and it is work for the processor", False: ""}
 
 
 def makes_own_batches(context: RuleContext) -> bool:
@@ -25,17 +28,21 @@ def makes_own_batches(context: RuleContext) -> bool:
 
 
 def making_own_batches(context: RuleContext, key: str) -> Finding | None:
-    """A part of each step goes to the lines that make what the model is called with."""
+    """A part of each step goes to the lines that make what the model is called with; None where another key says it."""
     account, step_us = context.facts.breakdown, context.step_us
     if account is None or not step_us or context.withheld("idle_causes") is not None:
+        return None
+    works = _is_work(context, account)
+    if key != ("cpu_preprocessing" if works else "data_starved"):
         return None
     times = intersect(union_of(account.prepared_ns), account.host_covered)
     share = _share(context, account)
     if share < context.thresholds.data_wait_notice:
         return None
+    summary = f"{percent(share)} of {context.unit} goes to making the next batch of data; the training waits for it"
     return Finding(
         key,
-        f"{percent(share)} of {context.unit} goes to making the next batch of data; the training waits for it.",
+        f"{summary}{_WORK[works]}.",
         (Evidence(_basis(context, account, share * step_us), pairs(times)[0] if len(times) else None),),
         share * step_us,
         "likely",
@@ -45,6 +52,15 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
         level="bad" if share >= context.thresholds.data_wait_bad else "notice",
         removed_ns=pairs(times),
     )
+
+
+def _is_work(context: RuleContext, account: Breakdown) -> bool:
+    """Whether the thread hardly sleeps in its steps, so that making batches is work. A GPU lets it sleep anyway."""
+    cores = context.facts.cores
+    if context.on_gpu or cores is None or cores.thread_cpu_fraction is None or cores.thread_wait_fraction is None:
+        return False
+    asleep = 1 - cores.thread_cpu_fraction - cores.thread_wait_fraction
+    return asleep <= _ASLEEP * _share(context, account)
 
 
 def _unprofiled(context: RuleContext) -> OwnBatches | None:
