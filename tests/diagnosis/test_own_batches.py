@@ -55,8 +55,11 @@ def test_batches_that_keep_the_processor_at_work_are_preparing() -> None:
     busy = diagnose(facts(_on_a_core(0.97)))
     assert busy.first.key == "cpu_preprocessing" and busy.of("data_starved") is None
     assert "40 %" in busy.first.summary and "work for the processor" in busy.first.summary
+    some = diagnose(facts(_on_a_core(0.8)))
+    assert some.first.key == "data_starved" and some.of("cpu_preprocessing") is None
     asleep = diagnose(facts(_on_a_core(0.65)))
-    assert asleep.first.key == "data_starved" and asleep.of("cpu_preprocessing") is None
+    assert asleep.first.key == "storage_bound" and asleep.of("data_starved") is None
+    assert "a disk, a network or a lock" in asleep.first.summary
 
 
 def test_the_accounting_says_the_same() -> None:

@@ -9,7 +9,9 @@ from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import intersect, union_of
 from gpulab.run import OwnBatches
 
-_ASLEEP = 0.25  # ours, of the time that batches take: where the thread sleeps less, that time is work for the processor
+# Ours, of the time that batches take. Where the thread sleeps for less of it, that time is work for the processor.
+# Where it sleeps for more, and nothing else in the steps may be asleep, it waits for a disk, a network or a lock.
+_AT_WORK, _ASLEEP = 0.25, 0.6
 _LEAST_LOOKS = 40  # ours: a share of fewer is right to a sixth at best, in 19 of 20 cases
 
 _CURE = (
@@ -18,7 +20,11 @@ _CURE = (
     "ready in a queue.Queue. Or prepare them once, before the training."
 )
 
-_WORK = {True: ", and it is work for the processor", False: ""}
+_BECAUSE = {
+    "cpu_preprocessing": ", and it is work for the processor",
+    "storage_bound": ", and mostly sleeps meanwhile: it waits for a disk, a network or a lock",
+    "data_starved": "",
+}
 
 
 def makes_own_batches(context: RuleContext) -> bool:
@@ -32,8 +38,7 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     account, step_us = context.facts.breakdown, context.step_us
     if account is None or not step_us or context.withheld("idle_causes") is not None:
         return None
-    works = _is_work(context, account)
-    if key != ("cpu_preprocessing" if works else "data_starved"):
+    if key != _cause(context, account):
         return None
     times = intersect(union_of(account.prepared_ns), account.host_covered)
     share = _share(context, account)
@@ -42,7 +47,7 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     summary = f"{percent(share)} of {context.unit} goes to making the next batch of data; the training waits for it"
     return Finding(
         key,
-        f"{summary}{_WORK[works]}.",
+        f"{summary}{_BECAUSE[key]}.",
         (Evidence(_basis(context, account, share * step_us), pairs(times)[0] if len(times) else None),),
         share * step_us,
         "likely",
@@ -54,13 +59,16 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     )
 
 
-def _is_work(context: RuleContext, account: Breakdown) -> bool:
-    """Whether the thread hardly sleeps in its steps, so that making batches is work. A GPU lets it sleep anyway."""
-    cores = context.facts.cores
+def _cause(context: RuleContext, account: Breakdown) -> str:
+    """Whether making batches keeps the thread at work or asleep, as far as its CPU time tells. A GPU lets it sleep."""
+    cores, share = context.facts.cores, _share(context, account)
     if context.on_gpu or cores is None or cores.thread_cpu_fraction is None or cores.thread_wait_fraction is None:
-        return False
+        return "data_starved"
     asleep = 1 - cores.thread_cpu_fraction - cores.thread_wait_fraction
-    return asleep <= _ASLEEP * _share(context, account)
+    if asleep <= _AT_WORK * share:
+        return "cpu_preprocessing"
+    elsewhere = account.share["unknown"] + account.share["other"]
+    return "storage_bound" if asleep >= _ASLEEP * share and elsewhere <= _AT_WORK * share else "data_starved"
 
 
 def _unprofiled(context: RuleContext) -> OwnBatches | None:

@@ -3,6 +3,7 @@
 # because = "for each batch pandas applies a function of distances and dates to each of its rows"
 # batch = 128
 # cohort = "2026-11-23"
+# looked_at = true
 #
 # [[cure]]
 # old = '''

@@ -4,6 +4,7 @@
 # batch = 12
 # steps = 20
 # cohort = "2026-11-23"
+# looked_at = true
 #
 # [[cure]]
 # old = '''

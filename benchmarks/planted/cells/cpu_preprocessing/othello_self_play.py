@@ -3,6 +3,7 @@
 # because = "a generator works out the legal moves of each position in Python, for the policy's mask"
 # batch = 48
 # cohort = "2026-11-23"
+# looked_at = true
 #
 # [[cure]]
 # old = '''

@@ -6,6 +6,7 @@
 # warmup = 2
 # tries = { batch_size = "4", workers = "1" }
 # cohort = "2026-11-23"
+# looked_at = true
 # ///
 """Pancreas in abdominal CT, 3D. patch size (24,40,40), batch 2 -- as nnU-Net plans it, only smaller."""
 

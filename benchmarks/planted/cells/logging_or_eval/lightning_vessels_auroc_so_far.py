@@ -6,6 +6,7 @@
 # steps = 24
 # warmup = 4
 # cohort = "2026-11-23"
+# looked_at = true
 #
 # [[cure]]
 # old = "self.log_dict(self.train_metrics(prob.flatten(), mask.flatten()))"

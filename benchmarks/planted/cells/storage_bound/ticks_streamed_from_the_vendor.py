@@ -5,6 +5,7 @@
 # steps = 40
 # warmup = 8
 # cohort = "2026-11-23"
+# looked_at = true
 #
 # [[cure]]
 # old = "for page in iter_pages(api, PAGES):"

@@ -5,6 +5,7 @@
 # steps = 16
 # warmup = 4
 # cohort = "2026-11-23"
+# looked_at = true
 #
 # [[cure]]
 # old = "loader = DataLoader(mols, batch_size=64, shuffle=True, num_workers=1)\n"
