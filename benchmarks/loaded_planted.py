@@ -24,11 +24,11 @@ from benchmarks.planted.profiling import profiled
 
 COMPETITION = "cpu_shared"
 DEPRIVED = 0.20  # of the cell's time without a core: the competition is to be named
-EVERY = 5  # of the cells, in the order of their names
+EVERY = 8  # of the cells, in the order of their names
 
 
 def measure(busy: int = BUSY, every: int = EVERY) -> dict[str, object]:
-    """A fifth of the cells, from every cause, beside so many processes that only compute."""
+    """An eighth of the cells, from every cause, beside so many processes that only compute."""
     cells = [planted for planted in CELLS if not planted.gpu][::every]
     with others(busy):
         rows = [_row(planted.name) for planted in cells if not skipped(planted)]

@@ -47,10 +47,10 @@ def test_there_are_enough_of_each_kind() -> None:
     assert keys <= ISSUE_5
 
 
-def test_a_third_is_kept_aside_and_spread() -> None:
+def test_at_least_a_third_is_kept_aside_and_spread() -> None:
     for cells in (CELLS, ON_CPU):
         aside = [planted for planted in cells if part_of(planted) == "aside"]
-        assert abs(len(aside) - len(cells) / 3) <= 1
+        assert len(aside) >= len(cells) / 3 - 1
     aside = [planted for planted in ON_CPU if part_of(planted) == "aside"]
     assert {planted.framework for planted in aside} == {planted.framework for planted in ON_CPU}
     assert sum(not planted.causes for planted in aside) >= 2
@@ -228,7 +228,7 @@ def test_the_clock_counts_the_first_optimizer_only() -> None:
     assert clock.seconds is not None
 
 
-def test_the_clock_counts_backward_passes_where_the_update_is_written_by_hand() -> None:
+def test_the_clock_counts_backward_passes_of_updates_by_hand() -> None:
     cell = "import torch\nw = torch.zeros(1, requires_grad=True)\nfor _ in range(8):\n    (w - 1).square().backward()"
     backward = torch.Tensor.backward
     assert seconds_per_step(cell, {}, 2, 5, "by_hand", by_hand=True) > 0

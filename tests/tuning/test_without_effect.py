@@ -104,7 +104,7 @@ def test_a_value_of_a_variable_with_the_name_of_a_knob_is_taken() -> None:
     check(TextCode.parsed("amp = 'fast'\nprint(amp)\n", {}), Plan((Arm({"amp": "slow"}),)))
 
 
-def test_what_did_nothing_in_its_own_run_is_not_measured_in_blocks() -> None:
+def test_what_did_nothing_in_its_own_run_has_no_blocks() -> None:
     """One channel: channels first and channels last are the same layout, which only a run with the change tells."""
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 3))
     names = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "x": torch.randn(4, 1, 8, 8)}
