@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import json
 import os
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,7 +25,7 @@ AS_WRITTEN, ENDLESS = "in range(2):", "in range(100_000):"  # epochs: only Stop 
 HEADLINE = re.compile(  # on a busy machine the cores come first
     "of its time waiting for the next batch of data|no processor core was free"
 )
-SHOWN = [
+SHOWN: list[str | re.Pattern[str]] = [
     HEADLINE,
     "Step time",
     "Where the step's time goes",
