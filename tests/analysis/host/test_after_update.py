@@ -18,6 +18,7 @@ from gpulab.analysis.host.after_update import after_update
 from gpulab.capture.pauses import update_line
 from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.steps.loop import Loop
 from gpulab.run import Category, Place, Run
 from gpulab.store.folders import Store
 from gpulab.timeline.spans import step_times, update_times, zero_times
@@ -240,34 +241,62 @@ def test_an_update_begins_where_the_passes_of_its_closure_end() -> None:
     assert update_times(found).tolist() == [[5, 10], [70, 100], [200, 250]]
 
 
+def passes(loop: HostLoop) -> None:
+    """Forward and backward: a layer, simple operations in a row, Python, and gradients."""
+    with loop.annotated(ZERO):
+        loop.operator("aten::zero_", 10, 1)
+    loop.operator("aten::linear", 300, 1)
+    for _ in range(6):
+        loop.operator("aten::mul", 400, 1)
+        loop.operator("aten::tanh", 400, 1)
+    loop.python(200, 1)
+    loop.operator("autograd::engine::evaluate_function: AddmmBackward0", 500, 1)
+
+
 @pytest.mark.parametrize("closure", [False, True])
 def test_what_a_closure_computes_is_not_the_optimizers(closure: bool) -> None:
     """As Lightning trains: its passes run inside Optimizer.step."""
-    model = nn.Linear(64, 64)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    loader = DataLoader(TensorDataset(torch.randn(2048, 64)), batch_size=256)
 
-    def passes(x: torch.Tensor) -> torch.Tensor:
+    def step(loop: HostLoop) -> None:
+        loop.python(20, 0)  # from one update to the next
+        if not closure:
+            passes(loop)
+        with loop.annotated(STEP):
+            if closure:
+                passes(loop)
+            loop.operator("aten::_fused_sgd_", 60, 1)
+            loop.python(70, 1)
+
+    run = played(step, FUNCTION, STEP_LINE).run()
+    account = facts(run).breakdown
+    assert account is not None
+    for parts in (s.parts_ns for s in account.steps):
+        assert (parts["compute"], parts["optimizer"]) == (5_670_000, 70_000)
+    assert "memory_bound_ops" in [f.key for f in gpulab.diagnose(run).findings]
+
+
+def test_the_clock_of_an_update_starts_after_its_closure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compares the order of readings of one clock, so no time can change it."""
+    before_backward_ns, starts_ns = [], []
+    optimized = Loop.optimized
+
+    def noted(loop: Loop, optimizer: object, start_ns: int) -> None:
+        starts_ns.append(start_ns)
+        optimized(loop, optimizer, start_ns)
+
+    monkeypatch.setattr(Loop, "optimized", noted)
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def closure() -> torch.Tensor:
         optimizer.zero_grad()
-        y = model(x).repeat(1, 32)
-        for _ in range(6):
-            y = torch.tanh(0.9 * y)
-        loss: torch.Tensor = y.sum()
+        loss: torch.Tensor = model(torch.randn(8, 8)).sum()
+        before_backward_ns.append(time.perf_counter_ns())
         loss.backward()  # type: ignore[no-untyped-call]
         return loss
 
-    with gpulab.profile(show=False, save=False, device="cpu") as p:
-        for _ in range(5):
-            for (x,) in loader:
-                if closure:
-                    optimizer.step(lambda x=x: passes(x))
-                else:
-                    passes(x)
-                    optimizer.step()
-    known = facts(p.run)
-    assert known.breakdown is not None and known.optimizer_us is not None and known.step_us is not None
-    assert known.optimizer_us.median < 0.5 * known.step_us.median
-    parts = np.array([[s.parts_ns["compute"], s.parts_ns["optimizer"]] for s in known.breakdown.steps])
-    assert np.median(parts[:, 1]) < np.median(parts[:, 0])
-    keys = [f.key for f in gpulab.diagnose(p.run).findings]
-    assert "memory_bound_ops" in keys
+    with gpulab.profile(show=False, save=False, device="cpu"):
+        for _ in range(6):
+            optimizer.step(closure)
+    assert len(starts_ns) == len(before_backward_ns) == 6
+    assert all(start > before for start, before in zip(starts_ns, before_backward_ns, strict=True))
