@@ -450,6 +450,24 @@ _GOES_ON = ("(", "[", "{", ",", "\\")  # a line that ends so is the first of sev
 
 
 @dataclass(frozen=True, slots=True)
+class Unit:
+    """A statement of several lines, or a loop within a function; a loop that holds whole training steps is none."""
+
+    first: int
+    last: int
+    text: str = ""  # of its first line, without indent
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A few lines of the user's source around one that takes long, as they were when they ran."""
+
+    file: str  # as `Place` has it
+    first: int  # the number of the first of these lines
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Place:
     """A line of the user's code. `file` is "cell" for the profiled cell, else the file's name as Python has it.
 
@@ -460,6 +478,7 @@ class Place:
     line: int
     function: str = ""
     text: str = ""  # the line itself, without indent
+    units: tuple[Unit, ...] = field(default=(), compare=False)  # that enclose it, the innermost first
 
     def __str__(self) -> str:
         where = f"line {self.line} of the cell" if self.file == "cell" else f"{self.file}, line {self.line}"
@@ -494,8 +513,9 @@ class PauseSum:
 class StackSamples:
     """Where the training thread was, looked at every few milliseconds while the profiler ran.
 
-    A look waits while one long call holds Python's interpreter lock, and then finds the line of that call: each row
-    stands for the time since the one before it, the first for the time since `began_ns`.
+    Each row stands for the time since the one before it, the first for the time since `began_ns`. `exact`: another
+    process has looked, so what the thread did could not sway it. Else a look waits while one long call holds Python's
+    interpreter lock, and then finds the line of that call.
     """
 
     t_ns: Int64
@@ -507,7 +527,13 @@ class StackSamples:
     calls_users: UInt8 = field(
         default_factory=lambda: np.empty(0, np.uint8)
     )  # 1: this line was seen calling other lines of the user's, as trainer.fit does; empty: unknown
-
+    library: Int32 = field(
+        default_factory=lambda: np.empty(0, np.int32)
+    )  # of `Run.libraries`: what the line has called; -1: none; empty: unknown
+    throughout: UInt8 = field(
+        default_factory=lambda: np.empty(0, np.uint8)
+    )  # 1: this line was on the stack at nearly every look, so the steps lie within it; empty: unknown
+    exact: bool = False
     prepares_batch: UInt8 = field(
         default_factory=lambda: np.empty(0, np.uint8)
     )  # 1: at a line of the loop's that makes the next batch, or called from one; empty: unknown
@@ -531,6 +557,21 @@ class OwnBatches:
     looked_ns: int
     preparing_looks: int  # at a line that makes the next batch, or called from one
     preparing_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadingLooks:
+    """Where the code was that makes the batches, in the training process or in workers, looked at from outside.
+
+    One row per line. `count`: looks; `collating`: 1 within `collate_fn`.
+    """
+
+    place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
+    collating: UInt8
+    count: Int64
+
+    def __len__(self) -> int:
+        return len(self.place)
 
 
 @dataclass(frozen=True, slots=True)
@@ -639,6 +680,9 @@ class Run:
     more_pauses: tuple[PauseSum, ...] = ()
     stack: StackSamples | None = None
     places: tuple[Place, ...] = ()
+    libraries: tuple[str, ...] = ()  # that lines of the user's were seen calling
+    loading_looks: LoadingLooks | None = None  # None: not looked at
+    excerpts: tuple[Excerpt, ...] = ()  # of the source of the lines that most looks have met
     alerts: tuple[Alert, ...] = ()
     core_times: CoreTimes | None = None  # None: not measured
     core_use: CoreUse | None = None
@@ -709,6 +753,10 @@ class Run:
         if self.stack is not None:
             assert len(self.stack.t_ns) == len(self.stack.place), "stack columns differ in length"
             assert ((self.stack.place >= -1) & (self.stack.place < len(self.places))).all(), "a place is out of range"
+        looks = self.loading_looks
+        if looks is not None:
+            assert len(looks.place) == len(looks.count) == len(looks.collating), "loading columns differ in length"
+            assert ((looks.place >= -1) & (looks.place < len(self.places))).all(), "a place is out of range"
         assert set(self.traced_numbers) <= set(s.number.tolist()), "a traced step is not among the steps"
 
 

@@ -36,6 +36,7 @@ LIBRARIES = frozenset((*TRAINING_LIBRARIES, *_OTHER_LIBRARIES.split()))
 PACKAGE_FOLDER = Path(next(iter(sys.modules[__name__.partition(".")[0]].__path__)))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INSTALLED_ANYWHERE = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
+_PACKAGES = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
 _MOST_FILES = 100_000
 
 
@@ -147,6 +148,13 @@ def ipython_cells() -> dict[str, int]:
     ipython = sys.modules.get("IPython")
     shell: Any = ipython.get_ipython() if ipython is not None else None
     return getattr(getattr(shell, "compile", None), "_filename_map", {})
+
+
+def library_of(file: str) -> str:
+    """The name by which a library is imported, from one of its files; empty where it has none."""
+    parts = re.split(_PACKAGES, file)
+    top = re.split(r"[/\\]", parts[-1])[0].removesuffix(".py") if len(parts) > 1 else ""
+    return top if top.isidentifier() else ""
 
 
 def within_gpulab(frame: FrameType | None) -> bool:

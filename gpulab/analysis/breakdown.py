@@ -10,14 +10,14 @@ it, each in proportion to its time.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from gpulab.analysis.host import core_wait
 from gpulab.analysis.host.own_batches import prepared
-from gpulab.intervals import Intervals, clip, closed, covers, joined, measure, paint, subtract, union
+from gpulab.intervals import Intervals, clip, closed, covers, joined, measure, paint, subtract, union, union_of
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import device_windows, host_steps
@@ -191,46 +191,36 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
     timeline = run.timeline
     if timeline is None or len(timeline) == 0:
         return ()
-    if not timeline.has_device_events:
-        if run.device.kind == "cuda":
-            return ()
-        return (
-            _account(
-                run, timeline, None, layers(timeline, None, pauses_ns=_pauses(run, timeline), prepared_ns=prepared(run))
-            ),
-        )
-    pauses_ns, prepared_ns = _pauses(run, timeline), prepared(run)
-    accounts = [
-        _account(
-            run,
-            timeline,
-            index,
-            layers(timeline, index, idle_causes=idle_causes, pauses_ns=pauses_ns, prepared_ns=prepared_ns),
-        )
-        for index in spans.devices(timeline)
-    ]
+    if not timeline.has_device_events and run.device.kind == "cuda":
+        return ()
+    heard = _Heard(_pauses(run, timeline), prepared(run))
+    indices: Sequence[int | None] = spans.devices(timeline) if timeline.has_device_events else (None,)
+    accounts = [_account(run, timeline, index, heard, idle_causes=idle_causes) for index in indices]
     return tuple(sorted(accounts, key=lambda b: -(b.busy_fraction or 0)))
 
 
-def layers(
-    timeline: Timeline,
-    device_index: int | None,
-    *,
-    idle_causes: bool = True,
-    pauses_ns: tuple[tuple[int, int], ...] = (),
-    prepared_ns: tuple[tuple[int, int], ...] = (),
-) -> dict[str, Intervals]:
-    """The time each part lays claim to, first come first served; None is the CPU. What nobody claims is unknown."""
-    if device_index is None:
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    """What the trace does not name: fields of `Breakdown`."""
+
+    pauses_ns: tuple[tuple[int, int], ...]
+    prepared_ns: tuple[tuple[int, int], ...]
+
+
+def layers(timeline: Timeline, account: Breakdown, *, idle_causes: bool = True) -> dict[str, Intervals]:
+    """The time each part of the account lays claim to, first come first served. What nobody claims is unknown."""
+    heard = _Heard(account.pauses_ns, account.prepared_ns)
+    return _layers(timeline, account.device_index, heard, idle_causes=idle_causes)
+
+
+def _layers(timeline: Timeline, index: int | None, heard: _Heard, *, idle_causes: bool) -> dict[str, Intervals]:
+    if index is None:
         claims = dict(_host_layers(timeline))
     else:
-        claims = dict(_device_layers(timeline, spans.on_device(timeline, device_index), idle_causes))
-    if prepared_ns and "data_wait" in claims:
-        own = np.array(prepared_ns, dtype=np.int64).reshape(-1, 2)
-        claims["data_wait"] = joined(claims["data_wait"], union(own[:, 0], own[:, 1]))
-    if pauses_ns and "other" in claims:
-        named = np.concatenate((claims["other"], np.array(pauses_ns, dtype=np.int64).reshape(-1, 2)))
-        claims["other"] = union(named[:, 0], named[:, 1])
+        claims = dict(_device_layers(timeline, spans.on_device(timeline, index), idle_causes))
+    for part, times_ns in (("data_wait", heard.prepared_ns), ("other", heard.pauses_ns)):
+        if times_ns and part in claims:
+            claims[part] = joined(claims[part], union_of(times_ns))
     return claims
 
 
@@ -240,12 +230,13 @@ def _pauses(run: Run, timeline: Timeline) -> tuple[tuple[int, int], ...]:
     return tuple((p.start_ns, p.end_ns) for p in run.pauses if p.start_ns < end and p.end_ns > start)
 
 
-def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, Intervals]) -> Breakdown:
+def _account(run: Run, timeline: Timeline, index: int | None, heard: _Heard, *, idle_causes: bool) -> Breakdown:
+    claims = _layers(timeline, index, heard, idle_causes=idle_causes)
     numbers, host, flags = host_steps(run, timeline)
     windows = host if index is None else device_windows(timeline, host, index)
-    painted = paint(windows, list(layers.values()))
+    painted = paint(windows, list(claims.values()))
     totals = np.zeros((len(windows), len(PARTS)), dtype=np.int64)
-    for column, part in enumerate((*layers, "unknown")):
+    for column, part in enumerate((*claims, "unknown")):
         totals[:, PARTS.index(part)] += painted[:, column]
     givers = _working_parts(run, index)
     totals = _without_core(totals, givers, _waited_for_core_ns(run, totals, givers, host, index))
@@ -266,8 +257,8 @@ def _account(run: Run, timeline: Timeline, index: int | None, layers: dict[str, 
         busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=False),
         kernel_busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=True),
         whole_window=not run.traced_numbers,
-        pauses_ns=_pauses(run, timeline),
-        prepared_ns=prepared(run),
+        pauses_ns=heard.pauses_ns,
+        prepared_ns=heard.prepared_ns,
         core_wait_from=givers,
     )
 
@@ -399,25 +390,34 @@ class Pieces:
 def placed(timeline: Timeline, account: Breakdown) -> Pieces | None:
     """The pieces of every accounted step; None where they do not sum to the account's own parts.
 
-    Waiting for a core has no place: its pieces are of the parts that gave it.
-    Whether the account knows the causes of idle time is found by comparing.
+    When exactly the program waited for a core is not known: each piece of a part that gave such time ends with its
+    share. Whether the account knows the causes of idle time is found by comparing.
     """
     windows = account.windows
     totals = np.array([[step.parts_ns[part] for part in PARTS] for step in account.steps], dtype=np.int64)
     totals = totals.reshape(-1, len(PARTS))
     for idle_causes in (True, False):
-        claims = layers(
-            timeline,
-            account.device_index,
-            idle_causes=idle_causes,
-            pauses_ns=account.pauses_ns,
-            prepared_ns=account.prepared_ns,
-        )
-        pieces = _painted(claims, windows)
+        pieces = _painted(layers(timeline, account, idle_causes=idle_causes), windows)
         waited_ns = totals[:, PARTS.index("core_wait")].astype(np.float64)
-        if _is_same(_without_core(_summed(pieces, windows), account.core_wait_from, waited_ns), totals):
-            return pieces
+        summed = _summed(pieces, windows)
+        less = _without_core(summed, account.core_wait_from, waited_ns)
+        if _is_same(less, totals):
+            return _with_core_wait(pieces, windows, summed, less)
     return None
+
+
+def _with_core_wait(pieces: Pieces, windows: Int64, before: Int64, after: Int64) -> Pieces:
+    """Pieces whose part has less time `after` than `before` give that share of each, at its end."""
+    row = np.searchsorted(windows[:, 0], pieces.start_ns, side="right") - 1
+    held, left = before[row, pieces.part], after[row, pieces.part]
+    length = pieces.end_ns - pieces.start_ns
+    kept = np.where(left < held, np.floor(length * (left / np.maximum(held, 1))), length).astype(np.int64)
+    middle = pieces.start_ns + kept
+    start, end = np.stack((pieces.start_ns, middle), axis=1), np.stack((middle, pieces.end_ns), axis=1)
+    waits = np.full(len(length), PARTS.index("core_wait"), dtype=np.int64)
+    part = np.stack((pieces.part, waits), axis=1)
+    some = end > start
+    return _joined(start[some], end[some], part[some], windows)
 
 
 def _is_same(one: Int64, other: Int64) -> bool:

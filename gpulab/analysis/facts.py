@@ -18,6 +18,7 @@ from gpulab.analysis.host.core_time import CoreShare, core_share
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
+from gpulab.analysis.host.own_batches import share_beside
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, spread_of_window, steps_per_round
@@ -183,7 +184,7 @@ def facts(run: Run) -> Facts:
         loading=loading(run),
         work=work,
         blocking=blocking_calls(work) if work is not None else (),
-        host=host_operators(run.timeline, account)
+        host=host_operators(run.timeline, account, 0.0 if account.prepared_ns else share_beside(run) or 0.0)
         if run.timeline is not None and account and account.device_index is None
         else None,
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,

@@ -18,6 +18,7 @@ import numpy as np
 from gpulab.capture import exclusive
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
+from gpulab.capture.line_looks import keep_excerpts, loading_looks_of
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
@@ -27,6 +28,7 @@ from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
+from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
 from gpulab.capture.steps.loop import Closed, Loop
 from gpulab.capture.steps.module_hook import ModuleHook
@@ -94,7 +96,10 @@ class Capture:
         on_gpu = self.device.kind == "cuda"
         self._loop = Loop(self, self.settings, self.code, self._new_window, self._origin_ns, fresh, on_gpu=on_gpu)
         self._phases = self._loop.phases
-        self._clock = LoadingClock(self._origin_ns)
+        self._stacks = StackWatcher()
+        if self.settings.trace:
+            self._stacks.start()
+        self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
         self._sampler.start()
         self._loop.peaks = PeakWatch() if on_gpu else None
@@ -123,6 +128,7 @@ class Capture:
         try:
             return self._finish(outcome, detail)
         finally:
+            self._stacks.stop()
             if self._turn:
                 self._turn = False
                 exclusive.give_back()
@@ -160,9 +166,11 @@ class Capture:
             loop=self._loop.update_line.lines,
         )
         seen = recording.seen if recording is not None and timeline is not None else None
-        naming = Naming(self.code, lines_above(self.code, self.source))
+        step_lines = self._loop.update_line.step_lines
+        naming = Naming(self.code, lines_above(self.code, self.source), step_lines)
         pauses = _pauses(self._origin_ns, self._loop.pauses.heard, naming)
-        stack = _stack(self._origin_ns, seen, naming)
+        stack, libraries = _stack(self._origin_ns, seen, naming)
+        loading_looks = loading_looks_of(self._clock.looks(self._loop.tracker.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._loop.tracker.feeder)
         peaks, unknown_peaks = (self._loop.peaks or PeakWatch()).peaks(self.device, extremes)
         run = Run(
@@ -199,6 +207,9 @@ class Capture:
             stack=stack,
             places=naming.places,
             own_batches=own_batches,
+            libraries=libraries,
+            loading_looks=loading_looks,
+            excerpts=naming.excerpts,
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
             core_times=self._loop.cores.times() if self._loop.cores is not None else None,
             core_use=self._loop.cores.use() if self._loop.cores is not None else None,
@@ -291,7 +302,7 @@ class Capture:
         return modules
 
     def _new_window(self) -> Window:
-        return Window(self.device.kind, self._loop.update_line, self._loop.batch_lines)
+        return Window(self.device.kind, self._loop.update_line, self._loop.batch_lines, self._stacks)
 
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"
@@ -354,17 +365,24 @@ def _pauses(origin_ns: int, heard: list[Heard], naming: Naming) -> tuple[Pause, 
     )
 
 
-def _stack(origin_ns: int, seen: Seen | None, naming: Naming) -> StackSamples | None:
-    """The samples of the training thread's stack, on the run's clock."""
+def _stack(origin_ns: int, seen: Seen | None, naming: Naming) -> tuple[StackSamples | None, tuple[str, ...]]:
+    """The samples of the training thread's stack, on the run's clock, and the libraries that it was in."""
     if seen is None or not seen.t_ns:
-        return None
+        return None, ()
+    keep_excerpts(seen.spots, naming)
     count = min(len(seen.t_ns), len(seen.spots), len(seen.after), len(seen.preparing))
     place = np.array([naming.number(spot) for spot in seen.spots[:count]], dtype=np.int32)
     t_ns = np.array(seen.t_ns[:count], dtype=np.int64) - origin_ns
     after = np.array(seen.after[:count], dtype=np.uint8)
     preparing = np.array(seen.preparing[:count], dtype=np.uint8)
     calls = np.array([spot in seen.callers for spot in seen.spots[:count]], dtype=np.uint8)
-    return StackSamples(t_ns, place, seen.began_ns - origin_ns, after, calls, preparing)
+    throughout = np.array([spot in seen.throughout for spot in seen.spots[:count]], dtype=np.uint8)
+    libraries = tuple(dict.fromkeys(name for name in seen.libraries if name))
+    number = {name: i for i, name in enumerate(libraries)}
+    library = np.array([number.get(name, -1) for name in seen.libraries[:count]], dtype=np.int32)
+    began_ns = seen.began_ns - origin_ns
+    samples = StackSamples(t_ns, place, began_ns, after, calls, library, throughout, seen.exact, preparing)
+    return samples, libraries
 
 
 def _since(samples: Samples, begins_ns: int) -> Samples:

@@ -46,6 +46,8 @@ def test_short_operators_and_python_are_calling() -> None:
     assert found.count == 4 and found.short_count == 1
     waited = host_operators(timeline(spans), accounted(1000, wait_us=200))
     assert waited is not None and waited.calling_share == pytest.approx(1 - 790 / 1000)
+    own = host_operators(timeline(spans), accounted(1000), preparing=0.3)  # looks beside the profiled steps tell so
+    assert own is not None and own.calling_share == pytest.approx(1 - 590 / 1000 - 0.3)
 
 
 @pytest.mark.parametrize(("gap_us", "is_calling"), [(900, True), (1100, False)])

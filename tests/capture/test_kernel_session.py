@@ -709,7 +709,7 @@ def test_run_all_stops_at_the_failure_and_keeps_the_reports(tmp_path: Path) -> N
     assert book.cells[4].outputs == [] and book.cells[4].execution_count is None
     [shown, error] = book.cells[3].outputs
     said = " ".join(shown.data["text/plain"].split())
-    assert "image/png" in shown.data and "ended by an exception (KeyError" in said
+    assert "ended by an exception (KeyError" in said
     assert "<table" in shown.data["text/html"]
     assert error.ename == "KeyError" and not own_frames("\n".join(error.traceback))
     assert WIDGET_VIEW not in json.dumps(book.cells) and "_esm" not in json.dumps(book.metadata)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpulab.run import SCHEMA, Batches, CoreTimes, CoreUse, MemoryEvents, Run, Samples, StackSamples
+from gpulab.run import SCHEMA, Batches, CoreTimes, CoreUse, LoadingLooks, MemoryEvents, Run, Samples, StackSamples
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, TRACE_SUFFIX, Store
 from tests.support.paths import ROOT
@@ -29,6 +29,8 @@ def run_with_every_column() -> Run:
     batches = Batches(**_one_row(Batches) | {"worker": np.zeros(1, np.int32)})
     no_place, flag = np.full(1, -1, np.int32), np.zeros(1, np.uint8)
     stack = StackSamples(np.zeros(1, np.int64), no_place, after_update=flag, calls_users=flag.copy())
+    stack = dataclasses.replace(stack, library=no_place.copy(), throughout=flag.copy())
+    looks = LoadingLooks(no_place.copy(), flag.copy(), np.ones(1, np.int64))
     core_times = CoreTimes(**_one_row(CoreTimes) | {"profiler": np.zeros(1, np.uint8)})
     curves = tuple(
         dataclasses.replace(s, t_ns=s.t_ns.copy()) for s in run.samples.series
@@ -40,6 +42,7 @@ def run_with_every_column() -> Run:
         memory_events=events,
         batches=batches,
         stack=stack,
+        loading_looks=looks,
         core_times=core_times,
         core_use=CoreUse(**_one_row(CoreUse)),
     )

@@ -90,9 +90,9 @@ class Answer:
     def report(self) -> tuple[dict[str, Any], str]:
         """The output of the report, and its HTML. Asserts that there is one."""
         displays = self.displays()
-        pictures = [i for i, d in enumerate(displays) if "image/png" in d and "gpulab ·" in d.get("text/plain", "")]
-        assert len(pictures) == 1, f"not one report: {[sorted(d) for d in displays]}\n{self.stderr}{self.error}"
-        shown = displays[pictures[0]]
+        reports = [i for i, d in enumerate(displays) if d.get("text/plain", "").startswith("gpulab · ")]
+        assert len(reports) == 1, f"not one report: {[sorted(d) for d in displays]}\n{self.stderr}{self.error}"
+        shown = displays[reports[0]]
         assert "<table" in shown["text/html"], sorted(shown)
         return shown, shown["text/html"]
 

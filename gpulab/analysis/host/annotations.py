@@ -50,7 +50,7 @@ def unknown_by_annotation(run: Run, account: Breakdown, *, idle_causes: bool = T
     rows = np.flatnonzero(spans.structure(timeline) & spans.on_training_thread(timeline))
     if not len(rows):
         return ()
-    claims = layers(timeline, account.device_index, pauses_ns=account.pauses_ns)
+    claims = layers(timeline, account)
     bare = subtract(account.covered, joined(*claims.values()))
     within: dict[int, list[tuple[int, int]]] = {}
     for name_id, start, end in _innermost(timeline, rows):

@@ -38,8 +38,11 @@ class HostOperators:
     span: tuple[int, int] | None
 
 
-def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | None:
-    """None where no operator ran in the accounted steps, or no step was found."""
+def host_operators(timeline: Timeline, account: Breakdown, preparing: float = 0.0) -> HostOperators | None:
+    """None where no operator ran in the accounted steps, or no step was found.
+
+    `preparing`: share of a step in which the loop makes its next batch, as far as the account does not hold it.
+    """
     windows = account.step_host_windows
     if windows is None:
         return None
@@ -58,7 +61,7 @@ def host_operators(timeline: Timeline, account: Breakdown) -> HostOperators | No
     return HostOperators(
         count=float(inside.sum()) / steps,
         short_count=float((inside & ~long).sum()) / steps,
-        calling_share=max(0.0, 1 - (float(own[long].sum()) + waiting) / wall),
+        calling_share=max(0.0, 1 - preparing - (float(own[long].sum()) + waiting) / wall),
         rearranging_share=_share(timeline, moved_rows, wall),
         rearranging_count=float(moved.sum()) / steps,
         span=None if longest is None else (int(timeline.start_ns[longest]), int(timeline.end_ns[longest])),

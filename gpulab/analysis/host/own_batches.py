@@ -10,6 +10,7 @@ from gpulab.run import Run
 
 LEAST_LOOKS = 8  # ours: of fewer in the profiled time, chance speaks
 LEAST_PREPARING = 3
+LEAST_BESIDE = 40  # ours, beside the profiled time: a share of fewer is right to a sixth at best, in 19 of 20 cases
 
 
 def prepared(run: Run) -> tuple[tuple[int, int], ...]:
@@ -22,3 +23,11 @@ def prepared(run: Run) -> tuple[tuple[int, int], ...]:
         return ()
     times = union(stack.since_ns[rows], stack.t_ns[rows])
     return tuple((start, end) for start, end in times.tolist())
+
+
+def share_beside(run: Run) -> float | None:
+    """Of the time beside the profiler, what goes to making batches; None where too few looks tell."""
+    own = run.own_batches
+    if own is None or own.looks < LEAST_BESIDE or own.looked_ns <= 0:
+        return None
+    return own.preparing_ns / own.looked_ns

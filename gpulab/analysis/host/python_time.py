@@ -10,10 +10,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from gpulab.analysis.breakdown import Breakdown, layers
-from gpulab.analysis.host.source_lines import LineShare, lines_of
-from gpulab.intervals import Intervals, intersect, joined, measure, paint, subtract, union
+from gpulab.analysis.host.hot_line import hot_place, is_clear
+from gpulab.analysis.host.line_shares import SourceLine, lines_beside_cost
+from gpulab.analysis.host.source_lines import LineShare, lines_of, looks_within
+from gpulab.intervals import Intervals, covers, intersect, joined, measure, paint, subtract, union
 from gpulab.run import Int64, Place, Run, StackSamples
 
 LEAST_LOOKS, LEAST_NS = 4, 20_000_000  # ours: with fewer looks, at less time, chance speaks
@@ -23,9 +26,24 @@ MOSTLY = 0.6  # of the looks at a function; ours: a line that also runs operator
 
 @dataclass(frozen=True, slots=True)
 class OwnCode:
-    """`place`: the line that takes most. `times` within the profiled steps, [n, 2] in ns. `share`: median of a step."""
+    """`place`: the line that takes most; None where none surely does. `function` that it is in, empty for a cell.
 
-    place: Place
+    `times` within the profiled steps, [n, 2] in ns. `share`: median of a step. `source`: the lines around, each with
+    its share of the time in which PyTorch runs nothing.
+    """
+
+    place: Place | None
+    function: str
+    times: Intervals
+    share: float
+    source: tuple[SourceLine, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryTime:
+    """Time of a step in a library's own Python, within a call that holds the steps: `trainer.fit`."""
+
+    library: str
     times: Intervals
     share: float
 
@@ -34,10 +52,31 @@ def own_code(run: Run, account: Breakdown) -> OwnCode | None:
     """Where PyTorch runs nothing. None without looks at the stack, and where no function of the user's surely takes
     most of such time."""
     windows = _windows(run, account)
-    if windows is None or run.timeline is None:
+    return None if windows is None else _mostly_at(run, windows, _bare(run, account, windows))
+
+
+def library_time(run: Run, account: Breakdown) -> LibraryTime | None:
+    """The library whose own Python surely takes most of the time in which PyTorch runs nothing."""
+    windows, stack = _windows(run, account), run.stack
+    if windows is None or stack is None or not stack.exact or len(stack.library) != len(stack.t_ns):
         return None
-    claims = layers(run.timeline, account.device_index, pauses_ns=account.pauses_ns, prepared_ns=account.prepared_ns)
-    return _mostly_at(run, windows, subtract(union(windows[:, 0], windows[:, 1]), joined(*claims.values())))
+    bare = _bare(run, account, windows)
+    within = covers(bare, stack.t_ns)
+    counts = np.bincount(stack.library[within & (stack.throughout == 1) & (stack.library >= 0)], minlength=1)
+    first, second = (*sorted(counts.tolist(), reverse=True), 0)[:2]
+    if not is_clear(first, second, int(within.sum())):
+        return None
+    number = int(np.argmax(counts))
+    rows = (stack.library == number) & (stack.throughout == 1)
+    times = intersect(union(stack.since_ns[rows], stack.t_ns[rows]), bare)
+    return LibraryTime(run.libraries[number], times, _share(windows, times))
+
+
+def _bare(run: Run, account: Breakdown, windows: Intervals) -> Intervals:
+    """The time of the steps in which PyTorch runs nothing, and no pause is known."""
+    assert run.timeline is not None
+    claims = layers(run.timeline, account)
+    return subtract(union(windows[:, 0], windows[:, 1]), joined(*claims.values()))
 
 
 def _windows(run: Run, account: Breakdown) -> Intervals | None:
@@ -54,7 +93,7 @@ def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
     """The function that takes most of this time, if most of the looks at it lie there."""
     stack = run.stack
     assert stack is not None
-    passing = {run.places[p] for p in np.unique(stack.place[stack.calls_users == 1]).tolist() if p >= 0}
+    passing = {run.places[p] for p in np.unique(stack.place[_holds_others(stack)]).tolist() if p >= 0}
     lines = [line for line in lines_of(run, bare) if line.place not in passing]
     if not lines:
         return None
@@ -70,7 +109,19 @@ def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
     times = intersect(union(since_ns[rows], stack.t_ns[rows]), bare)
     if looks < LEAST_LOOKS and measure(times) < LEAST_NS:
         return None
-    return OwnCode(lines[0].place, times, _share(windows, times))
+    place = lines[0].place
+    if not stack.exact:
+        return OwnCode(None, "", times, _share(windows, times))
+    total = looks_within(stack, bare)
+    hot = hot_place(mine, total)
+    source = lines_beside_cost(run, hot, lines, total) if hot is not None else ()
+    return OwnCode(hot, place.function, times, _share(windows, times), source)
+
+
+def _holds_others(stack: StackSamples) -> npt.NDArray[np.bool_]:
+    """Looks at a line that was seen calling other lines of the user's, or that holds the steps."""
+    calls: npt.NDArray[np.bool_] = stack.calls_users == 1
+    return np.logical_or(calls, stack.throughout == 1) if len(stack.throughout) == len(calls) else calls
 
 
 def _within_its_step(stack: StackSamples, windows: Intervals) -> Int64:

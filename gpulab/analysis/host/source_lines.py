@@ -1,7 +1,8 @@
 """Which line of the user's code a stretch of time belongs to, from looks at the training thread's stack.
 
-A look waits while one long call holds Python's interpreter lock, and then finds the line of that call: so each look
-stands for the time since the one before it. It speaks for a stretch where it lies in it, or where it comes late and
+Looks from another process (`StackSamples.exact`) are draws: each speaks for the moment it was taken at. One from a
+thread of ours waits while one long call holds Python's interpreter lock, and then finds the line of that call: it
+stands for the time since the one before it, and speaks for a stretch where it lies in it, or where it comes late and
 most of that time lies in it. A trace that was recorded with stacks (torch's `with_stack`) tells functions instead: the
 line is then the one at which the function begins.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from gpulab.analysis.host.hot_line import hot_place
 from gpulab.intervals import Intervals, clip, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Place, Run, StackSamples, Timeline
 from gpulab.timeline import spans
@@ -38,9 +40,17 @@ class LineShare:
     looks: int
 
 
+def sees_python(run: Run) -> bool:
+    """Whether looks see a thread within pure Python: a thread of ours sees it where Python's interpreter lock is free,
+    at the call after a loop and not in the loop."""
+    return run.stack is None or run.stack.exact
+
+
 def line_of(run: Run, times: Intervals) -> Place | None:
     """The line that takes at least half of these times, as far as they are spoken for; None where none surely does."""
     lines = lines_of(run, times)
+    if run.stack is not None and run.stack.exact:
+        return hot_place(lines, looks_within(run.stack, times))
     if not lines or lines[0].share < LEAST_SHARE:
         return None
     if run.stack is not None and 0 < lines[0].looks < LEAST_LOOKS and not _looked(run.stack, times).telling:
@@ -63,6 +73,11 @@ def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
     return tuple(sorted(lines, key=lambda line: -line.share))
 
 
+def looks_within(stack: StackSamples, times: Intervals) -> int:
+    """How many looks speak for these times, those at no line of the user's too."""
+    return len(_looked(stack, times).rows)
+
+
 @dataclass(frozen=True, slots=True)
 class _Looked:
     """The looks that speak for some times, and how much of them each stands for. `telling`: any one could do alone."""
@@ -73,6 +88,9 @@ class _Looked:
 
 
 def _looked(stack: StackSamples, times: Intervals) -> _Looked:
+    if stack.exact:  # each is a draw of its own, whatever kept the one who looks waiting
+        rows = np.flatnonzero(covers(times, stack.t_ns - 1))  # times may be made of looks, and end with one
+        return _Looked(rows, np.ones(len(rows), np.int64), telling=False)
     since = stack.since_ns
     waited = stack.t_ns - since
     usual = float(np.median(waited))

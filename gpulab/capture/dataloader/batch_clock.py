@@ -21,6 +21,8 @@ from typing import Any
 
 from gpulab.capture.dataloader.fetch_clock import time_fetcher
 from gpulab.capture.dataloader.iterator_times import KEPT, Feed, FromWorkers, Here, Timed
+from gpulab.capture.dataloader.loading_watch import HERE, LoadingWatch
+from gpulab.capture.stacks.watcher import Looks, StackWatcher
 from gpulab.run import Batches, Choice, Missing
 from gpulab.torch_hooks.patching import replaced
 
@@ -35,10 +37,12 @@ _begun: weakref.WeakKeyDictionary[Any, FromWorkers] = (
 class LoadingClock:
     """Of one run, on the thread that made it; the run began at `origin_ns` (`time.perf_counter_ns`)."""
 
-    def __init__(self, origin_ns: int) -> None:
+    def __init__(self, origin_ns: int, watcher: StackWatcher | None = None) -> None:
         self._origin_ns = origin_ns
         self._thread, self._process = get_ident(), os.getpid()
         self._feeds: list[Feed] = []
+        self._watcher = watcher
+        self._watched_here: LoadingWatch | None = None
         self._here: weakref.WeakKeyDictionary[Any, Here] = weakref.WeakKeyDictionary()
         self._from: weakref.WeakKeyDictionary[Any, FromWorkers] = weakref.WeakKeyDictionary()
         self._untimed: set[int | None] = set()  # loaders whose workers were there before
@@ -146,7 +150,7 @@ class LoadingClock:
     def _new_feed(self, loader: Any) -> FromWorkers | None:
         for feed in self._feeds:
             feed.close_if_over()
-        return FromWorkers.of(loader)
+        return FromWorkers.of(loader, self._looks(f"loader {len(self._feeds)}"))
 
     def _wrap_reset(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -218,9 +222,34 @@ class LoadingClock:
             for other in self._feeds:
                 other.close_if_over()
             feed = self._here[iterator] = Here()
+            feed.looks = self._look_here()
             feed.undo = time_fetcher(iterator._dataset_fetcher, iterator._dataset, feed)
             self._feeds.append(feed)
         return feed
+
+    # -- looking at who makes them ---------------------------------------------------------------------------------
+
+    def _looks(self, name: str) -> LoadingWatch | None:
+        channel = self._watcher.channel if self._watcher is not None else None
+        return LoadingWatch(channel, name) if channel is not None else None
+
+    def _look_here(self) -> LoadingWatch | None:
+        """All loaders without workers share one: it looks at this thread."""
+        if self._watched_here is None:
+            self._watched_here = self._looks("training process")
+            if self._watched_here is not None:
+                self._watched_here.watch(HERE)
+        return self._watched_here
+
+    def looks(self, feeder: int | None) -> list[Looks]:
+        """After the run: what was seen where the loader that fed its steps made its batches."""
+        mine = [feed for feed in self._feeds if feeder is None or feed.loader == feeder]
+        watches = {
+            feed.looks: range(feed.count) if isinstance(feed, FromWorkers) else (HERE,)
+            for feed in mine
+            if feed.looks is not None
+        }
+        return [seen for watch, workers in watches.items() for seen in watch.seen(self._watcher, workers)]
 
     # -- pinning -------------------------------------------------------------------------------------------------
 

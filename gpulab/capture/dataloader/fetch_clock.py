@@ -4,7 +4,8 @@ torch's fetcher takes items from the dataset and gives them to `collate_fn`. Bot
 itself, so that the dataset stays the user's own object; for the time of a fetch its transforms are replaced by
 stand-ins that pass everything through. A fault of ours ends the timing, never the batch.
 
-CPU time is that of the whole process, as a dataset may use threads of its own; it counts up to the wall time. A
+CPU time is that of the whole process, as a dataset may use threads of its own, without what threads of the training
+have used (`compute_threads`); it counts up to the wall time. A
 stand-in costs several microseconds each time: where items are short, only every fourth batch has them.
 """
 
@@ -17,6 +18,7 @@ from threading import get_ident
 from time import perf_counter_ns, process_time_ns
 from typing import Any, Protocol
 
+from gpulab.capture.dataloader.compute_threads import ComputeThreads
 from gpulab.devices.core_wait import CoreWait, voluntary_switches
 
 TRANSFORMS = ("transform", "transforms", "target_transform")
@@ -80,6 +82,13 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
     return undo
 
 
+def in_worker() -> bool:
+    """Whether this process is a worker of a DataLoader: torch gives its pool one thread, so none of it spins."""
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is not None
+
+
 def _guarded(sink: Sink, task: Callable[[], None]) -> bool:
     try:
         task()
@@ -106,6 +115,8 @@ class _FetchClock:
         self._batched = batched
         self._transforms = [_Slot(attributes, name) for attributes in _holders(dataset) for name in TRANSFORMS]
         self._cores = CoreWait()
+        self._training = None if in_worker() else ComputeThreads()
+        self._foreign_ns = 0  # CPU time of the training's threads meanwhile
         self._spent = _Spent()
         self._untimed = 0  # batches in a row whose transforms were not
         self._short = False
@@ -124,6 +135,8 @@ class _FetchClock:
         else:
             self._untimed += 1
         spent.thread = get_ident()
+        if self._training is not None:
+            self._training.begin()
         self._core_ns, self._switches = self._cores.read(), voluntary_switches()
         self._cpu_ns = process_time_ns()
         self._start_ns = perf_counter_ns()
@@ -139,6 +152,7 @@ class _FetchClock:
     def end(self) -> None:
         self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
         self._spent.thread = 0
+        self._foreign_ns = self._training.end() if self._training is not None else 0
         if self._looks:
             for slot in self._transforms:
                 slot.take_out()
@@ -154,19 +168,25 @@ class _FetchClock:
         read_ns = max(0, middle - self._start_ns - spent.wall_ns)
         collate_ns = self._end_ns - middle
         read_cpu_ns = middle_cpu - self._cpu_ns - spent.cpu_ns
-        cpu_ns = min(self._end_cpu_ns - self._cpu_ns, self._end_ns - self._start_ns)
+        wall_ns = self._end_ns - self._start_ns
+        cpu_ns = self._own(self._end_cpu_ns - self._cpu_ns, wall_ns)
         return (
             self._start_ns,
             self._end_ns,
             read_ns,
             spent.wall_ns if self._looks else -1,
             collate_ns,
-            min(max(0, read_cpu_ns), read_ns),
-            min(spent.cpu_ns, spent.wall_ns) if self._looks else -1,
-            min(self._end_cpu_ns - middle_cpu, collate_ns),
+            self._own(read_cpu_ns, read_ns),
+            self._own(spent.cpu_ns, spent.wall_ns) if self._looks else -1,
+            self._own(self._end_cpu_ns - middle_cpu, collate_ns),
             self._items,
-            self._core_wait_ns(self._end_ns - self._start_ns - cpu_ns),
+            self._core_wait_ns(wall_ns - cpu_ns),
         )
+
+    def _own(self, cpu_ns: int, wall_ns: int) -> int:
+        """CPU time of a part that took so long, without its share of what the training's threads have used."""
+        whole_ns = max(1, self._end_ns - self._start_ns)
+        return min(max(0, cpu_ns - self._foreign_ns * wall_ns // whole_ns), wall_ns)
 
     def _core_wait_ns(self, idle_ns: int) -> int:
         """Of the time without CPU. A thread that never went to sleep was ready for a core all the time."""

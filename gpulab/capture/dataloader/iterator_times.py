@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from gpulab.capture.dataloader.fetch_clock import Row
+from gpulab.capture.dataloader.loading_watch import LoadingWatch
 from gpulab.capture.dataloader.shared_rows import SharedRows
 from gpulab.capture.dataloader.worker import WorkerStart
 from gpulab.run import Batches, Int64
@@ -105,6 +106,7 @@ class Here:
         self.threads: int | None = None
         self.undo: Callable[[], None] = lambda: None
         self.own_ns = 0  # that timing the batches took, since somebody has asked
+        self.looks: LoadingWatch | None = None
         self._on = True
         self._row: Row | None = None
 
@@ -140,8 +142,9 @@ class Here:
 class FromWorkers:
     """An iterator with workers. Its memory is kept as long as they may write to it."""
 
-    def __init__(self, memory: SharedRows) -> None:
+    def __init__(self, memory: SharedRows, looks: LoadingWatch | None = None) -> None:
         self.timed = Timed()
+        self.looks = looks
         self.loader: int | None = None
         self.threads: int | None = None
         self._memory: SharedRows | None = memory
@@ -150,21 +153,22 @@ class FromWorkers:
         self._read = [0] * self._workers
         self._asked_ns = 0
         self._given: tuple[int, int] | None = None
+        self.count = memory.workers
         self._forget_answers()
 
     @classmethod
-    def of(cls, loader: Any) -> FromWorkers | None:
+    def of(cls, loader: Any, looks: LoadingWatch | None = None) -> FromWorkers | None:
         """For the iterator that is about to be made of a loader; None where its workers cannot be told."""
         if "worker_init_fn" not in vars(loader):
             return None
-        return cls(SharedRows(loader.num_workers, max(1, KEPT // loader.num_workers)))
+        return cls(SharedRows(loader.num_workers, max(1, KEPT // loader.num_workers)), looks)
 
     @contextmanager
     def starting(self, iterator: Any, loader: Any) -> Iterator[None]:
         """Inside, torch makes the iterator and starts its workers."""
         assert self._memory is not None
         users = loader.worker_init_fn
-        ours = WorkerStart(users, self._memory)
+        ours = WorkerStart(users, self._memory, self.looks)
         self._memory.generation, self._memory.on = 1, True
         self._iterator = weakref.ref(iterator)
         vars(loader)["worker_init_fn"] = ours

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpulab.capture.dataloader.fetch_clock import Row, time_fetcher
+from gpulab.capture.dataloader.loading_watch import LoadingWatch
 from gpulab.capture.dataloader.shared_rows import SharedRows
 from gpulab.user_code import hide_gpulabs_frames
 
@@ -18,13 +19,19 @@ from gpulab.user_code import hide_gpulabs_frames
 class WorkerStart:
     """In place of a loader's `worker_init_fn` while its workers start; `users` is that, or None."""
 
-    def __init__(self, users: Callable[[int], None] | None, memory: SharedRows) -> None:
+    def __init__(
+        self, users: Callable[[int], None] | None, memory: SharedRows, looks: LoadingWatch | None = None
+    ) -> None:
         self.users = users
         self._memory = memory
+        self._looks = looks
 
     def __call__(self, worker: int) -> None:
         with suppress(Exception):
             _time_this_worker(self._memory, worker)
+        with suppress(Exception):
+            if self._looks is not None:
+                self._looks.watch(worker)
         if self.users is not None:
             self.users(worker)
 

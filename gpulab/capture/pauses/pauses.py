@@ -135,14 +135,14 @@ class Pauses:
                 self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
         calls.rename(self.heard)
         if len(starts_ns):
-            self._forget_collections(int(starts_ns[0]))
+            self._forget_collections(int(starts_ns[min(1, len(starts_ns) - 1)]))
         self.heard.sort(key=lambda pause: pause[1:3])
         return tuple(PauseSum(kind, count, total) for kind, (count, total) in self._more.items())
 
-    def _forget_collections(self, first_step_ns: int) -> None:
-        """Garbage that was collected before the first step, mostly while modules were imported, paused no training."""
-        self.heard = [pause for pause in self.heard if pause[0] != "gc" or pause[2] > first_step_ns]
-        if self._first_trained is not None and self._first_trained[0] <= first_step_ns:
+    def _forget_collections(self, second_step_ns: int) -> None:
+        """Garbage that was collected before the second step, mostly while modules were imported, is start-up."""
+        self.heard = [pause for pause in self.heard if pause[0] != "gc" or pause[2] > second_step_ns]
+        if self._first_trained is not None and self._first_trained[0] <= second_step_ns:
             count, total_ns = self._more.pop("gc", (0, 0))
             before, before_ns = self._first_trained[1].get("gc", (0, 0))
             if count > before:

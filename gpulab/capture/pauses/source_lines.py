@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from types import FrameType
 
-from gpulab.run import Place
+from gpulab.capture.pauses.statements import units_of
+from gpulab.run import Excerpt, Place, Unit
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, ipython_cells, is_cell, owners
 
 Spot = tuple[str, int, str]  # file as Python has it, line, function
@@ -18,6 +19,7 @@ Stack = tuple[Spot, ...]
 
 CELL = "cell"
 _LONGEST = 200  # characters of a line
+AROUND = 4  # lines that are kept above one that takes long, and below it
 
 
 def users_spot(frame: FrameType | None) -> Spot | None:
@@ -57,9 +59,11 @@ class Naming:
     `code` is the profiled cell's text, below `above` lines (its magic) of the cell that the user sees: those count.
     """
 
-    def __init__(self, code: str, above: int) -> None:
+    def __init__(self, code: str, above: int, step_lines: Iterable[Spot] = ()) -> None:
         self._code = code.splitlines()
         self._above = above
+        self._step_lines = {(file, line) for file, line, _ in step_lines}
+        self._excerpts: dict[tuple[str, int], str] = {}
         self._places: dict[Place, int] = {}
         self._numbers: dict[Spot, int] = {}
 
@@ -79,22 +83,52 @@ class Naming:
         """The place in words, without keeping it; empty for none."""
         return "" if spot is None else str(self._place(*spot))
 
+    def excerpt(self, spot: Spot) -> None:
+        """Keep the source around this line."""
+        file, line, _ = spot
+        shown, lines, above = self._source(file)
+        first, last = max(1, line - AROUND), min(len(lines), line + AROUND)
+        for number in range(first, last + 1):
+            self._excerpts[shown, number + above] = _cut(lines[number - 1].rstrip())
+
+    @property
+    def excerpts(self) -> tuple[Excerpt, ...]:
+        """What was kept, one for each stretch of lines."""
+        stretches: list[tuple[str, int, list[str]]] = []
+        for (file, number), text in sorted(self._excerpts.items()):
+            if not stretches or (stretches[-1][0], stretches[-1][1] + len(stretches[-1][2])) != (file, number):
+                stretches.append((file, number, []))
+            stretches[-1][2].append(text)
+        return tuple(Excerpt(file, first, tuple(lines)) for file, first, lines in stretches)
+
     def _place(self, file: str, line: int, function: str) -> Place:
         function = "" if function.startswith("<") and "." not in function else function.replace("<locals>.", "")
-        lines = linecache.getlines(file)
+        shown, lines, above = self._source(file)
+        units = tuple(
+            Unit(first + above, last + above, _text(lines, first))
+            for first, last in units_of(lines, line)
+            if not any(at == file and first <= number <= last for at, number in self._step_lines)
+        )
+        return Place(shown, line + above, function, _text(lines, line), units)
+
+    def _source(self, file: str) -> tuple[str, list[str], int]:
+        """The file as it is shown, its lines, and how many more stand above them where the user sees them."""
         if file == CELL_WITHOUT_IPYTHON:
-            return Place(CELL, line, function, _text(self._code, line))
+            return CELL, self._code, 0
+        lines = linecache.getlines(file)
         if not is_cell(file):
-            return Place(file, line, function, _text(lines, line))
-        text = _text(lines, line)
+            return file, lines, 0
         if _alike(lines, self._code):
-            return Place(CELL, line + self._above + _blank(self._code) - _blank(lines), function, text)
+            return CELL, lines, self._above + _blank(self._code) - _blank(lines)
         number = ipython_cells().get(file)
-        return Place("another cell" if number is None else f"cell [{number}]", line, function, text)
+        return "another cell" if number is None else f"cell [{number}]", lines, 0
 
 
 def _text(lines: list[str], line: int) -> str:
-    text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
+    return _cut(lines[line - 1].strip() if 0 < line <= len(lines) else "")
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 

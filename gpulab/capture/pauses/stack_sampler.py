@@ -36,6 +36,9 @@ class Seen:
     preparing: list[bool] = field(default_factory=list)  # at a line that makes the next batch
     callers: set[Spot] = field(default_factory=set)  # lines that were seen calling others of the user's
     began_ns: int = 0
+    exact: bool = False  # another process has looked
+    libraries: list[str] = field(default_factory=list)  # what the line has called; empty: not known
+    throughout: set[Spot] = field(default_factory=set)  # lines that were on the stack at nearly every look
 
 
 class LineSampler:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import FrameType
 
-from gpulab.capture.pauses.source_lines import Stack, users_stack
+from gpulab.capture.pauses.source_lines import Spot, Stack, users_stack
 
 _MET = 32  # updates that are looked at: by then a loop has shown all its optimizers
 
@@ -19,6 +19,7 @@ class UpdateLine:
     def __init__(self) -> None:
         self._latest: Stack = ()
         self._met = 0
+        self.step_lines: set[Spot] = set()  # within a loop over whole steps: where one asks for data or updates
 
     def met(self, frame: FrameType | None) -> None:
         """An optimizer was just asked to step from here; of several in one function the last counts."""
@@ -26,6 +27,7 @@ class UpdateLine:
             return
         self._met += 1
         stack = users_stack(frame)[::-1]
+        self.step_lines.update(stack)
         if not self._latest or _later(stack, self._latest):
             self._latest = stack
 
@@ -33,6 +35,11 @@ class UpdateLine:
     def lines(self) -> Stack:
         """From the loop to the update, the outermost first; empty without an optimizer."""
         return self._latest
+
+    def asked(self, frame: FrameType | None) -> None:
+        """A loader was just asked for a new iterator from here."""
+        if len(self.step_lines) < _MET:
+            self.step_lines.update(users_stack(frame))
 
     def passed(self, stack: Stack) -> bool:
         """Whether a stack, the innermost line first, stands at a line below it, in the same call of the loop."""

@@ -208,6 +208,8 @@ class Loop:
             self.clock.fed(loader)
         self.look()
         self.pauses.asked(loader, sys._getframe() if fresh else None, entered, fresh=fresh)
+        if fresh:
+            self.update_line.asked(sys._getframe())
         if fresh or not self.loaders.met:
             self._mark_device(entered)  # a step may begin here without an end of one before it
             self._meet_loader(loader, owner)

@@ -13,8 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.stack_sampler import LineSampler, Seen
+from gpulab.capture.pauses.line_watch import WatchedLines
+from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
 from gpulab.trace.profiler_result import CLOCK_MARK, Recording
@@ -53,15 +55,26 @@ def in_backward() -> bool:
 class Watched(Recording):
     """A finished session, with the lines at which the training thread was seen meanwhile."""
 
-    seen: Seen = field(default_factory=lambda: Seen([], []))
+    lines: WatchedLines = field(default_factory=lambda: WatchedLines(None, UpdateLine(), BatchLines()))
+
+    @property
+    def seen(self) -> Seen:
+        """Known as long as the run's watcher is there."""
+        return self.lines.seen
 
 
 class Window:
     """One profiler session. Marks each step as `ProfilerStep#N`, as torch's own schedule does."""
 
-    def __init__(self, device_kind: str, update: UpdateLine | None = None, batches: BatchLines | None = None) -> None:
+    def __init__(
+        self,
+        device_kind: str,
+        update: UpdateLine | None = None,
+        batches: BatchLines | None = None,
+        watcher: StackWatcher | None = None,
+    ) -> None:
         self._device_kind = device_kind
-        self._lines = LineSampler(update, batches)
+        self._lines = WatchedLines(watcher, update or UpdateLine(), batches or BatchLines())
         self._profile: Any = None
         self._step: Any = None
         self._iterator: Any = None
@@ -157,7 +170,7 @@ class Window:
         profile, self._profile = self._profile, None
         _end(profile)
         self.stop_cost_ns = time.perf_counter_ns() - end_ns
-        return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines.seen)
+        return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines)
 
 
 def _with_arguments() -> Any:

@@ -68,18 +68,26 @@ def plan(settings: Settings, total: int | None, *, certain: bool = True, on_gpu:
     if settings.trace:
         windows = _windows(settings, total, warmup, on_gpu) if certain else _cautious(settings, total, warmup, on_gpu)
     length = _length(total, certain, settings.steps is not None)
-    choices = [Choice("warm-up", _steps(warmup), _why(settings.warmup, f"run length: {length}"))]
+    choices = [Choice("warm-up", _steps(warmup), _why(settings.warmup, f"chosen for a run in which {length}"))]
     if windows:
-        windows_text = ", better ".join(f"{_steps(w.length)} after step {w.after}" for w in windows)
-        choices.append(Choice("profiled window", windows_text, _why(settings.trace_steps, f"run length: {length}")))
+        why = _why(settings.trace_steps, f"chosen for a run in which {length}")
+        choices.append(Choice("profiled window", _windows_text(windows), why))
     sooner_after = warmup + GPU_FEWEST_MEASURED if on_gpu and windows else NEVER
     return Schedule(warmup, windows, tuple(choices), sooner_after)
 
 
 def _length(total: int | None, certain: bool, asked: bool) -> str:
     if total is None:
-        return "unknown"
-    return _steps(total) if certain else f"at most {_steps(total)}" if asked else f"an epoch has {_steps(total)}"
+        return "the number of steps is unknown"
+    if certain or asked:
+        return f"{'at most ' if not certain else ''}{_steps(total)} {'runs' if total == 1 else 'run'}"
+    return f"an epoch has {_steps(total)}"
+
+
+def _windows_text(windows: tuple[Window, ...]) -> str:
+    """What is profiled: of two windows the second, where the loop comes that far."""
+    first, *later = (f"{_steps(w.length)} after step {w.after}" for w in windows)
+    return f"{first}; in their place {later[0]}, if the loop comes that far" if later else first
 
 
 def _steps(count: int) -> str:

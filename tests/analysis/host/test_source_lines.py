@@ -15,16 +15,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import gpulab
-from gpulab.analysis.breakdown import layers
 from gpulab.analysis.host.source_lines import line_of, lines_of
 from gpulab.capture.pauses.source_lines import Naming, users_spot
 from gpulab.capture.pauses.stack_sampler import LineSampler
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Lane, Place, Run, StackSamples, Timeline
+from gpulab.timeline.spans import loading_times
 from tests.support import synthetic
 from tests.support.kernel_session import kernel
 from tests.support.paths import ROOT
 from tests.support.real_traces import path as trace_path
+from tests.support.scripted_looks import installed
 
 torch = pytest.importorskip("torch")
 
@@ -186,7 +187,8 @@ def test_places_of_a_file_have_their_text_and_equal_ones_are_one() -> None:
     assert place.text == "spot = users_spot(sys._getframe())" and place.file == __file__
 
 
-def test_a_block_names_the_lines_of_a_script() -> None:
+def test_a_block_names_the_lines_of_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch.setattr)
     model = torch.nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gpulab.profile(show=False, save=False, trace_steps=8) as p:
@@ -211,11 +213,13 @@ from torch import nn
 from torch.utils.data import DataLoader
 from slow_items import Slow
 %load_ext gpulab
+from tests.support.scripted_looks import installed
+looking = installed()
 model = nn.Linear(8, 2); opt = torch.optim.SGD(model.parameters(), lr=0.1)
 def found(run, wait):
-    from gpulab.analysis.breakdown import layers
     from gpulab.intervals import subtract
-    waiting = layers(run.timeline, None)["data_wait"]
+    from gpulab.timeline.spans import loading_times
+    waiting = loading_times(run.timeline)
     place = line_of(run, waiting if wait else subtract(np.array([run.timeline.window_ns]), waiting))
     return None if place is None else [place.file.split("/")[-1], place.line, place.text, place.function]
 """
@@ -266,7 +270,7 @@ for x, y in DataLoader(Slow(), batch_size=8):
     loss = nn.functional.cross_entropy(model(x), y)
     loss.backward()
     opt.step()
-    print(sum((big @ big).abs().mean().item() for _ in range(4)))
+    print(sum((big @ big).abs().mean().item() for _ in looking.each(range(4))))
 """
 
 
@@ -343,7 +347,7 @@ def test_the_innermost_user_function_in_a_trace_with_stacks() -> None:
 def test_a_real_trace_with_stacks_names_the_users_function() -> None:
     run = gpulab.load(trace_path("h100_owlv2_starved"))
     assert isinstance(run, Run) and run.timeline is not None
-    place = line_of(run, layers(run.timeline, 0)["data_wait"])
+    place = line_of(run, loading_times(run.timeline))
     assert place is not None and place.function == "run_on_input" and place.file.endswith("pipeline/model.py")
 
 

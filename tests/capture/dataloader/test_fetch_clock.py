@@ -22,6 +22,7 @@ from torch.utils.data._utils import pin_memory
 import gpulab
 from gpulab.capture.dataloader import fetch_clock, iterator_times, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
+from gpulab.capture.dataloader.compute_threads import ComputeThreads
 from gpulab.capture.dataloader.iterator_times import Here
 from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
@@ -486,3 +487,19 @@ def test_what_timing_a_batch_takes_is_told_apart(monkeypatch: pytest.MonkeyPatch
     assert feed._row is not None
     start, end, *_ = feed._row
     assert feed.own_ns == whole - 1 - (end - start) > 0
+
+
+def test_what_the_trainings_threads_use_is_no_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, wall = itertools.count(step=1_000_000), itertools.count(step=1_000_000)  # a core is used all the time
+    monkeypatch.setattr(fetch_clock, "process_time_ns", lambda: next(cpu))
+    monkeypatch.setattr(fetch_clock, "perf_counter_ns", lambda: next(wall))
+    for spun_ns, worked in ((0, True), (10**12, False)):
+        monkeypatch.setattr(ComputeThreads, "end", lambda self, spun_ns=spun_ns: spun_ns)
+        loader = iter(DataLoader(Planted(8), batch_size=4, num_workers=0))
+        feed = Here()
+        undo = fetch_clock.time_fetcher(loader._dataset_fetcher, loader._dataset, feed)  # type: ignore[attr-defined]
+        next(loader)
+        undo()
+        assert feed._row is not None
+        _, _, read_ns, _, collate_ns, read_cpu_ns, _, collate_cpu_ns, *_ = feed._row
+        assert (read_cpu_ns > 0.5 * read_ns > 0) is worked and (collate_cpu_ns > 0) is worked and collate_ns > 0

@@ -158,8 +158,9 @@ def test_a_pause_of_gpulabs_own_start_or_end_is_none() -> None:
     assert [pause[:3] for pause in pauses.heard] == [("gc", 100, 5_000_000)]
 
 
-def test_garbage_collected_before_the_first_step_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first backward pass may import half of torch: the loop has made no step by then."""
+@pytest.mark.parametrize("starts_ns", [[55_000_000], [500_000, 55_000_000]])
+def test_garbage_of_the_start_is_no_pause(starts_ns: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first step, or a backward pass before it, may import half of torch."""
     monkeypatch.setattr(pauses_module, "perf_counter_ns", lambda: 50_000_000)
     pauses = Pauses()
     for t_ns in (1_000_000, 60_000_000):
@@ -167,7 +168,7 @@ def test_garbage_collected_before_the_first_step_is_no_pause(monkeypatch: pytest
         pauses.add("gc", t_ns, t_ns + 400, None)
         pauses.add("checkpoint_save", t_ns, t_ns + 6_000_000, None)
         pauses.trained()
-    more = pauses.finish(np.array([55_000_000], dtype=np.int64), trains=True)
+    more = pauses.finish(np.array(starts_ns, dtype=np.int64), trains=True)
     assert [(kind, start) for kind, start, *_ in pauses.heard] == [
         ("checkpoint_save", 1_000_000),
         ("gc", 60_000_000),

@@ -1,0 +1,91 @@
+"""The one line that takes most of some time, or the loop that it stands in, where looks at the stack surely show it.
+
+Each look is one draw: a line is named where it has at least half of all looks, and where its lead over the next is more
+than chance. Where no single line does, the innermost statement or loop is named by its first line, if the looks in it
+together do. Else none: the tool rather says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from gpulab.run import Place, Unit
+
+LEAST_SHARE = 0.5  # ours: below half of the time nothing is the hot line
+FEWEST_LOOKS = 4  # of 4 looks all at one line, its share lies above a half in 95 of 100 cases
+_Z = 1.96
+
+
+class Counted(Protocol):
+    """A line of the user's, and how many looks have met it."""
+
+    @property
+    def place(self) -> Place: ...
+
+    @property
+    def looks(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LineCount:
+    """The plainest of these."""
+
+    place: Place
+    looks: int
+
+
+def hot_place(lines: Sequence[Counted], total: int) -> Place | None:
+    """The line, else the statement or loop, that surely takes at least half of the time of these `total` looks."""
+    counts = sorted(_joined(lines), key=lambda line: -line.looks)
+    if not counts:
+        return None
+    second = counts[1].looks if len(counts) > 1 else 0
+    if is_clear(counts[0].looks, second, total):
+        return counts[0].place
+    return _hot_unit(counts, total)
+
+
+def _joined(lines: Iterable[Counted]) -> Iterable[Counted]:
+    """A line and the comprehensions and lambdas written in it are one, at the place that most looks have met."""
+    joined: dict[tuple[str, int], LineCount] = {}
+    for line in sorted(lines, key=lambda line: -line.looks):
+        at = line.place.file, line.place.line
+        before = joined.get(at, LineCount(line.place, 0))
+        joined[at] = LineCount(before.place, before.looks + line.looks)
+    return joined.values()
+
+
+def is_clear(first: int, second: int, total: int) -> bool:
+    """Whether so many looks are at least half of all, and surely more than those of the next."""
+    return first >= FEWEST_LOOKS and first >= LEAST_SHARE * total and lower_share(first, first + second) > LEAST_SHARE
+
+
+def lower_share(part: int, whole: int) -> float:
+    """The lower end of the 95 % interval (Wilson's) of a share that was counted."""
+    if not whole:
+        return 0.0
+    p, z2 = part / whole, _Z * _Z
+    spread = _Z * math.sqrt(p * (1 - p) / whole + z2 / (4 * whole * whole))
+    return (p + z2 / (2 * whole) - spread) / (1 + z2 / whole)
+
+
+def _hot_unit(counts: Sequence[Counted], total: int) -> Place | None:
+    """The smallest statement or loop whose lines together are clear."""
+    for (file, unit), members in sorted(_units(counts).items(), key=lambda item: item[0][1].last - item[0][1].first):
+        inside = sum(line.looks for line in members)
+        beside = max((line.looks for line in counts if line not in members), default=0)
+        if is_clear(inside, beside, total):
+            return Place(file, unit.first, members[0].place.function, unit.text)
+    return None
+
+
+def _units(counts: Iterable[Counted]) -> Mapping[tuple[str, Unit], list[Counted]]:
+    units: dict[tuple[str, Unit], list[Counted]] = defaultdict(list)
+    for line in counts:
+        for unit in line.place.units:
+            units[line.place.file, unit].append(line)
+    return units

@@ -1,0 +1,239 @@
+"""The child process that looks at stacks, started by `watcher.StackWatcher`; it imports neither NumPy nor torch.
+
+Whoever is to be looked at, the training process or a worker of its DataLoader, sends a message on one socket, with a
+file of its own memory beside it: so no right over another process is needed. One JSON object each:
+
+    {"watch": key, "thread": address, "process": number, "task": number, "period_s": s,
+     "inside": null | [end of a file's name, function], "spares": whether it goes on for long}
+    {"rest": key}                                          look no more, and tell what was seen
+
+On its output the child writes one JSON object a line:
+
+    {"ready": true}                                        once, first
+    {"rested": key, "t_ns": [time, …], "stack": [number, …], "stacks": [[number, …], …], "lines": [[file, line,
+     function], …], "began_ns": time, "outside": looks, "unfair": looks}
+
+`inside`: only what is called from that function counts, and looks that do not meet it are `outside`. Times are of
+`time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with its parent.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+from collections import deque
+from contextlib import suppress
+from random import uniform
+from time import perf_counter, perf_counter_ns, thread_time
+
+from gpulab.capture.stacks.layout import Layout, Unreadable
+from gpulab.capture.stacks.on_core import OnCore
+from gpulab.capture.stacks.stack import Line, StackReader
+
+MESSAGE_BYTES = 1 << 16
+DEAREST = 0.05  # share of one core that looking may take: where a look costs more, it looks less often
+SPARING = 0.003  # the same of what goes on all the time, after its first looks
+EAGER_LOOKS, MOST_EAGER = 60, 2_000  # so many fair ones, of at most so many
+SOON_PERIOD_S, SOON_LOOKS = 0.001, 200  # a profiled window or a whole run may be short: its first looks, fair or not
+DEAREST_SOON = 0.3  # share of one core that they may take
+MOST_LOOKS = 20_000  # of one thread; each time so many are reached, half of them are dropped and it looks half as often
+LONGEST_S = 1.0  # between two looks after the parent
+_STARTING_COST_S = 1e-4
+_COSTS = 9  # looks: what one costs is the median of so many
+
+
+class _Watched:
+    """One thread, and what was seen of it. No dataclass: importing them takes as long as a hundred looks."""
+
+    def __init__(
+        self,
+        reader: StackReader,
+        core: OnCore,
+        file: int,
+        period_s: float,
+        *,
+        spares: bool,
+        inside: tuple[str, str] | None,
+    ) -> None:
+        self.reader, self.core, self.file = reader, core, file
+        self.period_s, self.spares, self.inside = period_s, spares, inside
+        self.due_s, self.began_ns = perf_counter(), perf_counter_ns()
+        self.t_ns: list[int] = []
+        self.stacks: list[int] = []
+        self.numbers: dict[tuple[Line, ...], int] = {}
+        self.outside = self.unfair = 0
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the first looks were enough."""
+        return len(self.t_ns) >= EAGER_LOOKS or self.look_count >= MOST_EAGER
+
+    @property
+    def look_count(self) -> int:
+        """All of them, also those that do not count."""
+        return len(self.t_ns) + self.outside + self.unfair
+
+    def look(self) -> None:
+        late_s = perf_counter() - self.due_s
+        self.core.begin()
+        now_ns = perf_counter_ns()
+        lines = self._lines()
+        if lines is None:
+            self.outside += 1
+            return
+        if not self.core.is_fair(late_s):
+            self.unfair += 1
+            return
+        self.t_ns.append(now_ns)
+        self.stacks.append(self.numbers.setdefault(lines, len(self.numbers)))
+        if len(self.t_ns) >= MOST_LOOKS:
+            self.t_ns, self.stacks, self.outside = self.t_ns[::2], self.stacks[::2], self.outside // 2
+            self.period_s *= 2
+
+    def close(self) -> None:
+        """Look no more."""
+        self.core.close()
+        os.close(self.file)
+
+    def _lines(self) -> tuple[Line, ...] | None:
+        """The stack as far as it is asked about; None where the thread is elsewhere."""
+        if self.inside is None:
+            return tuple(self.reader.frames())
+        within: list[Line] = []
+        file, function = self.inside
+        for line in self.reader.frames():
+            if line[2] == function and line[0].endswith(file):
+                return tuple(within)
+            within.append(line)
+        return None
+
+    def answer(self, key: str) -> dict[str, object]:
+        numbers: dict[Line, int] = {}
+        stacks = [[numbers.setdefault(line, len(numbers)) for line in stack] for stack in self.numbers]
+        return {
+            "rested": key,
+            "t_ns": self.t_ns,
+            "stack": self.stacks,
+            "stacks": stacks,
+            "lines": list(numbers),
+            "began_ns": self.began_ns,
+            "outside": self.outside,
+            "unfair": self.unfair,
+        }
+
+
+class Looking:
+    """Everything that is watched, until the parent is gone."""
+
+    def __init__(self, messages: socket.socket, layout: Layout, parent_pid: int) -> None:
+        self._messages, self._layout, self._parent_pid = messages, layout, parent_pid
+        self._watched: dict[str, _Watched] = {}
+        self._costs_s = deque([_STARTING_COST_S] * _COSTS, maxlen=_COSTS)
+        self._cost_s = _STARTING_COST_S
+
+    def run(self) -> None:
+        """Look and answer until the input ends."""
+        _tell({"ready": True})
+        while os.getppid() == self._parent_pid:
+            due_s = min((w.due_s for w in self._watched.values()), default=perf_counter() + LONGEST_S)
+            timeout_s = min(max(due_s - perf_counter(), 0.0), LONGEST_S)
+            readable = select.select([self._messages.fileno(), 0], [], [], timeout_s)[0]
+            if 0 in readable:
+                return
+            if readable:
+                self._take()
+            self._look()
+
+    def _look(self) -> None:
+        began_s = perf_counter()
+        due = [(key, w) for key, w in self._watched.items() if w.due_s <= began_s]
+        spent_s = thread_time()
+        for key, watched in due:
+            try:
+                watched.look()
+            except Unreadable:
+                self._drop_if_gone(key)
+            except (OSError, ValueError, IndexError):  # it has ended
+                watched.due_s = float("inf")
+        if due:
+            self._costs_s.append((thread_time() - spent_s) / len(due))
+            self._cost_s = sorted(self._costs_s)[
+                _COSTS // 2
+            ]  # the first look at a function reads its table of lines, once
+        for _, watched in due:
+            if watched.due_s < float("inf"):
+                watched.due_s = perf_counter() + self._pause_s(watched) * uniform(0.5, 1.5)  # loops have a beat too
+
+    def _pause_s(self, watched: _Watched) -> float:
+        """To the next look, on average."""
+        if watched.look_count < SOON_LOOKS:
+            return max(SOON_PERIOD_S, self._cost_s * len(self._watched) / DEAREST_SOON)
+        sparing = sum(watched.spares for watched in self._watched.values())
+        spares = watched.spares and watched.is_known
+        share = SPARING / sparing if spares else DEAREST / len(self._watched)
+        return max(watched.period_s, self._cost_s / share)
+
+    def _drop_if_gone(self, key: str) -> None:
+        """A process that has ended has no memory, though its file is open."""
+        watched = self._watched[key]
+        with suppress(OSError):
+            if os.pread(watched.file, 8, watched.reader.thread):
+                return
+        watched.due_s = float("inf")
+
+    def _take(self) -> None:
+        data, files, _, _ = socket.recv_fds(self._messages, MESSAGE_BYTES, 1)
+        try:
+            message = json.loads(data)
+        except ValueError:
+            message = {}
+        if "watch" in message and files:
+            self._watch(message, files.pop())
+        elif "rest" in message:
+            self._rest(message["rest"])
+        for file in files:
+            os.close(file)
+
+    def _watch(self, message: dict[str, object], file: int) -> None:
+        key, thread, inside = str(message["watch"]), message["thread"], message.get("inside")
+        process, task = message["process"], message["task"]
+        assert isinstance(thread, int) and isinstance(process, int) and isinstance(task, int)
+        if key in self._watched:
+            self._watched.pop(key).close()
+        try:
+            core = OnCore(process, task)
+        except OSError:
+            os.close(file)
+            return
+        self._watched[key] = _Watched(
+            reader=StackReader(file, self._layout, thread),
+            core=core,
+            file=file,
+            period_s=float(str(message["period_s"])),
+            spares=bool(message["spares"]),
+            inside=(str(inside[0]), str(inside[1])) if isinstance(inside, list) else None,
+        )
+
+    def _rest(self, key: str) -> None:
+        watched = self._watched.pop(key, None)
+        if watched is None:
+            _tell({"rested": key})
+            return
+        watched.close()
+        _tell(watched.answer(key))
+
+
+def main(messages: int, layout: Layout, parent_pid: int) -> None:
+    """Look at whoever asks for it on that socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training, not us
+    with socket.socket(fileno=messages) as asked, suppress(BrokenPipeError):
+        Looking(asked, layout, parent_pid).run()
+
+
+def _tell(message: dict[str, object]) -> None:
+    line = (json.dumps(message) + "\n").encode()
+    while line:
+        line = line[os.write(1, line) :]

@@ -1,0 +1,233 @@
+"""Reading another thread's lines from outside: where frames lie, what a stack says, and which looks count."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from gpulab.capture.stacks.layout import OWN_MEMORY, Layout, Unreadable, find_layout, thread_state
+from gpulab.capture.stacks.on_core import OnCore
+from gpulab.capture.stacks.process import Looking, _Watched
+from gpulab.capture.stacks.stack import StackReader
+from gpulab.capture.stacks.watcher import StackWatcher, own_layout
+
+pytestmark = pytest.mark.skipif(not os.path.exists(OWN_MEMORY), reason="no file of a process's memory")
+
+
+@pytest.fixture
+def memory() -> Iterator[int]:
+    file = os.open(OWN_MEMORY, os.O_RDONLY)
+    yield file
+    os.close(file)
+
+
+class Halted:
+    """A thread that stands at a known line of a known function."""
+
+    def __init__(self) -> None:
+        self.thread, self.line = 0, 0
+        self._there, self._go_on = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Halted:
+        self._thread.start()
+        self._there.wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._go_on.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        self.thread = thread_state()
+        self.naïve_grüße(3)
+
+    def naïve_grüße(self, deeper: int) -> None:
+        if deeper:
+            return self.naïve_grüße(deeper - 1)
+        self.line = sys._getframe().f_lineno + 2
+        self._there.set()
+        self._go_on.wait()
+
+
+def lines_of(reader: StackReader) -> list[tuple[str, int, str]]:
+    return [line for line in reader.frames() if line[0] == __file__]
+
+
+def test_a_thread_is_seen_at_its_line(memory: int) -> None:
+    layout = find_layout(memory)
+    assert layout is not None
+    with Halted() as halted:
+        lines = lines_of(StackReader(memory, layout, halted.thread))
+    first = Halted.naïve_grüße.__code__.co_firstlineno
+    name = "Halted.naïve_grüße"
+    assert lines[0] == (__file__, halted.line, name)
+    assert lines[1:4] == [(__file__, first + 2, name)] * 3
+    assert lines[4][2] == "Halted._run"
+
+
+def test_a_layout_survives_the_way_to_a_child() -> None:
+    layout = own_layout()
+    assert layout is not None
+    assert Layout.of(layout._asdict()) == layout
+
+
+def test_impossible_addresses_are_refused_not_followed(memory: int) -> None:
+    layout = find_layout(memory)
+    assert layout is not None
+    for address in (8, 1 << 40, (1 << 64) - 8):
+        with pytest.raises(Unreadable):
+            list(StackReader(memory, layout, address).frames())
+
+
+def test_a_wrong_layout_ends_without_an_answer(memory: int) -> None:
+    layout = find_layout(memory)
+    assert layout is not None
+    with Halted() as halted:
+        wrong = layout._replace(frame_instruction=layout.frame_code)
+        assert lines_of(StackReader(memory, wrong, halted.thread)) == []
+        endless = layout._replace(frame_previous=layout.frame_code)
+        with pytest.raises(Unreadable):
+            list(StackReader(memory, endless, halted.thread).frames())
+
+
+def test_a_watcher_sees_and_leaves_nothing() -> None:
+    watcher = StackWatcher()
+    watcher.start()
+    assert watcher.channel is not None
+    for _ in range(60):  # a machine at work may start it late
+        watcher.wait_until_ready()
+    asked = watcher.channel.watch("this thread")
+    there = threading.Event()
+    while asked and not there.wait(0.05) and watcher.channel is not None:
+        watcher.channel.rest("this thread")
+        looks = watcher.looks("this thread")
+        if looks is not None and looks.t_ns:
+            break
+        watcher.channel.watch("this thread")
+    process = watcher._process
+    watcher.stop()
+    watcher.stop()
+    assert looks is not None
+    names = {line[2] for stack in looks.stacks for line in stack if line[0] == __file__}
+    assert names == {"test_a_watcher_sees_and_leaves_nothing"}
+    assert process is not None and process.poll() is not None and watcher.channel is None
+
+
+def test_without_memory_files_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpulab.capture.stacks.watcher.own_layout", lambda: None)
+    watcher = StackWatcher()
+    watcher.start()
+    assert watcher.channel is None and watcher.looks("anything") is None
+    watcher.stop()
+
+
+# -- which looks count ---------------------------------------------------------------------------------------------
+
+
+def scripted(arrivals: int, departures: int, state: str, core: int, own_core: int, folder: Path) -> OnCore:
+    """A thread as the system's files tell of it."""
+    made = OnCore(os.getpid(), threading.get_native_id())
+    made.close()
+    stat = "7 (a) b) S " + " ".join(["0"] * 35) + " {}"
+    texts = {
+        "schedstat": f"1 2 {arrivals}\n",
+        "status": f"State:\t{state} (x)\nvoluntary_ctxt_switches:\t{departures}\nnonvoluntary_ctxt_switches:\t0\n",
+        "stat": stat.format(core),
+        "own": stat.format(own_core),
+    }
+    files = []
+    for name, text in texts.items():
+        (folder / name).write_text(text)
+        files.append(os.open(folder / name, os.O_RDONLY))
+    *made._files, made._own = files
+    return made
+
+
+@pytest.mark.parametrize(
+    ("arrivals", "state", "core", "late_s", "counts"),
+    [
+        (11, "R", 1, 1.0, True),  # it runs on another core: whatever kept the look waiting is no work of its own
+        (10, "R", 1, 0.0, False),  # it waits for a core, and may have left one by itself
+        (10, "S", 1, 1.0, True),  # it sleeps, and the look came from another core
+        (10, "S", 0, 0.0, True),  # it sleeps, and the look came in time
+        (10, "S", 0, 1.0, False),  # the look may have come because it fell asleep
+    ],
+)
+def test_a_look_counts_where_nothing_has_chosen_its_time(
+    arrivals: int, state: str, core: int, late_s: float, counts: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    moved: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: moved.append(cores))
+    thread = scripted(arrivals, 10, state, core, 0, tmp_path)
+    thread._cores = {0, 1}
+    thread.begin()
+    assert thread.is_fair(late_s) is counts
+    assert moved == ([{1}] if core == 0 else []), "a look leaves the core of the thread that it looks at"
+    thread.close()
+
+
+@pytest.mark.parametrize(("voluntary", "counts"), [(10, True), (11, False)])
+def test_a_thread_whose_core_was_taken_is_at_no_chosen_line(
+    voluntary: int, counts: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
+    thread = scripted(10, 10, "R", 1, 0, tmp_path)
+    thread.begin()
+    thread.is_fair(0.0)
+    status = tmp_path / "status"
+    status.write_text(
+        status.read_text().replace("\nvoluntary_ctxt_switches:\t10", f"\nvoluntary_ctxt_switches:\t{voluntary}")
+    )
+    assert thread.is_fair(1.0) is counts
+    thread.close()
+
+
+@pytest.mark.parametrize(
+    ("looks", "spares", "pause_s"),
+    [
+        (0, False, 0.0003 / 0.3),  # of the profiled window, which may be short
+        (0, True, 0.0003 / 0.3),  # of a run, which may be short, too
+        (200, False, 0.0003 / 0.05),
+        (200, True, 0.0003 / 0.003),  # of what goes on all the time
+    ],
+)
+def test_what_looks_cost_is_bounded(looks: int, spares: bool, pause_s: float) -> None:
+    nothing: Any = None
+    looking = Looking(nothing, nothing, os.getppid())
+    watched = _Watched(nothing, nothing, -1, 0.002, spares=spares, inside=None)
+    watched.t_ns = [0] * looks
+    looking._watched["a thread"], looking._cost_s = watched, 0.0003
+    assert looking._pause_s(watched) == pytest.approx(pause_s)
+
+
+def test_it_ends_with_its_parent_though_a_fork_holds_the_pipes() -> None:
+    """A kernel that is killed or restarted says nothing; a worker that outlives it keeps its pipes open."""
+    code = (
+        "import os, signal, subprocess, sys, time\n"
+        "from gpulab.capture.stacks.watcher import StackWatcher\n"
+        "watcher = StackWatcher(); watcher.start()\n"
+        "fork = os.fork()\n"
+        "if not fork:\n    os.close(1); os.read(0, 1); os._exit(0)\n"
+        "print(watcher._process.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as killed:
+        assert killed.stdout is not None
+        child = psutil.Process(int(killed.stdout.readline()))
+        psutil.wait_procs([child], timeout=60)
+        assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_the_child_needs_neither_numpy_nor_torch() -> None:
+    code = "import gpulab.capture.stacks.process, sys; print([m for m in ('numpy', 'torch') if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "[]"

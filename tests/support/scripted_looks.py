@@ -1,0 +1,91 @@
+"""Looks at the training thread by script: each sleep of that thread gives so many, however busy the machine is."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from gpulab.capture.stacks.watcher import Looks
+
+PERIOD_S = 0.002
+_sleep = time.sleep
+
+
+class ScriptedWatcher:
+    """In place of `StackWatcher`; `sleep` in place of `time.sleep`."""
+
+    def __init__(self) -> None:
+        self.channel = self
+        self._thread: int | None = None
+        self._key = ""
+        self._seen: dict[str, Looks] = {}
+
+    # -- as StackWatcher and its channel have it -----------------------------------------------------------------
+
+    def start(self) -> None:
+        self._thread = None
+
+    def stop(self) -> None:
+        self._thread = None
+
+    def wait_until_ready(self) -> None:
+        pass
+
+    def watch(self, key: str, *_: Any, **__: Any) -> bool:
+        if not key.startswith("training"):
+            return False
+        self._key, self._thread = key, threading.get_ident()
+        self._seen[key] = Looks([], [], [], time.perf_counter_ns())
+        return True
+
+    def rest(self, key: str) -> None:
+        if key == self._key:
+            self._thread = None
+
+    def looks(self, key: str) -> Looks | None:
+        return self._seen.get(key)
+
+    # -- what is seen --------------------------------------------------------------------------------------------
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep, and be seen in the line that has called this every 2 ms."""
+        began_ns = time.perf_counter_ns()
+        _sleep(seconds)
+        count = max(int(seconds / PERIOD_S), 1)
+        step_ns = (time.perf_counter_ns() - began_ns) // (count + 1)
+        self._take(sys._getframe(1), [began_ns + (i + 1) * step_ns for i in range(count)])
+
+    def each(self, items: Iterable[Any]) -> Iterator[Any]:
+        """Be seen in the line that asks for these, once for each."""
+        for item in items:
+            self._take(sys._getframe(1), [time.perf_counter_ns()])
+            yield item
+
+    def _take(self, frame: Any, times_ns: list[int]) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        stack = []
+        while frame is not None:
+            stack.append((frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_qualname))
+            frame = frame.f_back
+        seen = self._seen[self._key]
+        self._seen[self._key] = replace(
+            seen,
+            t_ns=[*seen.t_ns, *times_ns],
+            stack=[*seen.stack, *[len(seen.stacks)] * len(times_ns)],
+            stacks=[*seen.stacks, tuple(stack)],
+        )
+
+
+def installed(put: Callable[[object, str, Any], None] = setattr) -> ScriptedWatcher:
+    """In this process, from now on."""
+    from gpulab.capture import recorder
+
+    watcher = ScriptedWatcher()
+    put(recorder, "StackWatcher", lambda: watcher)
+    put(time, "sleep", watcher.sleep)
+    return watcher
