@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.host.source_lines import line_of
+from gpulab.analysis.host.source_lines import line_of, sees_python
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.formatting import capitalized
 from gpulab.intervals import Intervals
@@ -129,6 +129,10 @@ class RuleContext:
         """The user's line that surely runs at these times; empty where none does."""
         place = line_of(self.facts.run, times)
         return "" if place is None else str(place)
+
+    def python_line_at(self, times: Intervals) -> str:
+        """The same of times in which Python itself may work; empty where nobody could look while it did."""
+        return self.line_at(times) if sees_python(self.facts.run) else ""
 
 
 def record_again(key: str, what: str, why: str) -> Undetermined:

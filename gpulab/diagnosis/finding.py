@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpulab.analysis.host.line_shares import SourceLine
 from gpulab.intervals import Intervals
 from gpulab.prediction.prediction import Prediction
 
@@ -33,7 +34,8 @@ class Finding:
     very same time, and only the larger counts. `settings` are the knobs that cure it (`{"workers": "2"}`), `cure` says
     it in words, also where no knob does it, `otherwise` what to do where the settings are predicted to bring nothing;
     empty: the same. `only_after` are keys of findings without whose cure this one's cannot
-    help. `level` colours a headline. Filled by the ranking: `after` says what comes next once this one is
+    help. `title` is what it is called where the title of its kind says more than was measured; empty: as its kind.
+    `level` colours a headline. Filled by the ranking: `after` says what comes next once this one is
     cured, `shares_with` the keys of stronger findings that took a part of its time. `removed_ns` is when the time falls
     away that its cure removes, where no setting but an edit is the cure: [start, end) in ns by the run's clock.
     """
@@ -57,6 +59,8 @@ class Finding:
     between_us_per_step: float = 0.0  # of the recoverable time, where it claims both a part of the step and `BETWEEN`
     removed_ns: tuple[tuple[int, int], ...] = ()
     once_us: float | None = None  # what it takes once, and in no step
+    title: str = ""
+    source: tuple[SourceLine, ...] = ()  # the lines around `source_line`, each with its share of the time in question
 
     @property
     def knob(self) -> str | None:

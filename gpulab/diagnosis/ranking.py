@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from gpulab.analysis.breakdown import PARTS
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Finding
-from gpulab.diagnosis.rules.catalogue import kind_of, title_of
+from gpulab.diagnosis.rules.catalogue import kind_of, title_for
 from gpulab.formatting import factor, percent
 
 # What an upper bound is worth when findings are ranked. Ours: idle time that was measured is there to be had, the time
@@ -179,6 +179,4 @@ def _after(context: RuleContext, left_us: float, following: Finding | None) -> s
         return f"Nothing else is known that costs {percent(context.thresholds.silence)} of {context.unit} or more."
     rest = left_us - (following.recoverable_us_per_step or 0.0)
     gain = f"at most {factor(left_us / rest)}" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}"
-    return (
-        f"The next cause is {title_of(following.key)}. If you cure it too, what remains becomes {gain} times as fast."
-    )
+    return f"The next cause is {title_for(following)}. If you cure it too, what remains becomes {gain} times as fast."

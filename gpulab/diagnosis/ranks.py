@@ -10,7 +10,7 @@ import numpy as np
 
 from gpulab.analysis.ranks import RankComparison
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
-from gpulab.diagnosis.rules.catalogue import kind_of, title_of
+from gpulab.diagnosis.rules.catalogue import kind_of, title_for
 from gpulab.diagnosis.rules.distributed import exposed_between_ranks, straggler
 from gpulab.diagnosis.rules.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import percent
@@ -96,7 +96,7 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
 
 def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
     """Each says what comes next; how much that would bring then is not known of a job."""
-    following = [f"The next cause is {title_of(f.key)}." for f in causes[1:]]
+    following = [f"The next cause is {title_for(f)}." for f in causes[1:]]
     return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
 
 

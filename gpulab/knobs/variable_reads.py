@@ -41,7 +41,7 @@ class Lines(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         value = self.data[name]
         if name in self.values_set and _is_set(value, self.values_set[name]):
-            _note(self.effects[name], "the cell read it while it ran")
+            _note(self.effects[name], "the cell read the variable")
         return value
 
 
@@ -57,14 +57,16 @@ def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterato
 def verify(value: object, before: object, used: bool, effects: KnobEffects, run: Run) -> Verification:
     """Whether a variable took effect. `used`: the code has something that could read it."""
     if _is_set(before, value):
-        return Verification("no effect", f"it is {value!r} already")
+        return Verification("no effect", f"the value is {value!r} already")
     if effects.counts.get(SEEN):
         return Verification("took effect", effects.notes[0])
     elsewhere = run.loader is not None and run.loader.num_workers > 0
     if not used or (effects.counts.get(TO_THE_END) and not elsewhere):
-        return Verification("no effect", "nothing was seen to read it while the code ran")
+        return Verification("no effect", "nothing was seen to read the variable while the code ran")
     places = "in worker processes or after the first steps" if elsewhere else "after the first steps"
-    return Verification("cannot tell", f"nothing was seen to read it; what functions read {places} is not seen")
+    return Verification(
+        "cannot tell", f"nothing was seen to read the variable; what functions read {places} cannot be seen"
+    )
 
 
 class _Functions:
@@ -125,7 +127,7 @@ class _Functions:
             return
         for name in names:
             if _is_set(self._namespace.get(name), self._values[name]):
-                _note(self._effects[name], f"{code.co_qualname} ran, which reads it")
+                _note(self._effects[name], f"{code.co_qualname} ran, which reads the variable")
         if all(one.counts for one in self._effects.values()):
             self._stop()
 

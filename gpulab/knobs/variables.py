@@ -82,8 +82,8 @@ class Variables:
             return False
         if not is_plain(present):
             raise UsageError(
-                f"{name} is a {type(present).__name__}: only a number, a string, True, False, None or a tuple or list "
-                "of these can be set for a run."
+                f"{name} is of the type {type(present).__name__}: only a number, a string, True, False, None or a "
+                "tuple or list of these can be set for a run."
             )
         return True
 

@@ -23,12 +23,18 @@ def _step(loop: HostLoop) -> None:
     loop.operator("aten::addmm", 30_000, 1)
 
 
-def _run(*, preparing: int = 0, own: OwnBatches | None = None) -> Run:
+def _run(*, preparing: int = 0, own: OwnBatches | None = None, exact: bool = True) -> Run:
     """40 % of each step at the line that draws; `preparing`: the place whose looks are marked so."""
     run = played(_step, DRAW, TRAIN).run()
     assert run.stack is not None
     marks = (run.stack.place == preparing).astype(np.uint8)
-    return dataclasses.replace(run, stack=dataclasses.replace(run.stack, prepares_batch=marks), own_batches=own)
+    stack = dataclasses.replace(run.stack, prepares_batch=marks, exact=exact)
+    return dataclasses.replace(run, stack=stack, own_batches=own)
+
+
+def test_a_thread_of_ours_names_no_line_that_makes_a_batch() -> None:
+    seen = diagnose(facts(_run(exact=False))).first
+    assert seen.key == "data_starved" and seen.source_line == ""
 
 
 def test_making_a_batch_is_waiting_for_data() -> None:

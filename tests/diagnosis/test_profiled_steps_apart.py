@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.views.report.report import Report
+from tests.support import synthetic
 from tests.support.loops import Machine, loop
 
 KERNEL = "turing_fp16_s1688gemm_fp16_128x128_ldg8_f2f_nn"
@@ -46,3 +49,16 @@ def test_inference_has_steps_and_training_has_training_steps() -> None:
     said = [diagnose(loop(step).facts(), predict_cures=False).first.summary for step in (inferring, training)]
     assert said[0].startswith("Each step spends 30 % of its time waiting")
     assert said[1].startswith("Each training step spends 27 % of its time waiting")
+
+
+@pytest.mark.parametrize(
+    ("times", "words"), [(0.4, "An unprofiled step took 2.5 times"), (2.5, "A profiled step took")]
+)
+def test_how_far_apart_is_told_as_times_as_long(times: float, words: str) -> None:
+    facts = synthetic.cpu_case().facts
+    assert facts.step_us is not None
+    profiled = dataclasses.replace(facts.step_us, median=facts.step_us.median * times)
+    apart = dataclasses.replace(facts, traced_step_us=profiled)
+    text = Report(apart, diagnose(apart, predict_cures=False)).text(full=True)
+    told = " ".join(text.split("WHAT MEASURING COST")[1].split())
+    assert words in told and "2.5 times as long" in told

@@ -25,14 +25,16 @@ QUIET: dict[str, Any] = {"computed": 0.97, "waited": 0.02, "got": 1.0, "others":
 BUSY: dict[str, Any] = {"computed": 0.3, "waited": 0.68, "got": 0.3, "others": 1.6}
 
 
-def on(run: Run, inside: LoadingFacts | None = None, threads: int = 1, **readings: Any) -> RuleContext:
+def on(
+    run: Run, inside: LoadingFacts | None = None, threads: int = 1, data_wait: float = 0.0, **readings: Any
+) -> RuleContext:
     """The run on a machine of two cores with these readings; the part of a step without a core is that of them."""
     run = with_cores(run, **readings)
     run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, compute_threads=threads))
     share = core_share(run)
     assert share is not None
     waited = share.thread_wait_fraction or 0.0
-    return case_of(run, {"core_wait": waited, "data_wait": 0.0}, inside, cores=share)
+    return case_of(run, {"core_wait": waited, "data_wait": data_wait}, inside, cores=share)
 
 
 def said(context: RuleContext) -> Diagnosis:
@@ -85,6 +87,14 @@ def test_compute_threads_that_wait_for_a_core_are_to_be_fewer() -> None:
     assert hidden.key == "cpu_shared"  # its other thread alone has no core
 
 
+def test_threads_that_hardly_compute_are_not_to_be_fewer() -> None:
+    """The step waits for data: its compute threads lose next to nothing."""
+    readings = BUSY | {"computed": 0.05, "waited": 0.2, "pool_waiting": 0.9}
+    first = said(on(run_of(), threads=2, data_wait=0.799, **readings)).first
+    assert first.key == "cpu_shared" and first.settings == ()
+    assert "compute threads" not in first.evidence[0].words and "one thread" not in first.cure
+
+
 def test_first_figure_and_saving_are_one_figure() -> None:
     """With compute threads that wait as well, both name the sum, and the figure says who waited."""
     first = said(on(run_of(), threads=2, **BUSY | {"pool_waiting": 0.7})).first
@@ -111,7 +121,7 @@ def test_waiting_for_a_core_is_no_work_for_the_processor() -> None:
     loading = result.of("cpu_preprocessing")
     assert loading is not None
     assert "31 % of the loading time is work for the processor" in loading.summary
-    assert "69 % of it no processor core was free" in loading.summary
+    assert "69 % of the loading time no processor core was free" in loading.summary
 
 
 PERCENT = re.compile(r"(-?\d[\d,]*(?:\.\d+)?) %")

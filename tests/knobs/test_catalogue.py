@@ -92,7 +92,7 @@ def test_commas_in_a_value_part_no_settings() -> None:
         (["workers=-1"], r"workers"),
         (["amp=bf61"], r"amp=bf16"),
         (["batch_size=0"], r"batch_size=1"),
-        (["net=4"], r"^net is a object"),
+        (["net=4"], r"^net is of the type object"),
     ],
 )
 def test_what_cannot_be_set_is_said_in_one_line(pairs: list[str], words: str) -> None:

@@ -47,7 +47,7 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
     ],
 )
 def test_the_cells_own_lines(cell: str, earlier: str) -> None:
-    assert told(cell, earlier=earlier) == Verification("took effect", "the cell read it while it ran")
+    assert told(cell, earlier=earlier) == Verification("took effect", "the cell read the variable")
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_the_cells_own_lines(cell: str, earlier: str) -> None:
     ],
 )
 def test_functions_that_ran(cell: str, earlier: str, who: str) -> None:
-    assert told(cell, earlier=earlier) == Verification("took effect", f"{who} ran, which reads it")
+    assert told(cell, earlier=earlier) == Verification("took effect", f"{who} ran, which reads the variable")
 
 
 @pytest.mark.parametrize(
@@ -76,12 +76,12 @@ def test_functions_that_ran(cell: str, earlier: str, who: str) -> None:
 )
 def test_what_nothing_reads_has_no_effect(cell: str, earlier: str) -> None:
     found = told(cell, earlier=earlier)
-    assert found == Verification("no effect", "nothing was seen to read it while the code ran")
+    assert found == Verification("no effect", "nothing was seen to read the variable while the code ran")
 
 
 def test_the_value_that_is_there_already() -> None:
-    assert told("y = x", x=1) == Verification("no effect", "it is 1 already")
-    assert told("x = 64\ny = x", x=64).evidence == "it is 64 already"
+    assert told("y = x", x=1) == Verification("no effect", "the value is 1 already")
+    assert told("x = 64\ny = x", x=64).evidence == "the value is 64 already"
 
 
 def test_functions_are_not_watched_longer_than_the_first_steps() -> None:
@@ -122,4 +122,4 @@ def test_a_function_as_code() -> None:
     code = FunctionCode(namespace["f"])
     with variable_reads.watching(code.namespace, {"x": 2}) as (lines, logs):
         code.through(lines).run()
-    assert logs["x"].notes == ["f ran, which reads it"]
+    assert logs["x"].notes == ["f ran, which reads the variable"]

@@ -133,7 +133,7 @@ def test_names_of_a_function_are_its_globals() -> None:
 
 def test_what_is_no_plain_literal_cannot_be_set() -> None:
     found = of("net(x, hidden)", {"net": ast.parse("1"), "hidden": 3})
-    with pytest.raises(UsageError, match=r"net is a Module: only a number"):
+    with pytest.raises(UsageError, match=r"net is of the type Module: only a number"):
         found.has("net")
     assert found.names == ("hidden",)
     assert not found.has("x")  # nothing has defined it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules import (
     core_wait,
@@ -71,4 +72,9 @@ def title_of(key: str) -> str:
     return kind_of(key).title
 
 
-__all__ = ["RULE_MODULES", "RuleModule", "kind_of", "kinds", "title_of"]
+def title_for(finding: Finding) -> str:
+    """What that finding is called: by itself, else as its kind."""
+    return finding.title or title_of(finding.key)
+
+
+__all__ = ["RULE_MODULES", "RuleModule", "kind_of", "kinds", "title_for", "title_of"]

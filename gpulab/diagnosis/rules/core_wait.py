@@ -44,7 +44,7 @@ def cpu_shared(context: RuleContext) -> Finding | None:
     fewer = threads > 1 and loss.pool_us > 0 and not context.on_gpu
     if fewer:
         cure += (
-            f" Until then compute with one thread: each operator is split among {threads}, and waits for the one "
+            f" Meanwhile compute with one thread: each operator is split among {threads}, and waits for the thread "
             "without a core."
         )
     share = loss.total_us / context.step_us if context.step_us else 0.0
@@ -77,7 +77,9 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
     threads = context.facts.run.environment.compute_threads or 1
     each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
     computing_us = min(context.part_us("compute", "optimizer", "launch"), step_us - thread_us)
-    pool_us = each * computing_us if each >= context.thresholds.core_wait_notice else 0.0
+    pool_us = each * computing_us
+    if pool_us < context.thresholds.core_wait_notice * step_us:
+        pool_us = 0.0
     return CoreLoss(thread_us, pool_us, min(loading_core_us(context), step_us - thread_us - pool_us))
 
 

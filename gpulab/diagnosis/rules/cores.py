@@ -22,7 +22,7 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
     most = max(1, math.ceil(cores))
     if threads <= most:
         return _by_own_processes(context, threads)
-    load, usable = _load(context), plural(cores, "usable processor core")
+    load, usable = _load(context), plural(cores, "processor core")
     busy = f", which {'is' if cores == 1 else 'are'} {percent(load)} busy during the steps (mean)" if load else ""
     return Finding(
         "cpu_oversubscribed",
@@ -30,7 +30,7 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
         "threads that outnumber the cores wait for one another.",
         (
             Evidence(f"{threads} compute threads on {usable}{busy}"),
-            Evidence("what that costs cannot be read off one run: try it with fewer"),
+            Evidence("one run does not show what this costs: try fewer threads"),
         ),
         None,
         "likely",
@@ -55,7 +55,10 @@ def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
         f"{plural(share.cores or 1, 'processor core')}: they wait for one another.",
         (
             Evidence(f"{duration(loss.total_us)} per step go to waiting for a core, while other programs use few"),
-            Evidence(f"{plural(threads, 'compute thread')}, {plural(context.facts.worker_count or 0, 'worker')}"),
+            Evidence(
+                f"the program computes with {plural(threads, 'thread')} and loads with "
+                f"{plural(context.facts.worker_count or 0, 'worker')}"
+            ),
         ),
         loss.total_us,
         "likely",

@@ -12,6 +12,7 @@ from gpulab.diagnosis.rules.dataloader_cures import cure_of_waiting, cure_withou
 from gpulab.diagnosis.rules.dataloader_evidence import (
     line_of_loading,
     making,
+    source_of_loading,
     times_by_cause,
     waiting_for_core_us,
 )
@@ -139,7 +140,7 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
     more = (*_bursts(context), *more)
     hidden_us = wait.waited_us - wait.exposed_us
     if hidden_us > context.thresholds.silence * wait.step_us:
-        more = (*more, Evidence(f"for {duration(hidden_us)} of that the GPU still works on what it was given before"))
+        more = (*more, Evidence(f"for {duration(hidden_us)} of this wait the GPU still works on earlier steps"))
     settings, cure = cure_of_waiting(context, key, wait.step_us, wait.waited_us)
     return Finding(
         key,
@@ -152,6 +153,7 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         cure=cure,
         otherwise=cure_without_knob(context, key),
         source_line=line_of_loading(context, key),
+        source=source_of_loading(context, key),
         level="bad" if wait.bad else "notice",
     )
 
@@ -218,7 +220,9 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
 
 def _without_core(inside: LoadingFacts) -> str:
     waited = inside.core_wait_fraction or 0.0
-    return f"; for {percent(waited)} of it no processor core was free" if waited >= _CORE_WAIT_TOLD else ""
+    return (
+        f"; for {percent(waited)} of the loading time no processor core was free" if waited >= _CORE_WAIT_TOLD else ""
+    )
 
 
 _BECAUSE = {

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from gpulab.analysis.host.dataloader import LoadingFacts
-from gpulab.analysis.host.source_lines import LEAST_SHARE, LineShare, line_of, lines_of
+from gpulab.analysis.host.line_shares import SourceLine, lines_beside_cost
+from gpulab.analysis.host.loading_lines import hot_line_of_loading, loading_lines
 from gpulab.diagnosis.context import RuleContext
 from gpulab.formatting import duration
 from gpulab.intervals import EMPTY, Intervals, intersect
@@ -39,7 +40,7 @@ def mostly_waits(inside: LoadingFacts) -> bool:
 
 def making(inside: LoadingFacts) -> str:
     """How long a batch takes to make and what that goes to, in words."""
-    return f"making one batch takes {duration(inside.batch_us)} (median of {inside.batches}), of it {_split(inside)}"
+    return f"making one batch takes {duration(inside.batch_us)} (median of {inside.batches}): {_split(inside)}"
 
 
 def _split(inside: LoadingFacts) -> str:
@@ -56,7 +57,7 @@ def _split(inside: LoadingFacts) -> str:
     }
     for what, time_us in waits.items():
         if time_us >= _WAIT_TOLD * inside.batch_us:
-            words += f"; {duration(time_us)} is waiting {what}"
+            words += f"; {duration(time_us)} of the {duration(inside.batch_us)} is waiting {what}"
     return words
 
 
@@ -64,12 +65,27 @@ def _split(inside: LoadingFacts) -> str:
 
 
 def line_of_loading(context: RuleContext, key: str) -> str:
-    """The line that takes half of the wait of the profiled steps, else the costliest one of the function that does.
+    """The line, or the loop, that surely takes half of the time to make batches, in whichever process makes them.
 
-    Where none surely does, and where workers load (no stack is sampled in them), the place where the part that takes
-    longest is written. Empty where that is no code of the user's.
+    Where none surely does, the function that does the part that takes longest. Empty where that is no code of the
+    user's.
     """
-    return _sampled(context) or _written(context, key)
+    looks = context.facts.run.loading_looks
+    if looks is None:
+        return _sampled(context) or _written(context, key)
+    place = hot_line_of_loading(context.facts.run, collating=_collating(key))
+    return str(place) if place is not None else _written(context, key)
+
+
+def source_of_loading(context: RuleContext, key: str) -> tuple[SourceLine, ...]:
+    """The lines around that line, each with its share of the time to make batches; empty where no line is named."""
+    run = context.facts.run
+    place = hot_line_of_loading(run, collating=_collating(key))
+    return () if place is None else lines_beside_cost(run, place, *loading_lines(run, collating=_collating(key)))
+
+
+def _collating(key: str) -> bool:
+    return key == "slow_collate"
 
 
 def _written(context: RuleContext, key: str) -> str:
@@ -87,20 +103,7 @@ def _written(context: RuleContext, key: str) -> str:
 def _sampled(context: RuleContext) -> str:
     if context.facts.worker_count != 0:
         return ""
-    run, waits = context.facts.run, _waits(context)
-    place = line_of(run, waits)
-    if place is not None:
-        return str(place)
-    lines = [line for line in lines_of(run, waits) if line.looks > 0 and line.place.function]
-    for first in lines:
-        whole = [line for line in lines if _function(line) == _function(first)]
-        if len(whole) > 1 and sum(line.share for line in whole) >= LEAST_SHARE:
-            return str(first.place)
-    return ""
-
-
-def _function(line: LineShare) -> tuple[str, str]:
-    return line.place.file, line.place.function
+    return context.python_line_at(_waits(context))
 
 
 def _waits(context: RuleContext) -> Intervals:

@@ -29,7 +29,8 @@ def exposed_communication(context: RuleContext) -> Finding | None:
         f"For {percent(share)} of {context.unit} the GPU exchanges data with other GPUs and computes nothing.",
         (
             Evidence(
-                f"{duration(lost)} of {duration(context.step_us or 0.0)} are communication that no computing hides"
+                f"{duration(lost)} of {duration(context.step_us or 0.0)} are communication, and the GPU computes "
+                "nothing meanwhile"
             ),
             Evidence("a part of it may be waiting for a slower rank: the traces of all ranks together tell"),
         ),

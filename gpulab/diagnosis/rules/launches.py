@@ -115,7 +115,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
         evidence.append(Evidence(f"at its peak, {percent(memory)} of its memory is used"))
     if small is not None:
         evidence.append(
-            Evidence(f"{percent(small)} of the computing time goes to operations that fill only a part of it")
+            Evidence(f"{percent(small)} of the computing time goes to operations that fill only a part of the GPU")
         )
     return Finding(
         "small_batch",

@@ -49,7 +49,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
         (
             Evidence(
                 f"{number(per_step)} calls per step ({', '.join(names[:3])}); "
-                f"the GPU idles for {duration(lost)} in them",
+                f"the GPU idles for {duration(lost)} during these calls",
                 (int(t.start_ns[costliest]), int(t.end_ns[costliest])),
             ),
         ),
@@ -92,8 +92,8 @@ def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
         return None
     return Finding(
         "memory_underused",
-        f"Only {percent(fraction)} of the GPU's memory is used, and its operations fill only a part of it: a larger "
-        "batch may cost little time.",
+        f"Only {percent(fraction)} of the GPU's memory is used, and the operations fill only a part of the GPU: a "
+        "larger batch may cost little time.",
         (Evidence(f"{filled[1]}: {percent(filled[0])}"),),
         None,
         "possible",
@@ -106,7 +106,7 @@ def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Find
     used = Evidence(f"{size(fraction * total)} of {size(total)}")
     return Finding(
         "memory_pressure",
-        f"{what} is nearly full: at its peak {percent(fraction)} of it was used.",
+        f"{what} is nearly full: {percent(fraction)} was used at the peak.",
         (used, Evidence(short)) if short else (used,),
         None,
         "measured" if short else "possible",

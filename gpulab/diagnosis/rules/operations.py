@@ -42,7 +42,7 @@ def unfused_attention(context: RuleContext) -> Finding | None:
     return Finding(
         "unfused_attention",
         f"Attention is computed in several steps that write the matrix of all pairs to memory: {percent(chains.share)} "
-        f"of {_computing(context)} lies between its two matrix products.",
+        f"of {_computing(context)} lies between the two matrix products.",
         (
             Evidence(
                 f"{number(chains.per_step)} times per step a softmax stands between two batched products",
@@ -78,8 +78,7 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
         f"memory: {percent(chains.share)} of {_computing(context)}.",
         (
             Evidence(
-                f"{number(chains.kernels)} such operations per step in {number(chains.chains)} chains, "
-                f"up to {chains.longest} in a row",
+                f"{number(chains.kernels)} such operations per step; the longest chain has {chains.longest:,} in a row",
                 chains.span,
             ),
             Evidence(f"as one operation per chain they would move {percent(chains.saved_share / chains.share)} less"),
@@ -110,7 +109,7 @@ def layout(context: RuleContext) -> Finding | None:
         f"Images are rearranged in memory before and after convolutions: {percent(share)} of the GPU's computing time.",
         (
             Evidence(
-                f"{number(count)} operations per step only change the order of the axes, "
+                f"{number(count)} operations per step only change the order of the axes and take "
                 f"{duration(work.us(work.of('layout')))}"
             ),
         ),

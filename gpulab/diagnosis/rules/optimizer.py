@@ -106,7 +106,7 @@ def _summary(work: OptimizerWork, one_by_one: bool, share: float) -> str:
 def _evidence(context: RuleContext, work: OptimizerWork, updating: float, zeroing: float) -> list[Evidence]:
     evidence = []
     if zeroing:
-        idle = f"; the GPU idles for {duration(work.zero_idle_us)} of it" if context.on_gpu else ""
+        idle = f"; the GPU idles for {duration(work.zero_idle_us)} of this time" if context.on_gpu else ""
         evidence.append(
             Evidence(
                 f"{number(work.zeroing)} calls per step set gradients to zero and take "
@@ -127,7 +127,9 @@ def _evidence(context: RuleContext, work: OptimizerWork, updating: float, zeroin
         )
         if context.on_gpu:
             evidence.append(
-                Evidence(f"the GPU works {duration(work.device_us)} on it and idles for {duration(work.idle_us)}")
+                Evidence(
+                    f"in the update the GPU works for {duration(work.device_us)} and idles for {duration(work.idle_us)}"
+                )
             )
             if work.update_bytes is not None:
                 evidence.append(Evidence(f"a fused {work.name} moves {percent(_kept_fraction(work))} of the bytes"))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown
 from gpulab.analysis.host.after_update import Afterwards, after_update
-from gpulab.analysis.host.python_time import own_code
+from gpulab.analysis.host.python_time import OwnCode, library_time, own_code
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.formatting import duration, percent
@@ -26,6 +26,11 @@ _OWN = (
     "Where that measures or logs: do it every hundredth step, or once per epoch. Where it makes the next batch: let a "
     "DataLoader with workers make it beside the training. Where training needs it: do it with PyTorch's operations on "
     "whole tensors."
+)
+
+_LIBRARY = (
+    "It is not a line of yours: {library} does this once per step, whatever the batch. Give it larger batches, and "
+    "switch off the callbacks, progress bars and logs that you do not need."
 )
 
 _MAYBE = (
@@ -61,8 +66,9 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
         "likely",
         parts=tuple(p for p in PARTS if p not in _WAITS and not (context.on_gpu and p in DEVICE_PARTS)),
         cure=_MAYBE if afterwards.looked else _CURE,
-        source_line=context.line_at(afterwards.times),
+        source_line=context.python_line_at(afterwards.times),
         removed_ns=pairs(afterwards.times),
+        title="work after the update of the parameters",
     )
 
 
@@ -72,6 +78,9 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
     if account is None or not step_us or context.withheld("idle_causes") is not None:
         return None
     least = context.thresholds.idle_notice
+    library = _in_a_library(context, key, account, step_us)
+    if library is not None:
+        return library
     own = own_code(context.facts.run, account) if account.typical_share("unknown") >= least else None
     if own is None or own.share < least:
         return None
@@ -80,7 +89,7 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
         f"{percent(own.share)} of {context.unit} goes to Python code of yours in which PyTorch computes nothing.",
         (
             Evidence(
-                f"{duration(own.share * step_us)} of {duration(step_us)}, most of it at one line",
+                f"{duration(own.share * step_us)} of {duration(step_us)}, most of it {_where(own)}",
                 pairs(own.times)[0],
             ),
         ),
@@ -88,8 +97,36 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
         "likely",
         parts=("unknown",),
         cure=_OWN,
-        source_line=str(own.place),
+        source_line=str(own.place) if own.place is not None else "",
+        source=own.source,
         removed_ns=pairs(own.times),
+        title="your own Python code",
+    )
+
+
+def _where(own: OwnCode) -> str:
+    if own.place is not None:
+        return "at one line" if not own.place.units else "at one line or loop"
+    return f"in {own.function}" if own.function else "at a few lines"
+
+
+def _in_a_library(context: RuleContext, key: str, account: Breakdown, step_us: float) -> Finding | None:
+    """The loop is a library's, and its own Python takes a part of each step."""
+    least = context.thresholds.idle_notice
+    own = library_time(context.facts.run, account) if account.typical_share("unknown") >= least else None
+    if own is None or own.share < least:
+        return None
+    took = f"{duration(own.share * step_us)} of {duration(step_us)}, in which PyTorch computes nothing"
+    return Finding(
+        key,
+        f"{own.library} spends {percent(own.share)} of {context.unit} in its own Python.",
+        (Evidence(took, pairs(own.times)[0]),),
+        own.share * step_us,
+        "likely",
+        parts=("unknown",),
+        cure=_LIBRARY.format(library=own.library),
+        removed_ns=pairs(own.times),
+        title=f"Python code of {own.library}",
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.host.hot_line import lower_share
+from gpulab.analysis.host.own_batches import share_beside
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.formatting import duration, percent, plural
@@ -12,7 +14,6 @@ from gpulab.run import OwnBatches
 # Ours, of the time that batches take. Where the thread sleeps for less of it, that time is work for the processor.
 # Where it sleeps for more, and nothing else in the steps may be asleep, it waits for a disk, a network or a lock.
 _AT_WORK, _ASLEEP = 0.25, 0.6
-_LEAST_LOOKS = 40  # ours: a share of fewer is right to a sixth at best, in 19 of 20 cases
 
 _CURE = (
     "Make the next batch while this one is trained on: give this code to a Dataset and let "
@@ -53,7 +54,7 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
         "likely",
         parts=("data_wait",) if context.on_gpu else ("data_wait", "compute", "unknown"),
         cure=_CURE,
-        source_line=context.line_at(times),
+        source_line=context.python_line_at(times),
         level="bad" if share >= context.thresholds.data_wait_bad else "notice",
         removed_ns=pairs(times),
     )
@@ -73,7 +74,7 @@ def _cause(context: RuleContext, account: Breakdown) -> str:
 
 def _unprofiled(context: RuleContext) -> OwnBatches | None:
     own = context.facts.run.own_batches
-    return own if own is not None and own.looks >= _LEAST_LOOKS and own.looked_ns > 0 else None
+    return own if share_beside(context.facts.run) is not None else None
 
 
 def _share(context: RuleContext, account: Breakdown) -> float:
@@ -88,7 +89,7 @@ def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:
     own, stack = _unprofiled(context), context.facts.run.stack
     looks = ""
     if own is not None and not context.on_gpu:
-        looks = f"{own.preparing_looks} of {own.looks} looks at the code beside the profiled steps"
+        looks = f"{own.preparing_looks} of {own.looks} looks at the code beside the profiled steps: {_between(own)}"
     elif stack is not None:
         profiled = plural(len(account.steps), "profiled step")
         looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} looks at the code, {profiled}"
@@ -96,3 +97,12 @@ def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:
         f"{duration(time_us)} of {duration(context.step_us or 0.0)} per step are spent at the lines that make what the "
         f"model is given ({looks})"
     )
+
+
+def _between(own: OwnBatches) -> str:
+    """The 95 % interval of the share, "26 % to 45 %"."""
+    low, high = (
+        lower_share(own.preparing_looks, own.looks),
+        1 - lower_share(own.looks - own.preparing_looks, own.looks),
+    )
+    return f"{percent(low)} to {percent(high)}"

@@ -77,6 +77,7 @@ class _Words:
     summary: str
     evidence: str
     cure: str
+    title: str = ""  # where its kind of finding has pauses of other kinds, too
 
 
 _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
@@ -90,16 +91,19 @@ _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
             "Logging takes {share} of the training time.",
             "something was logged {times} (to a logger, TensorBoard, wandb, MLflow or a figure's file), {each} each",
             "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
+            "logging",
         ),
         "evaluation": _Words(
             "Evaluation takes {share} of the training time.",
             "the model was evaluated {times}, {each} each",
             "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
+            "evaluation",
         ),
         "callback": _Words(
             "Callbacks and schedulers take {share} of the training time.",
             "the training stood still {times} in a callback or a scheduler, {each} each",
             "Do that work every hundredth step or once per epoch, or leave the callback out.",
+            "callbacks and schedulers",
         ),
         "compile": _Words(
             "The model is compiled again and again: {share} of the training time goes to that.",
@@ -138,6 +142,7 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
         level="bad" if paused.share >= context.thresholds.idle_notice else "notice",
         between_us_per_step=paused.between_us,
         removed_ns=pairs(paused.times_ns),
+        title=words.title,
     )
 
 

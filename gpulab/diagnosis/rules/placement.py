@@ -38,7 +38,7 @@ def _unused(context: RuleContext, reason: str) -> Finding:
         (
             Evidence(f"{reason}, though PyTorch sees a GPU"),
             Evidence(
-                f"{duration(computing)} of each step are computing on the CPU; what the GPU would take was not measured"
+                f"{duration(computing)} of each step are computing on the CPU; the GPU's time for it was not measured"
             ),
         ),
         computing or None,

@@ -89,8 +89,8 @@ def _unknown_formats(context: RuleContext, use: PrecisionUse) -> Undetermined | 
         return None
     return Undetermined(
         "no_mixed_precision",
-        f"In which numbers {percent(use.unknown)} of the computing time multiplies matrices",
-        "The names of Triton's kernels do not say it; look at the dtype of the model's parameters and for autocast",
+        f"Which number format the matrix products use ({percent(use.unknown)} of the computing time)",
+        "The names of Triton's kernels do not show it: look at the dtype of the model's parameters and for autocast",
     )
 
 

@@ -50,7 +50,7 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
         f"The program waits for the GPU's results{_how_often(context, calls)}, and then the GPU has nothing to do.",
         (
             Evidence(f"{_calls(calls)} wait for {duration(waited)} per {_step_word(context)}", _longest(times)),
-            Evidence(f"the GPU idles for {duration(sum(b.idle_us for b in calls))} of it, until new work arrives"),
+            Evidence(f"the GPU then idles for {duration(sum(b.idle_us for b in calls))}, until new work arrives"),
         ),
         lost,
         "likely",
@@ -92,7 +92,7 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
         parts=("memcpy", "blocking_copy", "sync_wait", "launch"),
         settings=_pinned(context),
         cure="DataLoader(…, pin_memory=True) makes the copy faster, and batch.to(device, non_blocking=True) lets the "
-        "program go on meanwhile, though only from such pinned memory.",
+        "program go on meanwhile. Without pin_memory=True the second has no effect.",
         source_line=context.line_at(uploads.times),
         removed_ns=pairs(uploads.times),
     )

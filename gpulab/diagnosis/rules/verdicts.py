@@ -167,7 +167,7 @@ def _without_cores(context: RuleContext) -> Finding | None:
     return cannot_tell_because(
         f"The training used the processor for only {percent(used)} of the steps' time; whether it waited for a core or "
         "for something else, this system does not tell.",
-        f"PyTorch's operators stood open for {percent(_working(context))} of {context.unit}",
+        f"PyTorch's operators were running for {percent(_working(context))} of {context.unit}",
         parts=("compute",),
     )
 
@@ -194,7 +194,7 @@ def _many_small_causes(context: RuleContext) -> Finding | None:
         return None
     return cannot_tell_because(
         f"The {_device(context)} computes for {percent(working)} of {context.unit}; no single cause explains the rest.",
-        f"{_basis(context, account)}; unknown: {percent(context.share('unknown'))}",
+        f"{_basis(context, account)}; what happened in {percent(context.share('unknown'))} of the time is unknown",
     )
 
 
@@ -249,9 +249,15 @@ def _working(context: RuleContext) -> float:
 def _basis(context: RuleContext, account: Breakdown) -> str:
     step = context.facts.typical_step_us
     if step is not None:
-        return f"Median step {duration(step.median)} over {_steps(step)}"
+        return _one_or_median(step)
     start_ns, end_ns = account.span_ns
-    return f"From {duration((end_ns - start_ns) / 1e3)}"
+    return f"This was measured over {duration((end_ns - start_ns) / 1e3)}"
+
+
+def _one_or_median(step: Spread) -> str:
+    if step.count == 1:
+        return f"The one measured step took {duration(step.median)}"
+    return f"A step took {duration(step.median)} (median of {_steps(step)})"
 
 
 def _steps(step: Spread) -> str:

@@ -184,13 +184,13 @@ class _Loading:
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, list | tuple):
-            raise Left("its items are in memory already")
+            raise Left("the items are in memory already")
         self.dataset = dataset
         self._several = getattr(dataset, "__getitems__", None)
         try:
             self.length = len(dataset)
         except Exception:  # a user's __len__ may raise anything
-            raise Left("its dataset has no length") from None
+            raise Left("the dataset has no length") from None
 
     def items(self, indices: list[int]) -> list[Any]:
         """These items. Raises Left where the dataset cannot load them."""
@@ -199,7 +199,7 @@ class _Loading:
         except Exception as e:
             raise Left(f"an item among {indices[0]} to {indices[-1]} could not be loaded ({type(e).__name__})") from e
         if not isinstance(items, list | tuple) or len(items) != len(indices):
-            raise Left("its dataset gives whole batches, not items")
+            raise Left("the dataset gives whole batches, not items")
         return list(items)
 
     def probe(self, limit_bytes: int) -> None:
@@ -214,17 +214,17 @@ class _Loading:
             (item,) = self.items([i])
             loading_s += time.perf_counter() - began
             if not same(random_state(), before) or not same(item, self.items([i])[0]):
-                raise Left("its items are not the same each time (random augmentation): a cache would freeze them")
+                raise Left("the items are not the same each time (random augmentation), and a cache would freeze them")
             sizes.append(item_bytes(item))
             if time.perf_counter() > deadline:
                 break
         share = self.length / max(1, len(sizes))
         if share * loading_s > LIMIT_S:
             raise Left(
-                f"loading its {self.length} items would take {while_s(share * loading_s)}, more than {while_s(LIMIT_S)}"
+                f"loading the {self.length} items would take {while_s(share * loading_s)}, more than {while_s(LIMIT_S)}"
             )
         if share * sum(sizes) > limit_bytes:
-            raise Left(_too_large(f"its {self.length} items", share * sum(sizes), limit_bytes))
+            raise Left(_too_large(f"the {self.length} items", share * sum(sizes), limit_bytes))
 
     def all(self, limit_bytes: int) -> tuple[list[Any], int]:
         """All items and their size. Raises Left where they turn out to be more than the probe has predicted."""
@@ -236,9 +236,9 @@ class _Loading:
             items += chunk
             size_bytes += sum(map(item_bytes, chunk))
             if size_bytes > limit_bytes:
-                raise Left(_too_large(f"{len(items)} of its {self.length} items", size_bytes, limit_bytes))
+                raise Left(_too_large(f"{len(items)} of the {self.length} items", size_bytes, limit_bytes))
             if time.perf_counter() > deadline:
-                raise Left(f"after {while_s(2 * LIMIT_S)} {len(items)} of its {self.length} items were loaded")
+                raise Left(f"after {while_s(2 * LIMIT_S)} only {len(items)} of the {self.length} items were loaded")
         return items, size_bytes
 
 

@@ -282,7 +282,9 @@ class PersistentWorkers(LoaderOption):
             return Verification("no effect", "the workers of the DataLoader that fed the steps are kept as before")
         words = f"workers were started {'once' if starts == 1 else f'{starts} times'} for {epochs} epochs"
         if epochs < 2:
-            return Verification("cannot tell", "only one epoch was begun: its workers are started once either way")
+            return Verification(
+                "cannot tell", "only one epoch was begun, and in one epoch workers are started once either way"
+            )
         if value:
             return Verification("took effect" if starts < epochs else "cannot tell", words)
         return Verification("took effect" if starts else "no effect", words)
@@ -326,9 +328,9 @@ class BatchSize(LoaderOption):
         if record.iterable:
             return OWN_AFFAIR
         if observed.custom_batch_sampler:
-            return "its batches come from a batch_sampler of its own, which alone decides how large they are"
+            return "the batches come from a batch_sampler of the cell, which alone decides how large a batch is"
         if record.batch_size is None:
-            return "the DataLoader does not batch (batch_size=None): its dataset gives whole batches"
+            return "the DataLoader does not batch (batch_size=None): the dataset gives whole batches"
         if int(value) < 1:
             return f"a batch of {value} is none; the smallest is batch_size=1"
         if record.dataset_length is not None and int(value) > record.dataset_length:

@@ -15,14 +15,14 @@ Changes = dict[str, Any]  # attributes of the copy that are not those of the use
 PREFETCH_OF_TORCH = 2  # batches per worker, where nothing is said
 
 OWN_AFFAIR = (
-    "its dataset is an IterableDataset, which gives its data in its own order and shares them out among workers "
+    "the dataset is an IterableDataset, which gives data in an order of its own and shares them among workers "
     "itself: the data might not be the same"
 )
 UNFIT_FOR_SPAWN = (
     "the Dataset (or collate_fn, worker_init_fn) is defined in the notebook, and workers started by {method} cannot "
     "import it from there; move it to a .py file and import it, or keep workers=0"
 )
-NO_WORKERS = "it has no workers; set workers=2 with it"
+NO_WORKERS = "the DataLoader has no workers; set workers=2 in the same command"
 NOTHING_TO_PIN_FOR = "there is no GPU to pin memory for: torch pins nothing here"
 
 
@@ -37,14 +37,14 @@ def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler:
     _not_iterable(loader)
     sampler = loader.batch_sampler
     if sampler is None:
-        raise _left(loader, "it does not batch (batch_size=None)")
+        raise _left(loader, "the DataLoader does not batch (batch_size=None)")
     if type(sampler) is not BatchSampler:
-        raise _left(loader, f"its batches come from its own batch_sampler ({type(sampler).__name__})")
+        raise _left(loader, f"the batches come from a batch_sampler of the cell ({type(sampler).__name__})")
     if sampler.batch_size == size:
         return sampler
     length = length_of(sampler.sampler)
     if length is not None and size > length:
-        raise _left(loader, f"it has {length} items, fewer than a batch of {size}")
+        raise _left(loader, f"the dataset has {length} items, fewer than a batch of {size}")
     return BatchSampler(sampler.sampler, size, sampler.drop_last)
 
 

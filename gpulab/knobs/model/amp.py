@@ -162,11 +162,11 @@ def _no_bf16(observation: Observation) -> str | None:
 
 def _no_scaling(observation: Observation, dtypes: set[str]) -> str | None:
     if observation.grad_scaler:
-        return "the cell scales its own gradients (GradScaler): its scale and ours would multiply; use bf16"
+        return "the cell scales gradients itself (GradScaler), and gpulab's scale would multiply that; use amp=bf16"
     if any(o.takes_closure for o in observation.optimizers):
-        return "an optimizer that calls its closure several times in a step cannot leave a step out; use bf16"
+        return "an optimizer that calls its closure several times in a step cannot leave a step out; use amp=bf16"
     if "float16" in dtypes:
-        return "some weights are float16: their gradients cannot be unscaled; use bf16"
+        return "some weights are float16, so their gradients cannot be unscaled; use amp=bf16"
     return None
 
 

@@ -37,7 +37,7 @@ class Attention(Knob):
         if not _has_attention(observation) and not observation.operators:
             return "only a trace shows whether the cell uses scaled_dot_product_attention: leave out --no-trace"
         if not _has_attention(observation):
-            return "the trace shows no scaled_dot_product_attention: attention written by hand has no back ends"
+            return "the cell never calls scaled_dot_product_attention, and attention written by hand has no back ends"
         if value == "efficient" and observation.device.kind == "cpu":
             return "efficient attention exists on GPUs only: on the CPU there are math and flash"
         return None

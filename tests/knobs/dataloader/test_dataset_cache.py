@@ -183,7 +183,7 @@ def test_too_large_or_too_slow_is_refused_with_the_figure(cache: DatasetCache, m
     cache.forget()
     with cache.applied(True) as log:
         data(loader)
-    assert re.search(r"loading its \d+ items would take .* s, more than 0 s", log.refused[0])
+    assert re.search(r"loading the \d+ items would take .* s, more than 0 s", log.refused[0])
     assert not cache._kept
 
 
