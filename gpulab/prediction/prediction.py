@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TO_TRY = "try it: "  # how the reason begins where no figures tell, and a run would
+
 
 @dataclass(frozen=True, slots=True)
 class Prediction:

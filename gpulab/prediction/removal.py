@@ -140,7 +140,7 @@ def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
     if account is None or not account.steps:
         raise Refused("there is no profiled step")
     if today.on_gpu or not len(intersect(intervals, account.covered)):
-        raise Refused("nothing of it falls into the steps that count")
+        raise Refused("none of this time lies in the measured steps")
     shares = _traced_shares(account.steps, intervals)
     ratio = 1 - float(np.median(shares))
     spread = float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD

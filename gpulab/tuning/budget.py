@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpulab.formatting import while_s
-from gpulab.tuning.plan import DEFAULT_BUDGET_S, Plan
+from gpulab.tuning.plan import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, Plan
 
 Clock = Callable[[], float]  # seconds, never backwards
 
@@ -24,7 +24,7 @@ def default_budget_s(plan: Plan) -> float:
     """Of a plan without a budget of its own: more settings take longer."""
     if not plan.interleaved:
         return math.inf
-    return DEFAULT_BUDGET_S * (1 + max(1, len(plan.arms))) / 2
+    return DEFAULT_BUDGET_S + FURTHER_BUDGET_S * max(0, len(plan.arms) - 1)
 
 
 class Budget:

@@ -11,6 +11,7 @@ from gpulab.knobs.values import written
 from gpulab.knobs.variables import Plain, Variables
 
 DEFAULT_BUDGET_S = 60.0  # of one setting against the cell as written
+FURTHER_BUDGET_S = 30.0  # more with each further setting
 
 
 class Code(Protocol):

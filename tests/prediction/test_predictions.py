@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.observe.describe import loader_record
 from gpulab.knobs.values import written
 from gpulab.prediction.batch import fitted
-from gpulab.prediction.predict import PREDICTORS, PriorEvidence, predict
+from gpulab.prediction.predict import PREDICTORS, PriorEvidence, _telling, predict
+from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.removal import Pauses, Waits, predict_removal
 from gpulab.run import Category, Memory, Pause, PauseKind, Samples, Series, StepFlag
 from gpulab.store.folders import Store
@@ -432,6 +434,18 @@ def test_a_range_on_both_sides_is_refused() -> None:
     assert found.ratio is None and "times as fast" in found.refused, found
 
 
+@pytest.mark.parametrize(
+    ("interval", "says_something"),
+    [((0.16, 1.11), False), ((0.5, 1.1), True), ((0.1, 0.9), True), ((0.9, 1.05), True), ((0.7, 1.4), False)],
+)
+def test_a_wide_range_that_holds_the_speed_of_now_is_refused(
+    interval: tuple[float, float], says_something: bool
+) -> None:
+    found = _telling(Prediction({"batch_size": "128"}, 0.4, interval, "it"))
+    assert (found.interval is not None) is says_something
+    assert says_something or "too wide to be of use" in found.refused
+
+
 @pytest.mark.parametrize("setting", [{"workers": "0"}, {"batch_size": "32"}, {"cache": "off"}])
 def test_what_the_code_has_already_changes_nothing(setting: dict[str, str]) -> None:
     found = predict(timed(fed(40, 0.5), batch_ms=20, read_ms=17), setting)
@@ -632,7 +646,7 @@ def test_pauses_are_taken_off_the_account() -> None:
 
 
 def test_nothing_to_leave_out_is_refused() -> None:
-    assert "nothing of it" in predict_removal(fed(), removal_of("gc_pause")).refused
+    assert "none of this time" in predict_removal(fed(), removal_of("gc_pause")).refused
     assert "no call waits" in predict_removal(synthetic.cpu_case().facts, removal_of("sync_points")).refused
     assert predict_removal(synthetic.no_step_case().facts, removal_of("sync_points")).refused
 
@@ -806,11 +820,21 @@ def test_no_other_gpu_stands_in_for_unknown_peaks(name: str, capability: str, un
 def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     run = fed(40, 0.6).run
     asked = repr(gpulab.predict(run, {"workers": 2}))
-    assert "workers=2" in asked and "as fast" in asked and "%%gpuprofile --ab workers=2" in asked
+    assert "times as fast" in asked and "×" not in asked and "%%gpuprofile --ab workers=2" in asked
+    told = gpulab.predict(run, {"workers": 2})
+    assert f"print(gpulab.predict('{run.name}', settings={{'workers': '2'}}).text(full=True))" in told.text()
+    assert not re.search(r"\d×", told.fragment())
     assert "no prediction" in repr(gpulab.predict(run, {"amp": "bf16"}))
     with pytest.raises(UsageError, match="no knob"):
         gpulab.predict(run, {"wrokers": 2})
     assert "<td" in gpulab.predict(run).fragment() or "No finding" in gpulab.predict(run).fragment()
+
+
+def test_a_run_that_only_a_try_tells_names_the_command() -> None:
+    told = gpulab.predict(fed(40, 0.6).run, {"prefetch": 4, "workers": 2})
+    assert told.headline.sentence == "No prediction for prefetch=4, workers=2."
+    assert "try it:" not in told.text().lower()
+    assert "write above the cell: %%gpuprofile --ab prefetch=4,workers=2" in " ".join(told.text().split())
 
 
 def test_a_knob_is_asked_of_the_run_as_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_the_stop_button(profiled: KernelSession) -> None:
     assert profiled.control("gpulab_stop", {"run": profiled.run_key()})["status"] == "ok"
     answer = profiled.finish(running)
     assert answer.status == "ok", answer.error
-    assert "It was stopped" in shown(answer) and "not kept: stopped" in shown(answer)
+    assert "The climb was stopped" in shown(answer) and "not kept: stopped" in shown(answer)
 
 
 def test_the_stop_of_the_notebook(profiled: KernelSession) -> None:

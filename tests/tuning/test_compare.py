@@ -18,7 +18,14 @@ from gpulab.tuning.compare import statistics
 from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratios
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.differences import differences
-from gpulab.tuning.compare.headline import NOT_SHOWN, ONE_RUN_EACH, because, comparison_headline, experiment_headline
+from gpulab.tuning.compare.headline import (
+    DISTURBED,
+    NOT_SHOWN,
+    ONE_RUN_EACH,
+    because,
+    comparison_headline,
+    experiment_headline,
+)
 from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.compare.parts import LABELS, _grew, most_changed, part_changes, profiled_runs_agree, typical_steps
 from gpulab.tuning.compare.sequential import block_steps, compare_runs, compare_sequential
@@ -352,6 +359,17 @@ def test_a_part_that_covers_little_is_not_the_cause() -> None:
     assert because(dataclasses.replace(found, parts=())) == ""
 
 
+def test_a_disturbed_profiled_run_names_no_part() -> None:
+    """Other programs' load changes any part; no setting of the DataLoader makes computing shorter."""
+    found = made.a_comparison()
+    assert found.b.facts is not None and found.b.facts.breakdown is not None
+    account = found.b.facts.breakdown
+    lacking = dataclasses.replace(account, share={**account.share, "core_wait": 0.2})
+    b = dataclasses.replace(found.b, facts=dataclasses.replace(found.b.facts, breakdown=lacking))
+    assert because(dataclasses.replace(found, b=b)) == DISTURBED
+    assert because(found) != DISTURBED
+
+
 def test_time_lost_at_the_start_of_epochs_is_named() -> None:
     def with_epochs(side: Side, first_ms: float) -> Side:
         run = made.run_of(side)
@@ -595,6 +613,19 @@ def test_one_run_is_no_comparison() -> None:
         compare_runs([made.run_of(made.faster())])
     with pytest.raises(UsageError, match="needs two runs"):
         gpulab.compare()
+
+
+def test_a_run_is_not_compared_with_itself() -> None:
+    a, b = made.run_of(made.as_written()), made.run_of(made.faster())
+    for twice in ((a, a), (a, b, dataclasses.replace(a, outcome_detail="read again"))):
+        with pytest.raises(UsageError, match="compared with itself: name two runs"):
+            gpulab.compare(*twice)
+
+
+def test_times_of_blocks_say_that_a_report_has_others() -> None:
+    found = compare_runs([made.run_of(made.as_written()), made.run_of(made.faster())])
+    assert isinstance(found, Comparison)
+    assert "medians of blocks" in " ".join(side_by_side(found, None).lines)
 
 
 def test_runs_of_one_name_are_told_apart() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 
 import pytest
@@ -31,12 +32,13 @@ for x, y in loader:
     optimizer.step()
 print("trained")
 """
+FUNCTION = f"def train():\n{textwrap.indent(CELL, '    ')}"
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]:
     with kernel(tmp_path_factory.mktemp("experiments")) as started:
-        assert started.run(SETUP).status == "ok"
+        assert started.run(SETUP + FUNCTION).status == "ok"
         yield started
 
 
@@ -60,8 +62,6 @@ def test_a_comparison_beside_the_cell(session: KernelSession) -> None:
 
 def test_the_result_is_handed_over(session: KernelSession) -> None:
     line = "found = %gpuprofile -r --ab workers=1 --pairs 5 --steps 4 --no-save train()"
-    answer = session.run(f"def train():\n{''.join('    ' + w + chr(10) for w in CELL.splitlines())}\n")
-    assert answer.status == "ok"
     assert session.run(line).status == "ok"
     assert session.value("found.only.b.checks[0].state") == "took effect"
     assert session.value("found.verdict in ('faster', 'slower', 'no measurable difference', 'undecided')") is True

@@ -124,7 +124,7 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
     code = TextCode.parsed(LOOP, names)
     exec(OWN_SAMPLER, names)
     refused = Changing(Arm({"batch_size": 8}), code).decided.refused
-    assert "a batch_sampler of its own" in refused
+    assert "a batch_sampler of the cell" in refused
     observation = changing_scene(code)
     single_run.remember(code, observation)
     assert single_run.observation_of(code) is observation
@@ -162,7 +162,7 @@ def changing_scene(code: TextCode) -> Any:
     ("settings", "words"),
     [
         ({"batch_size": 5000}, "the largest is batch_size=64"),
-        ({"prefetch": 4}, "set workers=2 with it"),
+        ({"prefetch": 4}, "set workers=2 in the same command"),
         ({"tf32": True}, "TF32 is a format of NVIDIA GPUs"),
         ({"compile": "reduce-overhead"}, "CUDA graphs"),
     ],
@@ -246,7 +246,7 @@ def test_a_literal_that_the_cell_goes_on_to_change_is_left(names: dict[str, Any]
 
 def test_a_literal_that_nothing_reads(names: dict[str, Any]) -> None:
     (change,) = ran("lr = 0.1\n" + LOOP, names, lr=0.5)
-    assert (change.state, change.evidence) == ("no effect", "nothing was seen to read it while the code ran")
+    assert (change.state, change.evidence) == ("no effect", "nothing was seen to read the variable while the code ran")
 
 
 def test_what_built_the_model_is_no_variable_of_its_training(names: dict[str, Any]) -> None:
@@ -269,7 +269,7 @@ def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any
     found = compared(names, cell, interleaved=False, pin_memory=False, batch_size=4, amp="off", lr=0.1)
     side = found.sides[1]
     assert [c.state for c in side.checks] == ["no effect"] * 4 and side.edit == ""
-    assert [c.evidence for c in side.checks if c.name == "lr"] == ["it is 0.1 already"]
+    assert [c.evidence for c in side.checks if c.name == "lr"] == ["the value is 0.1 already"]
     assert found.comparisons[0].loss is not None and found.comparisons[0].loss.verdict == "same"
     assert "another" not in found.comparisons[0].loss.words
 

@@ -52,6 +52,8 @@ def judged(
     early = spoiled(comparison, names)
     if early is not None:
         return early
+    if comparison.evidence == "sequential" and comparison.verdict != "not comparable":
+        return Judged("unsure", "undecided, the budget left no time for blocks in turn")
     if comparison.verdict != "faster":
         return _not_faster(comparison)
     full = _memory_full(comparison.b, memory_full)

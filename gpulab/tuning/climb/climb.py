@@ -228,6 +228,8 @@ class Climber:
         if not experiment.comparisons or experiment.stopped:
             return None
         whole = experiment.comparisons[0]
+        if whole.evidence == "sequential":  # no time was left for a pair of blocks
+            return None
         return replace(whole, loss=self._judged_loss(whole, self._kept))
 
     # -- its pieces ----------------------------------------------------------------------------------------------

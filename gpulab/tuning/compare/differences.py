@@ -97,8 +97,9 @@ def _of_loader(a: Loader | None, b: Loader | None) -> Iterator[str]:
         if field.name in ("dataset", "dataset_length", "length"):
             continue
         in_a, in_b = getattr(a, field.name), getattr(b, field.name)
-        if in_a != in_b:
-            yield f"Other {_LOADER_NAMES.get(field.name, field.name)} of the DataLoader: {in_a} and {in_b}."
+        if in_a == in_b or (field.name == "prefetch_factor" and None in (in_a, in_b)):  # None: there are no workers
+            continue
+        yield f"Other {_LOADER_NAMES.get(field.name, field.name)} of the DataLoader: {in_a} and {in_b}."
 
 
 def _of_code(a: str, b: str) -> Iterator[str]:

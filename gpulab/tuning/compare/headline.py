@@ -232,8 +232,10 @@ def _continued(note: str) -> str:
     return decapitalized(note).rstrip(".")
 
 
-NOT_SHOWN = " The parts of the profiled steps do not show where."
+NOT_SHOWN = " The profiled steps do not show which part of the step changed."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
+DISTURBED = " Other programs took cores from the profiled runs, so these do not show which part of the step changed."
+CORE_WAIT = 0.05  # ours, of a step: on a quiet machine a thread waits 1 to 3 % of its time for a core
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 
 
@@ -246,6 +248,8 @@ def because(comparison: Comparison) -> str:
     per_sample = comparison.unit == "sample"
     if not comparison.parts or (per_sample and comparison.parts[0].a_us_per_sample is None):
         return ""
+    if any(_lacked_cores(side) for side in (comparison.a, comparison.b)):
+        return DISTURBED
     part = None
     if agree := profiled_runs_agree(comparison):
         part = most_changed(comparison.parts, comparison.verdict, per_sample=per_sample)
@@ -257,6 +261,12 @@ def because(comparison: Comparison) -> str:
         return f" {capitalized(starts)}."
     change = _change(*both_us(part, per_sample=per_sample))
     return f" {capitalized(part.label)} {change} of each {comparison.unit} ({ONE_RUN_EACH})."
+
+
+def _lacked_cores(side: Side) -> bool:
+    """Whether its profiled steps waited for a core: then any part may be longer, whatever was turned."""
+    account = side.facts.breakdown if side.facts is not None else None
+    return account is not None and account.share.get("core_wait", 0.0) >= CORE_WAIT
 
 
 def _unnamed(comparison: Comparison, per_sample: bool) -> str:

@@ -29,6 +29,7 @@ from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.policy import ClimbState, Tried, candidates, ways_back
 from gpulab.tuning.climb.record import Bounds
 from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.compare.sequential import compare_sequential
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Plan
 from gpulab.tuning.record import LossComparison
@@ -197,6 +198,13 @@ def test_no_difference_is_not() -> None:
     )
     outcome, words = verdict(faster(), blocks=blocks(1, 80.0, noise=0.5))
     assert outcome in ("no gain", "slower"), "as wide, but no gain is in it"
+
+
+def test_runs_one_after_the_other_keep_nothing() -> None:
+    found = compare_sequential(as_written(), faster(), same_start=True)
+    assert (found.evidence, found.verdict) == ("sequential", "faster")
+    said = judged(found, found.loss, ("workers",), ())
+    assert (said.outcome, said.words) == ("unsure", "undecided, the budget left no time for blocks in turn")
 
 
 def test_a_loss_that_moved_is_not_unless_allowed() -> None:
@@ -372,7 +380,7 @@ def test_bounds() -> None:
     assert Machine(two_knobs, starving).climb(rungs=1).ended == "rungs"
     found = Machine(two_knobs, starving).climb(budget_s=1.0)
     assert found.ended == "budget" and not found.rungs
-    assert "1 s that it may take are spent" in Climbed(found).text(full=True)
+    assert "The budget of 1 s is spent" in Climbed(found).text(full=True)
 
 
 def test_a_stop_in_the_middle_keeps_what_there_is() -> None:
@@ -384,7 +392,7 @@ def test_a_stop_in_the_middle_keeps_what_there_is() -> None:
     climber = machine.climber()
     found = climber.run()
     assert found.ended == "stopped" and [r.outcome for r in found.rungs] == ["kept", "stopped"]
-    assert found.kept == {"workers": "2"} and "It was stopped" in Climbed(found).text(full=True)
+    assert found.kept == {"workers": "2"} and "The climb was stopped" in Climbed(found).text(full=True)
 
 
 def test_a_stop_before_anything_ran() -> None:
@@ -442,7 +450,8 @@ def test_an_interrupt_between_two_runs_loses_no_rung() -> None:
 def test_predictions_stand_beside_what_was_measured() -> None:
     machine = Machine(two_knobs, starving, predicted=lambda s: Prediction(dict(s), 0.4, (0.3, 0.5), "by a formula"))
     climbed = Climbed(machine.climb(rungs=1))
-    assert "predicted 2.0–3.3×" in " ".join(climbed.text(full=True).split())
+    told = " ".join(climbed.text(full=True).split())
+    assert " times as fast, predicted 2.0–3.3)" in told and "×" not in told
     rung = climbed.json()["rungs"][0]  # type: ignore[index]
     assert rung["prediction"] == {"ratio": 0.4, "interval": [0.3, 0.5], "refused": None}
     assert rung["ratio"] == pytest.approx(14 / 38, rel=0.02)

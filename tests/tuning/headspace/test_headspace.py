@@ -73,6 +73,7 @@ def test_a_planted_wait_is_what_a_perfect_loader_would_take_away(workers: int) -
     state = torch.get_rng_state()
     report = gpulab.headspace(CELL, namespace=given, steps=4, pairs=3, show=False)
     found = report.result
+    assert gpulab.headspaces[-1] is report
     assert found.ideal_us is not None and found.step_us is not None and report.ceiling is not None
     assert found.ideal_us < found.step_us / 2 and report.ceiling > 2
     assert found.preparation_share is not None and found.preparation_share > 0.5
@@ -319,8 +320,18 @@ def test_no_gain_is_told_where_the_interval_excludes_one() -> None:
         assert shown.headline.sentence == "No work on the DataLoader would make this cell faster by 3 % or more."
     assert "nothing measurable" in measured("no measurable difference", 1.01, (1.0, 1.02)).text()
     decided = measured("faster", 2.14, (1.9, 2.4))
-    assert decided.headline.sentence == "Even a perfect DataLoader would make this cell 2.1 times as fast, no more."
+    assert (
+        decided.headline.sentence
+        == "A perfect DataLoader would make this cell 2.1 times as fast; no DataLoader can bring more."
+    )
     assert "undecided" not in decided.text()
+
+
+def test_the_first_screen_ends_with_a_whole_sentence() -> None:
+    first = measured("faster", 10.0, (5.0, 16.0)).text()
+    assert "Use more workers, or make the items cheaper." in first
+    assert first.endswith("The rest: print(gpulab.headspaces[-1].text(full=True))\n")
+    assert "(95 % interval 5 to 16), by 12 pairs of short runs in turn." in " ".join(first.split())
 
 
 # -- the magic, in a real kernel -------------------------------------------------------------------------------------
