@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpulab.api.climb import climb, climbs
     from gpulab.api.experiment import experiment, experiments
-    from gpulab.api.headspace import headspace
+    from gpulab.api.headspace import headspace, headspaces
     from gpulab.api.predict import predict, scoreboard
     from gpulab.api.profile import compare, diagnose, profile, report, runs
     from gpulab.capture.steps.loop import mark_step as step
@@ -32,6 +32,7 @@ __all__ = [
     "experiment",
     "experiments",
     "headspace",
+    "headspaces",
     "lab",
     "load",
     "load_ipython_extension",
@@ -51,6 +52,7 @@ _DOORS = {
     "diagnose": ("gpulab.api.profile", "diagnose"),
     "experiment": ("gpulab.api.experiment", "experiment"),
     "headspace": ("gpulab.api.headspace", "headspace"),
+    "headspaces": ("gpulab.api.headspace", "headspaces"),
     "experiments": ("gpulab.api.experiment", "experiments"),
     "lab": ("gpulab.panel.opening", "lab"),
     "load": ("gpulab.trace.ranks", "load"),

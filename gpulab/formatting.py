@@ -102,7 +102,7 @@ def factor_within(ratio: float, interval: tuple[float, float] | None) -> tuple[s
         return factor(ratio), ""
     low, high = interval
     fewest = _factor_decimals(ratio)
-    for decimals in range(fewest, max(fewest, 3) + 1):
+    for decimals in range(fewest, max(fewest, 3 if ratio >= 1 else 4) + 1):
         written = [f"{x:,.{decimals}f}" for x in (low, ratio, high)]
         if len(set(written)) == 3 and (decimals >= 2 or _keeps_bounds(interval, decimals)):
             break

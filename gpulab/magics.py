@@ -30,6 +30,7 @@ from gpulab.options import add_run_options, add_whole_number, seconds_type
 from gpulab.tuning import cell_code
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.interrupts import Interrupted
+from gpulab.tuning.plan import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
@@ -85,8 +86,8 @@ def _parser() -> _Parser:
         "--budget",
         type=seconds_type("--budget"),
         metavar="SECONDS",
-        help="time of a comparison, all included (default: 60, with each further setting 30 more); then the result so "
-        "far stands",
+        help=f"time of a comparison, all included (default: {DEFAULT_BUDGET_S:g}, with each further setting "
+        f"{FURTHER_BUDGET_S:g} more); then the result so far stands",
     )
     add_whole_number(
         parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"
@@ -306,17 +307,15 @@ class GPUProfile(Magics):
     @no_var_expand
     @line_magic
     def gpulab(self, line: str) -> None:
-        """%gpulab runs: the runs kept here. %gpulab doctor: what can be measured.
-
-        %gpulab report [RUN] [--all]: a report again, or all of it.
-        %gpulab climb: turn every knob that helps the last profiled cell, one by one. %gpulab panel: its knobs.
-        %gpulab headspace: what a perfect DataLoader would bring that cell. %gpulab predict [KNOB=VALUE]: what a knob
-        would bring it, before it is turned. %gpulab scoreboard: how well such predictions held here.
-        %gpulab tensorboard: the runs in TensorBoard.
-        """
+        """A command on what was profiled here; %gpulab --help lists them."""
         command, _, rest = line.strip().partition(" ")
         try:
-            command_named(command)(rest.strip())
+            if command in _HELP_WORDS:
+                print(COMMANDS_HELP)
+            elif command in _ONE_LINE_HELP and rest.strip() in _HELP_WORDS:
+                print(_ONE_LINE_HELP[command])
+            else:
+                command_named(command)(rest.strip())
         except GpulabError as e:
             raise LineError(str(e)) from None
         except Interrupted:
@@ -475,6 +474,27 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
 }
 
 
+_HELP_WORDS = ("-h", "--help")
+_ONE_LINE_HELP = {
+    "doctor": "%gpulab doctor   what can be measured on this machine, and why the rest cannot",
+    "report": "%gpulab report [RUN] [--all]   the report of the last run again, or of RUN (a name, an id or -1); "
+    "--all: not only the first screen",
+    "panel": "%gpulab panel   the knobs of the cell that was profiled last, as buttons; needs a notebook",
+}
+COMMANDS_HELP = """\
+%gpulab runs          the runs kept here
+%gpulab report        the report of a run again, or all of it
+%gpulab predict       what a knob should bring to the last run, before any run with it
+%gpulab scoreboard    how well such predictions held here
+%gpulab climb         turn every knob that helps the cell that was profiled last, one by one
+%gpulab headspace     what a perfect DataLoader would bring to that cell
+%gpulab panel         the knobs of that cell as buttons
+%gpulab tensorboard   the runs in TensorBoard
+%gpulab doctor        what can be measured on this machine
+
+%gpulab COMMAND --help says more."""
+
+
 def command_named(name: str) -> Callable[[str], None]:
     """A `%gpulab` command. Raises UsageError naming the nearest."""
     if name in _COMMANDS:
@@ -504,6 +524,7 @@ def register(shell: Any) -> None:
     """Make the magics known, their options completable."""
     magics = GPUProfile(shell=shell)
     GPUProfile.gpuprofile.__doc__ = help_text()
+    GPUProfile.gpulab.__doc__ = COMMANDS_HELP
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(complete)
 

@@ -152,6 +152,7 @@ def test_factors_and_counts_are_in_order_and_read_back(a: float, b: float) -> No
 
 
 @given(st.floats(0.2, 5), st.floats(0.001, 0.2), st.floats(0.001, 0.2))
+@example(0.25, 0.002, 0.002)
 def test_a_factor_lies_within_its_interval_as_written(ratio: float, below: float, above: float) -> None:
     middle, around = factor_within(ratio, (ratio * (1 - below), ratio * (1 + above)))
     low, high = map(float, around.split("–"))

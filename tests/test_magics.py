@@ -390,3 +390,13 @@ def test_the_panel_of_a_cell_that_failed_shows_no_values(shell: InteractiveShell
         assert session.observation is None
     finally:
         session.close()
+
+
+@pytest.mark.parametrize("command", ["", *magics._COMMANDS])
+def test_every_command_answers_help(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    shell.run_line_magic("gpulab", f"{command} --help".strip())
+    assert capsys.readouterr().out.startswith(f"%gpulab {command}")
+
+
+def test_the_list_of_commands_names_each() -> None:
+    assert {line.split()[1] for line in magics.COMMANDS_HELP.splitlines()[:-2]} == set(magics._COMMANDS)

@@ -27,22 +27,22 @@ from gpulab.views.comparison.comparison import Compared
 HELP = f"""\
 %gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without KNOB,…] [--allow KNOB,…]
 
-Takes the cell that was profiled last as far as gpulab can: measures it, asks what it waits for, tries the knob that
-should help most against the cell as it is by then, in short blocks in turn, keeps it only where it is faster for
-certain and the loss stays the same, and again. At the end it prints the edit of the cell that keeps all of it.
+Turns one knob after another on the cell that was profiled last. Each try is the knob that should help most, against
+the cell with all that was kept before, in short blocks in turn. A setting is kept only where the blocks show that it is
+faster, and the loss stays the same. At the end gpulab prints the edit of the cell that keeps all these settings.
 
   --budget SECONDS   time for all of it (default: {DEFAULT_BUDGET_S:g})
   --rungs N          at most N settings
-  --seeds N          runs with other seeds, only where a setting moves the loss: is that more than another seed does?
-                     (default: {DEFAULT_SEEDS})
+  --seeds N          runs with other seeds (default: {DEFAULT_SEEDS}), only where a setting moves the loss, to see
+                     whether another seed moves the loss as far
   --steps N          counted steps of a block
   --pairs N          pairs of blocks of each comparison
-  --without KNOB,…   leave these alone
-  --allow KNOB,…     these may change the training: batch_size and accumulate are tried only so
+  --without KNOB,…   do not turn these knobs
+  --allow KNOB,…     knobs that may change the training; batch_size and accumulate are tried only where named here
   --no-save          do not keep the runs on disk
 
 Weights, optimizer, random numbers and data order are put back before each run and at the end. Stop: the button beside
-it, or the notebook's own. The result is also gpulab.climbs[-1]."""
+the bar, or the notebook's own. The result is also gpulab.climbs[-1]."""
 
 climbs: list[Climbed] = []
 

@@ -10,23 +10,27 @@ from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import code_of, ending, last_step_s
 from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
 from gpulab.tuning.headspace.headspace import Differential
-from gpulab.tuning.plan import Code
+from gpulab.tuning.plan import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, Code
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.running.progress import Stoppable
 
-HELP = """\
+_BUDGET_S = DEFAULT_BUDGET_S + FURTHER_BUDGET_S  # of two settings
+
+HELP = f"""\
 %gpulab headspace [--budget SECONDS] [--steps N] [--pairs N]
 
 Runs the cell that was profiled last in short blocks, in turn: as written, with batches that are on the device already,
 and with files that must be read from the disk again. That tells what preparing the data costs and what fetching it
 costs, and how fast the cell would be with a perfect DataLoader: no work on the loading can bring more than that.
 
-  --budget SECONDS   time for all of it (default: 90); then the result so far stands
+  --budget SECONDS   time for all of it (default: {_BUDGET_S:g}); then the result so far stands
   --steps N          counted steps of a block
   --pairs N          pairs of blocks (default: what fits into the budget, up to 30)
 
 Weights, optimizer, random numbers and data order are put back before each run and at the end. Stop: the button beside
-it, or the notebook's own."""
+the bar, or the notebook's own. The result is also gpulab.headspaces[-1]."""
+
+headspaces: list[HeadspaceReport] = []
 
 HINT = "End the test at the next step; what was measured so far is shown"
 
@@ -57,6 +61,7 @@ def headspace(
         test.tell, test.tick = progress.tell, progress.tick
         result = test.headspace()
     report = HeadspaceReport(result)
+    headspaces.append(report)
     if test.error is None or result.ceiling is not None:
         try:
             progress.put(report)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpulab.analysis.facts import facts
+from gpulab.analysis.facts import Facts, facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here
 from gpulab.api.profile import runs
 from gpulab.api.scoreboard import ScoreboardView
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.errors import UsageError
+from gpulab.formatting import decapitalized
 from gpulab.knobs.catalogue import KNOBS, parse_settings
 from gpulab.knobs.values import written
 from gpulab.prediction.predict import predict as predict_settings
@@ -18,6 +19,20 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run
 from gpulab.store.prediction_log import Scoreboard
 from gpulab.views.predictions import Predicted
+
+PREDICT_HELP = """\
+%gpulab predict                    what each knob that the findings name should bring
+%gpulab predict KNOB=VALUE[,…]     what this setting should bring
+
+Predicts from the last run of the cell as written; nothing runs. Each prediction is a speed (times as fast) and a range
+that should hold the truth in 19 of 20 cases.
+
+To measure a setting, write above the cell: %%gpuprofile --ab KNOB=VALUE"""
+SCOREBOARD_HELP = """\
+%gpulab scoreboard   the predictions made here, beside what comparisons measured
+
+For each knob: how many predictions, how far they were off, and how many measured figures lay inside the predicted
+range. Below: the latest predictions one by one. Comparisons that decided nothing are left out."""
 
 NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."
 
@@ -39,16 +54,19 @@ def predict(run: Run | str | None = None, settings: Mapping[str, object] | None 
     evidence = learned_here(figures)
     if settings is not None:
         texts = {name: _text(name, value) for name, value in settings.items()}
-        return Predicted(run.name, (predict_settings(figures, texts, evidence),))
+        return Predicted(run.name, (predict_settings(figures, texts, evidence),), _doubt(figures))
     by_settings: dict[tuple[tuple[str, str], ...], Prediction] = {}
     for finding in diagnose(figures, evidence=evidence).findings:
         if finding.prediction is not None and finding.settings:
             by_settings.setdefault(finding.settings, finding.prediction)
-    return Predicted(run.name, tuple(by_settings.values()))
+    return Predicted(run.name, tuple(by_settings.values()), _doubt(figures))
 
 
 def magic_predict(line: str) -> None:
     """`%gpulab predict [KNOB=VALUE …]`: of the last run as written. Raises UsageError."""
+    if _asks_for_help(line):
+        print(PREDICT_HELP)
+        return
     run = _latest()
     values = parse_settings([line], lambda name: False) if line.strip() else None
     _display(predict(run, values))
@@ -56,8 +74,15 @@ def magic_predict(line: str) -> None:
 
 def magic_scoreboard(line: str) -> None:
     """`%gpulab scoreboard`. Raises UsageError."""
+    if _asks_for_help(line):
+        print(SCOREBOARD_HELP)
+        return
     Parser("%gpulab scoreboard", "").read(split(line, "%gpulab scoreboard"))
     _display(scoreboard())
+
+
+def _asks_for_help(line: str) -> bool:
+    return line.strip() in ("-h", "--help")
 
 
 def _latest() -> Run:
@@ -69,6 +94,14 @@ def _latest() -> Run:
         raise UsageError(NO_RUN)
     as_written = [run for run in runs.own if not run.settings.knobs]
     return as_written[-1] if as_written else runs[-1]
+
+
+def _doubt(figures: Facts) -> str:
+    """What makes the run a bad ground for predictions; empty where nothing is known to."""
+    shared = diagnose(figures, predict_cures=False).of("cpu_shared")
+    if shared is None:
+        return ""
+    return f"This run was disturbed: {decapitalized(shared.summary)} An undisturbed run may give another prediction."
 
 
 def _text(name: str, value: object) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -82,9 +82,11 @@ def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None
 
     A run is a `Run`, its name or id in the store, or the path of a trace or of a folder of traces. Runs made one after
     the other are weaker evidence than blocks in turn, and the result says so. `price_per_hour` of the machine adds what
-    a million samples cost. Raises UsageError for fewer than two, StoreError or TraceError for one that cannot be read.
+    a million samples cost. Raises UsageError for fewer than two or one and itself, StoreError or TraceError for one
+    that cannot be read.
     """
     opened = [open_run(run) if isinstance(run, str | Path) else run for run in runs]
+    _refuse_itself(opened)
     ranked = [job for job in opened if isinstance(job, Ranks)]
     if not ranked:
         return Compared(compare_runs([run for run in opened if isinstance(run, Run)]), price_per_hour)
@@ -95,6 +97,18 @@ def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None
     chosen = [job.runs[rank] if isinstance(job, Ranks) else job for job in opened]
     note = f"Of each job rank {rank} is compared: the others may differ."
     return Compared(compare_runs(chosen, notes=[note]), price_per_hour)
+
+
+def _refuse_itself(opened: Sequence[Run | Ranks]) -> None:
+    """A run does not differ from itself, the first one. Raises UsageError."""
+    stored = [run for run in opened if isinstance(run, Run)]
+    first = next(iter(stored), None)
+    if first is not None and any(_is_same(first, run) for run in stored[1:]):
+        raise UsageError(f"{first.name} cannot be compared with itself: name two runs. `gpulab runs` lists them.")
+
+
+def _is_same(one: Run, other: Run) -> bool:
+    return one is other or (one.origin is None and one.id == other.id)
 
 
 def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:

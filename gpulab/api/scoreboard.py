@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.formatting import factor, percent, plural
+from gpulab.formatting import factor, percent, plural, speed_within
 from gpulab.store.prediction_log import Board, Record
-from gpulab.views.comparison.prediction import speed_words
 from gpulab.views.html import plain_table
 from gpulab.views.text import aligned
 from gpulab.views.wording import cut, plain
@@ -24,7 +23,7 @@ EMPTY = (
 )
 _DEVICE = "device"
 _KNOBS = ("knob", "predictions", "median error", "inside the predicted range")
-_LAST = ("when", "setting", "predicted", "measured", "off by", _DEVICE)
+_LAST = ("when", "setting", "predicted: times as fast", "measured: times as fast", "off by", _DEVICE)
 _NUMBERS = frozenset({"predictions", "median error", "off by"})
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
@@ -90,17 +89,23 @@ def _knob(knob: str, records: Sequence[Record]) -> tuple[str, ...]:
 
 def _one(record: Record) -> tuple[str, ...]:
     low, high = record.predicted_interval
-    predicted = speed_words(record.predicted, record.predicted_interval)
+    predicted = _figures(record.predicted, record.predicted_interval)
     if record.only_sign:
-        predicted = f"{factor(1 / high)}× to {factor(1 / low)}×"
+        predicted = f"{factor(1 / high)} to {factor(1 / low)}"
     return (
         plain(record.when[:16].replace("T", " ")),
         cut(plain(record.value), WIDEST),
         predicted,
-        speed_words(record.measured, record.measured_interval),
+        _figures(record.measured, record.measured_interval),
         "–" if record.only_sign else percent(off_by(record)),
         cut(plain(record.device), WIDEST),
     )
+
+
+def _figures(ratio: float, interval: tuple[float, float] | None) -> str:
+    """For a column of times as fast: "2.9 (1.1–6.3)"."""
+    middle, around = speed_within(ratio, interval)
+    return f"{middle} ({around})" if around else middle
 
 
 def off_by(record: Record) -> float:
@@ -110,8 +115,9 @@ def off_by(record: Record) -> float:
 
 def _how() -> str:
     return (
-        "Speeds are times as fast as before. The predicted range aims at holding what is measured in 19 of "
-        "20 cases; it becomes wider or narrower with the errors seen here."
+        "Times as fast: of the cell with the setting, against the cell as written. In brackets: the predicted range, "
+        "which should hold the measured figure in 19 of 20 cases, and the measured 95 % interval. Errors seen here "
+        "make later ranges wider or narrower."
     )
 
 

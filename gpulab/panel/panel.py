@@ -14,13 +14,13 @@ from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.panel.controls import ONE_LINE, KnobRow, OnMain, at_once, shown
 from gpulab.tuning.plan import Progress
+from gpulab.views.running.progress import share_done, words
 from gpulab.views.running.widgets import close
 
 Level = Literal["quiet", "good", "bad"]
 Kind = Literal["look", "run", "compare"]
 
 COLUMNS = "minmax(110px,150px) 122px minmax(84px,128px) minmax(140px,1fr)"
-TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
 STEPS = "steps per run (0: gpulab chooses)"
 STOP_HINT = (
     "End at the next step, with what there is. Where this button cannot reach a busy kernel (outside JupyterLab and "
@@ -30,7 +30,7 @@ OPENING = (
     "Nothing has run yet. “Look at the cell” runs a few steps as written, puts its state back, and tells what it has."
 )
 SEEN = "These are the values that the cell had when it last ran. Turn a knob, then Run or Compare A/B."
-PLAIN = "gpulab's panel needs a notebook; here: lab.run(workers=2), lab.compare(workers=2)"
+PLAIN = "gpulab's panel needs a notebook; here: gpulab.lab().compare(workers=2)"
 
 _COLOURS: dict[Level, str] = {
     "quiet": "color:var(--jp-ui-font-color2,inherit)",
@@ -108,8 +108,8 @@ class Panel:
         self.say("")
 
     def tell(self, progress: Progress) -> None:
-        self._bar.value = share_done(progress)
-        self._now.value = _line(progress_words(progress))
+        self._bar.value = max(self._bar.value, share_done(progress))
+        self._now.value = _line(words(progress))
 
     def end(self, message: str, level: Level = "good") -> None:
         """Nothing runs any more; `allow_start` makes it ready for the next run."""
@@ -230,21 +230,8 @@ def head(cell: str) -> str:
     )
 
 
-def share_done(progress: Progress) -> float:
-    """How far the whole is: the runs with their trace, then the blocks."""
-    share = min(1.0, progress.done / progress.total) if progress.total else 0.0
-    if progress.in_blocks:
-        return TRACED_SHARE + (1 - TRACED_SHARE) * share
-    return TRACED_SHARE * share
-
-
-def progress_words(progress: Progress) -> str:
-    left = progress.seconds_left
-    return progress.what if left is None else f"{progress.what} · about {max(1, round(left))} s left"
-
-
-def _line(words: str) -> str:
-    return f'<div style="{ONE_LINE}">{escape(words)}</div>'
+def _line(text: str) -> str:
+    return f'<div style="{ONE_LINE}">{escape(text)}</div>'
 
 
 def _text_row(row: KnobRow) -> str:

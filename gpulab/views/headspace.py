@@ -13,16 +13,16 @@ from gpulab.views.html_bars import Segment
 from gpulab.views.layout import Column, Row, Section, leading, numbers, present
 from gpulab.views.report.document import picked, plain_data
 from gpulab.views.report.sections import device
-from gpulab.views.view import NotebookView
+from gpulab.views.view import View
 from gpulab.views.wording import Part, plain
 
 SCHEMA = 1
 _LEAVE_IT = "Leave the DataLoader as it is, and look elsewhere: %%gpuprofile shows what else a step's time goes to."
 _AGAIN = "Try it again while nothing else uses this machine, or with a larger --budget: more blocks then run."
-_PREPARE = (
-    "Use more workers, or make the items cheaper. From the first row to the second is what preparing them costs "
-    "(reading from memory, decoding, transforming, putting batches together, copying them to the device), as far as "
-    "the training waits for it."
+_PREPARE = "Use more workers, or make the items cheaper."
+_COST = (
+    "The second row less the first is what preparing a batch costs (reading from memory, decoding, transforming, "
+    "putting items together, copying to the device), as far as the training waits for the batch."
 )
 _READ = "Use a faster disk, fewer and larger files, or more workers. The third row less the second is reading."
 _RESULT = "what each row is"
@@ -31,14 +31,14 @@ _OF_A_STEP = "How long a step takes, by the median of the blocks"
 _IDEAL = Part("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
 _WRITTEN = Part(
     "as written",
-    "its files are in memory as far as they fit: it has just read them",
+    "the cell as it stands; files that it reads were read just before, and are in memory as far as they fit",
     "#E69F00",
 )
 _COLD = Part("read from the disk", "the system was made to forget the files before: as in a first epoch", "#CC79A7")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class HeadspaceReport(NotebookView):
+class HeadspaceReport(View):
     """The differential test with its views."""
 
     result: Headspace
@@ -70,7 +70,7 @@ class HeadspaceReport(NotebookView):
             but = f"but the interval goes from {low} to {high}" if around else "but too few blocks ran to tell"
             sentence = f"Undecided: with a perfect DataLoader the cell was {times} times as fast, {but}."
             return Headline("undecided", sentence, evidence, "unknown")
-        sentence = f"Even a perfect DataLoader would make this cell {times} times as fast, no more."
+        sentence = f"A perfect DataLoader would make this cell {times} times as fast; no DataLoader can bring more."
         return Headline("headspace", sentence, evidence, "bad" if test.ceiling >= 1.25 else "notice")
 
     def json(self) -> dict[str, object]:
@@ -100,6 +100,9 @@ class HeadspaceReport(NotebookView):
         ended = " · stopped early" if experiment.stopped else ""
         return f"what the DataLoader costs · {device(run)} · {duration(experiment.seconds * 1e6)}{ended}"
 
+    def _more(self) -> str:
+        return "The rest: print(gpulab.headspaces[-1].text(full=True))"
+
     def _sections(self) -> tuple[Section, ...]:
         steps = replace(_steps(self.result), pictured=True)
         return present(leading(steps), leading(_to_do(self.result)), _notes(self.result))
@@ -120,11 +123,10 @@ def excludes_gain(headspace: Headspace) -> bool:
 def _evidence(headspace: Headspace) -> str:
     pairs = next((c.pairs for c in headspace.experiment.comparisons if c.ratio is not None), 0)
     times, around = factor_within(headspace.ceiling or 1.0, headspace.interval)
-    sure = f" (95 % interval {around})" if around else ""
+    sure = f" (95 % interval {around.replace('–', ' to ')})" if around else ""
     return (
         f"A step takes {duration(headspace.step_us)}; {duration(headspace.ideal_us)} with batches that are on the "
-        f"device already. That is {times} times as fast{sure} "
-        f"({plural(pairs, 'pair')} of short runs in turn)."
+        f"device already. That is {times} times as fast{sure}, by {plural(pairs, 'pair')} of short runs in turn."
     )
 
 
@@ -172,6 +174,7 @@ def _lines(headspace: Headspace) -> list[str]:
     return [
         "The first row is what is left when loading costs nothing: the model, the optimizer and whatever else the loop "
         "does." + (" No change of the DataLoader can make a step shorter than that." if decided else ""),
+        _COST if "ideal" in headspace.certain else "",
     ]
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import base64
 import html
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
-from gpulab.views.layout import Column, Row, Section
+from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.lesson_path import lesson_path
 from gpulab.views.report.timeline_page import script_policy
 
@@ -59,14 +58,16 @@ _HEADLINE = "font-size:16px;line-height:1.35;font-weight:600;overflow-wrap:anywh
 _NARROW = "560px"
 # Of an output in a narrow place: each row one below the other, each figure with its column's title.
 _STACKED = """
-.SCOPE table, .SCOPE tbody, .SCOPE tr, .SCOPE td { display: block !important; text-align: left !important;
-  width: auto !important; min-width: 0 !important; max-width: none !important; white-space: normal !important; }
-.SCOPE thead { display: none !important; }
-.SCOPE tr { padding: 5px 0 !important; border-top: 1px solid rgba(128,128,128,0.25) !important; }
-.SCOPE td { padding: 0 !important; border: 0 !important; }
-.SCOPE td:first-child { font-weight: 600; }
-.SCOPE td[data-title]::before { content: attr(data-title) ": "; opacity: 0.75; }
-"""
+.SCOPE TABLE, .SCOPE TABLE tbody, .SCOPE TABLE tr, .SCOPE TABLE td { display: block !important;
+  text-align: left !important; width: auto !important; min-width: 0 !important; max-width: none !important;
+  white-space: normal !important; }
+.SCOPE TABLE thead { display: none !important; }
+.SCOPE TABLE tr { padding: 5px 0 !important; border-top: 1px solid rgba(128,128,128,0.25) !important; }
+.SCOPE TABLE td { padding: 0 !important; border: 0 !important; }
+.SCOPE TABLE td:first-child { font-weight: 600; }
+.SCOPE TABLE td[data-title]::before { content: attr(data-title) ": "; opacity: 0.75; }
+.SCOPE .gpulab-source th:nth-child(2), .SCOPE .gpulab-source td:nth-child(2) { display: none !important; }
+""".replace("TABLE", "table:not(.gpulab-source)")  # source stays a table, without bars
 _FRAGMENT_STYLE = f"""<style>.gpulab {{ container-type: inline-size; }}
 @container (max-width: {_NARROW}) {{{_STACKED.replace("SCOPE", "gpulab")}}}</style>"""
 
@@ -75,6 +76,7 @@ _CODE = (
     "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
     "border:1px solid rgba(128,128,128,0.35);border-radius:8px;background:rgba(128,128,128,0.08)"
 )
+_SOURCE = "font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;background:none;color:inherit;padding:0;white-space:pre"
 _GROUNDS = {"+": "rgba(46,158,91,0.25)", "-": "rgba(217,83,79,0.25)"}  # under any ink, light or dark
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -113,6 +115,7 @@ tbody tr:first-child td { border-top: 0; }
 thead + tbody tr:first-child td { border-top: 1px solid var(--line); }
 th:last-child, td:last-child { padding-right: 0; }
 .short { white-space: nowrap; }
+.gpulab-source td { padding-top: 1px; padding-bottom: 1px; border-top: 0 !important; }
 .number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .first { min-width: 15em; max-width: 36em; }
 .bar { width: 190px; min-width: 120px; }
@@ -160,11 +163,6 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], picture:
 </body>
 </html>
 """
-
-
-def encoded(png: bytes) -> str:
-    """A picture as text: what a display bundle and a page hold."""
-    return base64.b64encode(png).decode("ascii")
 
 
 def fragment(headline: Headline, sections: Sequence[Section], picture: str = "", *, full: bool = False) -> str:
@@ -240,8 +238,9 @@ def fragment_section(section: Section) -> str:
 
 def _inside(section: Section, look: Look) -> Iterator[str]:
     barred = any(row.bar is not None for row in section.rows)
-    first = [row for row in section.rows if not (row.detail and section.lead)]
-    details = [row for row in section.rows if row.detail and section.lead]
+    folds = section.lead and section.columns == PAIRS
+    first = [row for row in section.rows if not (row.detail and folds)]
+    details = [row for row in section.rows if row.detail and folds]
     if section.drawing:
         yield section.drawing
     if first:
@@ -259,7 +258,10 @@ def _inside(section: Section, look: Look) -> Iterator[str]:
 
 def _table(section: Section, rows: Sequence[Row], look: Look, barred: bool) -> str:
     body = "".join(_row(row, section.columns, look, barred) for row in rows)
-    return f"<table {look['table']}>{_head(section, look, barred)}<tbody>{body}</tbody></table>"
+    source = any(column.fit == "code" for column in section.columns)
+    kind = ' class="gpulab-source"' if source else ""
+    table = f"<table{kind} {look['table']}>{_head(section, look, barred)}<tbody>{body}</tbody></table>"
+    return f'<div style="overflow-x:auto">{table}</div>' if source else table
 
 
 def _code_line(line: str) -> str:
@@ -286,11 +288,12 @@ def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
     for i, (cell, column) in enumerate(zip(row.cells, columns, strict=True)):
         kind = _kind(i, cell, column)
         hint = f' title="{_safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
-        shown = wording.cut(cell, _LONGEST) if column.fit == "cut" else cell
+        shown = wording.cut(cell, _LONGEST) if column.fit in ("cut", "code") else cell
         hint = hint or (f' title="{_safe(cell)}"' if shown != cell else "")
         named = f' data-title="{_safe(column.title)}"' if i and column.title else ""
-        last = _linked(shown, row, look) if i == len(columns) - 1 else _indented(shown)
-        cells.append(f"<td {look[kind]}{hint}{named}>{last}</td>")
+        inside = _linked(shown, row, look) if i == len(columns) - 1 else _indented(shown)
+        inside = f'<code style="{_SOURCE}">{inside}</code>' if column.fit == "code" else inside
+        cells.append(f"<td {look[kind]}{hint}{named}>{inside}</td>")
     if barred:
         cells.insert(1, _bar(row, look))
     return f"<tr {look['row']}>{''.join(cells)}</tr>"
@@ -313,7 +316,9 @@ def _kind(place: int, cell: str, column: Column) -> str:
 
 
 def _bar(row: Row, look: Look) -> str:
-    width = 100 * min(max(row.bar or 0, 0), 1)
+    if row.bar is None:
+        return f"<td {look['bar cell']}></td>"
+    width = 100 * min(max(row.bar, 0), 1)
     if look is _PAGE:
         style = f"width:{width:.2f}%;background-color:{row.colour}"
     else:

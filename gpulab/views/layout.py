@@ -6,12 +6,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Self
 
-Fit = Literal["tight", "number", "wrap", "cut"]
+Fit = Literal["tight", "number", "wrap", "cut", "code"]
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column's title and how its cells use the room: as they are, right-aligned, wrapped, or cut to fit."""
+    """A column's title and how its cells use the room: as they are, right-aligned, wrapped, or cut to fit (`code` in
+    letters of one width)."""
 
     title: str
     fit: Fit = "tight"
@@ -26,7 +27,8 @@ def numbers(*titles: str) -> tuple[Column, ...]:
 class Row:
     """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut.
 
-    A `detail` explains the rows above it: the first screen leaves it out. `lesson` is that which the last cell names.
+    A `detail` explains the rows above it: the first screen leaves it out, of a table with many columns only that of a
+    terminal. `lesson` is that which the last cell names.
     """
 
     cells: tuple[str, ...]

@@ -6,26 +6,28 @@ from dataclasses import dataclass, replace
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import sentence, speed_within
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.prediction import TO_TRY, Prediction
 from gpulab.views import html_bars, html_rows, text
 from gpulab.views.comparison.prediction import NONE, memory_words, predicted_words
 from gpulab.views.html_rows import FactorRange
 from gpulab.views.interval_places import FactorAxis, axis_of
 from gpulab.views.layout import Column, Section, leading, present
-from gpulab.views.view import NotebookView
+from gpulab.views.view import View
 from gpulab.views.wording import plain
 
 NOTHING = "No finding of this run names a knob, so nothing is predicted. Name a setting: %gpulab predict workers=2"
 _TITLE = "Predicted, not measured"
+_GROUNDS = "What the predictions rest on"
 _AXIS = "How many times as fast; logarithmic; 1 is the cell as it ran. Each bar holds the truth in 19 of 20 cases"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Predicted(NotebookView):
+class Predicted(View):
     """Predictions for one run, to display."""
 
     run: str
     predictions: tuple[Prediction, ...]
+    doubt: str = ""  # what disturbed the run from which they are made, as sentences
 
     @property
     def headline(self) -> Headline:
@@ -35,10 +37,16 @@ class Predicted(NotebookView):
             return Headline("nothing_predicted", f"{first}.", rest, "unknown")
         best = next((p for p in self.predictions if p.ratio is not None), None)
         if best is None:
-            why = " ".join(sentence(plain(p.refused)) for p in self.predictions[:1])
-            return Headline("nothing_predicted", f"No prediction for {_named(self.predictions[0])}.", why, "unknown")
+            return self._no_prediction(self.predictions[0])
         said = f"{_TITLE}: with {_named(best)} the cell is {_speed(best)}."
         return Headline("predicted", said, f"{self._of_run()} {_to_measure(best)}", "unknown")
+
+    def _no_prediction(self, first: Prediction) -> Headline:
+        """Why there is none, and the command that measures it where only a run tells."""
+        why = sentence(plain(first.refused.removeprefix(TO_TRY)))
+        command = _to_measure(first) if first.refused.startswith(TO_TRY) else ""
+        evidence = " ".join(filter(None, (why, command)))
+        return Headline("nothing_predicted", f"No prediction for {_named(first)}.", evidence, "unknown")
 
     def __repr__(self) -> str:
         return "\n".join(text.section_lines(self._section()))
@@ -47,15 +55,17 @@ class Predicted(NotebookView):
         return f"predictions · {plain(self.run)}" if self.run else "predictions"
 
     def _more(self) -> str:
-        return "The rest: .text(full=True)"
+        asked = dict(self.predictions[0].settings) if len(self.predictions) == 1 else None
+        given = [repr(plain(self.run))] if self.run else []
+        given += [f"settings={asked}"] if asked else []
+        return f"The rest: print(gpulab.predict({', '.join(given)}).text(full=True))"
 
     def _of_run(self) -> str:
-        return f"For the run {plain(self.run)}."
+        predicted_from = f"Predicted from the run “{plain(self.run)}”." if self.run else "Predicted from the last run."
+        return " ".join(filter(None, (predicted_from, plain(self.doubt))))
 
     def _sections(self) -> tuple[Section, ...]:
-        return present(
-            leading(replace(self._section(), title="What they rest on", pictured=True)) if self.predictions else None
-        )
+        return present(leading(replace(self._section(), title=_GROUNDS, pictured=True)) if self.predictions else None)
 
     def _picture(self) -> str:
         ranges = [_range(p) for p in self.predictions]
@@ -70,14 +80,14 @@ class Predicted(NotebookView):
     def _section(self) -> Section:
         if not self.predictions:
             return Section(_TITLE, lines=(NOTHING,))
-        columns = (Column("setting"), Column("how fast"), Column("", "wrap"))
+        columns = (Column("setting"), Column("times as fast"), Column("", "wrap"))
         asked = [p for p in self.predictions if p.ratio is not None]
         lines = [self._of_run(), *map(_to_measure, asked[:1])]
         return Section.table(_TITLE, columns, map(_cells, self.predictions), lines)
 
 
 def _to_measure(prediction: Prediction) -> str:
-    return f"To measure it: %%gpuprofile --ab {','.join(_settings(prediction))}"
+    return f"To measure it, write above the cell: %%gpuprofile --ab {','.join(_settings(prediction))}"
 
 
 def _named(prediction: Prediction) -> str:
@@ -107,17 +117,26 @@ def _range(prediction: Prediction) -> FactorRange | None:
 
 
 def _refused(prediction: Prediction) -> str:
-    return html_rows.row(_named(prediction), NONE, note=sentence(plain(prediction.refused)))
+    return html_rows.row(_named(prediction), NONE, note=sentence(plain(prediction.refused.removeprefix(TO_TRY))))
 
 
 def _row(prediction: Prediction, shown: FactorRange, axis: FactorAxis) -> str:
     return html_rows.row(_named(prediction), predicted_words(prediction), html_rows.factor_row(axis, shown))
 
 
+def _figures(prediction: Prediction) -> str:
+    """For a column of times as fast: "1.9 (1.6–2.3)"; a mere range has no middle."""
+    assert prediction.ratio is not None
+    middle, around = speed_within(prediction.ratio, prediction.interval)
+    if prediction.only_sign:
+        return around.replace("–", " to ")
+    return f"{middle} ({around})" if around else middle
+
+
 def _cells(prediction: Prediction) -> tuple[str, str, str]:
     """The settings, what they would bring, and the reason."""
     speed = NONE
     if prediction.ratio is not None:
-        speed = f"{predicted_words(prediction)} as fast{memory_words(prediction)}"
-    reasons = (prediction.refused or prediction.basis, prediction.memory_basis)
+        speed = f"{_figures(prediction)}{memory_words(prediction)}"
+    reasons = (prediction.refused.removeprefix(TO_TRY) or prediction.basis, prediction.memory_basis)
     return _named(prediction), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)

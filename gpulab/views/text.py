@@ -57,7 +57,8 @@ def first_screen(
 def _short_section(section: Section, width: int) -> Iterator[str]:
     """A leading section without its details, no row longer than two lines; of a wide table without its notes."""
     if len(section.columns) != 2:
-        yield from section_lines(dataclasses.replace(section, lines=()) if section.rows else section, width)
+        shown = tuple(row for row in section.rows if not row.detail)
+        yield from section_lines(dataclasses.replace(section, rows=shown, lines=()) if shown else section, width)
         return
     yield wording.cut(section.title, width).upper()
     rows = [row for row in section.rows if not row.detail]
@@ -133,7 +134,7 @@ def _column_widths(section: Section, room: int) -> list[int]:
         max([len(column.title), *(len(row.cells[i]) for row in section.rows)]) for i, column in enumerate(columns)
     ]
     room -= len(_GAP) * (len(columns) - 1)
-    yielding = [i for i, column in enumerate(columns) if column.fit in ("wrap", "cut")]
+    yielding = [i for i, column in enumerate(columns) if column.fit in ("wrap", "cut", "code")]
     _shrink(widths, yielding, room, _LEAST)
     _shrink(widths, [i for i, column in enumerate(columns) if column.fit != "number"], room, _LEAST)
     return widths

@@ -10,7 +10,7 @@ from gpulab.views.layout import Section
 
 
 class View(ABC):
-    """A result with its views: every view is a pure function of it."""
+    """A result with its views: every view is a pure function of it. A notebook shows it by its name."""
 
     __slots__ = ()
 
@@ -52,27 +52,6 @@ class View(ABC):
     def fragment(self, *, full: bool = False) -> str:
         """For a notebook's output: headline, picture, the costliest finding, all else folded (where `full`, open)."""
         return html.fragment(self.headline, self._sections(), self._picture(), full=full)
-
-
-class Pictured(View):
-    """A result that has a drawn picture as well."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def png(self) -> bytes:
-        """The picture, 1100 pixels wide. Draws with matplotlib, on the main thread only."""
-
-    def bundle(self, *, full: bool = False) -> dict[str, object]:
-        """A display bundle: HTML, and for front ends without it the picture and the text."""
-        picture = html.encoded(self.png())
-        return {"text/html": self.fragment(full=full), "image/png": picture, "text/plain": self.text(full=full)}
-
-
-class NotebookView(View):
-    """A result that a notebook shows by its name."""
-
-    __slots__ = ()
 
     def bundle(self, *, full: bool = False) -> dict[str, object]:
         """A display bundle: HTML, and the text for front ends without it."""

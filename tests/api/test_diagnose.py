@@ -297,8 +297,8 @@ def test_a_section_tells_all_that_is_known_of_a_finding() -> None:
     rows = {row.cells[0]: row.cells[1] for row in section.rows}
     assert section.title == "1. Starting work on the GPU" and section.lead
     assert rows["would give back"] == "at most 4.00 ms per step, 20 % of a typical step (this was measured)"
-    assert rows["predicted"].startswith("0.80 of today's time (1.25 times as fast), between 0.70 and 0.90")
-    assert "1.10 of today's peak of the GPU's memory" in rows["predicted"]
+    assert rows["predicted"].startswith("1.25 times as fast, between 1.11 and 1.43")
+    assert "the peak of the GPU's memory becomes 1.10 of today's" in rows["predicted"]
     assert rows["your line"] == "line 3 of the cell: model(x)" and "--ab compile=default" in rows["try it"]
     assert "(see the timeline from 1.000 s on)" in " ".join(row.cells[1] for row in section.rows)
 
@@ -307,7 +307,7 @@ def test_a_removal_is_predicted_where_no_knob_does_it() -> None:
     gone = Prediction({}, 0.4, (0.3, 0.5), "60 ms of 100 ms of training, in 4 places")
     rows = finding_sections(full(settings=(), prediction=gone), below_headline=False)[0].rows
     told = {row.cells[0]: row.cells[1] for row in rows}
-    assert told["without it"].startswith("predicted: 0.40 of today's time") and "predicted" not in told
+    assert told["without it"].startswith("predicted: 2.5 times as fast") and "predicted" not in told
     nothing = Prediction({}, None, None, "", refused="nothing is known")
     quiet = finding_sections(full(settings=(), prediction=nothing), below_headline=False)[0].rows
     assert not {"without it", "predicted"} & {row.cells[0] for row in quiet}
@@ -324,8 +324,11 @@ def test_a_range_without_a_middle_and_a_refusal_are_said_as_such() -> None:
     refused = Prediction({}, None, None, "", refused="nothing is known")
     shown = [finding_sections(full(prediction=p), below_headline=True)[0].rows for p in (sign, refused, None)]
     told = [next(r.cells[1] for r in rows if r.cells[0] == "predicted") for rows in shown]
-    assert told[0].startswith("between 0.70 and 1.10 of today's time") and "times as fast" not in told[0]
-    assert told[1] == "nothing is predicted: nothing is known" and told[2] == "not predicted"
+    assert told[0].startswith("between 0.91 and 1.43 times as fast: by the prediction it may become slower")
+    tried = [next(r.cells[1] for r in rows if r.cells[0] == "try it") for rows in shown]
+    assert ["slower" in words for words in tried] == [True, False, False]
+    assert tried[0].endswith(": %%gpuprofile --ab compile=default")
+    assert told[1] == "not predicted; nothing is known" and told[2] == "not predicted"
 
 
 def test_at_most_five_findings_are_shown_and_the_rest_is_counted() -> None:

@@ -239,7 +239,8 @@ def test_the_board_in_figures() -> None:
     )
     lines = view.text(board).split("\n")
     assert lines[1].split() == ["workers", "3", "11", "%", "2", "of", "3"]  # off by 10, 11 and 80 %
-    assert "2.0× (1.7–2.5×)" in view.text(board)
+    assert "2.0 (1.7–2.5)" in view.text(board) and "×" not in view.text(board)
+    assert "predicted: times as fast" in view.text(board) and "measured: times as fast" in view.html(board)
 
 
 def test_each_device_has_its_own_line() -> None:
@@ -273,7 +274,7 @@ def test_a_comparison_shows_both() -> None:
     assert found.ratio is not None
     shown = Compared(found)
     text = shown.text(full=True)
-    assert "PREDICTED AND MEASURED" in text and "2.5× (2.3–2.8×)" in text and "From the clouds" not in text
+    assert "PREDICTED AND MEASURED" in text and "2.5 times as fast (2.3–2.8)" in text and "From the clouds" not in text
     assert "from the clouds." in text
     assert "from the clouds" in shown.html()
     figures: Any = shown.json()

@@ -79,9 +79,9 @@ def result(rung: Attempt) -> str:
     comparison, prediction = rung.comparison, rung.prediction
     ranges = []
     if comparison is not None and comparison.evidence == "interleaved" and comparison.interval is not None:
-        ranges.append(f"measured {_range(comparison.interval)}")
+        ranges.append(f"measured {_range(comparison.interval)} times as fast")
     if prediction is not None and prediction.interval is not None and prediction.interval[0] > 0:
-        ranges.append(f"predicted {_range(prediction.interval)}")
+        ranges.append(f"predicted {_range(prediction.interval)}{'' if ranges else ' times as fast'}")
     words = plain(f"{'kept' if rung.kept else 'not kept'}: {rung.words}")
     return f"{words} ({', '.join(ranges)})" if ranges else words
 
@@ -100,7 +100,8 @@ def _notes(climb: Climb, step: int | None) -> tuple[str, ...]:
     busy = "in which the GPU works" if on_gpu else "that is spent on computing"
     notes = [
         "Each line has everything kept so far and its own setting on top. Its times: without and with that setting, in "
-        "blocks in turn. In brackets the 95 % interval of how many times as fast it is, and the predicted one.",
+        "blocks in turn when it was tried. In brackets the 95 % interval of how many times as fast it is, and the "
+        "predicted one.",
         f"The rest is of one profiled run of each. Busy: share of the step {busy}; waits: share in which it waits for "
         "the next batch; memory: the peak.",
     ]
@@ -123,7 +124,7 @@ def _gain(rung: Attempt) -> str:
 def _range(interval: tuple[float, float]) -> str:
     """As times as fast, with as many decimals as keep both ends apart."""
     low, high = interval
-    return f"{speed_within((low * high) ** 0.5, interval)[1]}×"
+    return speed_within((low * high) ** 0.5, interval)[1]
 
 
 def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:

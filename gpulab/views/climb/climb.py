@@ -8,11 +8,11 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.views.climb import document, html_figure, sections
 from gpulab.views.layout import Section
-from gpulab.views.view import NotebookView
+from gpulab.views.view import View
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Climbed(NotebookView):
+class Climbed(View):
     """A climb with its views."""
 
     result: Climb
@@ -59,7 +59,7 @@ class Climbed(NotebookView):
         return sections.opening(self.result)
 
     def _more(self) -> str:
-        return "The rest: gpulab.climbs[-1].text(full=True)"
+        return "The rest: print(gpulab.climbs[-1].text(full=True))"
 
     def _picture(self) -> str:
         return html_figure.picture_of(self.result)

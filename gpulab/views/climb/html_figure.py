@@ -52,7 +52,7 @@ def _whole(climb: Climb) -> str:
     colour = VERDICTS.get(whole.verdict, UNDECIDED)
     named = ", ".join(f"{name}={value}" for name, value in climb.kept.items())
     figures += f"{middle} times as fast ({around})" if around else f"{middle} times as fast"
-    return row(f"All together: {named}", figures, _bar(named, whole.ratio, colour))
+    return row(f"All together, at the end: {named}", figures, _bar(named, whole.ratio, colour))
 
 
 def _bar(label: str, share: float, colour: str) -> str:

@@ -34,7 +34,7 @@ class Climbing(Stoppable):
             if self._handle is not None:
                 self._draw_ladder("…")
                 return
-            self._clear_line()
+            self._line.clear()
             for rung in climb.rungs[self._reported_rungs :]:
                 sys.stdout.write(f"gpulab: {rung.label}: {result(rung)}\n")
             self._reported_rungs = len(climb.rungs)

@@ -21,8 +21,8 @@ _OF_EACH = "how busy, how long it waits, memory and loss of each"
 _ENDINGS = {
     "nothing left": "Nothing else that gpulab can turn is left to try",
     "rungs": "As many settings were tried as were asked for (--rungs)",
-    "stopped": "It was stopped",
-    "error": "It was ended by an exception",
+    "stopped": "The climb was stopped",
+    "error": "An exception ended the climb",
 }
 
 
@@ -53,14 +53,15 @@ def headline(climb: Climb) -> Headline:
         return Headline("loss_moved", sentence, f"{moved}. {tries} {ending}", "notice")
     interval = around.replace("–", " to ")
     sentence = f"Faster: with {named} the cell is {middle} times as fast (95 % interval {interval})."
-    evidence = f"{plural(whole.pairs, 'pair')} of blocks per {whole.unit}. {tries} {ending}"
+    closing = f"{plural(whole.pairs, 'pair')} of blocks per {whole.unit} at the end, against the cell as written"
+    evidence = f"{closing}; the ladder has the figures of each try. {tries} {ending}"
     return Headline("climbed", sentence, evidence, "good")
 
 
 def _nothing_kept(climb: Climb, ending: str) -> Headline:
     doubtful = [rung for rung in climb.rungs if rung.outcome == "unsure"]
     if doubtful and climb.ended not in ("stopped", "error"):
-        why = f"{_listed([plain(rung.label) for rung in doubtful])}: the measurements lie too far apart to tell."
+        why = "; ".join(f"{plain(rung.label)}: {plain(rung.words)}" for rung in doubtful) + "."
         cure = "Climb again while nothing else uses this machine, or with a larger --budget."
         return Headline("unsure", "Undecided: nothing made this cell faster for certain.", f"{why} {cure}", "unknown")
     if climb.ended in ("stopped", "error", "budget", "rungs"):
@@ -80,7 +81,7 @@ def _nothing_kept(climb: Climb, ending: str) -> Headline:
 def ended_words(climb: Climb) -> str:
     """Why it ended, without a full stop."""
     if climb.ended == "budget":
-        return f"The {climb.bounds.budget_s:g} s that it may take are spent (--budget)"
+        return f"The budget of {climb.bounds.budget_s:g} s is spent (--budget)"
     return _ENDINGS[climb.ended]
 
 

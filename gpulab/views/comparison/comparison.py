@@ -11,11 +11,11 @@ from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartCha
 from gpulab.verdict import Verdict
 from gpulab.views.comparison import document, figure, html_figure, sections, sweep, sweep_figure
 from gpulab.views.layout import Section
-from gpulab.views.view import NotebookView
+from gpulab.views.view import View
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Compared(NotebookView):
+class Compared(View):
     """A comparison with its views.
 
     `verdict`, `ratio` (the time of B over A), `interval`, `noise_floor`, `parts` and `loss` are those of the one
@@ -104,7 +104,7 @@ class Compared(NotebookView):
 
     def _more(self) -> str:
         if isinstance(self.result, Experiment):
-            return "The rest: gpulab.experiments[-1].text(full=True)"
+            return "The rest: print(gpulab.experiments[-1].text(full=True))"
         return "The rest: the same command with --all"
 
     def _sections(self) -> tuple[Section, ...]:

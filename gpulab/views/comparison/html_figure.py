@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent, speed_within
+from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent
 from gpulab.tuning.compare.blocks import pair_ratios
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.views import html_bars, wording
 from gpulab.views.comparison import part_times
 from gpulab.views.comparison.part_times import per_sample, us
+from gpulab.views.comparison.prediction import speed_words
 from gpulab.views.comparison.sections import never_ran
 from gpulab.views.comparison.sweep import none_ran
 from gpulab.views.comparison.table import name
@@ -125,8 +126,7 @@ def _usual(points: Sequence[float]) -> tuple[float, ...]:
 
 def _figures(comparison: Comparison) -> str:
     assert comparison.ratio is not None
-    middle, around = speed_within(comparison.ratio, comparison.interval)
-    return f"{middle}×{f' ({around}×)' if around else ''}: {comparison.verdict}"
+    return f"{speed_words(comparison.ratio, comparison.interval)}: {comparison.verdict}"
 
 
 def _keys(ranges: Sequence[FactorRange], marks: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, speed_within
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.prediction import TO_TRY, Prediction
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import is_decided
 from gpulab.views.comparison.table import name
@@ -16,9 +16,9 @@ NONE = "no prediction"
 
 
 def speed_words(ratio: float, interval: tuple[float, float] | None) -> str:
-    """A ratio of times as a speed: "2.0× (1.8–2.3×)"."""
+    """A ratio of times as a speed: "2.0 times as fast (1.8–2.3)"."""
     middle, around = speed_within(ratio, interval)
-    return f"{middle}× ({around}×)" if around else f"{middle}×"
+    return f"{middle} times as fast ({around})" if around else f"{middle} times as fast"
 
 
 def predicted_words(prediction: Prediction) -> str:
@@ -27,7 +27,7 @@ def predicted_words(prediction: Prediction) -> str:
         return f"{NONE}: {plain(prediction.refused)}"
     if prediction.only_sign:
         low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
-        return f"between {low}× and {high}×"
+        return f"{low} to {high} times as fast"
     return speed_words(prediction.ratio, prediction.interval)
 
 
@@ -47,7 +47,7 @@ def section(comparisons: Sequence[Comparison]) -> Section | None:
     columns = [Column("setting"), Column("predicted"), Column("measured"), Column("", "wrap")]
     if not any(judged for *_, judged in cells):
         cells, columns = [line[:-1] for line in cells], columns[:-1]
-    lines = ["How many times as fast, predicted before it ran. The range should hold the truth in 19 of 20 cases."]
+    lines = ["Predicted before the setting ran. The range of a prediction should hold the truth in 19 of 20 cases."]
     for c, prediction in asked:
         side = "" if len(asked) == 1 else f"{name(c.b)}: "
         if prediction.basis:
@@ -55,7 +55,18 @@ def section(comparisons: Sequence[Comparison]) -> Section | None:
         if prediction.memory_basis:
             memory = plain(prediction.memory_basis)
             lines.append(f"{side}{memory if side else capitalized(memory)}.")
-    return Section.table("Predicted and measured", columns, cells, dict.fromkeys(lines), wide=True)
+    result = "; ".join(_in_short(c, prediction) for c, prediction in asked)
+    return Section.table("Predicted and measured", columns, cells, dict.fromkeys(lines), wide=True, result=result)
+
+
+def _in_short(comparison: Comparison, prediction: Prediction) -> str:
+    """ "workers=2: as predicted: 2.9 (1.1–6.3) times as fast predicted, 2.3 (1.6–2.6) measured"."""
+    if prediction.ratio is None or prediction.interval is None:
+        return f"{name(comparison.b)}: {NONE}"
+    expected, measured, judged = (plain(cell).replace(" times as fast", "") for cell in _cells(comparison, prediction))
+    verdict = f"{judged.partition(';')[0]}: " if judged else ""
+    outcome = "not measured" if measured == NOT_MEASURABLE else f"{measured} measured"
+    return f"{name(comparison.b)}: {verdict}{expected} times as fast predicted, {outcome}"
 
 
 def _cells(comparison: Comparison, prediction: Prediction) -> tuple[str, str, str]:
@@ -63,7 +74,7 @@ def _cells(comparison: Comparison, prediction: Prediction) -> tuple[str, str, st
     if comparison.ratio is not None and comparison.verdict != "not comparable":
         measured = speed_words(comparison.ratio, comparison.interval)
     if prediction.ratio is None:
-        return NONE, measured, plain(prediction.refused)
+        return NONE, measured, plain(prediction.refused.removeprefix(TO_TRY))
     return predicted_words(prediction), measured, _judged(comparison, prediction) + memory_words(prediction)
 
 

@@ -16,7 +16,7 @@ from gpulab.tuning.record import Comparison, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 from gpulab.views import wording
 from gpulab.views.comparison import html_curves, prediction
-from gpulab.views.comparison.table import heading, name, side_by_side
+from gpulab.views.comparison.table import heading, in_one_line, name, side_by_side
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.report.sections import changes_section, device
 from gpulab.views.wording import plain
@@ -77,7 +77,7 @@ def first(comparisons: Sequence[Comparison]) -> Section | None:
     """
     comparisons = [c for c in comparisons if not c.b.failure]
     sequential = (
-        f"{c.ended_early}. Its runs were made one after the other: let it go on, and short runs are compared in turn."
+        f"{c.ended_early}. These runs were made one after the other. A larger --budget compares blocks in turn."
         if c.ended_early
         else SEQUENTIAL
         for c in comparisons
@@ -85,7 +85,7 @@ def first(comparisons: Sequence[Comparison]) -> Section | None:
     )
     differences = (plain(line) for c in comparisons for line in c.differences)
     lines = tuple(dict.fromkeys((*sequential, *differences)))
-    return Section("Read this first", lines=lines, wide=True) if lines else None
+    return Section("Before you rely on this", lines=lines, wide=True) if lines else None
 
 
 # parts
@@ -115,10 +115,11 @@ def _parts(comparison: Comparison) -> Section:
     ]
     if comparison.unit == "sample" and not per_sample:
         lines.append("Per step: the samples of the profiled steps are not known.")
-    return Section.table(title, columns, rows, lines, wide=True)
+    result = f"{in_one_line(comparison, *rows[0][:3])}; {ONE_RUN_EACH}"
+    return Section.table(title, columns, rows, lines, wide=True, result=result)
 
 
-_DIRECTIONS = {True: "grew", False: "shrank", None: "within the spread"}
+_DIRECTIONS = {True: "grew", False: "shrank", None: "no clear change"}
 
 
 def _left_out(unit: str, of_a: float, of_b: float) -> str:

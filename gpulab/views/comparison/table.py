@@ -46,7 +46,14 @@ def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Sectio
         lines.append(f"No energy: {_without_energy(a, b)}.")
     if comparison.unit == "sample":
         lines.append("The batch differs: the two are compared per sample, not per step.")
-    return Section.table("Side by side", columns, rows, lines, wide=True)
+    whole = next((row for row in rows if row[0].startswith(f"a {comparison.unit}")), None)
+    result = in_one_line(comparison, *whole) if whole is not None else ""
+    return Section.table("Side by side", columns, rows, lines, wide=True, result=result)
+
+
+def in_one_line(comparison: Comparison, label: str, a: str, b: str) -> str:
+    """A row of the table where the titles of its columns are not shown."""
+    return f"{label}: {a} ({heading(comparison.a)}), {b} ({heading(comparison.b)})"
 
 
 def verdict_line(comparison: Comparison) -> str:
@@ -64,8 +71,10 @@ def verdict_line(comparison: Comparison) -> str:
 def _origin(comparison: Comparison) -> str:
     """What the rows rest on: two kinds of runs."""
     profiled = "Memory is the peak of one profiled run of each."
-    if comparison.ratio is None or comparison.evidence != "interleaved":
+    if comparison.ratio is None:
         return profiled
+    if comparison.evidence != "interleaved":
+        return f"Times are medians of blocks of several steps; a run's own report has that of single steps. {profiled}"
     pairs = "Times are those of the blocks: of A the median, of B that time by the ratio of the pairs."
     return f"{pairs} {profiled}"
 

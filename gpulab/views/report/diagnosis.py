@@ -55,9 +55,6 @@ class Diagnosed(View):
         """`findings` and `untold` as plain data for `json.dumps`; None is "not measurable"."""
         return document.plain_data(documents(self.result))
 
-    def _repr_html_(self) -> str:
-        return self.fragment()
-
     def __repr__(self) -> str:
         return self.text().rstrip("\n")
 

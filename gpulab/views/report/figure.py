@@ -52,12 +52,6 @@ def draw(facts: Facts, headline: Headline | None) -> bytes:
     return picture(lines, height_in, lambda figure, top_in: _place(figure, panels, stretch, top_in - _BELOW_TITLE_IN))
 
 
-def prepare() -> None:
-    """Import what drawing needs, so that the report at the end of a run does not wait for it."""
-    import matplotlib.backends.backend_agg
-    import matplotlib.figure  # noqa: F401
-
-
 def _place(figure: Figure, panels: list[_Panel], stretch: float, top_in: float) -> None:
     """The panels from top to bottom."""
     y = top_in

@@ -6,14 +6,16 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
-from gpulab.diagnosis.rules.catalogue import kind_of, title_of
+from gpulab.diagnosis.rules.catalogue import kind_of, title_for, title_of
 from gpulab.formatting import capitalized, duration, factor, percent, plural
 from gpulab.prediction.prediction import Prediction
-from gpulab.views.layout import PAIRS, Column, Row, Section
+from gpulab.views.layout import PAIRS, Column, Row, Section, present
+from gpulab.views.report.source import source_section
 from gpulab.views.wording import plain
 
 SHOWN = 5
 LESSON = "learn more"
+_SLOWER = "by the prediction it may become slower, too"
 _SURE = {
     "measured": "this was measured",
     "likely": "likely: the figures fit it, and nothing contradicts",
@@ -21,19 +23,21 @@ _SURE = {
 }
 
 
-def finding_sections(diagnosis: Diagnosis, *, below_headline: bool) -> tuple[Section, ...]:
+def finding_sections(diagnosis: Diagnosis, *, below_headline: bool, source: str | None = None) -> tuple[Section, ...]:
     """A section for each of the first findings, and the notes about them.
 
-    `below_headline`: the first finding's sentence and first figure stand above already.
+    `below_headline`: the first finding's sentence and first figure stand above already. `source`: what was run; None:
+    not known.
     """
     causes = [f for f in diagnosis.findings if not kind_of(f.key).is_verdict]
-    sections = [
-        _section(number, finding, diagnosis, in_headline=below_headline and finding is diagnosis.first)
-        for number, finding in enumerate(causes[:SHOWN], start=1)
-    ]
+    sections: list[Section] = []
+    for number, finding in enumerate(causes[:SHOWN], start=1):
+        stands_above = below_headline and finding is diagnosis.first
+        sections.append(_section(number, finding, diagnosis, in_headline=stands_above, where=_where(source)))
+        sections += present(source_section(number, finding))
     lines = [plain(note) for note in diagnosis.notes]
     if len(causes) > SHOWN:
-        rest = ", ".join(title_of(f.key) for f in causes[SHOWN:])
+        rest = ", ".join(title_for(f) for f in causes[SHOWN:])
         lines.insert(0, f"{plural(len(causes) - SHOWN, 'smaller finding')} not shown: {rest}.")
     if lines:
         sections.append(Section("About these findings", lines=tuple(lines), wide=True))
@@ -63,7 +67,12 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 # -- one finding -------------------------------------------------------------------------------------------------------
 
 
-def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, in_headline: bool) -> Section:
+def _where(source: str | None) -> str:
+    """Where a knob can be turned: the magics need a notebook."""
+    return "on your cell" if source in ("cell", "statement", None) else "with this code in a cell of a notebook"
+
+
+def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, in_headline: bool, where: str) -> Section:
     rows = [] if in_headline else [("found", plain(finding.summary))]
     rows.append(("would give back", _given_back(finding, diagnosis)))
     if finding.source_line:
@@ -72,9 +81,10 @@ def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, in_headline
         rows.append(("cure", plain(finding.cure)))
     if finding.knob:
         knob = plain(finding.knob).replace(", ", ",")
-        rows.append(("try it", f"on your cell, without an edit: %%gpuprofile --ab {knob}"))
+        slower = f"; {_SLOWER}" if _may_slow_down(finding.predicted_interval) else ""
+        rows.append(("try it", f"{where}, without an edit{slower}: %%gpuprofile --ab {knob}"))
     details = list(_details(finding, in_headline=in_headline))
-    title = f"{number}. {capitalized(title_of(finding.key))}"
+    title = f"{number}. {capitalized(title_for(finding))}"
     lines = [Row(cells) for cells in rows]
     lines += [Row(cells, detail=True, lesson=finding.lesson if cells[0] == LESSON else "") for cells in details]
     return Section(title, PAIRS, tuple(lines), wide=True, lead=number == 1, result=_most(finding, diagnosis))
@@ -106,9 +116,14 @@ def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
         return f"{duration(finding.once_us)}, once: no other step is like it ({sure})"
     if finding.recoverable_us_per_step is None:
         return f"how much cannot be told from the run ({sure})"
-    shared = [title_of(key) for key in finding.shares_with]
+    shared = [_title_in(diagnosis, key) for key in finding.shares_with]
     besides = f"; it shares time with {' and '.join(shared)}, which is counted there" if shared else ""
     return f"{_most(finding, diagnosis)}{besides} ({sure})"
+
+
+def _title_in(diagnosis: Diagnosis, key: str) -> str:
+    other = diagnosis.of(key)
+    return title_of(key) if other is None else title_for(other)
 
 
 def _most(finding: Finding, diagnosis: Diagnosis) -> str:
@@ -129,20 +144,29 @@ def _predicted(prediction: Prediction | None) -> str:
     if prediction is None:
         return "not predicted"
     if prediction.interval is None:
-        return f"nothing is predicted: {plain(prediction.refused) or 'the evidence does not carry it'}"
-    low, high = prediction.interval
-    between = f"between {factor(low)} and {factor(high)} of today's time"
-    if prediction.ratio is None or prediction.only_sign:
-        words = between
-    else:
-        speed = f"{factor(1 / prediction.ratio)} times as fast" if prediction.ratio > 0 else "faster"
-        words = f"{factor(prediction.ratio)} of today's time ({speed}), {between}"
+        return f"not predicted; {plain(prediction.refused) or 'the evidence does not carry it'}"
+    words = _speed(prediction.ratio, prediction.interval, only_range=prediction.only_sign)
     if prediction.memory_ratio is not None and prediction.memory_ratio != 1:
-        words += f"; {factor(prediction.memory_ratio)} of today's peak of the GPU's memory"
+        words += f"; the peak of the GPU's memory becomes {factor(prediction.memory_ratio)} of today's"
     elif prediction.memory_basis:
         words += f"; {plain(prediction.memory_basis)}"
     basis = plain(prediction.basis).rstrip(".")
     return f"{words}. {basis}." if basis else f"{words}."
+
+
+def _speed(ratio: float | None, interval: tuple[float, float], *, only_range: bool) -> str:
+    """ "1.25 times as fast, between 1.11 and 1.43": always as a speed, and where it may be slower that is said."""
+    low, high = interval
+    fastest = f"{factor(1 / low)} times as fast" if low > 0 else "many times as fast"
+    between = f"between {factor(1 / high)} and {fastest}" if high > 0 else fastest
+    if ratio and not only_range:
+        between = f"{factor(1 / ratio)} times as fast, {between.removesuffix(' times as fast')}"
+    return f"{between}{f': {_SLOWER}' if _may_slow_down(interval) else ''}"
+
+
+def _may_slow_down(interval: tuple[float, float] | None) -> bool:
+    """Whether a prediction's range reaches beyond today's time."""
+    return interval is not None and interval[1] > 1
 
 
 def _document(finding: Finding) -> dict[str, object]:
@@ -164,6 +188,7 @@ def _document(finding: Finding) -> dict[str, object]:
         "predicted_interval": finding.predicted_interval,
         "prediction": None if prediction is None else dataclasses.asdict(prediction),
         "source_line": finding.source_line or None,
+        "source": [dataclasses.asdict(line) for line in finding.source],
         "lesson": finding.lesson or None,
         "after": finding.after or None,
         "shares_with": finding.shares_with,

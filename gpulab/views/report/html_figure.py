@@ -6,7 +6,6 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, percent, time_unit
-from gpulab.run import Float64
 from gpulab.views import curves, html_bars, wording
 from gpulab.views.html_bars import Segment
 from gpulab.views.report import device_curves, step_bars
@@ -15,6 +14,7 @@ from gpulab.views.wording import plain
 
 _CURVE = "#4477AA"  # Paul Tol's "bright" blue: seen on white and on black
 _MOST_POINTS = 200
+LATE = 0.2  # of the run before its first step: imports, say
 _LEAST = 0.01  # of the step: less stands in the table, not in the legend
 
 
@@ -90,7 +90,7 @@ def _steps(facts: Facts) -> str:
     if has_no_step(facts.run) or len(facts.run.steps) < 2:
         return ""
     bars = step_bars.bars(facts)
-    wall_s = max(facts.run.wall_ns, 1) / 1e9
+    begin_s, end_s = (ns / 1e9 for ns in _shown_ns(facts))
     height = bars.height_ms
     usual, highest = float(np.percentile(height, 90)), float(height.max())
     top = highest if highest <= 2.5 * usual else 1.5 * usual
@@ -100,7 +100,9 @@ def _steps(facts: Facts) -> str:
     cut = f"; the highest, {duration(highest * 1e3)}, is cut" if highest > top else ""
     each = "one bar per step" if bars.per_bar == 1 else f"each bar is the mean of up to {bars.per_bar:,}"
     grey = "; grey: not profiled" if not all(bars.profiled) else ""
-    svg = html_bars.columns(bars.left_s / wall_s, bars.right_s / wall_s, stacks, top or 1.0)
+    width_s = end_s - begin_s
+    left, right = (bars.left_s - begin_s) / width_s, (bars.right_s - begin_s) / width_s
+    svg = html_bars.columns(left, right, stacks, top or 1.0)
     return html_bars.panel(svg, f"{len(facts.run.steps):,} steps over time, {each} ({high}{cut}{grey})", _end(facts))
 
 
@@ -114,12 +116,25 @@ def _curve(facts: Facts) -> str:
     if not shown:
         return ""
     series = shown[0]
+    begin_ns, end_ns = _shown_ns(facts)
     t_ns, _, mean, _ = curves.at_most(series, _MOST_POINTS)
-    value: Float64 = mean * curves.percent_scale(series)
+    within = t_ns >= begin_ns
+    if not within.any():
+        return ""
+    t_ns, value = t_ns[within], mean[within] * curves.percent_scale(series)
     top = max(100.0, float(np.nanmax(value)))
-    svg = html_bars.line(t_ns / max(facts.run.wall_ns, 1), value / top, _CURVE)
+    svg = html_bars.line((t_ns - begin_ns) / (end_ns - begin_ns), value / top, _CURVE)
     return html_bars.panel(svg, f"{plain(series.label)}, 0 to {top:.0f} %", "" if len(facts.run.steps) else _end(facts))
 
 
+def _shown_ns(facts: Facts) -> tuple[int, int]:
+    """The time that the drawings show: all of the run, or from its first step on where that begins late."""
+    steps, wall_ns = facts.run.steps, max(facts.run.wall_ns, 1)
+    first_ns = int(steps.start_ns[0]) if len(steps) else 0
+    return (first_ns if LATE * wall_ns < first_ns < wall_ns else 0), wall_ns
+
+
 def _end(facts: Facts) -> str:
-    return f"from the start to {duration(facts.run.wall_ns / 1e3)}"
+    begin_ns, end_ns = _shown_ns(facts)
+    begin = f"the first step, {duration(begin_ns / 1e3)} after the start," if begin_ns else "the start"
+    return f"from {begin} to {duration(end_ns / 1e3)}"

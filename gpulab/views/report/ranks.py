@@ -79,7 +79,7 @@ class RankedReport(View):
         rank = self.spotlight
         figures = sections(self.facts[rank])
         return present(
-            *finding_sections(self.diagnosis, below_headline=True),
+            *finding_sections(self.diagnosis, below_headline=True, source="trace"),
             _side_by_side(self.comparison),
             _problems(self.ranks),
             *(dataclasses.replace(s, title=f"Rank {rank}: {decapitalized(s.title)}") for s in figures),

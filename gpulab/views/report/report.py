@@ -13,11 +13,11 @@ from gpulab.views.report.findings import finding_sections, untold_section
 from gpulab.views.report.html_figure import picture
 from gpulab.views.report.sections import more, opening, sections
 from gpulab.views.report.timeline_page import timeline_section
-from gpulab.views.view import Pictured
+from gpulab.views.view import View
 
 
 @dataclass(frozen=True, slots=True)
-class Report(Pictured):
+class Report(View):
     """What a run says about itself: the facts and the diagnosis with their views.
 
     `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is.
@@ -47,7 +47,7 @@ class Report(Pictured):
         return more(self.facts.run, self.unsaved)
 
     def _sections(self) -> tuple[Section, ...]:
-        causes = finding_sections(self.diagnosis, below_headline=True)
+        causes = finding_sections(self.diagnosis, below_headline=True, source=self.facts.run.source)
         return (*causes, *sections(self.facts, self.unsaved, untold_section(self.diagnosis)))
 
     def _picture(self) -> str:

@@ -10,6 +10,7 @@ from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import NOT_MEASURABLE, duration, duration_range, factor, number, percent, plural, rate, size
 from gpulab.run import Change, Run, TraceOrigin
+from gpulab.timeline.spans import is_loader
 from gpulab.views import wording
 from gpulab.views.layout import PAIRS, TEXTS, Column, Row, Section, numbers, present
 from gpulab.views.report.core_section import core_section
@@ -305,8 +306,9 @@ def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None
         lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
     costs = tuple(_cost_row(r, on_gpu) for r in rows[:COSTLIEST])
     of = "of GPU time per step" if on_gpu else "of the profiled time"
-    first = f"{costs[0].cells[1]} {of} in {wording.short_name(rows[0].name)}"
-    return Section(title, columns, costs, tuple(lines), result=first)
+    first = next((i for i, row in enumerate(rows[:COSTLIEST]) if not is_loader(row.name)), None)
+    result = "" if first is None else f"{costs[first].cells[1]} {of} in {wording.short_name(rows[first].name)}"
+    return Section(title, columns, costs, tuple(lines), result=result)
 
 
 def _cost_row(row: CostRow, on_gpu: bool) -> Row:
@@ -400,7 +402,8 @@ def _observer(facts: Facts) -> Section:
     lines = []
     ratio = facts.profiled_over_unprofiled
     if ratio is not None:
-        lines.append(f"A profiled step took {factor(ratio)} times as long as an unprofiled one (medians).")
+        longer, other = ("A profiled", "an unprofiled") if ratio >= 1 else ("An unprofiled", "a profiled")
+        lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))} times as long as {other} one (medians).")
     if observer.window_truncated:
         lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
     return Section.table("What measuring cost", PAIRS, rows, lines, aside=True)

@@ -116,8 +116,17 @@ class _Strip:
         index = self.account.device_index
         which = f", on GPU {index}" if index is not None and len(spans.devices(timeline)) > 1 else ""
         if self.in_place:
-            return f"The strip under the steps shows what each moment went to{which}."
+            return f"The strip under the steps shows what each moment went to{which}.{_about_cores(self.account)}"
         return f"The strip under the steps splits the time of each{which}: how much each part took, not when."
+
+
+def _about_cores(account: Breakdown) -> str:
+    if not account.share["core_wait"]:
+        return ""
+    return (
+        " When exactly the program waited for a core is not known: this time stands at the end of each piece that it "
+        "made longer."
+    )
 
 
 def _drawn(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:

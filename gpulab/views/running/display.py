@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -31,10 +30,6 @@ class Stage:
         """Prepare before the run starts what its end would have to wait for."""
         if not in_notebook():
             return cls(None, full=full)
-        with suppress(Exception):  # where matplotlib is broken, `show` says it
-            from gpulab.views.report import figure
-
-            figure.prepare()
         if not live:
             return cls(None, notebook=True, full=full)
         return cls(live_view_or_none(), notebook=True, lacks_live=why_no_live_view() or "", full=full)

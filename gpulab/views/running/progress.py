@@ -17,13 +17,14 @@ from typing import Any, Protocol, Self
 
 from gpulab.formatting import while_s
 from gpulab.tuning.plan import Listener, Progress
-from gpulab.views.report import figure
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_plot import WIDGET_VIEW, running_kernel
 from gpulab.views.running.stop_message import accept_stop
+from gpulab.views.running.terminal_line import TerminalLine
 from gpulab.views.running.widgets import close
 
 RENEWED_S = 0.2
+TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
 STOPPED_BY = "To end it: the Stop button above, or the notebook's own. What the cell trains is put back."
 
 
@@ -47,7 +48,7 @@ class Progressing:
         self._handle: Any = None
         self._shown_at = 0.0
         self._share = 0.0
-        self._written = 0
+        self._line = TerminalLine()
         self._context = contextvars.copy_context()
 
     def __enter__(self) -> Self:
@@ -56,8 +57,6 @@ class Progressing:
             from IPython.display import display
 
             self._handle = display({"text/plain": "gpulab: …"}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-            with suppress(Exception):  # where matplotlib is broken, showing the result says it
-                figure.prepare()
         return self
 
     def tell(self, progress: Progress) -> None:
@@ -78,22 +77,14 @@ class Progressing:
         with suppress(Exception):  # a view that fails must not end the experiment
             if self._handle is not None:
                 self._draw(progress)
-            elif sys.stderr.isatty():
-                line = f"gpulab: {words(progress)}"
-                sys.stderr.write("\r" + line.ljust(self._written))
-                sys.stderr.flush()
-                self._written = len(line)
+            else:
+                self._line.write(f"gpulab: {words(progress)}")
 
     def _draw(self, progress: Progress) -> None:
         self._handle.update({"text/html": _html(progress, self._share), "text/plain": words(progress)}, raw=True)
 
-    def _clear_line(self) -> None:
-        if self._written:
-            sys.stderr.write("\r" + " " * self._written + "\r")
-            self._written = 0
-
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self._clear_line()
+        self._line.clear()
         if error is not None or not self._show:
             self.clear()
 
@@ -171,11 +162,12 @@ def _of_all(progress: Progress) -> str:
 
 
 def share_done(progress: Progress) -> float:
-    """By the time, where it is known how long the whole takes."""
+    """By the time, where it is known how long the whole takes; else the runs with their trace, then the blocks."""
     whole_s = progress.about_s or progress.most_s
     if progress.elapsed_s is not None and whole_s:
         return min(1.0, progress.elapsed_s / whole_s)
-    return progress.done / progress.total if progress.total else 0.0
+    share = min(1.0, progress.done / progress.total) if progress.total else 0.0
+    return TRACED_SHARE + (1 - TRACED_SHARE) * share if progress.in_blocks else TRACED_SHARE * share
 
 
 def _html(progress: Progress, share: float) -> str:

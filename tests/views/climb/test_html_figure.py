@@ -48,7 +48,7 @@ def test_one_pair_has_no_figure() -> None:
 
 def test_the_picture_ends_in_all_that_was_kept() -> None:
     read = WordsInBoxes(Climbed(climb())._picture())
-    assert "All together: knob_1=on, knob_3=on" in read.words
+    assert "All together, at the end: knob_1=on, knob_3=on" in read.words
     assert "37.9 → 13.0 ms a step · 2.91 times as fast (2.87–2.92)" in read.words
     assert not read.caught and "–" not in read.words
 

@@ -119,13 +119,23 @@ def test_narrow_text_stays_narrow() -> None:
         assert max(len(line) for line in text.split("KEEP IT")[0].splitlines()) <= 60
 
 
+def test_a_line_says_whose_each_figure_is() -> None:
+    """Per sample where the batch differs: a step of a larger batch is longer, and no slower."""
+    lines = Compared(made.a_comparison()).text().splitlines()
+    beside = next(line for line in lines if line.startswith("  Side by side: "))
+    assert beside.startswith("  Side by side: a step, ") and "(as written), " in beside and "(workers=2)" in beside
+    lines = Compared(made.a_comparison(made.batch(64, 40.0, 3))).text().splitlines()
+    beside = next(line for line in lines if line.startswith("  Side by side: "))
+    assert beside.startswith("  Side by side: a sample: "), beside
+
+
 def test_sequential_evidence_stands_on_top() -> None:
     shown = gpulab.compare(made.run_of(made.as_written()), made.run_of(made.faster()))
     text = shown.text(full=True)
-    assert text.index("READ THIS FIRST") < text.index("SIDE BY SIDE")
+    assert text.index("BEFORE YOU RELY ON THIS") < text.index("SIDE BY SIDE")
     assert "These runs were made one after the other" in text
     assert "Other number of workers of the DataLoader: 0 and 2." in text
-    assert "READ THIS FIRST" not in Compared(made.a_comparison()).text(full=True)
+    assert "BEFORE YOU RELY ON THIS" not in Compared(made.a_comparison()).text(full=True)
 
 
 def test_a_sweep_has_one_line_per_setting() -> None:
@@ -371,7 +381,11 @@ def stored() -> Store:
 def test_compare_prints_stored_runs_by_name(stored: Store, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["compare", "before", "after"]) == 0
     out = capsys.readouterr().out
-    assert "Faster: after is 2.9" in out and " times as fast as before per step" in out and "READ THIS FIRST" in out
+    assert (
+        "Faster: after is 2.9" in out
+        and " times as fast as before per step" in out
+        and "BEFORE YOU RELY ON THIS" in out
+    )
     assert gpulab.compare("before", "after").verdict == "faster"
 
 

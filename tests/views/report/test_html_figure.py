@@ -55,3 +55,15 @@ def test_steps_are_drawn_as_high_as_they_took() -> None:
     boxes = re.findall(r"M([\d.]+) ([\d.]+)h([\d.]+)v([\d.]+)h", drawn)
     assert len(boxes) >= len(CASES["gpu"].run.steps)
     assert all(float(top) + float(height) <= 100.11 for _, top, _, height in boxes)
+
+
+def test_a_late_first_step_begins_the_drawing() -> None:
+    """A script imports for seconds before it trains: its steps are not pressed into the last part of the width."""
+    case = CASES["cpu"]
+    steps, wall_ns = case.run.steps, case.run.wall_ns
+    late = dataclasses.replace(steps, start_ns=steps.start_ns + 9 * wall_ns, end_ns=steps.end_ns + 9 * wall_ns)
+    run = dataclasses.replace(case.run, steps=late, wall_ns=10 * wall_ns)
+    drawn = picture(dataclasses.replace(case.facts, run=run, breakdown=None))
+    left = [float(x) for x in re.findall(r"M([\d.]+) [\d.]+h[\d.]+v", drawn)]
+    assert min(left) == 0 and max(left) <= 1000 and "after the start" in drawn
+    assert "from the start to" in picture(case.facts)

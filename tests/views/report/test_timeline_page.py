@@ -22,6 +22,7 @@ from gpulab.views.report import timeline_page
 from gpulab.views.report.report import Report
 from gpulab.views.report.timeline_page import timeline_section
 from tests.support import synthetic
+from tests.support.core_readings import with_cores
 from tests.support.synthetic import HOSTILE, Case
 from tests.support.timeline_block import DecodedSpan, decoded
 
@@ -194,6 +195,22 @@ def test_the_strip_places_the_account_in_time(build: object) -> None:
         wanted = Counter({wording.PARTS[part].label: ns for part, ns in step.parts_ns.items() if ns})
         assert +strip_sums(pieces, steps[str(step.number)]) == wanted
         assert steps[str(step.number)]["parts"] == [step.parts_ns[part] for part in wording.PARTS]
+
+
+@pytest.mark.parametrize("build", [synthetic.cpu_case, synthetic.gpu_case])
+def test_the_strip_shows_waiting_for_a_core(build: object) -> None:
+    run = with_cores(build().run, waited=0.4)  # type: ignore[operator]
+    account = breakdown(run)
+    assert account is not None and account.share["core_wait"] > 0
+    page = timeline_section(run, account)
+    head, _, pieces = decoded(page)
+    assert head["strip"]["inPlace"] and "waited for a core is not known" in page
+    assert all(a.end <= b.start for a, b in pairwise(pieces))
+    steps = {step["number"]: step for step in head["steps"]}
+    for step in account.steps:
+        sums = strip_sums(pieces, steps[str(step.number)])
+        for part, ns in step.parts_ns.items():
+            assert abs(sums[wording.PARTS[part].label] - ns) <= len(pieces) + len(PARTS)  # a nanosecond each, rounded
 
 
 def test_pieces_are_what_the_first_claim_on_each_moment_says() -> None:

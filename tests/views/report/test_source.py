@@ -1,0 +1,73 @@
+"""The source beside its cost: the user's own lines, as they are, with the share where it was measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from gpulab.analysis.host.line_shares import SourceLine
+from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.diagnosis.headline import Headline
+from gpulab.views import html, text
+from gpulab.views.layout import Section
+from gpulab.views.report.findings import finding_sections
+from gpulab.views.report.source import source_section
+
+LINES = (
+    SourceLine(10, "for letter in text:", 0.023),
+    SourceLine(11, "    ids.append(table[letter] <b>)", 0.75),
+    SourceLine(12, "return ids", None),
+)
+
+
+def finding(*source: SourceLine) -> Finding:
+    return Finding("cpu_preprocessing", "It waits.", (), None, "likely", parts=("data_wait",), source=source)
+
+
+def test_each_line_has_its_share_and_its_indent() -> None:
+    section = source_section(1, finding(*LINES))
+    assert section is not None
+    assert [row.cells for row in section.rows] == [
+        ("10", "2.3 %", "for letter in text:"),
+        ("11", "75 %", "    ids.append(table[letter] <b>)"),
+        ("12", "", "return ids"),
+    ]
+
+
+def test_only_the_first_findings_source_stands_open() -> None:
+    first, second = source_section(1, finding(*LINES)), source_section(2, finding(*LINES))
+    assert first is not None and first.lead
+    assert second is not None and not second.lead and "finding 2" in second.title
+    assert second.result == "line 11, 75 %: ids.append(table[letter] <b>)"
+
+
+def test_a_terminal_shows_the_hottest_lines_and_what_follows() -> None:
+    section = source_section(1, finding(*LINES, SourceLine(13, "", None), SourceLine(14, "x = 1", 0.2)))
+    assert section is not None
+    rest = Section("Step time", result="1 ms")
+    screen = text.first_screen("a run", Headline("a run", "It waits.", "", "bad"), (section, rest), "The rest: --all")
+    assert [word in screen for word in ("letter in", "append", "return", "x = 1")] == [True, True, False, True]
+    assert "Step time: 1 ms" in screen
+
+
+def test_a_finding_without_a_line_has_no_source() -> None:
+    assert source_section(1, finding()) is None
+
+
+def test_source_reaches_a_page_escaped_with_its_indent() -> None:
+    section = source_section(1, finding(*LINES))
+    assert section is not None
+    page = html.fragment(Headline("a run", "It waits.", "", "bad"), (section,), "")
+    assert "&nbsp;&nbsp;&nbsp;&nbsp;ids.append(table[letter] &lt;b&gt;)" in page and "<b>)" not in page
+
+
+@pytest.mark.parametrize(
+    ("source", "where"),
+    [("cell", "on your cell, without"), ("script", "in a cell of a notebook, without"), ("trace", "of a notebook")],
+)
+def test_a_knob_is_offered_where_it_can_be_turned(source: str, where: str) -> None:
+    diagnosis = Diagnosis((replace(finding(), settings=(("workers", "2"),)),))
+    shown = finding_sections(diagnosis, below_headline=True, source=source)[0]
+    [words] = [row.cells[1] for row in shown.rows if row.cells[0] == "try it"]
+    assert where in words and words.endswith("%%gpuprofile --ab workers=2")
