@@ -156,7 +156,6 @@ _OF_RULES = (
     Switch("a pause in most steps is part of the step", f"{_RULES}pauses:_typical_us", _zero),
     Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader_cures:mostly_waits", _no),
     Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader_cures:_collating", _no_words),
-    Switch("the line of a function that takes most of the wait", f"{_RULES}dataloader_evidence:lines_of", _empty),
     Switch("the line where the longest part is written", f"{_RULES}dataloader_evidence:_written", _no_words),
     Switch("calls of operators are most of a step on a CPU", f"{_RULES}launches:_mostly_calls", _nothing),
     Switch("copies for another order of axes on a CPU", f"{_RULES}operations:_layout_on_cpu", _nothing),

@@ -10,6 +10,7 @@ from typing import Any
 from benchmarks import climbing, growth_plot, loaded_comparisons, loaded_planted, simulated_loops
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
+from benchmarks.hot_lines import report as hot_lines_report
 from benchmarks.planted import report as planted_report
 from benchmarks.planted_knobs import holds
 
@@ -76,6 +77,7 @@ def write() -> None:
         ("power", _power),
         ("loaded_comparisons", loaded_comparisons.section),
         ("loaded_planted", loaded_planted.section),
+        ("hot_lines", hot_lines_report.section),
         ("planted_knobs", _planted_knobs),
         ("climbing", climbing.section),
         ("planted_first_runs", planted_report.first_runs_section),

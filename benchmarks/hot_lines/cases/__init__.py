@@ -1,0 +1,1 @@
+"""One file per case; the hot statement is marked `# HOT`, `KIND` says what runs it."""
