@@ -49,9 +49,10 @@ SET_SOURCE = """
   cells.filter((model) => model.type === "code")[index].sharedModel.setSource(source);
 }
 """
-PICTURE_BUNDLES = """
+REPORT_BUNDLES = """
 () => window.jupyterapp.shell.currentWidget.content.model.toJSON().cells
-  .flatMap((cell) => cell.outputs ?? []).map((output) => output.data ?? {}).filter((data) => data["image/png"])
+  .flatMap((cell) => cell.outputs ?? []).map((output) => output.data ?? {})
+  .filter((data) => data["text/html"] && "".concat(data["text/plain"]).startsWith("gpulab · "))
 """
 TRUSTED_CELLS = """
 () => window.jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model)
@@ -163,7 +164,7 @@ def expect_report(output: Locator, outcome: str, *, trusted: bool = True) -> Non
     expect(output.locator(".gpulab-live, .jupyter-widgets:not(button)")).to_have_count(0)
     expect(output).not_to_contain_text("Error displaying widget")
     expect(output).not_to_contain_text("Traceback")
-    [bundle] = output.page.evaluate(PICTURE_BUNDLES)
+    [bundle] = output.page.evaluate(REPORT_BUNDLES)
     opening = next(line for line in "".join(bundle["text/plain"]).splitlines() if "quick-start ·" in line)
     assert outcome in opening
 
@@ -180,7 +181,7 @@ def save(notebook: NotebookPage, path: Path) -> None:
     """Save in the browser, and wait until the report is in the file."""
     notebook.save()
     for _ in range(PATIENCE_MS // 100):
-        if "image/png" in path.read_text():
+        if "gpulab · quick-start · " in path.read_text():
             return
         notebook.page.wait_for_timeout(100)
     raise AssertionError("the notebook was not saved with its report")
