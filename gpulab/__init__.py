@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from gpulab.api.climb import climb, climbs
     from gpulab.api.experiment import experiment, experiments
     from gpulab.api.headspace import headspace, headspaces
+    from gpulab.api.load import load
     from gpulab.api.predict import predict, scoreboard
     from gpulab.api.profile import compare, diagnose, profile, report, runs
     from gpulab.capture.steps.loop import mark_step as step
     from gpulab.panel.opening import lab
     from gpulab.run import Ranks, Run
-    from gpulab.trace.ranks import load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,7 +55,7 @@ _DOORS = {
     "headspaces": ("gpulab.api.headspace", "headspaces"),
     "experiments": ("gpulab.api.experiment", "experiments"),
     "lab": ("gpulab.panel.opening", "lab"),
-    "load": ("gpulab.trace.ranks", "load"),
+    "load": ("gpulab.api.load", "load"),
     "predict": ("gpulab.api.predict", "predict"),
     "profile": ("gpulab.api.profile", "profile"),
     "report": ("gpulab.api.profile", "report"),

@@ -414,8 +414,11 @@ def _show_doctor(rest: str) -> None:
     _nothing_more("doctor", rest)
     from gpulab.api import doctor
     from gpulab.devices.doctor import examine
+    from gpulab.views.running.waiting import waiting
 
-    print(doctor.render(examine()))
+    with waiting("looking at this machine"):
+        checks = examine()
+    print(doctor.render(checks))
 
 
 def _show_report(rest: str) -> None:
@@ -499,7 +502,7 @@ def command_named(name: str) -> Callable[[str], None]:
     """A `%gpulab` command. Raises UsageError naming the nearest."""
     if name in _COMMANDS:
         return _COMMANDS[name]
-    near = difflib.get_close_matches(name, _COMMANDS, n=1, cutoff=0.0)
+    near = difflib.get_close_matches(name, _COMMANDS, n=1, cutoff=0.5)
     asked = f"%gpulab has no command {name!r}" if name else "%gpulab takes a command"
     raise UsageError(f"{asked}: {', '.join(_COMMANDS)}." + (f" Did you mean {near[0]}?" if name and near else ""))
 

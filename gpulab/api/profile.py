@@ -16,6 +16,7 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api import runs_table
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
+from gpulab.api.load import load
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.steps.loop import stop_behind
@@ -26,7 +27,6 @@ from gpulab.options import check_whole_number
 from gpulab.run import Change, Outcome, Ranks, Run, Settings
 from gpulab.store.folders import DOCUMENT, Store, read, trace_path
 from gpulab.store.runs import Figures, Runs
-from gpulab.trace.ranks import load
 from gpulab.tuning.compare.sequential import compare_runs
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
@@ -37,6 +37,7 @@ from gpulab.views.report.sections import opening
 from gpulab.views.running.alert_lines import alert_lines_or_none
 from gpulab.views.running.display import Stage, in_notebook
 from gpulab.views.running.progress_lines import progress_lines_or_none
+from gpulab.views.running.waiting import waiting
 
 runs = Runs()
 runs.show_with(runs_table.text, runs_table.html)
@@ -53,12 +54,13 @@ def report(run: Ranks) -> RankedReport: ...
 
 def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
     """The report of a run or of a job's ranks: `.text()`, `.html()`, `.json()`. `unsaved`: why it is not on disk."""
-    if isinstance(run, Ranks):
-        thresholds, notes = thresholds_or_default()
-        job = diagnose_job(run, thresholds)
-        return RankedReport(run, job.facts, job.comparison, job.each, replace(job.diagnosis, notes=notes))
-    figures = facts(run)
-    return Report(figures, diagnosis_for_report(figures, learned_here(figures)), unsaved)
+    with waiting("making the report"):
+        if isinstance(run, Ranks):
+            thresholds, notes = thresholds_or_default()
+            job = diagnose_job(run, thresholds)
+            return RankedReport(run, job.facts, job.comparison, job.each, replace(job.diagnosis, notes=notes))
+        figures = facts(run)
+        return Report(figures, diagnosis_for_report(figures, learned_here(figures)), unsaved)
 
 
 def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | None = None) -> Diagnosed:

@@ -17,6 +17,7 @@ from gpulab.capture.short_run import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.views.running.waiting import waiting
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -89,7 +90,8 @@ def check_loader(answer: object, given: DataLoader[Any], train: Train) -> Checke
     if other:
         return wrong(other)
     try:
-        rounds = _rounds(answer, given, train)
+        with waiting("training some steps with each loader, in turn"):
+            rounds = _rounds(answer, given, train)
     except Exception as e:
         return wrong(f"The training does not run with it. {type(e).__name__}: {e}")
     return _judged_rounds(answer.num_workers, rounds)

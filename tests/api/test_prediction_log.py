@@ -339,6 +339,7 @@ def names() -> dict[str, Any]:
 def any_range(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the wide one that the steps of a busy machine give is a prediction."""
     monkeypatch.setattr("gpulab.prediction.predict.CLEARLY", math.inf)
+    monkeypatch.setattr("gpulab.prediction.predict.WIDEST", math.inf)
 
 
 @pytest.mark.usefixtures("any_range")

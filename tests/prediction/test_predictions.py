@@ -319,6 +319,7 @@ def test_whose_collate_fn_it_is_comes_from_the_loader() -> None:
 
 def test_on_a_gpu_unknown_items_widen_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpulab.prediction.predict.CLEARLY", np.inf)  # also where it says nothing
+    monkeypatch.setattr("gpulab.prediction.predict.WIDEST", np.inf)
     known = synthetic.gpu_case().facts
     environment = dataclasses.replace(known.run.environment, usable_cores=3.0)
     known = dataclasses.replace(known, run=dataclasses.replace(known.run, environment=environment))

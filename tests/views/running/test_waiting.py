@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 import threading
 from io import StringIO
+from pathlib import Path
 
 import pytest
 
 from gpulab import cli
 from gpulab.views.running.waiting import waiting
+from tests.support.kernel_session import kernel
 
 
 class Terminal(StringIO):
@@ -45,6 +47,13 @@ def test_a_long_wait_is_said_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> 
     assert not [t for t in threading.enumerate() if t.name == "gpulab-waiting"]
 
 
+def test_of_waits_within_each_other_the_outer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    with waiting("reading big.json", first_s=600.0), waiting("making the report", first_s=0.0):
+        assert not [t for t in threading.enumerate() if t.name == "gpulab-waiting"][1:]
+    assert stream.getvalue() == ""
+
+
 def test_a_short_wait_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = terminal(monkeypatch)
     with waiting("reading small.json", first_s=600.0):
@@ -72,3 +81,26 @@ def test_commands_of_the_terminal_wait_so(argv: list[str], monkeypatch: pytest.M
     with pytest.raises(KeyboardInterrupt):
         cli.main(argv)
     assert len(said) == 1
+
+
+LONG = """
+import threading
+from gpulab.views.running import waiting
+shown = threading.Event()
+write = waiting._OutputLine.write
+def written(self, text):
+    write(self, text)
+    shown.set()
+waiting._OutputLine.write = written
+with waiting.waiting("reading <b>big</b>.json", first_s=0.0, renewed_s=600.0):
+    assert shown.wait(60)
+"""
+
+
+def test_in_a_notebook_it_is_an_output_that_is_emptied_at_the_end(tmp_path: Path) -> None:
+    with kernel(tmp_path) as session:
+        answer = session.run(LONG)
+    assert answer.error is None
+    (first,) = answer.shown_first.values()
+    assert "reading &lt;b&gt;big&lt;/b&gt;.json, " in first["text/html"]
+    assert [shown["text/html"] for shown in answer.displays()] == [""]
