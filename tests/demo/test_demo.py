@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 import time
@@ -161,7 +162,7 @@ def test_the_command_prints_the_report_and_writes_one_page(root: Path, tmp_path:
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
-    assert "waiting for the DataLoader" in done.stdout
+    assert re.search("waiting for (the DataLoader|a core)", done.stdout)  # beside other programs the second
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert page.lower().startswith("<!doctype html>")
     assert "<svg" in page and "waiting for the DataLoader" in page
@@ -196,8 +197,14 @@ def test_a_slower_loader_is_named_and_all_its_time_is_data_wait(
     planted_us = 32 * 20_000  # of 32 samples: at least, for a busy machine takes longer
     wait_us, step_us = slow["data_wait_per_step_us"]["median"], slow["step_us"]["median"]
     assert planted_us <= wait_us <= step_us
-    assert slow["breakdown"]["median_us"]["data_wait"] >= 0.99 * planted_us, "on the clock of the trace"
-    assert slow["headline"]["key"] in ("data_starved", "cpu_preprocessing")  # measured inside: it computes
+    parts_us = slow["breakdown"]["median_us"]
+    lacked_us = parts_us.get("core_wait") or 0.0  # beside other programs
+    assert parts_us["data_wait"] + lacked_us >= 0.99 * planted_us, "on the clock of the trace"
+    assert slow["headline"]["key"] in (
+        "data_starved",
+        "cpu_preprocessing",
+        "cpu_shared",
+    )  # measured inside: it computes
 
 
 def test_a_page_that_cannot_be_written_is_one_line(
