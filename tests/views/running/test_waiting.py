@@ -97,7 +97,7 @@ with waiting.waiting("reading <b>big</b>.json", first_s=0.0, renewed_s=600.0):
 """
 
 
-def test_in_a_notebook_it_is_an_output_that_is_emptied_at_the_end(tmp_path: Path) -> None:
+def test_in_a_notebook_it_is_an_output_emptied_at_the_end(tmp_path: Path) -> None:
     with kernel(tmp_path) as session:
         answer = session.run(LONG)
     assert answer.error is None
