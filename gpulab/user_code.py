@@ -36,7 +36,6 @@ LIBRARIES = frozenset((*TRAINING_LIBRARIES, *_OTHER_LIBRARIES.split()))
 PACKAGE_FOLDER = Path(next(iter(sys.modules[__name__.partition(".")[0]].__path__)))
 _INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _INSTALLED_ANYWHERE = re.compile(r"(?:^|[/\\])(?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
-_PACKAGES = re.compile(r"[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
 _MOST_FILES = 100_000
 
 
@@ -152,7 +151,7 @@ def ipython_cells() -> dict[str, int]:
 
 def library_of(file: str) -> str:
     """The name by which a library is imported, from one of its files; empty where it has none."""
-    parts = re.split(_PACKAGES, file)
+    parts = re.split(_INSTALLED_ANYWHERE, file)
     top = re.split(r"[/\\]", parts[-1])[0].removesuffix(".py") if len(parts) > 1 else ""
     return top if top.isidentifier() else ""
 

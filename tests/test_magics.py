@@ -132,6 +132,12 @@ def test_an_unknown_command_names_the_nearest(name: str) -> None:
         magics.command_named(name)
 
 
+def test_of_a_word_that_is_near_none_no_command_is_guessed() -> None:
+    with pytest.raises(UsageError, match=r"tensorboard, panel, .*\w\.$") as refused:
+        magics.command_named("foo")
+    assert "Did you mean" not in str(refused.value)
+
+
 # -- the shell ---------------------------------------------------------------------------------------------------------
 
 

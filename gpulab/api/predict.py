@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.facts import facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here
 from gpulab.api.profile import runs
 from gpulab.api.scoreboard import ScoreboardView
 from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
 from gpulab.formatting import decapitalized
 from gpulab.knobs.catalogue import KNOBS, parse_settings
@@ -52,14 +53,15 @@ def predict(run: Run | str | None = None, settings: Mapping[str, object] | None 
         run = _latest() if run is None else runs[run]
     figures = facts(run)
     evidence = learned_here(figures)
+    diagnosis = diagnose(figures, evidence=evidence, predict_cures=settings is None)
     if settings is not None:
         texts = {name: _text(name, value) for name, value in settings.items()}
-        return Predicted(run.name, (predict_settings(figures, texts, evidence),), _doubt(figures))
+        return Predicted(run.name, (predict_settings(figures, texts, evidence),), _doubt(diagnosis))
     by_settings: dict[tuple[tuple[str, str], ...], Prediction] = {}
-    for finding in diagnose(figures, evidence=evidence).findings:
+    for finding in diagnosis.findings:
         if finding.prediction is not None and finding.settings:
             by_settings.setdefault(finding.settings, finding.prediction)
-    return Predicted(run.name, tuple(by_settings.values()), _doubt(figures))
+    return Predicted(run.name, tuple(by_settings.values()), _doubt(diagnosis))
 
 
 def magic_predict(line: str) -> None:
@@ -96,9 +98,9 @@ def _latest() -> Run:
     return as_written[-1] if as_written else runs[-1]
 
 
-def _doubt(figures: Facts) -> str:
+def _doubt(diagnosis: Diagnosis) -> str:
     """What makes the run a bad ground for predictions; empty where nothing is known to."""
-    shared = diagnose(figures, predict_cures=False).of("cpu_shared")
+    shared = diagnosis.of("cpu_shared")
     if shared is None:
         return ""
     return f"This run was disturbed: {decapitalized(shared.summary)} An undisturbed run may give another prediction."

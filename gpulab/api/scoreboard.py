@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.formatting import factor, percent, plural, speed_within
+from gpulab.formatting import factor, percent, plural, speed_figures
 from gpulab.store.prediction_log import Board, Record
 from gpulab.views.html import plain_table
 from gpulab.views.text import aligned
@@ -89,23 +89,17 @@ def _knob(knob: str, records: Sequence[Record]) -> tuple[str, ...]:
 
 def _one(record: Record) -> tuple[str, ...]:
     low, high = record.predicted_interval
-    predicted = _figures(record.predicted, record.predicted_interval)
+    predicted = speed_figures(record.predicted, record.predicted_interval)
     if record.only_sign:
         predicted = f"{factor(1 / high)} to {factor(1 / low)}"
     return (
         plain(record.when[:16].replace("T", " ")),
         cut(plain(record.value), WIDEST),
         predicted,
-        _figures(record.measured, record.measured_interval),
+        speed_figures(record.measured, record.measured_interval),
         "–" if record.only_sign else percent(off_by(record)),
         cut(plain(record.device), WIDEST),
     )
-
-
-def _figures(ratio: float, interval: tuple[float, float] | None) -> str:
-    """For a column of times as fast: "2.9 (1.1–6.3)"."""
-    middle, around = speed_within(ratio, interval)
-    return f"{middle} ({around})" if around else middle
 
 
 def off_by(record: Record) -> float:

@@ -26,3 +26,13 @@ class Prediction:
     only_sign: bool = False
     refused: str = ""
     memory_basis: str = ""
+
+    @property
+    def needs_run(self) -> bool:
+        """Whether it is refused because only a run tells."""
+        return self.refused.startswith(TO_TRY)
+
+    @property
+    def reason(self) -> str:
+        """Why it is refused, in words; empty where it is not."""
+        return self.refused.removeprefix(TO_TRY)

@@ -15,6 +15,7 @@ from gpulab.run import Float64
 from gpulab.views.wording import plain
 
 QUIET = "opacity:0.75"
+BLUE = "#4477AA"  # Paul Tol's "bright" blue: seen on white and on black
 _GROUND = "rgba(128,128,128,0.18)"
 _HATCHED = "repeating-linear-gradient(45deg,transparent 0 3px,rgba(255,255,255,0.55) 3px 5px)"
 _SWATCH = "display:inline-block;width:11px;height:11px;border-radius:2px;margin:0 6px 0 0;vertical-align:-1px"

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import sentence, speed_within
-from gpulab.prediction.prediction import TO_TRY, Prediction
+from gpulab.prediction.prediction import Prediction
 from gpulab.views import html_bars, html_rows, text
-from gpulab.views.comparison.prediction import NONE, memory_words, predicted_words
+from gpulab.views.comparison.prediction import NONE, memory_words, predicted_figures, predicted_words
 from gpulab.views.html_rows import FactorRange
 from gpulab.views.interval_places import FactorAxis, axis_of
 from gpulab.views.layout import Column, Section, leading, present
@@ -43,8 +43,8 @@ class Predicted(View):
 
     def _no_prediction(self, first: Prediction) -> Headline:
         """Why there is none, and the command that measures it where only a run tells."""
-        why = sentence(plain(first.refused.removeprefix(TO_TRY)))
-        command = _to_measure(first) if first.refused.startswith(TO_TRY) else ""
+        why = sentence(plain(first.reason))
+        command = _to_measure(first) if first.needs_run else ""
         evidence = " ".join(filter(None, (why, command)))
         return Headline("nothing_predicted", f"No prediction for {_named(first)}.", evidence, "unknown")
 
@@ -117,26 +117,15 @@ def _range(prediction: Prediction) -> FactorRange | None:
 
 
 def _refused(prediction: Prediction) -> str:
-    return html_rows.row(_named(prediction), NONE, note=sentence(plain(prediction.refused.removeprefix(TO_TRY))))
+    return html_rows.row(_named(prediction), NONE, note=sentence(plain(prediction.reason)))
 
 
 def _row(prediction: Prediction, shown: FactorRange, axis: FactorAxis) -> str:
     return html_rows.row(_named(prediction), predicted_words(prediction), html_rows.factor_row(axis, shown))
 
 
-def _figures(prediction: Prediction) -> str:
-    """For a column of times as fast: "1.9 (1.6–2.3)"; a mere range has no middle."""
-    assert prediction.ratio is not None
-    middle, around = speed_within(prediction.ratio, prediction.interval)
-    if prediction.only_sign:
-        return around.replace("–", " to ")
-    return f"{middle} ({around})" if around else middle
-
-
 def _cells(prediction: Prediction) -> tuple[str, str, str]:
     """The settings, what they would bring, and the reason."""
-    speed = NONE
-    if prediction.ratio is not None:
-        speed = f"{_figures(prediction)}{memory_words(prediction)}"
-    reasons = (prediction.refused.removeprefix(TO_TRY) or prediction.basis, prediction.memory_basis)
+    speed = f"{predicted_figures(prediction)}{memory_words(prediction)}"
+    reasons = (prediction.reason or prediction.basis, prediction.memory_basis)
     return _named(prediction), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpulab.capture.dataloader.fetch_clock import TRANSFORMS
-from gpulab.capture.pauses.source_lines import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.user_code import is_users_file
 
 _ITEMS = ("__getitems__", "__getitem__", "__iter__")

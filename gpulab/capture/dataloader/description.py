@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpulab.capture.dataloader.definition_lines import callable_spot, items_spot, transform_spot
-from gpulab.capture.pauses.source_lines import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.knobs.observe.describe import as_written, length_of, loader_record
 from gpulab.run import Loader
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpulab.capture.stacks.watcher import Channel, Looks, Spot, StackWatcher
+from gpulab.capture.stacks.stack import Spot
+from gpulab.capture.stacks.watcher import Channel, Looks, StackWatcher
 
 HERE = -1  # in place of a worker's number
 PERIOD_S = 0.003

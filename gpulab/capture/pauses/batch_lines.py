@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
 
-from gpulab.capture.pauses.source_lines import Spot, Stack
+from gpulab.capture.pauses.source_lines import Stack
+from gpulab.capture.stacks.stack import Spot
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, owners
 
 _TRIES = 8  # backward passes that are looked at: the first may be asked for by another loop

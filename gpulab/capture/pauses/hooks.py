@@ -31,7 +31,8 @@ from gpulab.capture.pauses.loop_calls import (
 )
 from gpulab.capture.pauses.no_grad import SHORTEST_NS
 from gpulab.capture.pauses.pauses import Pauses
-from gpulab.capture.pauses.source_lines import Spot, users_spot
+from gpulab.capture.pauses.source_lines import users_spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.run import PauseKind
 from gpulab.torch_hooks.patching import replaced
 

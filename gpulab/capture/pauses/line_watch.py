@@ -9,9 +9,10 @@ from __future__ import annotations
 from time import perf_counter_ns
 
 from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.source_lines import Spot, Stack
+from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.pauses.stack_sampler import LineSampler, Seen
 from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import Looks, StackWatcher
 from gpulab.user_code import Owner, library_of, owners
 
@@ -26,7 +27,7 @@ class WatchedLines:
         self._update, self._batches = update, batches
         self._instead: LineSampler | None = None
         self._key = f"training {perf_counter_ns()}"
-        self._seen = Seen([], [])
+        self._seen: Seen | None = None
 
     def start(self) -> None:
         """Begin to look at the calling thread."""
@@ -50,9 +51,9 @@ class WatchedLines:
         """What was seen, once looking has stopped and before the watcher has."""
         if self._instead is not None:
             return self._instead.seen
-        if self._watcher is not None and not self._seen.t_ns:
-            looks = self._watcher.looks(self._key)
-            self._seen = _seen(looks, self._update, self._batches) if looks is not None else self._seen
+        if self._seen is None:
+            looks = self._watcher.looks(self._key) if self._watcher is not None else None
+            self._seen = _seen(looks, self._update, self._batches) if looks is not None else Seen([], [])
         return self._seen
 
 

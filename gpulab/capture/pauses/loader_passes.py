@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpulab.capture.pauses.source_lines import Spot
+from gpulab.capture.stacks.stack import Spot
 
 _LEFT_KEPT = 32  # passes left early that may yet go on
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from gpulab.capture.pauses.source_lines import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.formatting import duration
 from gpulab.run import PauseKind
 from gpulab.user_code import is_users_code

@@ -14,7 +14,7 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from gpulab.capture.pauses.source_lines import Spot
+from gpulab.capture.stacks.stack import Spot
 
 SHORTEST_NS = 1_000_000  # of a pause that is kept by itself
 MOST = 10_000

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from time import perf_counter_ns
 
 from gpulab.capture.pauses.no_grad import Stretch
-from gpulab.capture.pauses.source_lines import Spot, Stack
+from gpulab.capture.pauses.source_lines import Stack
+from gpulab.capture.stacks.stack import Spot
 
 _MOST = 10_000
 _END = 1 << 62

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from gpulab.capture.pauses.loader_passes import Pass, Passes
 from gpulab.capture.pauses.no_grad import MOST, SHORTEST_NS, GradOff, Stretch
 from gpulab.capture.pauses.pass_span import EvalMode
-from gpulab.capture.pauses.source_lines import Spot, Stack, users_spot
+from gpulab.capture.pauses.source_lines import Stack, users_spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.run import PauseKind, PauseSum
 
 _KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")  # few, and each is somebody's wish

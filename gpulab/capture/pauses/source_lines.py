@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from gpulab.capture.pauses.statements import units_of
+from gpulab.capture.stacks.stack import Spot
 from gpulab.run import Excerpt, Place, Unit
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, ipython_cells, is_cell, owners
 
-Spot = tuple[str, int, str]  # file as Python has it, line, function
 Stack = tuple[Spot, ...]
 
 CELL = "cell"

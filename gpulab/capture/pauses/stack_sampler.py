@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
 
 from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.source_lines import Spot, users_stack
+from gpulab.capture.pauses.source_lines import users_stack
 from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.stacks.stack import Spot
 
 PERIOD_S = 0.002
 MOST_SAMPLES = 100_000

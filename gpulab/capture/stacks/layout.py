@@ -20,7 +20,8 @@ OWN_MEMORY = "/proc/self/mem"
 
 _FRAME_WORDS, _CODE_WORDS, _THREAD_WORDS = 12, 22, 40
 _FRAME_OBJECT_WORDS = 6
-STATE_AT = 4 * WORD  # of a str: after its count, type, length and hash
+LENGTH_AT = 2 * WORD  # of a str, and of bytes: after the count of references and the type
+STATE_AT = 4 * WORD  # of a str: after its length and hash
 _KINDS = (("a", 1), ("\xe9", 1), ("\u0101", 2), ("\U0001f600", 4))  # of each kind of str, and bytes per character
 
 

@@ -31,7 +31,7 @@ from time import perf_counter, perf_counter_ns, thread_time
 
 from gpulab.capture.stacks.layout import Layout, Unreadable
 from gpulab.capture.stacks.on_core import OnCore
-from gpulab.capture.stacks.stack import Line, StackReader
+from gpulab.capture.stacks.stack import Spot, StackReader
 
 MESSAGE_BYTES = 1 << 16
 DEAREST = 0.05  # share of one core that looking may take: where a look costs more, it looks less often
@@ -42,7 +42,7 @@ DEAREST_SOON = 0.3  # share of one core that they may take
 MOST_LOOKS = 20_000  # of one thread; each time so many are reached, half of them are dropped and it looks half as often
 LONGEST_S = 1.0  # between two looks after the parent
 _STARTING_COST_S = 1e-4
-_COSTS = 9  # looks: what one costs is the median of so many
+_COSTS = 9  # looks: one costs the median of so many, for the first at a function reads its table of lines
 
 
 class _Watched:
@@ -63,7 +63,7 @@ class _Watched:
         self.due_s, self.began_ns = perf_counter(), perf_counter_ns()
         self.t_ns: list[int] = []
         self.stacks: list[int] = []
-        self.numbers: dict[tuple[Line, ...], int] = {}
+        self.numbers: dict[tuple[Spot, ...], int] = {}
         self.outside = self.unfair = 0
 
     @property
@@ -98,11 +98,11 @@ class _Watched:
         self.core.close()
         os.close(self.file)
 
-    def _lines(self) -> tuple[Line, ...] | None:
+    def _lines(self) -> tuple[Spot, ...] | None:
         """The stack as far as it is asked about; None where the thread is elsewhere."""
         if self.inside is None:
             return tuple(self.reader.frames())
-        within: list[Line] = []
+        within: list[Spot] = []
         file, function = self.inside
         for line in self.reader.frames():
             if line[2] == function and line[0].endswith(file):
@@ -111,7 +111,7 @@ class _Watched:
         return None
 
     def answer(self, key: str) -> dict[str, object]:
-        numbers: dict[Line, int] = {}
+        numbers: dict[Spot, int] = {}
         stacks = [[numbers.setdefault(line, len(numbers)) for line in stack] for stack in self.numbers]
         return {
             "rested": key,
@@ -160,9 +160,7 @@ class Looking:
                 watched.due_s = float("inf")
         if due:
             self._costs_s.append((thread_time() - spent_s) / len(due))
-            self._cost_s = sorted(self._costs_s)[
-                _COSTS // 2
-            ]  # the first look at a function reads its table of lines, once
+            self._cost_s = sorted(self._costs_s)[_COSTS // 2]
         for _, watched in due:
             if watched.due_s < float("inf"):
                 watched.due_s = perf_counter() + self._pause_s(watched) * uniform(0.5, 1.5)  # loops have a beat too

@@ -11,9 +11,9 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from gpulab.capture.stacks.layout import TAG, WORD, Layout, Unreadable, bytes_at, words_at
+from gpulab.capture.stacks.layout import LENGTH_AT, STATE_AT, TAG, WORD, Layout, Unreadable, bytes_at, words_at
 
-Line = tuple[str, int, str]  # file as Python has it, line, function
+Spot = tuple[str, int, str]  # file as Python has it, line, function
 
 DEEPEST = 400  # frames
 _LONGEST_TEXT = 4_096  # characters
@@ -45,7 +45,7 @@ class StackReader:
         at = layout.frame_code, layout.frame_previous, layout.frame_instruction
         self._words = at[0] // WORD, at[1] // WORD, at[2] // WORD, layout.code_start
 
-    def frames(self) -> Iterator[Line]:
+    def frames(self) -> Iterator[Spot]:
         """The lines from the innermost frame outwards. Raises Unreadable where they do not fit together."""
         address = self._current()
         block_at = max(address - _BLOCK, 0)
@@ -104,8 +104,8 @@ class StackReader:
         return _Code(file, function, size, starts, lines)
 
     def _text(self, address: int) -> str:
-        (length,) = words_at(self._file, address + 2 * WORD, 1)
-        (state,) = struct.unpack("I", bytes_at(self._file, address + 4 * WORD, 4))
+        (length,) = words_at(self._file, address + LENGTH_AT, 1)
+        (state,) = struct.unpack("I", bytes_at(self._file, address + STATE_AT, 4))
         kinds = {masked: (start, size) for masked, start, size in self._layout.text_kinds}
         start, size = kinds.get(state & self._layout.text_mask, (0, 0))
         if not size or length > _LONGEST_TEXT:
@@ -114,7 +114,7 @@ class StackReader:
         return bytes_at(self._file, address + start, length * size).decode(codec, "replace")
 
     def _bytes(self, address: int) -> bytes:
-        (length,) = words_at(self._file, address + 2 * WORD, 1)
+        (length,) = words_at(self._file, address + LENGTH_AT, 1)
         if length > _MOST_LINES:
             raise Unreadable("no table of lines")
         return bytes_at(self._file, address + self._layout.bytes_start, length)

@@ -21,6 +21,7 @@ from time import perf_counter
 from typing import Any
 
 from gpulab.capture.stacks.layout import OWN_MEMORY, Layout, find_layout, thread_state
+from gpulab.capture.stacks.stack import Spot
 from gpulab.devices.child_path import import_path
 from gpulab.devices.own_processes import marked
 
@@ -34,8 +35,6 @@ from gpulab.capture.stacks.layout import Layout
 from gpulab.capture.stacks.process import main
 main(messages, Layout.of(layout), parent)
 """
-
-Spot = tuple[str, int, str]  # file as Python has it, line, function
 
 
 @dataclass(frozen=True, slots=True)

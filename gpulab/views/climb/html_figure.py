@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.formatting import speed_within
 from gpulab.tuning.climb.record import Climb
 from gpulab.views import html_bars
 from gpulab.views.climb.attempts import NONE, change, in_turn, ladder
+from gpulab.views.comparison.prediction import speed_words
 from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import A_COLOUR, UNDECIDED, VERDICTS, key, picture, row
 from gpulab.views.layout import Row, Section
@@ -47,11 +47,10 @@ def _whole(climb: Climb) -> str:
     before, after = whole.a.us_per_step, whole.b.us_per_step
     if whole.unit == "sample":
         before, after = whole.a.us_per_sample, whole.b.us_per_sample
-    middle, around = speed_within(whole.ratio, whole.interval)
     figures = f"{change(before, after)} a {whole.unit} · " if before and after else ""
     colour = VERDICTS.get(whole.verdict, UNDECIDED)
     named = ", ".join(f"{name}={value}" for name, value in climb.kept.items())
-    figures += f"{middle} times as fast ({around})" if around else f"{middle} times as fast"
+    figures += speed_words(whole.ratio, whole.interval)
     return row(f"All together, at the end: {named}", figures, _bar(named, whole.ratio, colour))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from gpulab.formatting import duration, percent, speed_within, time_unit
+from gpulab.formatting import duration, percent, speed_figures, time_unit
 from gpulab.run import Float64, Series
 from gpulab.tuning.compare.blocks import pair_ratios, same_ratios
 from gpulab.tuning.compare.verdicts import us, usable
@@ -198,15 +198,13 @@ def _count_axis(axes: Axes, count: int, what: str) -> None:
 
 def _speed_keys(axes: Axes, comparison: Comparison, interleaved: bool) -> None:
     assert comparison.ratio is not None
-    middle, around = speed_within(comparison.ratio, comparison.interval)
-    interval = f" ({around})" if around else ""
     floor = "" if comparison.noise_floor is None else f", noise floor {percent(comparison.noise_floor)}"
     same = "A against itself" if interleaved else "A"
     predicted, prediction = [], _estimate(comparison)
     if prediction is not None:
-        expected, around = speed_within(*prediction)
-        predicted = [(f"┄ predicted {expected} ({around})", _PREDICTED)]
-    direct(axes, [(f"● B: {middle}{interval}", B_COLOUR), *predicted, (f"× {same}{floor}", A_COLOUR)])
+        predicted = [(f"┄ predicted {speed_figures(*prediction)}", _PREDICTED)]
+    measured = f"● B: {speed_figures(comparison.ratio, comparison.interval)}"
+    direct(axes, [(measured, B_COLOUR), *predicted, (f"× {same}{floor}", A_COLOUR)])
 
 
 # losses and curves

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, speed_within
-from gpulab.prediction.prediction import TO_TRY, Prediction
+from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, speed_figures, speed_within
+from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import is_decided
 from gpulab.views.comparison.table import name
@@ -29,6 +29,15 @@ def predicted_words(prediction: Prediction) -> str:
         low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
         return f"{low} to {high} times as fast"
     return speed_words(prediction.ratio, prediction.interval)
+
+
+def predicted_figures(prediction: Prediction) -> str:
+    """For a column of times as fast, "1.9 (1.6–2.3)"; a mere range, "1.6 to 2.3", has no middle."""
+    if prediction.ratio is None or prediction.interval is None:
+        return NONE
+    if prediction.only_sign:
+        return speed_within(prediction.ratio, prediction.interval)[1].replace("–", " to ")
+    return speed_figures(prediction.ratio, prediction.interval)
 
 
 def memory_words(prediction: Prediction) -> str:
@@ -63,24 +72,31 @@ def _in_short(comparison: Comparison, prediction: Prediction) -> str:
     """ "workers=2: as predicted: 2.9 (1.1–6.3) times as fast predicted, 2.3 (1.6–2.6) measured"."""
     if prediction.ratio is None or prediction.interval is None:
         return f"{name(comparison.b)}: {NONE}"
-    expected, measured, judged = (plain(cell).replace(" times as fast", "") for cell in _cells(comparison, prediction))
-    verdict = f"{judged.partition(';')[0]}: " if judged else ""
-    outcome = "not measured" if measured == NOT_MEASURABLE else f"{measured} measured"
-    return f"{name(comparison.b)}: {verdict}{expected} times as fast predicted, {outcome}"
+    judged, outcome = _judged(comparison, prediction), "not measured"
+    if (measured := _measured(comparison)) is not None:
+        outcome = f"{speed_figures(*measured)} measured"
+    verdict = f"{judged}: " if judged else ""
+    return f"{name(comparison.b)}: {verdict}{predicted_figures(prediction)} times as fast predicted, {outcome}"
+
+
+def _measured(comparison: Comparison) -> tuple[float, tuple[float, float] | None] | None:
+    """The ratio and its interval; None where the comparison has none to hold a prediction against."""
+    if comparison.ratio is None or comparison.verdict == "not comparable":
+        return None
+    return comparison.ratio, comparison.interval
 
 
 def _cells(comparison: Comparison, prediction: Prediction) -> tuple[str, str, str]:
-    measured = NOT_MEASURABLE
-    if comparison.ratio is not None and comparison.verdict != "not comparable":
-        measured = speed_words(comparison.ratio, comparison.interval)
+    figures = _measured(comparison)
+    measured = speed_words(*figures) if figures is not None else NOT_MEASURABLE
     if prediction.ratio is None:
-        return NONE, measured, plain(prediction.refused.removeprefix(TO_TRY))
+        return NONE, measured, plain(prediction.reason)
     return predicted_words(prediction), measured, _judged(comparison, prediction) + memory_words(prediction)
 
 
 def _judged(comparison: Comparison, prediction: Prediction) -> str:
     """Whether the prediction held; what decides nothing confirms nothing."""
-    if prediction.interval is None or comparison.ratio is None or comparison.verdict == "not comparable":
+    if prediction.interval is None or comparison.ratio is None or _measured(comparison) is None:
         return ""
     if not is_decided(comparison.verdict):
         return "undecided"

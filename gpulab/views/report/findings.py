@@ -157,11 +157,11 @@ def _predicted(prediction: Prediction | None) -> str:
 def _speed(ratio: float | None, interval: tuple[float, float], *, only_range: bool) -> str:
     """ "1.25 times as fast, between 1.11 and 1.43": always as a speed, and where it may be slower that is said."""
     low, high = interval
-    fastest = f"{factor(1 / low)} times as fast" if low > 0 else "many times as fast"
-    between = f"between {factor(1 / high)} and {fastest}" if high > 0 else fastest
-    if ratio and not only_range:
-        between = f"{factor(1 / ratio)} times as fast, {between.removesuffix(' times as fast')}"
-    return f"{between}{f': {_SLOWER}' if _may_slow_down(interval) else ''}"
+    if high <= 0:
+        return "many times as fast"
+    between = f"between {factor(1 / high)} and {factor(1 / low) if low > 0 else 'many'}"
+    words = f"{between} times as fast" if only_range or not ratio else f"{factor(1 / ratio)} times as fast, {between}"
+    return f"{words}: {_SLOWER}" if _may_slow_down(interval) else words
 
 
 def _may_slow_down(interval: tuple[float, float] | None) -> bool:

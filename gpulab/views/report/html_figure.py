@@ -12,7 +12,6 @@ from gpulab.views.report import device_curves, step_bars
 from gpulab.views.report.sections import PROFILED_STEPS, has_no_step
 from gpulab.views.wording import plain
 
-_CURVE = "#4477AA"  # Paul Tol's "bright" blue: seen on white and on black
 _MOST_POINTS = 200
 LATE = 0.2  # of the run before its first step: imports, say
 _LEAST = 0.01  # of the step: less stands in the table, not in the legend
@@ -123,7 +122,7 @@ def _curve(facts: Facts) -> str:
         return ""
     t_ns, value = t_ns[within], mean[within] * curves.percent_scale(series)
     top = max(100.0, float(np.nanmax(value)))
-    svg = html_bars.line((t_ns - begin_ns) / (end_ns - begin_ns), value / top, _CURVE)
+    svg = html_bars.line((t_ns - begin_ns) / (end_ns - begin_ns), value / top, html_bars.BLUE)
     return html_bars.panel(svg, f"{plain(series.label)}, 0 to {top:.0f} %", "" if len(facts.run.steps) else _end(facts))
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gpulab.analysis.host.line_shares import SourceLine
 from gpulab.diagnosis.finding import Finding
 from gpulab.formatting import percent
+from gpulab.views.html_bars import BLUE
 from gpulab.views.layout import Column, Row, Section
 from gpulab.views.wording import plain
 
 HOTTEST = 3  # lines that a terminal shows at once
-_COLOUR = "#4477AA"  # Paul Tol's "bright" blue: seen on white and on black
 
 
 def source_section(number: int, finding: Finding) -> Section | None:
@@ -27,4 +27,4 @@ def source_section(number: int, finding: Finding) -> Section | None:
 
 def _row(line: SourceLine, *, detail: bool) -> Row:
     share = "" if line.share is None else percent(line.share)
-    return Row((str(line.number), share, plain(line.text)), line.share, _COLOUR, detail=detail)
+    return Row((str(line.number), share, plain(line.text)), line.share, BLUE, detail=detail)
