@@ -26,11 +26,9 @@ from IPython.core.magic import (
 from traitlets import Bool, Int, Unicode
 
 from gpulab.errors import GpulabError, UsageError
-from gpulab.options import add_run_options, add_whole_number, seconds_type
+from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, add_run_options, add_whole_number, seconds_type
 from gpulab.tuning import cell_code
-from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.interrupts import Interrupted
-from gpulab.tuning.plan import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
@@ -228,6 +226,8 @@ class GPUProfile(Magics):
             options, statement = self._read(line, cell)
             if statement is None:
                 return None
+            from gpulab.tuning.function_code import TextCode
+
             source: Literal["cell", "statement"] = "cell" if cell is not None else "statement"
             parsed = cell_code.parsed(self.shell, statement)
             give = options.give and not (parsed.silent and cell is not None)

@@ -8,6 +8,9 @@ from collections.abc import Callable
 
 from gpulab.errors import UsageError
 
+DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the cell as written
+FURTHER_BUDGET_S = 30.0  # more with each further setting
+
 
 def add_run_options(parser: ArgumentParser, what: str) -> None:
     """The options of a profiled run, of which `what` ("cell", "script") is the code."""

@@ -406,3 +406,9 @@ def test_every_command_answers_help(shell: InteractiveShell, capsys: pytest.Capt
 
 def test_the_list_of_commands_names_each() -> None:
     assert {line.split()[1] for line in magics.COMMANDS_HELP.splitlines()[:-2]} == set(magics._COMMANDS)
+
+
+def test_the_extension_loads_without_what_only_comparisons_need() -> None:
+    code = "import sys, gpulab.magics; print(sorted(n for n in sys.modules if n.startswith(('gpulab.knobs', 'torch'))))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

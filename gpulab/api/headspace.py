@@ -8,9 +8,16 @@ from typing import Any
 
 from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import code_of, ending, last_step_s
-from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
+from gpulab.options import (
+    DEFAULT_BUDGET_S,
+    FURTHER_BUDGET_S,
+    add_whole_number,
+    check_seconds,
+    check_whole_number,
+    seconds_type,
+)
 from gpulab.tuning.headspace.headspace import Differential
-from gpulab.tuning.plan import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, Code
+from gpulab.tuning.plan import Code
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.running.progress import Stoppable
 

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from gpulab.formatting import while_s
-from gpulab.tuning.plan import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, Plan
+from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
+from gpulab.tuning.plan import Plan
 
 Clock = Callable[[], float]  # seconds, never backwards
 

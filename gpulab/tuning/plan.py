@@ -10,9 +10,6 @@ from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.values import written
 from gpulab.knobs.variables import Plain, Variables
 
-DEFAULT_BUDGET_S = 60.0  # of one setting against the cell as written
-FURTHER_BUDGET_S = 30.0  # more with each further setting
-
 
 class Code(Protocol):
     """The code of the user that is run again and again, unmodified.

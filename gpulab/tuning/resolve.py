@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from gpulab.knobs.observe.describe import observed_loader, observed_module
 from gpulab.knobs.observe.object_walk import walk
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.knobs.values import written
-from gpulab.knobs.variables import Plain, Variables, setting_names
+from gpulab.knobs.variables import Plain, Variables
 from gpulab.run import Change, Device, Run
 from gpulab.tuning.plan import Arm, Code
 
@@ -295,12 +295,10 @@ def changes_unseen(
     return tuple(_judged(c, d, bare, imagined) for c, d in zip(verified, arm.names, strict=True))
 
 
-@contextmanager
-def variables_set(code: Code, values: Mapping[str, Plain]) -> Iterator[None]:
-    """Those that are no literals of the code are set in its namespace."""
-    outside = {n: v for n, v in values.items() if n not in code.variables.literals}
-    with setting_names(code.namespace, outside):
-        yield
+def outside_of(code: Code, values: Mapping[str, Plain]) -> dict[str, Plain]:
+    """Those that are no literals of the code: they are set in its namespace. Slow: looks at all that it uses."""
+    literals = code.variables.literals if values else {}
+    return {name: value for name, value in values.items() if name not in literals}
 
 
 def _change(decided: ResolvedSetting, observation: Observation, by_name: Mapping[str, KnobEffects], run: Run) -> Change:

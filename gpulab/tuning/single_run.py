@@ -11,10 +11,10 @@ from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, observe
 from gpulab.knobs.variable_reads import watching
-from gpulab.knobs.variables import is_plain
+from gpulab.knobs.variables import is_plain, setting_names
 from gpulab.run import Change, Run
 from gpulab.tuning.plan import Arm, Code
-from gpulab.tuning.resolve import ResolvedArm, changes_unseen, resolve_beforehand, variables_set
+from gpulab.tuning.resolve import ResolvedArm, changes_unseen, outside_of, resolve_beforehand
 
 OBSERVATIONS_KEPT = 50
 
@@ -78,7 +78,7 @@ class Changing:
         decided = self.decided
         with ExitStack() as stack:
             stack.callback(self._put_literals_back)
-            stack.enter_context(variables_set(self.code, decided.variables))
+            stack.enter_context(setting_names(self.code.namespace, outside_of(self.code, decided.variables)))
             self._effects = {k.name: stack.enter_context(k.applied(v)) for k, v in decided.knobs.items()}
             self._seen = stack.enter_context(observe())  # over the knobs: it sees loaders before they change them
             lines, reads = stack.enter_context(watching(self.code.namespace, decided.variables))

@@ -25,14 +25,14 @@ from gpulab.knobs.knob import Knob, KnobEffects, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, observe
 from gpulab.knobs.variable_reads import watching
-from gpulab.knobs.variables import Plain
+from gpulab.knobs.variables import Plain, setting_names
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store
 from gpulab.tuning.cell_code import silence
 from gpulab.tuning.interrupts import users_code
 from gpulab.tuning.plan import Code
 from gpulab.tuning.record import Block
-from gpulab.tuning.resolve import variables_set
+from gpulab.tuning.resolve import outside_of
 from gpulab.tuning.schedule import Size, counted_rows
 
 TRIAL_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
@@ -50,6 +50,15 @@ class Setting:
     label: str
     variables: Mapping[str, Plain] = field(default_factory=dict)
     within: Callable[[], AbstractContextManager[object]] = nullcontext  # around each short run
+    _outside: Mapping[str, Plain] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._outside = outside_of(self.code, self.variables)
+
+    def applied(self, stack: ExitStack) -> dict[str, KnobEffects]:
+        """Set and turn it all until the stack ends. Cheap: what an arm does before a block slows down that block."""
+        stack.enter_context(setting_names(self.code.namespace, self._outside))
+        return {knob.name: stack.enter_context(knob.applied(value)) for knob, value in self.knobs.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +189,7 @@ def full_trial(
     try:
         with ExitStack() as stack:
             seen = stack.enter_context(observe())
-            effects.update(_apply(setting, stack))
+            effects.update(setting.applied(stack))
             stack.enter_context(losses.heard())
             lines, reads = stack.enter_context(watching(setting.code.namespace, setting.variables))
             effects.update(reads)
@@ -211,7 +220,7 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         with block:
             stopper.now(block)
             with ExitStack() as stack:
-                _apply(setting, stack)
+                setting.applied(stack)
                 stack.enter_context(losses.heard())
                 stack.enter_context(silence())
                 with users_code(), raised, setting.within():
@@ -296,11 +305,6 @@ def _finished(
         if error is None:
             raise
     raise error
-
-
-def _apply(setting: Setting, stack: ExitStack) -> dict[str, KnobEffects]:
-    stack.enter_context(variables_set(setting.code, setting.variables))
-    return {knob.name: stack.enter_context(knob.applied(value)) for knob, value in setting.knobs.items()}
 
 
 def _save(run: Run, write_trace: Callable[[Path], None] | None, store: Store | None) -> tuple[Path | None, str]:

@@ -10,9 +10,10 @@ import pytest
 
 from gpulab.knobs import variable_reads
 from gpulab.knobs.knob import Verification
+from gpulab.knobs.variables import setting_names
 from gpulab.run import Loader, Run
 from gpulab.tuning.function_code import FunctionCode, TextCode
-from gpulab.tuning.resolve import variables_set
+from gpulab.tuning.resolve import outside_of
 from tests.support.synthetic import no_step_case
 
 WITHOUT_WORKERS = replace(no_step_case().run, loader=None)
@@ -30,7 +31,8 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
     found = written.variables.literals.get("x", 1)
     used = "x" in written.variables.used
     code = written.replacing({"x": x})
-    with variables_set(code, {"x": x}), variable_reads.watching(namespace, {"x": x}) as (lines, logs):
+    outside = outside_of(code, {"x": x})
+    with setting_names(namespace, outside), variable_reads.watching(namespace, {"x": x}) as (lines, logs):
         code.through(lines).run()
     assert sys.getprofile() is None
     return variable_reads.verify(x, found, used, logs["x"], run or WITHOUT_WORKERS)
