@@ -519,14 +519,18 @@ def help_text() -> str:
     """What `--help` prints: the options, examples, and every knob of the catalogue."""
     from gpulab.knobs.catalogue import KNOBS
 
-    knobs = f"Knobs: {', '.join(KNOBS)}, or any variable that the cell reads or assigns as a literal at its top."
+    return _help(f"Knobs: {', '.join(KNOBS)}, or any variable that the cell reads or assigns as a literal at its top.")
+
+
+def _help(knobs: str) -> str:
     return f"{PARSER.format_help()}\n{_EPILOG.replace('{knobs}', fill(knobs, 116))}\n"
 
 
 def register(shell: Any) -> None:
     """Make the magics known, their options completable."""
     magics = GPUProfile(shell=shell)
-    GPUProfile.gpuprofile.__doc__ = help_text()
+    # without the catalogue: to import it takes longer than all else that the extension needs
+    GPUProfile.gpuprofile.__doc__ = _help("Knobs: %gpuprofile --help names them.")
     GPUProfile.gpulab.__doc__ = COMMANDS_HELP
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(complete)
