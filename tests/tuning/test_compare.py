@@ -11,6 +11,7 @@ import pytest
 
 import gpulab
 from gpulab.analysis.facts import facts
+from gpulab.analysis.host.core_time import CoreShare
 from gpulab.errors import UsageError
 from gpulab.formatting import duration, factor_within
 from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
@@ -22,6 +23,7 @@ from gpulab.tuning.compare.headline import (
     DISTURBED,
     NOT_SHOWN,
     ONE_RUN_EACH,
+    SHORT_OF_CORES,
     because,
     comparison_headline,
     experiment_headline,
@@ -359,15 +361,19 @@ def test_a_part_that_covers_little_is_not_the_cause() -> None:
     assert because(dataclasses.replace(found, parts=())) == ""
 
 
-def test_a_disturbed_profiled_run_names_no_part() -> None:
-    """Other programs' load changes any part; no setting of the DataLoader makes computing shorter."""
+@pytest.mark.parametrize(
+    ("others", "said"), [(1.2, DISTURBED), (None, SHORT_OF_CORES), (0.1, " Waiting for the DataLoader shrank")]
+)
+def test_a_disturbed_profiled_run_names_no_part(others: float | None, said: str) -> None:
+    """Other programs' load changes any part; workers that share the cores with their own training are what it does."""
     found = made.a_comparison()
     assert found.b.facts is not None and found.b.facts.breakdown is not None
     account = found.b.facts.breakdown
     lacking = dataclasses.replace(account, share={**account.share, "core_wait": 0.2})
-    b = dataclasses.replace(found.b, facts=dataclasses.replace(found.b.facts, breakdown=lacking))
-    assert because(dataclasses.replace(found, b=b)) == DISTURBED
-    assert because(found) != DISTURBED
+    cores = CoreShare(0.5, 0.2, 900.0, 1.8, others, 0.0, 0.3, 0.2, None, None, cores=2, quota_cores=None)
+    b = dataclasses.replace(found.b, facts=dataclasses.replace(found.b.facts, breakdown=lacking, cores=cores))
+    assert because(dataclasses.replace(found, b=b)).startswith(said)
+    assert because(found).startswith(" Waiting for the DataLoader shrank")
 
 
 def test_time_lost_at_the_start_of_epochs_is_named() -> None:

@@ -11,6 +11,7 @@ from gpulab.analysis.steps import select
 from gpulab.intervals import Intervals, measure
 from gpulab.run import CoreTimes, CoreUse, Int64, Phase, Run
 
+LEAST_OTHERS = 0.15  # ours, of the cores: a system's own services take less
 LEAST_NS = 100_000_000  # ours: the system counts busy cores in ticks of 10 ms, so of less nothing can be said
 
 
@@ -38,6 +39,11 @@ class CoreShare:
     pressure_fraction: float | None
     cores: int | None  # that the scheduler may put the process on
     quota_cores: float | None
+
+    @property
+    def others_fraction(self) -> float | None:
+        """The share of the cores that other programs used; None: not measurable."""
+        return None if self.others_cores is None else self.others_cores / (self.cores or 1)
 
 
 def core_share(run: Run) -> CoreShare | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpulab.analysis.host.core_time import CoreShare
+from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, number, percent, plural
 
 _THROTTLED = 0.05  # ours: a quota that runs out in one period of twenty is used up
-_LEAST_OTHERS = 0.15  # ours, of the cores: a system's own services take less
 _FULL = 0.75  # ours, of the cores in use: fewer are busy where waits are but short turns of a program's own threads
 _ONE_MORE = 0.5  # ours: as many threads more than cores, on average, are the program's own doing
 _LEVEL_BAD = 0.3  # ours, of a step
@@ -101,7 +100,7 @@ def is_own_doing(cores: CoreShare) -> bool:
     """Threads and workers of the program itself outnumber the cores, and nobody else has much to do."""
     usable = min(cores.cores or 1, cores.quota_cores or cores.cores or 1)
     others = cores.others_cores or 0.0
-    return ready_threads(cores) >= usable + _ONE_MORE and others < _LEAST_OTHERS * (cores.cores or 1)
+    return ready_threads(cores) >= usable + _ONE_MORE and others < LEAST_OTHERS * (cores.cores or 1)
 
 
 def ready_threads(cores: CoreShare) -> float:
@@ -127,11 +126,7 @@ def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None
         return None
     count = cores.cores or 0
     busy = (cores.got_cores or 0.0) + (cores.others_cores or 0.0)
-    if (
-        cores.others_cores is not None
-        and count
-        and (cores.others_cores < _LEAST_OTHERS * count or busy < _FULL * count)
-    ):
+    if cores.others_cores is not None and count and (cores.others_cores < LEAST_OTHERS * count or busy < _FULL * count):
         return None
     threads = context.facts.run.environment.compute_threads or 1
     if cores.others_cores is None and threads + (context.facts.worker_count or 0) > count:
@@ -164,7 +159,7 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
         rows.append(Evidence(f"it had a core for {percent(cores.thread_cpu_fraction)} of the steps' time"))
     if cores.others_cores is not None:
         host = cores.stolen_cores or 0.0
-        whose = f", {_cores(host)} of them the host of this virtual machine" if host >= _LEAST_OTHERS else ""
+        whose = f", {_cores(host)} of them the host of this virtual machine" if host >= LEAST_OTHERS else ""
         rows.append(Evidence(f"other programs used {_cores(cores.others_cores)} on average{whose}"))
     if loss.pool_us > 0 and cores.pool_waiting is not None:
         rows.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import capitalized, decapitalized, durations, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
@@ -235,6 +236,7 @@ def _continued(note: str) -> str:
 NOT_SHOWN = " The profiled steps do not show which part of the step changed."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
 DISTURBED = " Other programs took cores from the profiled runs, so these do not show which part of the step changed."
+SHORT_OF_CORES = " The profiled runs waited for processor cores, so they do not show which part of the step changed."
 CORE_WAIT = 0.05  # ours, of a step: on a quiet machine a thread waits 1 to 3 % of its time for a core
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 
@@ -248,8 +250,8 @@ def because(comparison: Comparison) -> str:
     per_sample = comparison.unit == "sample"
     if not comparison.parts or (per_sample and comparison.parts[0].a_us_per_sample is None):
         return ""
-    if any(_lacked_cores(side) for side in (comparison.a, comparison.b)):
-        return DISTURBED
+    if disturbed := _disturbed(comparison.a) or _disturbed(comparison.b):
+        return disturbed
     part = None
     if agree := profiled_runs_agree(comparison):
         part = most_changed(comparison.parts, comparison.verdict, per_sample=per_sample)
@@ -263,10 +265,18 @@ def because(comparison: Comparison) -> str:
     return f" {capitalized(part.label)} {change} of each {comparison.unit} ({ONE_RUN_EACH})."
 
 
-def _lacked_cores(side: Side) -> bool:
-    """Whether its profiled steps waited for a core: then any part may be longer, whatever was turned."""
-    account = side.facts.breakdown if side.facts is not None else None
-    return account is not None and account.share.get("core_wait", 0.0) >= CORE_WAIT
+def _disturbed(side: Side) -> str:
+    """What is said of profiled steps that waited for a core: any part may be longer then, whatever was turned.
+
+    Empty where they did not, or where the program's own threads and workers had all of the cores: that is what it does.
+    """
+    account, cores = (None, None) if side.facts is None else (side.facts.breakdown, side.facts.cores)
+    if account is None or account.share.get("core_wait", 0.0) < CORE_WAIT:
+        return ""
+    others = cores.others_fraction if cores is not None else None
+    if others is None:
+        return SHORT_OF_CORES
+    return DISTURBED if others >= LEAST_OTHERS else ""
 
 
 def _unnamed(comparison: Comparison, per_sample: bool) -> str:
