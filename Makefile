@@ -84,6 +84,10 @@ gpu-first: ## the first ten minutes on an NVIDIA GPU, in PYTHON as it is: make g
 bench: $(TEST) .venv-peers ## measure gpulab beside its peers, write benchmarks/results
 	$(BIN)/python -m benchmarks
 
+.PHONY: notebooks
+notebooks: $(TEST) ## make the lessons' notebooks from their texts, run them, keep what they show: LESSON=03 for one
+	$(BIN)/python notebooks/execute.py $(LESSON)
+
 .PHONY: ablate
 ablate: $(TEST) ## cells that each special case of the rules serves, from stored runs: make ablate STORE=folder
 	$(BIN)/python -m benchmarks.ablate $(or $(STORE),$(error name the folder: make ablate STORE=folder))

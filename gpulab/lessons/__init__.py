@@ -1,24 +1,25 @@
-"""What the guided lessons share: guesses and how close they were, checks of exercises that give hints, made data.
+"""The guided lessons: guesses and how close they were, checks that give hints, made data, and the learner's progress.
 
-`predictions`, `check` and `measured` are for every lesson; its data and its exercise have a module of their own.
-A dataset lives there and not in a cell, so that DataLoader workers can import it however they are started.
+`open_lesson` is what a notebook begins with. Each lesson's data, questions and exercises have a module of their own: a
+dataset lives there and not in a cell, so that DataLoader workers can import it however they are started.
 """
 
 from __future__ import annotations
 
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
-from gpulab.lessons.measured import check_enough, times_faster
-from gpulab.lessons.predictions import told_share, told_times
+from gpulab.lessons.lesson import Lesson, open_lesson
+from gpulab.lessons.measured import check_enough, times_faster, working_shares
 
 __all__ = [
     "Checked",
+    "Lesson",
     "check_enough",
     "is_unanswered",
+    "open_lesson",
     "right",
     "times_faster",
-    "told_share",
-    "told_times",
     "unanswered",
     "undecided",
+    "working_shares",
     "wrong",
 ]

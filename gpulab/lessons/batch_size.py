@@ -2,21 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from gpulab.errors import GpulabError
-from gpulab.formatting import factor
-from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.formatting import factor, size
+from gpulab.lessons.check import Checked, Note, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.guesses import Question, times
+from gpulab.lessons.measured import Swept, check_enough, experiment_named
+from gpulab.views.drawing import own_style
+from gpulab.views.running.waiting import waiting
+from gpulab.views.wording import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 COPIES = 9  # of 1797 digits: several steps of an epoch even with large batches
 NOISE = 0.1
-PARTS, PART_SIZE = 4, 8  # batches of the accumulation exercise, and samples of each
+BATCHES, BATCH_SIZE = 4, 8  # batches of the accumulation exercise, and samples of each
 LEARNING_RATE = 0.1
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
@@ -57,6 +67,105 @@ def whole_batch(batch: Batch) -> Batch:
     return batch
 
 
+def draw_knee(fixed_in_samples: float) -> Figure:
+    """A model's time per sample against the batch size: the fixed price is as much as so many samples."""
+    sizes = 2 ** np.arange(0, 11)
+    return _curve(sizes, 1 + fixed_in_samples / sizes, None, "time of a sample (1: without a fixed price), a model")
+
+
+def draw_sweep(name: str, as_written: int) -> Figure | Note:
+    """The time per sample of the sweep of that name, and the line of `a + b * B` through it by least squares.
+
+    The fit is relative, so that small and large batches count alike.
+    """
+    experiment = experiment_named(name)
+    times = Swept.of(experiment, "batch_size", as_written).times_us if experiment is not None else {}
+    if len(times) < 3:
+        return Note("Not measured.", f"There is no sweep {name!r} yet: run that cell first.")
+    sizes, per_sample = np.array(list(times), dtype=float), np.array(list(times.values()))
+    design = np.stack((1 / sizes, np.ones_like(sizes)), axis=1) / per_sample[:, None]
+    fixed_us, sample_us = np.linalg.lstsq(design, np.ones_like(sizes), rcond=None)[0]
+    title = f"your sweep: time of a sample; the line is {fixed_us:.0f} us a step + {sample_us:.1f} us a sample"
+    return _curve(sizes, fixed_us / sizes + sample_us, per_sample, title)
+
+
+def _curve(sizes: npt.NDArray[Any], line: npt.NDArray[Any], dots: npt.NDArray[Any] | None, title: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    with own_style():
+        figure = Figure(figsize=(7, 2.6), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(sizes, line, color=PARTS["compute"].colour, lw=1.5)
+        if dots is not None:
+            axes.plot(sizes, dots, "o", color=PARTS["data_wait"].colour, ms=6)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlabel("batch size", size=9)
+        axes.set_title(title, loc="left", size=10)
+        axes.grid(color="#DDDDDD", lw=0.6)
+    return figure
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A few lines that a lesson computed."""
+
+    lines: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def losses_after(samples: int, batch_sizes: Sequence[int], learning_rates: Sequence[float]) -> Table:
+    """Train a small network from the same start on so many samples, once per setting: its loss on all data at the end.
+
+    A model of its own and fixed random numbers, in one thread's order: the same machine gives the same figures.
+    """
+    digits = DigitsInMemory()
+    lines = ["batch size   learning rate   optimizer steps   loss after the same samples"]
+    with torch.random.fork_rng(devices=[]), waiting("training from the same start with each batch size"):
+        for size in batch_sizes:
+            for rate in learning_rates:
+                loss = _loss_after(digits, samples, size, rate)
+                lines.append(f"{size:10}   {rate:13g}   {samples // size:15}   {loss:.3f}")
+    return Table(tuple(lines))
+
+
+def _loss_after(digits: DigitsInMemory, samples: int, size: int, rate: float) -> float:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+    order = torch.randperm(len(digits))[:samples]
+    for batch in order[: samples - samples % size].view(-1, size):
+        optimizer.zero_grad()
+        loss: Tensor = nn.functional.cross_entropy(model(digits.pixels[batch]), digits.labels[batch])
+        torch.autograd.backward(loss)
+        optimizer.step()
+    with torch.no_grad():
+        return float(nn.functional.cross_entropy(model(digits.pixels), digits.labels))
+
+
+def kept_for_backward(model: nn.Module, digits: DigitsInMemory, batch_sizes: Sequence[int]) -> Table:
+    """The bytes that autograd keeps of one forward pass, per batch size: activations, without the weights."""
+    weights = {parameter.data_ptr() for parameter in model.parameters()}
+    device = next(model.parameters()).device
+    lines = ["batch size   kept for the backward pass"]
+    for count in batch_sizes:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
+            if tensor.data_ptr() not in weights:
+                kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            nn.functional.cross_entropy(model(digits.pixels[:count].to(device)), digits.labels[:count].to(device))
+        lines.append(f"{count:10}   {size(sum(kept.values()))}")
+    return Table(tuple(lines))
+
+
 # -- the exercise ------------------------------------------------------------------------------------------------------
 
 
@@ -84,10 +193,10 @@ def check_accumulation(one_step: OneStep) -> Checked:
         return unanswered(BEGIN)
     if mine.steps[0] > 1:
         return wrong(
-            f"The optimizer made {mine.steps[0]} steps for {PARTS} batches, and one is wanted: "
+            f"The optimizer made {mine.steps[0]} steps for {BATCHES} batches, and one is wanted: "
             "optimizer.step() belongs after the loop, not into it."
         )
-    if mine.largest_batch > PART_SIZE:
+    if mine.largest_batch > BATCH_SIZE:
         return wrong(
             f"The model was given {mine.largest_batch} samples at once: that is a large batch, with its "
             "memory. Give it one batch after the other."
@@ -102,10 +211,10 @@ def check_accumulation(one_step: OneStep) -> Checked:
 
 def _judged(mine: _Outcome, wanted: _Outcome) -> Checked:
     first, second = (_times_as_far(m, w) for m, w in zip(mine.moved, wanted.moved, strict=True))
-    if first is not None and abs(first - PARTS) < 1e-3:
+    if first is not None and abs(first - BATCHES) < 1e-3:
         return wrong(
-            f"The step goes the right way and {PARTS} times too far: each loss is a mean over its own batch, and their "
-            f"gradients add up. Divide each loss by the number of batches, len(batches)."
+            f"The step goes the right way and {BATCHES} times too far: each loss is a mean over its own batch, and "
+            f"their gradients add up. Divide each loss by the number of batches, len(batches)."
         )
     if first is None:
         return wrong(
@@ -120,7 +229,7 @@ def _judged(mine: _Outcome, wanted: _Outcome) -> Checked:
             "Call optimizer.zero_grad() once per call."
         )
     return right(
-        f"{PARTS} batches of {PART_SIZE} samples moved the weights exactly as one batch of {PARTS * PART_SIZE}."
+        f"{BATCHES} batches of {BATCH_SIZE} samples moved the weights exactly as one batch of {BATCHES * BATCH_SIZE}."
     )
 
 
@@ -153,8 +262,8 @@ def _tried(one_step: OneStep) -> _Outcome:
 
 
 def _batches(random: torch.Generator) -> list[Batch]:
-    inputs = torch.randn(PARTS, PART_SIZE, 6, generator=random, dtype=torch.float64)
-    labels = torch.randint(3, (PARTS, PART_SIZE), generator=random)
+    inputs = torch.randn(BATCHES, BATCH_SIZE, 6, generator=random, dtype=torch.float64)
+    labels = torch.randint(3, (BATCHES, BATCH_SIZE), generator=random)
     return list(zip(inputs, labels, strict=True))
 
 
@@ -165,3 +274,26 @@ def _as_one_batch(
     inputs, labels = zip(*batches, strict=True)
     loss_function(model(torch.cat(inputs)), torch.cat(labels)).backward()
     optimizer.step()
+
+
+# -- what the notebook asks --------------------------------------------------------------------------------------------
+
+
+def check_enough_batch(enough_batch: object) -> Checked:
+    """Whether that is the smallest batch that is as good per sample as the best of the sweep."""
+    return check_enough(enough_batch, "knee", "batch_size", as_written=8)
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "batch": times(
+        "How many times as fast does it get through its samples with batches of 32?",
+        "batch-of-32",
+        "per sample with batches of 32",
+    ),
+    "accumulate": times(
+        "How many times as fast per sample are four batches of 8 per optimizer step, against one?",
+        "four-batches",
+        "with four batches per optimizer step",
+    ),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {"enough-batch": check_enough_batch, "one-step": check_accumulation}

@@ -49,6 +49,8 @@ class Checked:
 
     state: State
     hint: str
+    guess: float | None = None  # the answer and the measurement it was held against, where both are figures
+    measured: float | None = None
 
     def __repr__(self) -> str:
         return repr(self._note)

@@ -1,63 +1,120 @@
-"""Guess first, measure then: tells a reader how close a guess was. Nobody is wrong here, so there is no verdict."""
+"""Guess first, measure then: what a lesson asks, and how close a guess was. Nobody is wrong here."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
 
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Note, is_unanswered
-from gpulab.lessons.measured import Faster
+from gpulab.lessons.measured import Faster, times_faster
 
 CLOSE_POINTS, NEAR_POINTS = 8.0, 25.0  # percentage points
 CLOSE_TIMES, NEAR_TIMES = 1.15, 1.6  # how many times too large or too small
 
+Closeness = Literal["close", "near", "far", "no guess", "undecided", "not measured"]
+Unit = Literal["%", "times"]
 
-def told_share(guess: object, measured: float | None, what: str) -> Note:
-    """`guess` in per cent against a measured share, 0 to 1. `what` it is: "of each step waits for data"."""
+_OPENINGS: dict[Closeness, str] = {
+    "close": "Close.",
+    "near": "Not far off.",
+    "far": "A surprise.",
+    "no guess": "No guess.",
+    "undecided": "Undecided.",
+    "not measured": "Not measurable.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a learner guesses, and how it is measured. `what` follows the figure: "of each step waits for data"."""
+
+    text: str
+    unit: Unit
+    measure: Callable[[], float | Faster | None]  # a share from 0 to 1, or a factor; None: not measured yet
+    what: str
+
+
+def share(text: str, measure: Callable[[], float | None], what: str) -> Question:
+    """A question for a share in per cent."""
+    return Question(text, "%", measure, what)
+
+
+def times(text: str, experiment: str, what: str) -> Question:
+    """A question for how many times as fast the experiment of that name makes the cell."""
+    return Question(text, "times", lambda: times_faster(experiment), what)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Revealed:
+    """A guess beside its measurement; both in per cent or both as a factor. None where there is none."""
+
+    closeness: Closeness
+    words: str
+    guess: float | None = None
+    measured: float | None = None
+
+    def __repr__(self) -> str:
+        return repr(self.note)
+
+    def _repr_html_(self) -> str:
+        return self.note._repr_html_()
+
+    @property
+    def note(self) -> Note:
+        return Note(_OPENINGS[self.closeness], self.words)
+
+
+def reveal(guess: object, question: Question) -> Revealed:
+    """Measure, and hold the guess against it. A factor that may be chance is not held against anybody."""
+    measured = question.measure()
     if measured is None:
-        return _not_measurable(what)
+        return Revealed("not measured", f"There is no figure yet {question.what}. Run the cell that measures it first.")
+    if isinstance(measured, Faster):
+        return _times(guess, measured, question.what)
+    return _share(guess, measured, question.what)
+
+
+def _share(guess: object, measured: float, what: str) -> Revealed:
     measured_words = f"Measured: {percent(measured)} {what}."
     number = _number(guess)
     if number is None:
-        return _no_guess(guess, measured_words, "40, for 40 %")
+        return _without(guess, 100 * measured, measured_words, "40, for 40 %")
     distance = abs(number - 100 * measured)
-    near = "Close." if distance <= CLOSE_POINTS else "Not far off." if distance <= NEAR_POINTS else "A surprise."
-    return Note(near, f"{measured_words} Your guess was {number:g} %.")
+    near: Closeness = "close" if distance <= CLOSE_POINTS else "near" if distance <= NEAR_POINTS else "far"
+    return Revealed(near, f"{measured_words} Your guess was {number:g} %.", number, 100 * measured)
 
 
-def told_times(guess: object, measured: Faster | None, what: str) -> Note:
-    """`guess` as a factor against a measured factor. `what` it is: "with two workers" (2.4 times as fast).
-
-    A factor that may be chance is told as such, and no guess is held against it.
-    """
-    if measured is None:
-        return _not_measurable(what)
+def _times(guess: object, measured: Faster, what: str) -> Revealed:
     if not measured.sure:
-        return Note(
-            "Undecided.",
+        words = (
             f"It was {factor(measured.times)} times as fast {what}, and that may be chance. If other programs are "
-            "running, run that cell again when they have ended.",
+            "running, run that cell again when they have ended."
         )
+        return Revealed("undecided", words, _number(guess))
     measured_words = f"Measured: {factor(measured.times)} times as fast {what}."
     number = _number(guess)
     if number is None or number <= 0:
-        return _no_guess(guess, measured_words, "1.5, for one and a half times")
+        return _without(guess, measured.times, measured_words, "1.5, for one and a half times")
     off = max(number / measured.times, measured.times / number)
-    near = "Close." if off <= CLOSE_TIMES else "Not far off." if off <= NEAR_TIMES else "A surprise."
-    return Note(near, f"{measured_words} Your guess was {number:g}.")
+    near: Closeness = "close" if off <= CLOSE_TIMES else "near" if off <= NEAR_TIMES else "far"
+    return Revealed(near, f"{measured_words} Your guess was {number:g}.", number, measured.times)
 
 
 def _number(guess: object) -> float | None:
-    if isinstance(guess, bool) or not isinstance(guess, (int, float)):
+    """Of what was assigned, or typed into the field."""
+    value = getattr(guess, "value", guess)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    return float(guess) if math.isfinite(guess) else None
+    return float(value) if math.isfinite(value) else None
 
 
-def _no_guess(guess: object, measured_words: str, example: str) -> Note:
-    if is_unanswered(guess):
-        return Note("No guess.", f"{measured_words} A figure stays in mind when it was guessed before.")
-    return Note("No number.", f"{measured_words} Your guess, {guess!r}, is not a number: write for example {example}.")
-
-
-def _not_measurable(what: str) -> Note:
-    return Note("Not measurable.", f"There is no figure {what}. Did the cell above run to its end?")
+def _without(guess: object, measured: float, measured_words: str, example: str) -> Revealed:
+    value = getattr(guess, "value", guess)
+    if is_unanswered(value):
+        words = f"{measured_words} A figure stays in mind when it was guessed before."
+        return Revealed("no guess", words, None, measured)
+    words = f"{measured_words} Your guess, {value!r}, is not a number: write for example {example}."
+    return Revealed("no guess", words, None, measured)

@@ -8,10 +8,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from gpulab.analysis.facts import facts
 from gpulab.api.experiment import experiments
+from gpulab.api.profile import runs
 from gpulab.formatting import factor, percent
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.run import Run
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.verdict import is_decided
 from gpulab.views.comparison.part_times import us
@@ -23,6 +26,32 @@ def experiment_named(name: str) -> Experiment | None:
     """The latest of that name; None where none ran in this process."""
     results = (one.result for one in reversed(experiments))
     return next((e for e in results if isinstance(e, Experiment) and e.name == name), None)
+
+
+def run_named(name: str) -> Run | None:
+    """The latest profiled run of that name of this process; None where none ran."""
+    return next((run for run in reversed(runs.own) if run.settings.name == name), None)
+
+
+def working_share(run: Run | None) -> float | None:
+    """The share of the profiled steps, 0 to 1, in which the device works: a GPU's "busy"; None where it is not known.
+
+    On the CPU device: computing and updating weights.
+    """
+    breakdown = facts(run).breakdown if run is not None else None
+    if breakdown is None:
+        return None
+    if breakdown.busy_fraction is not None:
+        return breakdown.busy_fraction
+    return breakdown.share["compute"] + breakdown.share["optimizer"]
+
+
+def working_shares(name: str) -> dict[str, float]:
+    """The same of every side of the experiment of that name, by its label; without what is not known."""
+    experiment = experiment_named(name)
+    sides = experiment.sides if experiment is not None else ()
+    shares = {side.label: working_share(side.facts.run) for side in sides if side.facts is not None}
+    return {label: share for label, share in shares.items() if share is not None}
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch.utils.data import Dataset
 
 from gpulab.analysis.facts import facts
 from gpulab.capture.short_run import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
-from gpulab.formatting import factor, percent
-from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
-from gpulab.views.running.waiting import waiting
+from gpulab.formatting import factor, percent, plural
+from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.measured import check_enough, run_named
+from gpulab.lessons.pairs import Speed, judge_speed, time_pairs
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch.utils.data import DataLoader
 
     from gpulab.run import Run
 
 EVERY = 3  # of the 1797 digits: an epoch is short, a cache soon filled
-COUNTED = 16  # steps of a measurement: whole rounds of 1, 2, 4 or 8 workers
-ROUNDS = 2
-WANTED = 3.0  # times as fast
-APART = 1.25  # times: rounds that differ by more are no two measurements of one thing
+COUNTED = 8  # steps of a measurement: whole rounds of 1, 2, 4 or 8 workers
+PAIRS, BUDGET_S = 5, 20.0
+WANTED = 2.0  # times as fast
 HARDLY_WAITS = 0.15  # of a step: then the loader is not what to improve
 
 Train = Callable[[Any], object]
@@ -51,11 +53,67 @@ class DistantDigits(DigitsFolder):
         return _read(self.paths[index]), self.labels[index]
 
 
+class HeavyDigits(DigitsFolder):
+    """The same digits, with an augmentation that takes a processor core for some milliseconds per image.
+
+    The image is enlarged, turned and smoothed before it is made small again. Not random: the same file gives the same
+    sample each time.
+    """
+
+    ENLARGED_PIXELS = 384
+
+    def __init__(self, root: Path | str | None = None) -> None:
+        super().__init__(root)
+        self.paths, self.labels = self.paths[::EVERY], self.labels[::EVERY]
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        from PIL import Image, ImageFilter
+
+        with Image.open(self.paths[index]) as file:
+            size = (self.ENLARGED_PIXELS, self.ENLARGED_PIXELS)
+            large = file.convert("L").resize(size, Image.Resampling.BICUBIC)
+        smooth = large.rotate(7, Image.Resampling.BICUBIC).filter(ImageFilter.GaussianBlur(3))
+        return _as_sample(smooth), self.labels[index]
+
+
+class ItemsInMemory(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """The 1797 digits of scikit-learn, 8 x 8 pixels each, in memory. `whole`: a batch is picked at once."""
+
+    def __init__(self, whole: bool = False) -> None:
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        self.images = torch.tensor(digits.images, dtype=torch.float32) / 16
+        self.labels = torch.tensor(digits.target)
+        if whole:
+            self.__getitems__ = self._batch  # a DataLoader uses it where a dataset has one
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[index], self.labels[index]
+
+    def _batch(self, indices: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.images[indices], self.labels[indices]
+
+
+def pass_on(batch: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """A collate_fn for a dataset that gives whole batches."""
+    return batch
+
+
 def _read(path: Path) -> torch.Tensor:
     from PIL import Image
 
     with Image.open(path) as file:
-        small = file.convert("L").resize((SAMPLE_PIXELS, SAMPLE_PIXELS), Image.Resampling.BICUBIC)
+        return _as_sample(file.convert("L"))
+
+
+def _as_sample(image: Image) -> torch.Tensor:
+    from PIL import Image as images
+
+    small = image.resize((SAMPLE_PIXELS, SAMPLE_PIXELS), images.Resampling.BICUBIC)
     grey = np.asarray(small, dtype=np.float32) / 255
     return torch.from_numpy((grey - PIXEL_MEAN) / PIXEL_STD).unsqueeze(0)
 
@@ -65,36 +123,20 @@ def waiting_share(run: Run) -> float | None:
     return facts(run).data_wait_fraction
 
 
-@dataclass(frozen=True, slots=True)
-class Fed:
-    """What one loader makes of a training: seconds of a step, and how many of them it waits for data."""
-
-    step_s: float
-    wait_s: float
-
-    @property
-    def work_s(self) -> float:
-        """All but the wait."""
-        return self.step_s - self.wait_s
-
-
-def check_loader(answer: object, given: DataLoader[Any], train: Train) -> Checked:
-    """Whether `answer` feeds the batches of `given` to `train(loader)` fast enough. Runs both, a few steps each."""
+def check_loader(my_loader: object, given_loader: DataLoader[Any], train: Train) -> Checked:
+    """Whether `my_loader` feeds the batches of `given_loader` to `train(loader)` fast enough. Runs both, in turn."""
     from torch.utils.data import DataLoader
 
-    if is_unanswered(answer):
+    if is_unanswered(my_loader):
         return unanswered("Put a DataLoader(…) in place of the dots, then run that cell and this one again.")
-    if not isinstance(answer, DataLoader):
-        return wrong(f"That is a {type(answer).__name__}, and a DataLoader is wanted: DataLoader(digits, …).")
-    other = _other_training(answer, given)
+    if not isinstance(my_loader, DataLoader):
+        return wrong(f"That is a {type(my_loader).__name__}, and a DataLoader is wanted: DataLoader(digits, …).")
+    other = _other_training(my_loader, given_loader)
     if other:
         return wrong(other)
-    try:
-        with waiting("training some steps with each loader, in turn"):
-            rounds = _rounds(answer, given, train)
-    except Exception as e:
-        return wrong(f"The training does not run with it. {type(e).__name__}: {e}")
-    return _judged_rounds(answer.num_workers, rounds)
+    mine, given = Feeding(my_loader, train), Feeding(given_loader, train)
+    speed = time_pairs(given.step_s, mine.step_s, pairs=PAIRS, budget_s=BUDGET_S)
+    return _judged(my_loader.num_workers, speed, mine)
 
 
 def _other_training(answer: DataLoader[Any], given: DataLoader[Any]) -> str:
@@ -113,56 +155,74 @@ def _other_training(answer: DataLoader[Any], given: DataLoader[Any]) -> str:
     return ""
 
 
-def _judged_rounds(workers: int, rounds: Sequence[tuple[Fed, Fed]]) -> Checked:
-    """By the best of each; undecided where the rounds answer differently and lie far apart."""
-    states = {_judged(workers, mine, before).state for mine, before in rounds}
-    faster = [before.step_s / mine.step_s for mine, before in rounds]
-    if len(states) > 1 and max(faster) > APART * min(faster):
-        return undecided(
-            f"It was {factor(min(faster))} times as fast in one round and {factor(max(faster))} times in another. If "
-            "other programs are running, run this cell again when they have ended."
-        )
-    mine, before = (min(of_one, key=lambda fed: fed.step_s) for of_one in zip(*rounds, strict=True))
-    return _judged(workers, mine, before)
+class Feeding:
+    """One loader in a training: each measurement runs some steps, and drops those that the workers' buffer feeds."""
+
+    def __init__(self, loader: DataLoader[Any], train: Train) -> None:
+        self._loader, self._train = loader, train
+        self._steps_s: list[float] = []
+        self._waits_s: list[float] = []
+
+    def step_s(self) -> float:
+        """The mean of the steps that count. What the training raises passes."""
+        dropped = 2 + self._loader.num_workers * (self._loader.prefetch_factor or 0)
+        run = ShortRun(dropped + COUNTED)
+        with run:
+            self._train(self._loader)
+        wall_ns, wait_ns = run.steps.wall_ns[dropped:], run.steps.data_wait_ns[dropped:]
+        if not len(wall_ns):
+            raise ValueError(f"it ended after {len(run.steps)} steps, too early to measure")
+        self._steps_s.append(float(wall_ns.mean()) / 1e9)
+        self._waits_s.append(float(wait_ns.mean()) / 1e9)
+        return self._steps_s[-1]
+
+    @property
+    def wait_s(self) -> float:
+        """Of a typical step."""
+        return float(np.median(self._waits_s))
+
+    @property
+    def wait_fraction(self) -> float:
+        """Of a typical step."""
+        return float(np.median(np.array(self._waits_s) / np.array(self._steps_s)))
 
 
-def _judged(workers: int, mine: Fed, before: Fed) -> Checked:
-    faster = before.step_s / mine.step_s
-    waiting = mine.wait_s / mine.step_s
-    measured = f"{factor(faster)} times as fast as before, waiting {percent(waiting)} of each step"
-    if faster >= WANTED or (waiting <= HARDLY_WAITS and faster > 1.1):
-        return right(f"{_workers(workers)}: {measured}.")
+def _judged(workers: int, speed: Speed, mine: Feeding) -> Checked:
+    waits = f"It waits {percent(mine.wait_fraction)} of each step"
+    who = plural(workers, "worker") if workers else "no worker"
+    if mine.wait_fraction <= HARDLY_WAITS and speed.interval[0] > 1.1:
+        return right(f"{speed.words} with {who}. {waits}: there is nothing left to gain here.")
     if not workers:
-        return wrong(
-            f"{measured.capitalize()}: images are still loaded one after the other, in the process that trains. "
-            "Which option lets other processes load them?"
+        hint = (
+            "Images are still loaded one after the other, in the process that trains. Which option lets other "
+            "processes load them?"
         )
-    longer = before.wait_s / max(before.work_s, 1e-6)
-    return wrong(
-        f"{_workers(workers)}: {measured}. To load a batch takes {factor(longer)} times "
-        f"as long as to train on it, so about {min(math.ceil(longer), 8)} workers could keep up."
-    )
+    else:
+        loading_s = speed.before_s - (speed.after_s - mine.wait_s)
+        times_longer = max(loading_s / max(speed.after_s - mine.wait_s, 1e-6), 1.0)
+        hint = (
+            f"{waits}. To load a batch takes {factor(times_longer)} times as long as to train on it, so about "
+            f"{min(math.ceil(times_longer), 8)} workers could keep up."
+        )
+    return judge_speed(speed, WANTED, good=f"That is with {who}. {waits}.", hint=hint)
 
 
-def _workers(count: int) -> str:
-    return "No worker" if not count else "1 worker" if count == 1 else f"{count} workers"
+# -- what the notebook asks --------------------------------------------------------------------------------------------
 
 
-def _rounds(answer: DataLoader[Any], given: DataLoader[Any], train: Train) -> list[tuple[Fed, Fed]]:
-    """The answer's loader and the given one in turn, so that a change of the machine meets both."""
-    rounds = []
-    for _ in range(ROUNDS):
-        before = _fed(given, train)
-        rounds.append((_fed(answer, train), before))
-    return rounds
+def _waiting() -> float | None:
+    run = run_named("starving")
+    return None if run is None else waiting_share(run)
 
 
-def _fed(loader: DataLoader[Any], train: Train) -> Fed:
-    dropped = 2 + loader.num_workers * (loader.prefetch_factor or 0)
-    run = ShortRun(dropped + COUNTED)
-    with run:
-        train(loader)
-    wall_ns, wait_ns = run.steps.wall_ns[dropped:], run.steps.data_wait_ns[dropped:]
-    if not len(wall_ns):
-        raise ValueError(f"it ended after {len(run.steps)} steps, too early to measure")
-    return Fed(float(wall_ns.mean()) / 1e9, float(wait_ns.mean()) / 1e9)
+def check_enough_workers(enough_workers: object) -> Checked:
+    """Whether that is the smallest number of workers that is as good as the fastest of the sweep."""
+    return check_enough(enough_workers, "how-many", "workers", as_written=0)
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "waiting": share("What share of each step waits for data?", _waiting, "of each step waits for data"),
+    "workers": times("How many times as fast is it with two workers?", "two-workers", "with two workers"),
+    "limit": times("How many times as fast is it if loading costs nothing?", "no-loading", "with all data in memory"),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {"enough-workers": check_enough_workers, "loader": check_loader}

@@ -1,0 +1,52 @@
+"""Every guided lesson: the name of its notebook, its title, how long it takes, and the module with its exercises."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+
+from gpulab.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One lesson. `minutes` are a learner's, with guessing, reading and the exercise."""
+
+    name: str  # of the notebook, without its ending
+    title: str
+    minutes: int
+    module: str  # in gpulab.lessons
+
+    @property
+    def number(self) -> str:
+        """ "03"."""
+        return self.name.partition("_")[0]
+
+
+LESSONS: tuple[Entry, ...] = (
+    Entry("00_quick_start", "Quick start: where does a training step's time go?", 5, "quick_start"),
+    Entry("01_utilization", 'What "utilization" means', 25, "utilization"),
+    Entry("02_profile_first", "Profile before you optimize", 25, "profile_first"),
+    Entry("03_starving_gpu", "The starving GPU: when training waits for data", 30, "starving"),
+    Entry("04_preprocessing", "Preprocessing and storage: do the work once", 30, "preprocessing"),
+    Entry("05_batch_size", "The batch size: how much work in one step", 30, "batch_size"),
+    Entry("06_memory", "Memory: what fills it, and what it costs to save some", 30, "memory"),
+    Entry("07_mixed_precision", "Mixed precision: fewer bits, the same loss", 25, "mixed_precision"),
+    Entry("08_fused_kernels", "Fused kernels: one swap, how much faster?", 30, "fused_kernels"),
+    Entry("09_host", "Waiting for the host: many small operations", 30, "host"),
+    Entry("10_search", "Search with the meter running", 30, "search"),
+    Entry("14_cost", "What idle time costs", 25, "cost"),
+    Entry("15_capstone", "From 15 % to 90 %: everything at once", 60, "capstone"),
+)
+
+
+def lesson_named(name: str | int) -> Entry:
+    """The lesson of a number ("03", 3), a notebook's name or a part of it. Raises UsageError naming the nearest."""
+    asked = f"{name:02d}" if isinstance(name, int) else str(name).strip().removesuffix(".ipynb")
+    for entry in LESSONS:
+        if asked in (entry.number, entry.name, entry.module) or (asked.isdecimal() and int(asked) == int(entry.number)):
+            return entry
+    names = [entry.name for entry in LESSONS]
+    near = difflib.get_close_matches(asked, names, n=1, cutoff=0.4) or [n for n in names if asked and asked in n]
+    hint = f" Did you mean {near[0]}?" if near else f" There are: {', '.join(entry.number for entry in LESSONS)}."
+    raise UsageError(f"There is no lesson {name!r}.{hint}")

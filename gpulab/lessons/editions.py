@@ -1,0 +1,70 @@
+"""One source, three editions of a lesson's notebook: for self-study, for a class, and for its instructor.
+
+For self-study each solution is hidden behind a line to click on; for a class there is none; the instructor's has it in
+the exercise cell. A solution is a `<details>` block with one block of Python, and belongs to the last cell above it
+whose name begins with "exercise-".
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+Edition = Literal["self-study", "class", "instructor"]
+EDITIONS: tuple[Edition, ...] = ("self-study", "class", "instructor")
+EXERCISE = "exercise-"
+
+_SOLUTION = re.compile(r"<details>.*?```python\n(?P<code>.*?)\n```.*?</details>\n*", re.DOTALL)
+
+Notebook = Mapping[str, Any]  # as JSON has it
+
+
+def solutions(notebook: Notebook) -> dict[str, str]:
+    """The code of each solution, by the name of its exercise: "loader"."""
+    return {name: match["code"] for name, match in _solutions(notebook)}
+
+
+def edition(notebook: Notebook, kind: Edition) -> dict[str, Any]:
+    """The notebook in that edition; the one given stays as it is. Outputs stay, but for those of changed cells."""
+    made: dict[str, Any] = copy.deepcopy(dict(notebook))
+    if kind == "self-study":
+        return made
+    by_exercise = solutions(notebook)
+    for cell in made["cells"]:
+        name = cell_name(cell)
+        if cell["cell_type"] == "markdown":
+            text = _SOLUTION.sub("", source(cell)).strip()
+            cell["source"] = text.splitlines(keepends=True)
+        elif kind == "instructor" and name.startswith(EXERCISE) and name.removeprefix(EXERCISE) in by_exercise:
+            cell["source"] = solved(source(cell), by_exercise[name.removeprefix(EXERCISE)]).splitlines(keepends=True)
+            cell["outputs"], cell["execution_count"] = [], None
+    made["cells"] = [cell for cell in made["cells"] if cell["cell_type"] != "markdown" or cell["source"]]
+    return made
+
+
+def solved(exercise: str, solution: str) -> str:
+    """The exercise's cell with the solution after what it gives: what is defined anew counts."""
+    return f"{exercise.rstrip()}\n\n# a solution\n{solution}"
+
+
+def cell_name(cell: Mapping[str, Any]) -> str:
+    """The name in its metadata, as its text has it; else its id."""
+    return str(cell.get("metadata", {}).get("name") or cell.get("id", ""))
+
+
+def source(cell: Mapping[str, Any]) -> str:
+    """The text of a cell, which a file has as one string or as a list of lines."""
+    text = cell["source"]
+    return text if isinstance(text, str) else "".join(text)
+
+
+def _solutions(notebook: Notebook) -> Iterator[tuple[str, re.Match[str]]]:
+    exercise = ""
+    for cell in notebook["cells"]:
+        if cell_name(cell).startswith(EXERCISE):
+            exercise = cell_name(cell).removeprefix(EXERCISE)
+        elif cell["cell_type"] == "markdown":
+            for match in _SOLUTION.finditer(source(cell)):
+                yield exercise, match

@@ -1,0 +1,214 @@
+"""What a learner did, a line for each check and guess: kept in their own folder, and in the class's where there is one.
+
+A line has the lesson, the exercise, what came of it, the guess, the measurement and the time: no code, no path. With
+`GPULAB_CLASS` set, which only the instructor does, the same lines also go where it says, one file per learner.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from gpulab.store.atomic_write import reason
+from gpulab.store.folders import default_root
+
+CLASS_VARIABLE = "GPULAB_CLASS"
+FILE = "progress.jsonl"
+LEARNER_FILE = "learner.json"
+LONGEST_NAME = 40  # characters
+LONGEST_LINE_BYTES = 4_000  # a longer one is none of ours
+MOST_LINES = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One check or guess. `guess` and `measured` are both in per cent, or both factors; None where there is none."""
+
+    lesson: str
+    exercise: str
+    kind: str  # "check", "guess", or "opened"
+    state: str  # of a check: unanswered, wrong, undecided, right; of a guess: how close it was
+    time: str  # ISO 8601, UTC
+    guess: float | None = None
+    measured: float | None = None
+    learner: str = ""  # the name that the learner chose; only in a class
+
+    @property
+    def moment(self) -> datetime | None:
+        """None where the line has no time that can be read."""
+        with suppress(ValueError):
+            moment = datetime.fromisoformat(self.time)
+            return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+        return None
+
+
+class Outlet(Protocol):
+    """Where lines go beside the learner's own file. `write` returns why it could not, or None."""
+
+    def write(self, line: Line) -> str | None: ...
+    @property
+    def words(self) -> str:
+        """Where that is, for the learner."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """Who works here. `token` keeps two learners of one name apart; both stand in a file of this folder."""
+
+    name: str
+    token: str
+
+    @property
+    def file_name(self) -> str:
+        """Of the class folder: letters, digits and dashes of the name, and the token."""
+        slug = re.sub(r"[^A-Za-z0-9]+", "-", self.name).strip("-").lower()[:LONGEST_NAME]
+        return f"{slug or 'learner'}-{self.token}.jsonl"
+
+
+class ClassFolder:
+    """A folder that the whole class can write to. What could not be written is written with the next line."""
+
+    def __init__(self, folder: Path, learner: Learner) -> None:
+        self.folder = folder
+        self.learner = learner
+        self._pending: list[Line] = []
+
+    def write(self, line: Line) -> str | None:
+        """Append to the learner's own file. A folder that is not there is not made: the instructor makes it."""
+        self._pending.append(replace(line, learner=self.learner.name))
+        while self._pending:
+            problem = _append(self.folder / self.learner.file_name, self._pending[0])
+            if problem is not None:
+                return problem
+            del self._pending[0]
+        return None
+
+    @property
+    def words(self) -> str:
+        return f"the folder {str(self.folder)!r}"
+
+
+class Progress:
+    """The learner's own file, and the outlets of the class. A line that cannot be written stops nothing."""
+
+    def __init__(self, folder: Path | None = None, outlets: tuple[Outlet, ...] = ()) -> None:
+        self.folder = default_root().parent if folder is None else folder
+        self.outlets = outlets
+        self.problems: dict[str, str] = {}  # by where, the first reason
+
+    @property
+    def path(self) -> Path:
+        return self.folder / FILE
+
+    def note(self, line: Line) -> list[str]:
+        """Write the line everywhere. Returns a sentence for each place that failed for the first time."""
+        failures = {"your progress file": self._own(line)}
+        failures |= {outlet.words: outlet.write(line) for outlet in self.outlets}
+        fresh = {where: why for where, why in failures.items() if why is not None and where not in self.problems}
+        for where, why in failures.items():
+            if why is None:
+                self.problems.pop(where, None)
+        self.problems |= fresh
+        return [f"Your progress is not written to {where}: {why}. The lesson goes on." for where, why in fresh.items()]
+
+    def _own(self, line: Line) -> str | None:
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        return _append(self.path, line)
+
+    def lines(self) -> list[Line]:
+        """The learner's own, the oldest first; without what cannot be read."""
+        return list(read_lines(self.path))
+
+
+def now() -> str:
+    """The time of a line."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def learner(folder: Path | None = None, name: str | None = None) -> Learner:
+    """Who works in this folder; `name` renames. Who has chosen none is "learner" and four characters.
+
+    Where the folder cannot be written, the token lasts as long as this process.
+    """
+    path = (default_root().parent if folder is None else folder) / LEARNER_FILE
+    given: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        given = content if isinstance(content, dict) else {}
+    token = given.get("token")
+    if not isinstance(token, str) or not re.fullmatch(r"[0-9a-f]{6}", token):
+        token = _TOKEN
+    kept = given.get("name")
+    chosen = _plain_name(name if name is not None else kept if isinstance(kept, str) else "")
+    who = Learner(chosen or f"learner {token[:4]}", token)
+    if given != {"name": who.name, "token": token}:
+        with suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps({"name": who.name, "token": token}) + "\n", encoding="utf-8")
+    return who
+
+
+_TOKEN = secrets.token_hex(3)
+
+
+def _plain_name(name: str) -> str:
+    """Without control characters, which no screen shows, and not too long."""
+    return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:LONGEST_NAME]
+
+
+def class_outlets(who: Learner, environment: Mapping[str, str] = os.environ) -> tuple[Outlet, ...]:
+    """Where the instructor wants the lines to go as well: nowhere, unless `GPULAB_CLASS` is set."""
+    where = environment.get(CLASS_VARIABLE, "").strip()
+    return (ClassFolder(Path(where).expanduser().absolute(), who),) if where else ()
+
+
+def read_lines(path: Path) -> Iterator[Line]:
+    """The lines of a file, which others may be writing. What is no line of ours is left out; no file has none."""
+    with suppress(OSError), path.open("rb") as file:
+        for _ in range(MOST_LINES):
+            content = file.readline(LONGEST_LINE_BYTES)
+            if not content:
+                return
+            line = parsed(content)
+            if line is not None:
+                yield line
+
+
+def parsed(content: bytes | str) -> Line | None:
+    """A line of a file; None for what is none."""
+    try:
+        given = json.loads(content)
+    except ValueError:
+        return None
+    if not isinstance(given, dict):
+        return None
+    texts = {name: given.get(name, "") for name in ("lesson", "exercise", "kind", "state", "time", "learner")}
+    if not all(isinstance(text, str) for text in texts.values()) or not texts["lesson"]:
+        return None
+    return Line(**texts, guess=_figure(given.get("guess")), measured=_figure(given.get("measured")))
+
+
+def _figure(value: object) -> float | None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if number and abs(float(value)) < 1e12 else None  # type: ignore[arg-type]
+
+
+def _append(path: Path, line: Line) -> str | None:
+    """One write of a whole line, so that no other's stands in it. Why it failed, or None."""
+    fields = {name: value for name, value in asdict(line).items() if value is not None and value != ""}
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write((json.dumps(fields, ensure_ascii=False) + "\n").encode("utf-8", "backslashreplace"))
+    except OSError as e:
+        return reason(e)
+    return None

@@ -1,0 +1,19 @@
+"""The quick start has one guess and no exercise."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpulab.lessons.guesses import Question, share
+from gpulab.lessons.measured import run_named
+from gpulab.lessons.starving import waiting_share
+
+
+def _waiting() -> float | None:
+    run = run_named("quick-start")
+    return None if run is None else waiting_share(run)
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "waiting": share("What share of each step waits for data?", _waiting, "of each step waits for data"),
+}

@@ -1,0 +1,152 @@
+"""Make the notebooks from `lessons/*.md` and run them: `make notebooks`, or `make notebooks LESSON=03` for one.
+
+The texts are jupytext's MyST Markdown. A notebook keeps what its cells showed, without what needs a live kernel, and
+README.md lists what each lesson measured here. Run it on a quiet machine: its figures are what readers see.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import jupytext
+import nbclient
+import nbformat
+from nbformat import NotebookNode
+
+NOTEBOOKS = Path(__file__).resolve().parent
+TEXTS = NOTEBOOKS / "lessons"
+TIMEOUT_S = 600
+LARGEST_BYTES = 1_000_000  # of a notebook with its outputs
+BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+
+_KEPT = ("text/plain", "text/html", "text/markdown", "image/png", "image/svg+xml")
+_MEASURED = re.compile(r"Measured: (.+?)\.(?= A figure| Your guess|$)")
+
+
+def notebook_of(text: Path) -> NotebookNode:
+    """The notebook of a lesson's text, without outputs: a code cell's id is its name, and the same each time."""
+    notebook = jupytext.read(text)
+    notebook.nbformat_minor = 5
+    notebook.metadata = nbformat.from_dict(
+        {
+            "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
+            "language_info": {"name": "python"},
+        }
+    )
+    following = "end"
+    for cell in reversed(notebook.cells):
+        if cell.cell_type == "code":
+            following = cell.metadata.get("name") or following
+            cell.id = following
+        else:
+            cell.id = f"about-{following}"[:64]
+    ids: dict[str, int] = {}
+    for cell in notebook.cells:
+        ids[cell.id] = ids.get(cell.id, 0) + 1
+        cell.id += f"-{ids[cell.id]}" if ids[cell.id] > 1 else ""
+    return notebook
+
+
+def executed(notebook: NotebookNode, folder: Path) -> NotebookNode:
+    """Run it in `folder`, and keep what a reader without a kernel can see."""
+    resources = {"metadata": {"path": str(folder)}}
+    nbclient.NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3", resources=resources).execute()
+    notebook.metadata.pop("widgets", None)
+    print("  " + ", ".join(f"{cell.id} {s:.0f} s" for cell, s in _times(notebook) if s >= 4), file=sys.stderr)
+    for cell in notebook.cells:
+        if cell.cell_type == "code":
+            cell.metadata.pop("execution", None)
+            cell.outputs = list(_readable(cell.outputs))
+    return notebook
+
+
+def _times(notebook: NotebookNode) -> Iterator[tuple[NotebookNode, float]]:
+    """Each code cell and how long it ran."""
+    for cell in notebook.cells:
+        stamps = cell.metadata.get("execution", {})
+        if {"iopub.execute_input", "shell.execute_reply"} <= stamps.keys():
+            begin, end = (datetime.fromisoformat(stamps[k]) for k in ("iopub.execute_input", "shell.execute_reply"))
+            yield cell, (end - begin).total_seconds()
+
+
+def _readable(outputs: Sequence[NotebookNode]) -> Iterator[NotebookNode]:
+    for output in outputs:
+        if "data" in output:
+            output.data = {kind: data for kind, data in output.data.items() if kind in _KEPT}
+            output.metadata = {}
+            if not any(str(data).strip() for data in output.data.values()):
+                continue  # where a progress line or a Stop button was
+        yield output
+
+
+def measured(notebook: NotebookNode) -> list[str]:
+    """What its guesses were held against: "2.1 times as fast with two workers"."""
+    texts = ["".join(_texts(cell)) for cell in notebook.cells if cell.get("id", "").startswith("reveal-")]
+    return [match[1] for text in texts if (match := _MEASURED.search(text))]
+
+
+def _texts(cell: NotebookNode) -> Iterator[str]:
+    for output in cell.outputs:
+        yield "".join(output.get("data", {}).get("text/plain", ""))
+
+
+def table() -> str:
+    """The lessons of README.md, from the notebooks as they are shipped."""
+    from gpulab.lessons.catalogue import LESSONS
+
+    rows = ["| lesson | minutes | measured when it was shipped |", "|---|---|---|"]
+    for entry in LESSONS:
+        path = NOTEBOOKS / f"{entry.name}.ipynb"
+        if path.is_file():
+            figures = "; ".join(measured(nbformat.read(path, as_version=4)))
+            link = f"[{entry.number} {entry.title}]({entry.name}.ipynb)"
+            rows.append(f"| {link} | {entry.minutes} | {figures or '–'} |")
+    return "\n".join(rows)
+
+
+def listed(readme: str, links_to: str = "") -> str:
+    """A README with the table of lessons between its two marks."""
+    before, _, rest = readme.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    rows = table().replace("](", f"]({links_to}")
+    return f"{before}{BEGIN}\n{rows}\n{END}{after}"
+
+
+READMES = {NOTEBOOKS / "README.md": "", NOTEBOOKS.parent / "README.md": "notebooks/"}
+
+
+def write_tables() -> None:
+    """Put what was measured into the READMEs."""
+    for readme, links_to in READMES.items():
+        text = readme.read_text(encoding="utf-8")
+        if BEGIN in text:
+            readme.write_text(listed(text, links_to), encoding="utf-8")
+
+
+def main() -> None:
+    """Make the notebooks that are asked for, or all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("lessons", nargs="*", help="their numbers; none: all of them")
+    options = parser.parse_args()
+    texts = [t for t in sorted(TEXTS.glob("*.md")) if not options.lessons or t.stem[:2] in options.lessons]
+    for text in texts:
+        with tempfile.TemporaryDirectory(prefix="gpulab-lesson-") as folder:
+            os.environ["GPULAB_DIR"] = ".gpulab"
+            notebook = executed(notebook_of(text), Path(folder))
+            content = nbformat.writes(notebook).replace(folder, "…")
+        if len(content) > LARGEST_BYTES:
+            sys.exit(f"{text.stem} would have {len(content):,} bytes: its outputs are too large to be shipped")
+        (NOTEBOOKS / f"{text.stem}.ipynb").write_text(content + "\n", encoding="utf-8")
+        print(f"{text.stem}: {len(content) / 1e3:.0f} kB; measured: {'; '.join(measured(notebook)) or 'nothing'}")
+    write_tables()
+
+
+if __name__ == "__main__":
+    main()

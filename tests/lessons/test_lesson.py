@@ -1,0 +1,183 @@
+"""A lesson while it is worked on: run out of order, misspelt, without an end; each gets a sentence."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gpulab import recordings
+from gpulab.errors import StoreError, UsageError
+from gpulab.lessons import lesson as lessons
+from gpulab.lessons import right, wrong
+from gpulab.lessons.catalogue import LESSONS, lesson_named
+from gpulab.lessons.check import Checked, Note
+from gpulab.lessons.hints import Hints, hint
+from gpulab.lessons.lesson import Lesson, open_lesson
+from gpulab.lessons.time_limit import TimeLimit, time_limit
+
+
+@pytest.fixture
+def names() -> dict[str, Any]:
+    return {}
+
+
+@pytest.fixture
+def lesson(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: dict[str, Any]) -> Iterator[Lesson]:
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path))
+    monkeypatch.delenv("GPULAB_CLASS", raising=False)
+    opened = open_lesson("03", names)
+    yield opened
+    opened.close()
+    lessons._open.clear()
+
+
+@pytest.mark.parametrize("name", ["03", 3, "3", "03_starving_gpu", "03_starving_gpu.ipynb", "starving"])
+def test_a_lesson_has_several_names(name: str | int) -> None:
+    assert lesson_named(name).name == "03_starving_gpu"
+
+
+def test_a_lesson_that_does_not_exist_names_the_nearest() -> None:
+    with pytest.raises(UsageError, match="Did you mean 03_starving_gpu"):
+        lesson_named("starving_gpus")
+    with pytest.raises(UsageError, match="There are: 00, 01"):
+        lesson_named("99")
+
+
+def test_every_lesson_is_named_once() -> None:
+    assert len({entry.number for entry in LESSONS}) == len({entry.module for entry in LESSONS}) == len(LESSONS)
+
+
+def test_a_lesson_opens_with_what_it_is(lesson: Lesson) -> None:
+    assert "Lesson 03: The starving GPU" in repr(lesson) and "About 30 minutes." in repr(lesson)
+    assert "0 of 2 exercises solved here." in repr(lesson) and "class" not in repr(lesson)
+    assert [line.kind for line in lesson.progress.lines()] == ["opened"]
+
+
+def test_a_class_is_announced_and_a_name_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lesson: Lesson
+) -> None:
+    monkeypatch.setenv("GPULAB_CLASS", str(tmp_path))
+    opened = open_lesson("03", {})
+    assert f"also goes to the folder {str(tmp_path)!r}" in repr(opened)
+    opened.name = "<script>alert(1)</script>"
+    assert "<script>" not in opened._repr_html_() and opened.name in repr(opened)
+    opened.check("loader")
+    assert any(path.name.startswith("script-alert-1-script-") for path in tmp_path.iterdir())
+
+
+def test_a_check_that_runs_first_says_which_cell_is_missing(lesson: Lesson, names: dict[str, Any]) -> None:
+    checked = lesson.check("loader")
+    assert checked.state == "unanswered" and checked.hint.startswith("`my_loader` is not there yet.")
+    names |= {"my_loader": ..., "given_loader": ..., "train": ...}
+    assert lesson.check("loader").hint.startswith("Put a DataLoader")
+    assert [line.state for line in lesson.progress.lines()] == ["", "unanswered", "unanswered"]
+
+
+def test_a_misspelt_exercise_names_the_nearest(lesson: Lesson) -> None:
+    with pytest.raises(UsageError, match=r"no exercise 'loaders'. Did you mean 'loader'"):
+        lesson.check("loaders")
+    with pytest.raises(UsageError, match=r"no question 'x'. There are: waiting, workers"):
+        lesson.guess("x")
+
+
+def replace_check(lesson: Lesson, check: Any) -> None:
+    lesson.exercises = {"loader": check}
+
+
+def test_an_answer_that_fails_is_named(lesson: Lesson) -> None:
+    def fails() -> Checked:
+        raise KeyError("labels")
+
+    replace_check(lesson, fails)
+    assert lesson.check("loader").hint == "It does not run. KeyError: 'labels'"
+
+
+def test_an_answer_without_an_end_is_stopped(lesson: Lesson) -> None:
+    def endless() -> Checked:
+        while True:
+            with contextlib.suppress(Exception):
+                time.sleep(0.01)
+
+    replace_check(lesson, endless)
+    checked = lesson.check("loader", limit_s=0.2)
+    assert checked.state == "wrong" and "a loop that never ends" in checked.hint
+
+
+def test_a_limit_leaves_no_timer_behind() -> None:
+    before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
+    with pytest.raises(TimeLimit), time_limit(0.05):
+        time.sleep(60)
+    assert (signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0) == before
+
+
+def test_of_two_limits_the_shorter_one_ends_it() -> None:
+    for outer_s, inner_s in ((0.3, 100), (100, 0.05)):
+        with pytest.raises(TimeLimit), time_limit(outer_s), time_limit(inner_s):
+            time.sleep(60)
+
+
+def test_a_solved_exercise_stays_solved(lesson: Lesson) -> None:
+    for checked in (right("Well."), wrong("No longer.")):
+        replace_check(lesson, partial(Checked, checked.state, checked.hint))
+        lesson.check("loader")
+    assert lesson.solved == {"loader"} and "1 of 1 exercise solved here." in repr(lesson)
+
+
+def test_a_guess_is_revealed_and_noted(lesson: Lesson, names: dict[str, Any]) -> None:
+    names["guess_workers"] = lesson.guess("workers")
+    assert lesson.reveal("workers").closeness == "not measured"
+    assert lesson.progress.lines()[-1].kind == "guess"
+
+
+def test_without_recordings_a_sentence_says_so(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recordings, "machine_with", lambda *names: None)
+    note = lesson.compare_recorded("workers-0", "workers-8")
+    assert isinstance(note, Note) and "make record-gpu" in note.words
+    with pytest.raises(StoreError, match="comes without recordings"):
+        recordings.open("h200/workers-0", tmp_path)
+
+
+def test_a_package_that_is_missing_gets_its_command(lesson: Lesson, capsys: pytest.CaptureFixture[str]) -> None:
+    assert lesson.has("json") and capsys.readouterr().out == ""
+    assert not lesson.has("no_such_package")
+    assert "run %pip install no_such_package in a cell" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("digits_not_there", "`digits_not_there` is not there yet"),
+        ("import no_such_package.part", "run %pip install no_such_package"),
+        ("x = (1,", "near line 1, so nothing of it ran"),
+        ("1 / 0", None),
+    ],
+)
+def test_errors_that_every_class_meets_get_a_hint(code: str, words: str | None) -> None:
+    try:
+        exec(compile(code, "<cell>", "exec"), {})
+    except (NameError, ImportError, SyntaxError, ZeroDivisionError) as error:
+        sentence = hint(error)
+        assert (sentence is None) if words is None else (sentence is not None and words in sentence)
+
+
+def test_hints_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    registered: list[object] = []
+    events = SimpleNamespace(
+        register=lambda name, function: registered.append(function),
+        unregister=lambda name, function: registered.remove(function),
+    )
+    monkeypatch.setattr("gpulab.lessons.hints.cell_code.shell", lambda: SimpleNamespace(events=events))
+    Hints.start()
+    Hints.start()
+    assert len(registered) == 1
+    Hints.stop()
+    Hints.stop()
+    assert registered == []

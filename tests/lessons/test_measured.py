@@ -1,0 +1,116 @@
+"""What a lesson's experiments measured, and which value of a sweep is enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal
+
+import pytest
+
+from gpulab.lessons import check_enough, measured, times_faster
+from gpulab.lessons.measured import Faster, Swept
+from gpulab.tuning.record import Comparison, Experiment
+from gpulab.verdict import verdict
+from gpulab.views.comparison.comparison import Compared
+from tests.support.comparisons import a_comparison
+
+Unit = Literal["sample", "step"]
+Ran = Callable[[str, Experiment], None]
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """`ran(name, experiment)`: it was the last to run in this process."""
+    known: list[Compared] = []
+    monkeypatch.setattr(measured, "experiments", known)
+    return lambda name, experiment: known.append(Compared(replace(experiment, name=name)))
+
+
+def swept(
+    times: dict[int, float | None], knob: str = "workers", unit: Unit = "step", spread: float = 1.02
+) -> Experiment:
+    """A sweep whose values took this many times as long as the cell as written; None: it failed."""
+    compared = [_of(knob, value, time, unit, spread) for value, time in times.items()]
+    return Experiment((compared[0].a, *(c.b for c in compared)), tuple(compared), 1.0)
+
+
+def _of(knob: str, value: int, time: float | None, unit: Unit, spread: float = 1.02) -> Comparison:
+    """The time of the other unit tells the contrary. `spread`: how far the interval reaches, as a factor."""
+    made = a_comparison()
+    other = None if time is None else 1 / time
+    step, sample = (time, other) if unit == "step" else (other, time)
+    changed: dict[str, Any] = {"us_per_step": step, "us_per_sample": sample, "failure": "" if time else "out of memory"}
+    b = replace(made.b, label=f"{knob}={value}", settings={knob: str(value)}, **changed)
+    interval = None if time is None else (time / spread, time * spread)
+    said = verdict(time, interval, made.noise_floor, made.pairs)
+    a = replace(made.a, us_per_step=1.0, us_per_sample=1.0)
+    return replace(made, a=a, b=b, ratio=time, interval=interval, verdict=said, unit=unit)
+
+
+SWEEP = {1: 0.8, 2: 0.44, 4: 0.4, 8: 0.41}
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "0, 1, 2, 4, 8"),
+        (None, "unanswered", "0, 1, 2, 4, 8"),
+        (2, "right", "smallest"),
+        (1, "wrong", "workers=4 is 2.0 times as fast as workers=1"),
+        (0, "wrong", "workers=4 is 2.5 times as fast"),
+        (4, "wrong", "workers=2 is smaller"),
+        (3, "wrong", "3 is not among the values tried: 0, 1, 2, 4, 8"),
+        ("2", "wrong", "'2' is not among"),
+        (True, "wrong", "True is not among"),
+    ],
+)
+def test_the_smallest_value_that_is_good_enough(ran: Ran, answer: object, state: str, hint: str) -> None:
+    ran("how-many", swept(dict(SWEEP)))
+    checked = check_enough(answer, "how-many", "workers", as_written=0)
+    assert checked.state == state
+    assert hint in checked.hint
+
+
+@pytest.mark.parametrize("answer", [1, 2, 4, 8])
+def test_no_answer_is_right_where_nothing_is_decided(ran: Ran, answer: int) -> None:
+    """Intervals of 0.35 to 4.2, as a busy machine gives them."""
+    ran("how-many", swept(dict(SWEEP), spread=3.5))
+    checked = check_enough(answer, "how-many", "workers", as_written=0)
+    assert checked.state == "undecided" and repr(checked).startswith("Undecided. It may be ")
+
+
+def test_what_is_certainly_too_few_is_wrong_all_the_same(ran: Ran) -> None:
+    ran("how-many", swept(dict(SWEEP), spread=1.2))
+    assert check_enough(0, "how-many", "workers", as_written=0).state == "wrong"
+    assert check_enough(2, "how-many", "workers", as_written=0).state == "undecided"
+    ran("how-many", swept({2: 0.44}))
+    assert check_enough(2, "how-many", "workers", as_written=0).state == "right"
+
+
+def test_a_factor_of_an_undecided_experiment_is_not_sure(ran: Ran) -> None:
+    for ratio, spread, sure in ((0.5, 1.02, True), (1.0, 1.01, True), (0.5, 3.0, False), (1.0, 1.3, False)):
+        ran("two-workers", swept({2: ratio}, spread=spread))
+        assert times_faster("two-workers") == Faster(1 / ratio, sure=sure), (ratio, spread)
+
+
+def test_a_setting_that_failed_is_no_value_of_the_sweep() -> None:
+    found = Swept.of(swept({16: 0.5, 32: None}, "batch_size", "sample"), "batch_size", as_written=8)
+    assert found.times_us == {8: 1.0, 16: 0.5}
+
+
+def test_another_experiment_is_not_taken_for_the_sweep(ran: Ran) -> None:
+    for name, knob in (("other", "workers"), ("how-many", "accumulate")):
+        ran(name, swept({4: 0.5}, knob))
+        checked = check_enough(2, "how-many", "workers", as_written=0)
+        assert checked.state == "unanswered" and "run that cell first" in checked.hint
+
+
+def test_what_was_measured_is_known_by_its_name(ran: Ran) -> None:
+    assert times_faster("two-workers") is None
+    ran("two-workers", swept({2: 0.5}))
+    ran("two-workers", swept({2: 0.4}))
+    ran("cache", swept({1: 0.1}))
+    assert times_faster("two-workers") == Faster(2.5, sure=True), "the latest of the name"
+    ran("two-workers", swept({2: None}))
+    assert times_faster("two-workers") is None, "it failed"

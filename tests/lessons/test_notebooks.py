@@ -1,0 +1,144 @@
+"""Every lesson runs from top to bottom without a person; its exercises fail before, and pass with their solutions."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+
+import jupytext
+import nbformat
+import pytest
+
+from gpulab.lessons.catalogue import LESSONS, Entry
+from gpulab.lessons.editions import EXERCISE, cell_name, edition, solutions, source
+from tests.lessons.notebook_kernel import LEFT_BEHIND, LONG_S, NOTEBOOKS, execute, shipped
+from tests.support.paths import ROOT
+
+TEXTS = NOTEBOOKS / "lessons"
+LARGEST_BYTES = 1_000_000
+BY_HAND = {"enough-workers", "enough-batch"}  # the answer is a figure of the reader's own run: no solution is written
+OPTIONAL = {"h5py", "optuna"}
+
+lessons = pytest.mark.parametrize("entry", LESSONS, ids=lambda entry: entry.name)
+
+
+@pytest.fixture(scope="module")
+def execute_script() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("execute_notebooks", NOTEBOOKS / "execute.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def parts(entry: Entry) -> ModuleType:
+    return importlib.import_module(f"gpulab.lessons.{entry.module}")
+
+
+def test_every_text_is_a_lesson_of_the_catalogue() -> None:
+    assert {path.stem for path in TEXTS.glob("*.md")} == {entry.name for entry in LESSONS}
+    assert {path.stem for path in NOTEBOOKS.glob("*.ipynb")} == {entry.name for entry in LESSONS}
+
+
+@lessons
+def test_a_notebook_is_what_its_text_says(entry: Entry, execute_script: ModuleType) -> None:
+    made = execute_script.notebook_of(TEXTS / f"{entry.name}.md")
+    there = shipped(entry.name)
+    assert [(c.cell_type, c.id, c.source) for c in there.cells] == [
+        (c.cell_type, c.id, c.source) for c in made.cells
+    ], f"run make notebooks LESSON={entry.number}"
+
+
+@lessons
+def test_a_shipped_notebook_was_run_and_is_small(entry: Entry) -> None:
+    notebook = shipped(entry.name)
+    assert (NOTEBOOKS / f"{entry.name}.ipynb").stat().st_size <= LARGEST_BYTES
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    kinds = {kind for c in notebook.cells for o in c.get("outputs", ()) for kind in o.get("data", {})}
+    assert not [kind for kind in kinds if "widget" in kind or "javascript" in kind]
+    assert "widgets" not in notebook.metadata
+    content = (NOTEBOOKS / f"{entry.name}.ipynb").read_text(encoding="utf-8")
+    assert not re.search(r"/(home|root|tmp|work)/", content), "no path of the machine that ran it"
+
+
+@lessons
+def test_cells_and_module_name_the_same_things(entry: Entry) -> None:
+    text = "\n".join(source(cell) for cell in shipped(entry.name).cells)
+    names = [cell_name(cell) for cell in shipped(entry.name).cells if cell.cell_type == "code"]
+    assert len(names) == len(set(names))
+    asked = set(re.findall(r'lesson\.guess\("([\w-]+)"\)', text))
+    assert (
+        asked == set(re.findall(r'lesson\.reveal\("([\w-]+)"\)', text)) == set(getattr(parts(entry), "QUESTIONS", {}))
+    )
+    exercises = set(getattr(parts(entry), "EXERCISES", {}))
+    assert set(re.findall(r'lesson\.check\("([\w-]+)"\)', text)) == exercises
+    assert {f"check-{name}" for name in exercises} | {f"{EXERCISE}{name}" for name in exercises} <= set(names)
+    assert set(solutions(shipped(entry.name))) == exercises - BY_HAND
+    assert {f"guess-{name}" for name in asked} | {f"reveal-{name}" for name in asked} <= set(names)
+
+
+@lessons
+def test_the_editions_differ_in_the_solutions_alone(entry: Entry) -> None:
+    notebook = json.loads((NOTEBOOKS / f"{entry.name}.ipynb").read_text(encoding="utf-8"))
+    assert edition(notebook, "self-study") == notebook
+    for_class, for_instructor = edition(notebook, "class"), edition(notebook, "instructor")
+    for made in (for_class, for_instructor):
+        nbformat.validate(nbformat.from_dict(made))
+        assert "<details>" not in "".join(source(cell) for cell in made["cells"])
+    answers = solutions(notebook)
+    in_class = "\n".join(source(cell) for cell in for_class["cells"])
+    cells = {cell_name(cell): source(cell) for cell in for_instructor["cells"]}
+    for name, code in answers.items():
+        assert code not in in_class
+        assert cells[f"{EXERCISE}{name}"].endswith(code)
+
+
+@lessons
+@pytest.mark.timeout(LONG_S + 60)
+def test_a_lesson_runs_unanswered_and_takes_its_solutions(
+    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
+    answers = solutions(shipped(entry.name))
+    further = [
+        step
+        for name, code in answers.items()
+        for step in ((f"solution-{name}", code), (f"solved-{name}", f'lesson.check("{name}")'))
+    ]
+    shown = execute(shipped(entry.name), tmp_path, (*further, ("left-behind", LEFT_BEHIND)))
+    for name, outputs in shown.items():
+        said = " ".join(outputs)
+        if name.startswith("check-"):
+            assert said.startswith("Not answered yet. "), (name, said)
+        elif name.startswith("solved-"):
+            assert said.startswith(("Right. ", "Undecided. ")), (name, said)  # how fast it was, a busy machine may hide
+        elif name.startswith("reveal-"):
+            assert said.startswith(("No guess. Measured: ", "Undecided. ")), (name, said)
+    assert shown["left-behind"] == ["[]\n"]
+
+
+def test_the_readmes_say_what_each_lesson_measured(execute_script: ModuleType) -> None:
+    for readme, links_to in execute_script.READMES.items():
+        text = readme.read_text(encoding="utf-8")
+        assert execute_script.BEGIN in text
+        assert execute_script.listed(text, links_to) == text, "run make notebooks"
+
+
+def test_the_texts_are_jupytexts_own(tmp_path: Path) -> None:
+    """Written by jupytext again, a text stays as it is: who edits in JupyterLab changes no other line."""
+    for path in sorted(TEXTS.glob("*.md")):
+        again = jupytext.writes(jupytext.read(path), fmt="md:myst")
+        cells = [(c.cell_type, c.source) for c in jupytext.reads(again, fmt="md:myst").cells]
+        assert cells == [(c.cell_type, c.source) for c in jupytext.read(path).cells]
+
+
+def test_links_between_notebooks_lead_somewhere() -> None:
+    for path in sorted(NOTEBOOKS.glob("*.ipynb")):
+        text = "\n".join(source(cell) for cell in shipped(path.stem).cells if cell.cell_type == "markdown")
+        for target in re.findall(r"\]\(([^)#:]+)\)", text):
+            assert (NOTEBOOKS / target).exists(), (path.name, target)
+    assert (ROOT / "notebooks" / "README.md").exists()
