@@ -32,8 +32,8 @@ demo: $(DEMO) ## profile a real training cell, print the report, write gpulab-de
 	$(BIN)/python -m gpulab.demo --html gpulab-demo.html
 
 .PHONY: lab
-lab: $(LAB) ## open JupyterLab on the quick start (LAB_FLAGS=--allow-root as root, --no-browser on a server)
-	$(BIN)/jupyter lab $(LAB_FLAGS) --ServerApp.root_dir=notebooks --LabApp.default_url=/lab/tree/00_quick_start.ipynb
+lab: $(LAB) ## open JupyterLab on your copy of the lessons: LESSON=03 (LAB_FLAGS=--allow-root as root, --no-browser on a server)
+	$(BIN)/gpulab lab --lesson $(or $(LESSON),00) -- $(LAB_FLAGS)
 
 .PHONY: test
 test: $(if $(FILE),unit,lint types floors unit browser) ## what CI runs: lint, types, floors, unit, browser; make test FILE=tests/test_cli.py: one file
@@ -134,6 +134,8 @@ $(TEST): $(CORE) pyproject.toml $(PINS)
 	$(PIP) --no-deps --target $(OLD_KERNEL) ipykernel==6.31.0 nest-asyncio==1.6.0
 	PYTHONPATH="$(abspath $(OLD_KERNEL))" $(BIN)/python -m ipykernel install --prefix $(VENV) \
 	  --name gpulab-ipykernel6 --display-name 'Python 3 (ipykernel 6.31)' --env PYTHONPATH "$(abspath $(OLD_KERNEL))"
+	@# with Node, JupyterHub has its proxy, and its tests can run
+	@if command -v npm >/dev/null; then npm install --prefix $(VENV)/share/gpulab-hub --no-audit --no-fund --silent configurable-http-proxy@5.3.0; fi
 	@# with Node, the test that a rebuild of the live view's module gives the same bytes can run
 	@if command -v npm >/dev/null; then npm ci --prefix frontend --ignore-scripts --no-audit --no-fund --silent; fi
 	touch $@ $(DEMO) $(LAB)

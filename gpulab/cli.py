@@ -11,6 +11,7 @@ import io
 import json
 import os
 import secrets
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,6 +23,10 @@ from gpulab.api import doctor, runs_command, tensorboard
 from gpulab.api.profile import open_run
 from gpulab.devices.doctor import examine
 from gpulab.errors import GpulabError, StoreError, UsageError
+from gpulab.formatting import plural
+from gpulab.lessons.catalogue import lesson_named
+from gpulab.lessons.editions import EDITIONS
+from gpulab.lessons.own_folder import FOLDER, copy_lessons, jupyterlab_command
 from gpulab.options import add_run_options
 from gpulab.store.folders import Store
 from gpulab.user_code import runs_users_code
@@ -118,6 +123,24 @@ def _doctor(options: argparse.Namespace) -> int:
         examined = doctor.render(examine(Store(options.store).root))
     _print(examined)
     return 0
+
+
+def _lab(options: argparse.Namespace) -> int:
+    entry = lesson_named(options.lesson)
+    copied = copy_lessons(options.folder.absolute(), options.edition)
+    folder = wording.plain(str(copied.folder))
+    if copied.new:
+        _print(f"{plural(len(copied.new), 'lesson')} copied to {folder}\n")
+    if copied.kept:
+        _print(f"{plural(len(copied.kept), 'lesson')} in {folder} left as they are: they are yours\n")
+    if options.no_open:
+        return 0
+    command = jupyterlab_command(copied.folder, entry.name, options.args)
+    _print(f"Opening JupyterLab on lesson {entry.number}. Ctrl+C twice ends it.\n")
+    try:
+        return subprocess.call(command, cwd=copied.folder)
+    except KeyboardInterrupt:
+        return 0
 
 
 def _version(options: argparse.Namespace) -> int:
@@ -312,6 +335,7 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         ("compare", "compare the first stored run or trace with each of the others", _compare, _compare_options),
         ("runs", "list, filter, rename, delete and export the stored runs", _listed, _store_option),
         ("tensorboard", "open the stored runs in TensorBoard with torch-tb-profiler", _listed, _store_option),
+        ("lab", "copy the guided lessons into a folder of yours and open JupyterLab there", _lab, _lab_options),
         ("doctor", "say what this machine can measure, and why it cannot measure the rest", _doctor, _store_option),
     ]
     commands: dict[str, argparse.ArgumentParser] = {}
@@ -321,6 +345,22 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
         add_options(command)
         commands[name] = command
     return parser, commands
+
+
+def _lab_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "gpulab lab [options] [-- JUPYTERLAB OPTIONS ...]"
+    parser.add_argument("--lesson", default="00", metavar="NN", help="open this lesson (default: 00, the quick start)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(FOLDER), help=f"where your copies are (default: {FOLDER} in this folder)"
+    )
+    parser.add_argument(
+        "--edition",
+        choices=EDITIONS,
+        default="self-study",
+        help="solutions hidden behind a line (self-study), left out (class), or filled in (instructor)",
+    )
+    parser.add_argument("--no-open", action="store_true", help="only copy them")
+    parser.add_argument("args", nargs="*", metavar="JUPYTERLAB OPTIONS", help="such as -- --no-browser --allow-root")
 
 
 def _record_options(parser: argparse.ArgumentParser) -> None:

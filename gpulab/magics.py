@@ -464,6 +464,19 @@ def _show_scoreboard(rest: str) -> None:
     magic_scoreboard(rest)
 
 
+def _show_board(rest: str) -> None:
+    from gpulab.board.live import magic
+
+    magic(rest)
+
+
+def _show_progress(rest: str) -> None:
+    _nothing_more("progress", rest)
+    from gpulab.board.own import show
+
+    show()
+
+
 _COMMANDS: dict[str, Callable[[str], None]] = {
     "runs": _show_runs,
     "doctor": _show_doctor,
@@ -474,6 +487,8 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
     "headspace": _headspace,
     "predict": _predict,
     "scoreboard": _show_scoreboard,
+    "progress": _show_progress,
+    "board": _show_board,
 }
 
 
@@ -482,6 +497,7 @@ _ONE_LINE_HELP = {
     "doctor": "%gpulab doctor   what can be measured on this machine, and why the rest cannot",
     "report": "%gpulab report [RUN] [--all]   the report of the last run again, or of RUN (a name, an id or -1); "
     "--all: not only the first screen",
+    "progress": "%gpulab progress   your guesses and exercises in the lessons of this folder",
     "panel": "%gpulab panel   the knobs of the cell that was profiled last, as buttons; needs a notebook",
 }
 COMMANDS_HELP = """\
@@ -494,6 +510,8 @@ COMMANDS_HELP = """\
 %gpulab panel         the knobs of that cell as buttons
 %gpulab tensorboard   the runs in TensorBoard
 %gpulab doctor        what can be measured on this machine
+%gpulab progress      your guesses and exercises in the lessons
+%gpulab board         the progress of a class, for its instructor
 
 %gpulab COMMAND --help says more."""
 

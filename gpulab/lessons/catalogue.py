@@ -16,6 +16,7 @@ class Entry:
     title: str
     minutes: int
     module: str  # in gpulab.lessons
+    exercises: tuple[str, ...] = ()  # as the module has them: the board of a class imports no lesson, and so no torch
 
     @property
     def number(self) -> str:
@@ -27,9 +28,15 @@ LESSONS: tuple[Entry, ...] = (
     Entry("00_quick_start", "Quick start: where does a training step's time go?", 5, "quick_start"),
     Entry("01_utilization", 'What "utilization" means', 25, "utilization"),
     Entry("02_profile_first", "Profile before you optimize", 25, "profile_first"),
-    Entry("03_starving_gpu", "The starving GPU: when training waits for data", 30, "starving"),
+    Entry(
+        "03_starving_gpu",
+        "The starving GPU: when training waits for data",
+        30,
+        "starving",
+        ("enough-workers", "loader"),
+    ),
     Entry("04_preprocessing", "Preprocessing and storage: do the work once", 30, "preprocessing"),
-    Entry("05_batch_size", "The batch size: how much work in one step", 30, "batch_size"),
+    Entry("05_batch_size", "The batch size: how much work in one step", 30, "batch_size", ("enough-batch", "one-step")),
     Entry("06_memory", "Memory: what fills it, and what it costs to save some", 30, "memory"),
     Entry("07_mixed_precision", "Mixed precision: fewer bits, the same loss", 25, "mixed_precision"),
     Entry("08_fused_kernels", "Fused kernels: one swap, how much faster?", 30, "fused_kernels"),

@@ -28,11 +28,11 @@ def solutions(notebook: Notebook) -> dict[str, str]:
 
 def edition(notebook: Notebook, kind: Edition) -> dict[str, Any]:
     """The notebook in that edition; the one given stays as it is. Outputs stay, but for those of changed cells."""
-    made: dict[str, Any] = copy.deepcopy(dict(notebook))
+    changed: dict[str, Any] = copy.deepcopy(dict(notebook))
     if kind == "self-study":
-        return made
+        return changed
     by_exercise = solutions(notebook)
-    for cell in made["cells"]:
+    for cell in changed["cells"]:
         name = cell_name(cell)
         if cell["cell_type"] == "markdown":
             text = _SOLUTION.sub("", source(cell)).strip()
@@ -40,8 +40,8 @@ def edition(notebook: Notebook, kind: Edition) -> dict[str, Any]:
         elif kind == "instructor" and name.startswith(EXERCISE) and name.removeprefix(EXERCISE) in by_exercise:
             cell["source"] = solved(source(cell), by_exercise[name.removeprefix(EXERCISE)]).splitlines(keepends=True)
             cell["outputs"], cell["execution_count"] = [], None
-    made["cells"] = [cell for cell in made["cells"] if cell["cell_type"] != "markdown" or cell["source"]]
-    return made
+    changed["cells"] = [cell for cell in changed["cells"] if cell["cell_type"] != "markdown" or cell["source"]]
+    return changed
 
 
 def solved(exercise: str, solution: str) -> str:

@@ -96,7 +96,7 @@ class Lesson:
         asked = self._question(question)
         guess = self._names.get(f"guess_{_identifier(question)}")
         revealed = reveal(guess, asked)
-        self._note(question, "guess", revealed.closeness, revealed.guess, revealed.measured)
+        self._note(question, "guess", revealed.closeness, revealed.guess, revealed.measured, asked.unit)
         return revealed
 
     def check(self, exercise: str, *, limit_s: float = LIMIT_S) -> Checked:
@@ -161,9 +161,15 @@ class Lesson:
             return wrong(f"It does not run. {type(e).__name__}: {e}")
 
     def _note(
-        self, exercise: str, kind: str, state: str, guess: float | None = None, measured: float | None = None
+        self,
+        exercise: str,
+        kind: str,
+        state: str,
+        guess: float | None = None,
+        measured: float | None = None,
+        unit: str = "",
     ) -> None:
-        line = Line(self.entry.name, exercise, kind, state, now(), guess, measured)
+        line = Line(self.entry.name, exercise, kind, state, now(), guess, measured, unit)
         for sentence in self.progress.note(line):
             _show(Note("Note.", sentence))
 

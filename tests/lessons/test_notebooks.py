@@ -75,6 +75,7 @@ def test_cells_and_module_name_the_same_things(entry: Entry) -> None:
         asked == set(re.findall(r'lesson\.reveal\("([\w-]+)"\)', text)) == set(getattr(parts(entry), "QUESTIONS", {}))
     )
     exercises = set(getattr(parts(entry), "EXERCISES", {}))
+    assert list(getattr(parts(entry), "EXERCISES", {})) == list(entry.exercises), "gpulab/lessons/catalogue.py"
     assert set(re.findall(r'lesson\.check\("([\w-]+)"\)', text)) == exercises
     assert {f"check-{name}" for name in exercises} | {f"{EXERCISE}{name}" for name in exercises} <= set(names)
     assert set(solutions(shipped(entry.name))) == exercises - BY_HAND

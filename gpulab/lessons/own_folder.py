@@ -1,0 +1,77 @@
+"""A learner's own copy of the lessons: made from what is installed, never over what is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+import sysconfig
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gpulab.errors import StoreError, UsageError
+from gpulab.lessons.editions import Edition, edition
+from gpulab.store.atomic_write import reason
+from gpulab.user_code import PACKAGE_FOLDER
+
+FOLDER = "gpulab-lessons"
+INSTALLED = "share/gpulab/notebooks"  # below the environment's data folder, as pyproject.toml says
+FIRST = "00_quick_start.ipynb"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a folder got: the names of new notebooks, and of those that were there and stay as they are."""
+
+    folder: Path
+    new: tuple[str, ...]
+    kept: tuple[str, ...]
+
+
+def notebooks() -> list[Path]:
+    """The lessons as shipped: of the checkout that this gpulab runs from, else of the installed package.
+
+    Raises UsageError where there are none.
+    """
+    places = (PACKAGE_FOLDER.parent / "notebooks", Path(sysconfig.get_path("data")) / INSTALLED)
+    for place in places:
+        if (place / FIRST).is_file():
+            return sorted(place.glob("*.ipynb"))
+    raise UsageError(
+        f"The lessons are not installed: neither {str(places[0])!r} nor {str(places[1])!r} has them. Install gpulab "
+        "again, or open them from a clone."
+    )
+
+
+def copy_lessons(folder: Path, kind: Edition = "self-study") -> Copied:
+    """Copy every lesson that is not there yet. Raises StoreError where the folder cannot be written."""
+    new, kept = [], []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for source in notebooks():
+            notebook = edition(json.loads(source.read_text(encoding="utf-8")), kind)
+            try:
+                with (folder / source.name).open("x", encoding="utf-8") as file:
+                    json.dump(notebook, file, indent=1, ensure_ascii=False)
+                new.append(source.stem)
+            except FileExistsError:
+                kept.append(source.stem)
+    except OSError as e:
+        raise StoreError(f"The lessons cannot be copied to {str(folder)!r}: {reason(e)}.") from e
+    return Copied(folder, tuple(new), tuple(kept))
+
+
+def jupyterlab_command(folder: Path, notebook: str, args: Sequence[str]) -> list[str]:
+    """What opens JupyterLab in the folder on that notebook. Raises UsageError where it is not installed."""
+    if importlib.util.find_spec("jupyterlab") is None:
+        raise UsageError("JupyterLab is not installed: pip install 'gpulab[demo,lab]', then gpulab lab again.")
+    return [
+        sys.executable,
+        "-m",
+        "jupyter",
+        "lab",
+        f"--ServerApp.root_dir={folder}",
+        f"--LabApp.default_url=/lab/tree/{notebook}.ipynb",
+        *args,
+    ]

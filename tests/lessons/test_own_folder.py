@@ -1,0 +1,71 @@
+"""`gpulab lab`: a copy of the lessons that belongs to the learner."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulab import cli
+from gpulab.errors import StoreError, UsageError
+from gpulab.lessons import own_folder
+from gpulab.lessons.own_folder import copy_lessons, jupyterlab_command, notebooks
+
+
+def test_a_learners_notebook_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "mine"
+    first = copy_lessons(folder)
+    assert first.kept == () and set(first.new) == {path.stem for path in notebooks()}
+    (folder / "03_starving_gpu.ipynb").write_text("mine")
+    (folder / "05_batch_size.ipynb").unlink()
+    assert cli.main(["lab", "--folder", str(folder), "--no-open"]) == 0
+    assert (folder / "03_starving_gpu.ipynb").read_text() == "mine"
+    said = capsys.readouterr().out
+    assert said.startswith("1 lesson copied to ") and "left as they are: they are yours" in said
+
+
+def test_a_class_gets_no_solutions(tmp_path: Path) -> None:
+    copy_lessons(tmp_path, "class")
+    assert "<details>" not in (tmp_path / "03_starving_gpu.ipynb").read_text()
+    copy_lessons(tmp_path / "i", "instructor")
+    cells = json.loads((tmp_path / "i" / "03_starving_gpu.ipynb").read_text())["cells"]
+    assert any("# a solution\n" in "".join(cell["source"]) for cell in cells)
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot be copied to"):
+        copy_lessons(tmp_path / "file" / "below")
+
+
+def test_without_lessons_both_places_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_folder, "PACKAGE_FOLDER", tmp_path / "gpulab")
+    monkeypatch.setattr(own_folder, "INSTALLED", "share/no-such-folder")
+    with pytest.raises(UsageError, match="no-such-folder"):
+        notebooks()
+
+
+def test_the_lesson_that_was_asked_for_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[list[str]] = []
+    monkeypatch.setattr(subprocess, "call", lambda command, cwd: calls.append(command) or 0)  # type: ignore[func-returns-value]
+    assert cli.main(["lab", "--lesson", "3", "--folder", str(tmp_path), "--", "--no-browser"]) == 0
+    [command] = calls
+    assert command[:4] == [sys.executable, "-m", "jupyter", "lab"] and command[-1] == "--no-browser"
+    assert "--LabApp.default_url=/lab/tree/03_starving_gpu.ipynb" in command
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(["--lesson", "99"], "no lesson '99'"), (["--edition", "x"], "invalid choice: 'x'")]
+)
+def test_a_wrong_word_is_named(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["lab", *words]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_without_jupyterlab_its_command_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"pip install 'gpulab\[demo,lab\]'"):
+        jupyterlab_command(tmp_path, "03_starving_gpu", [])
