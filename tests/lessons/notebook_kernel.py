@@ -1,12 +1,23 @@
-"""Runs a lesson's notebook as a learner's JupyterLab would, each cell's output as text."""
+"""Runs a lesson's notebook as Binder would: in an environment made from binder/'s files, on one core, within 2 GB."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbclient
 import nbformat
+import psutil
+from filelock import FileLock
 from nbformat import NotebookNode
 
 from gpulab.lessons.editions import cell_name
@@ -15,6 +26,8 @@ from tests.support.paths import ROOT
 
 NOTEBOOKS = ROOT / "notebooks"
 LONG_S = 900  # for a notebook on a busy machine
+MOST_BYTES = 2_000_000_000  # of Binder
+KERNEL = "gpulab-binder"
 LEFT_BEHIND = """
 scope = {"__name__": "leftovers"}
 exec(%r, scope)
@@ -23,19 +36,106 @@ print(scope["leftovers"]())
 """ % Path(leftovers.__file__).read_text(encoding="utf-8")  # noqa: UP031
 
 
+def binder_environment(above: Path) -> Path:
+    """The folder of an environment made as Binder makes it: PyTorch's CPU build first, then binder/postBuild.
+
+    It is kept below `above` for as long as no file that it is made from changes. The tests' own torch stands in for the
+    one of conda.
+    """
+    made_from = [ROOT / "binder" / "postBuild", ROOT / "constraints.txt", ROOT / "pyproject.toml"]
+    digest = hashlib.sha256(b"".join(path.read_bytes() for path in made_from)).hexdigest()[:12]
+    folder = above / f"binder-{digest}"
+    above.mkdir(parents=True, exist_ok=True)
+    with FileLock(above / "binder.lock"):
+        if not (folder / "made").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+            subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+            _use_the_same_torch(folder)
+            path = f"{folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+            done = subprocess.run(
+                ["bash", "binder/postBuild"],
+                cwd=ROOT,
+                env={**os.environ, "PATH": path, "VIRTUAL_ENV": str(folder)},
+                capture_output=True,
+                text=True,
+            )
+            assert done.returncode == 0, done.stderr[-4000:]
+            (folder / "made").touch()
+    return folder
+
+
+def _use_the_same_torch(folder: Path) -> None:
+    version = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.__version__.partition('+')[0])"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    command = [str(folder / "bin" / "python"), "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+    subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), f"torch=={version}"], check=True)
+
+
+def install_kernel(environment: Path, share: Path) -> None:
+    """A kernelspec below `share` that runs on one core in that environment."""
+    folder = share / "kernels" / KERNEL
+    folder.mkdir(parents=True)
+    one_core = ["taskset", "-c", "0"] if shutil.which("taskset") else []
+    python = str(environment / "bin" / "python")
+    argv = [*one_core, python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
+    (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": KERNEL, "language": "python"}))
+
+
 def shipped(name: str) -> NotebookNode:
     """The notebook as it is shipped, with its outputs."""
     notebook: NotebookNode = nbformat.read(NOTEBOOKS / f"{name}.ipynb", as_version=4)
     return notebook
 
 
-def execute(notebook: NotebookNode, folder: Path, further: Sequence[tuple[str, str]] = ()) -> dict[str, list[str]]:
-    """What each code cell showed, by its name; `further` cells run after the last. Raises where a cell raises."""
+@dataclass
+class Shown:
+    """What each code cell showed, by its name, and the most memory that the kernel and its workers had."""
+
+    texts: dict[str, list[str]] = field(default_factory=dict)
+    peak_bytes: int = 0
+
+
+def execute(notebook: NotebookNode, folder: Path, further: Sequence[tuple[str, str]] = ()) -> Shown:
+    """Run it in `folder`; `further` cells run after the last. Raises where a cell raises."""
     for name, code in further:
         notebook.cells.append(nbformat.v4.new_code_cell(code, metadata={"name": name}))
-    resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(notebook, timeout=LONG_S, kernel_name="python3", resources=resources).execute()
-    return {cell_name(cell): [*texts(cell)] for cell in notebook.cells if cell.cell_type == "code"}
+    client = nbclient.NotebookClient(
+        notebook, timeout=LONG_S, kernel_name=KERNEL, resources={"metadata": {"path": str(folder)}}
+    )
+    shown = Shown()
+    with memory_watched(shown):
+        client.execute()
+    shown.texts = {cell_name(cell): [*texts(cell)] for cell in notebook.cells if cell.cell_type == "code"}
+    return shown
+
+
+@contextmanager
+def memory_watched(shown: Shown, every_s: float = 0.3) -> Iterator[None]:
+    """Inside, the memory of the kernels that this process started is read, shared pages counted once."""
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(every_s):
+            shown.peak_bytes = max(shown.peak_bytes, sum(map(_own_bytes, psutil.Process().children(recursive=True))))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _own_bytes(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        memory = process.memory_full_info()
+        return int(getattr(memory, "pss", memory.rss))
+    return 0
 
 
 def texts(cell: NotebookNode) -> Iterator[str]:
