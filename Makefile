@@ -88,6 +88,11 @@ bench: $(TEST) .venv-peers ## measure gpulab beside its peers, write benchmarks/
 notebooks: $(TEST) ## make the lessons' notebooks from their texts, run them, keep what they show: LESSON=03 for one
 	$(BIN)/python notebooks/execute.py $(LESSON)
 
+.PHONY: book
+book: $(TEST) ## the lessons with their outputs, the documentation and the reference as a static site: build/book/html
+	$(BIN)/python -m sphinx -b html -c docs/book -W --keep-going -q . build/book/html
+	@echo 'open build/book/html/docs/book/index.html'
+
 .PHONY: ablate
 ablate: $(TEST) ## cells that each special case of the rules serves, from stored runs: make ablate STORE=folder
 	$(BIN)/python -m benchmarks.ablate $(or $(STORE),$(error name the folder: make ablate STORE=folder))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -60,6 +61,13 @@ def draw_lanes(lanes: Sequence[tuple[str, Sequence[Block]]], title: str, *, unit
         axes.set_title(title, loc="left", size=10, family=FONT)
         axes.text(1, 1.02, "a model, not a measurement", transform=axes.transAxes, ha="right", size=8, color=GREY)
     return figure
+
+
+def png(figure: Figure) -> bytes:
+    """The figure as an image, as a notebook shows it."""
+    with own_style(), io.BytesIO() as file:
+        figure.savefig(file, format="png", facecolor="white")
+        return file.getvalue()
 
 
 def loading_lanes(load: float, compute: float, workers: int, steps: int = 4) -> list[tuple[str, list[Block]]]:

@@ -21,6 +21,7 @@ from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.lessons.catalogue import Entry, lesson_named
 from gpulab.lessons.check import Checked, Note, unanswered, wrong
+from gpulab.lessons.figures import png
 from gpulab.lessons.guess_input import GuessInput
 from gpulab.lessons.guesses import Question, Revealed, reveal
 from gpulab.lessons.hints import Hints
@@ -188,6 +189,7 @@ def open_lesson(lesson: str | int, names: MutableMapping[str, Any] | None = None
     opened = Lesson(entry, _notebook_names() if names is None else names)
     _open.append(opened)
     Hints.start()
+    _show_figures_as_images()
     opened._note("", "opened", "")
     return opened
 
@@ -195,6 +197,13 @@ def open_lesson(lesson: str | int, names: MutableMapping[str, Any] | None = None
 def _notebook_names() -> Mapping[str, Any]:
     shell: Any = cell_code.shell()
     return vars(sys.modules["__main__"]) if shell is None else shell.user_ns
+
+
+def _show_figures_as_images() -> None:
+    """As `%matplotlib inline` does, which would also replace what a learner has chosen."""
+    formatter: Any = getattr(cell_code.shell(), "display_formatter", None)
+    if formatter is not None:
+        formatter.formatters["image/png"].for_type_by_name("matplotlib.figure", "Figure", png)
 
 
 def _identifier(name: str) -> str:

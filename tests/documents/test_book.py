@@ -1,0 +1,69 @@
+"""The book builds without a warning, has every lesson, and its own links lead somewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from gpulab.lessons.catalogue import LESSONS
+from tests.support.paths import ROOT
+
+
+class _Links(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.targets: list[str] = []
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.ids |= {value for key in ("id", "name") if (value := values.get(key))}
+        if tag == "a" and (target := values.get("href")):
+            self.targets.append(target)
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("book")
+    command = [sys.executable, "-m", "sphinx", "-b", "html", "-c", "docs/book", "-W", "--keep-going", "-q"]
+    done = subprocess.run(
+        [*command, "-d", str(folder / "trees"), ".", str(folder / "html")], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return folder / "html"
+
+
+def read(page: Path) -> _Links:
+    links = _Links()
+    links.feed(page.read_text(encoding="utf-8"))
+    return links
+
+
+@pytest.mark.timeout(600)
+def test_every_lesson_is_a_page_with_what_it_showed(book: Path) -> None:
+    for entry in LESSONS:
+        page = (book / "notebooks" / f"{entry.name}.html").read_text(encoding="utf-8")
+        assert f"Lesson {entry.number}: " in page, "the output of its first cell"
+        assert "&lt;Figure size" not in page, "a figure is shown as an image"
+
+
+@pytest.mark.timeout(600)
+def test_links_of_the_book_lead_somewhere(book: Path) -> None:
+    pages = {path: read(path) for path in book.rglob("*.html")}
+    broken = []
+    for path, links in pages.items():
+        for target in links.targets:
+            if re.match(r"[a-z]+:", target) or not target or target == "#":
+                continue
+            file, _, fragment = unquote(target).partition("#")
+            there = (path.parent / file).resolve() if file else path.resolve()
+            known = pages.get(there)
+            if not there.exists() or (fragment and known is not None and fragment not in known.ids):
+                broken.append((path.name, target))
+    assert "\n".join(map(str, sorted(set(broken)))) == ""
