@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from gpulab.errors import GpulabError
 from gpulab.formatting import factor, size
-from gpulab.lessons.check import Checked, Note, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import Swept, check_enough, experiment_named
 from gpulab.views.drawing import own_style
@@ -106,16 +106,6 @@ def _curve(sizes: npt.NDArray[Any], line: npt.NDArray[Any], dots: npt.NDArray[An
         axes.set_title(title, loc="left", size=10)
         axes.grid(color="#DDDDDD", lw=0.6)
     return figure
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """A few lines that a lesson computed."""
-
-    lines: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return "\n".join(self.lines)
 
 
 def losses_after(samples: int, batch_sizes: Sequence[int], learning_rates: Sequence[float]) -> Table:

@@ -44,6 +44,16 @@ class Note:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
+class Table:
+    """A few lines that a lesson computed, in a type whose letters are equally wide."""
+
+    lines: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.lines)
+
+
+@dataclass(frozen=True, slots=True, repr=False)
 class Checked:
     """What came of a check. `hint` says what is missing or wrong, or why the answer is right."""
 

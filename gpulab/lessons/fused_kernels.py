@@ -1,0 +1,377 @@
+"""Lesson 08, fused kernels: attention in four operators and in one, and a roofline of the learner's own operators."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+from torch.utils.flop_counter import flop_registry
+
+from gpulab.formatting import duration, percent
+from gpulab.lessons.check import Checked, Note, Table, is_unanswered, unanswered, wrong
+from gpulab.lessons.guesses import Question, times
+from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
+from gpulab.views.drawing import GREY, own_style
+from gpulab.views.running.waiting import waiting
+from gpulab.views.wording import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+WANTED = 1.1  # times as fast: forward and backward, at the size of the check
+SHAPES = ((2, 2, 8, 4), (1, 3, 17, 8))  # batch, heads, tokens, numbers of a head
+TIMED_SHAPE = (4, 4, 256, 32)
+TOLERANCE = 1e-9  # in double precision
+PEAK_SIZE, COPIED_BYTES, REPEATS = 1024, 64 << 20, 5
+_LEAST_SHARE = 0.01  # of the step: what takes less is not drawn
+
+
+def four_operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention as in a textbook: product, scale and mask, softmax, product. [batch, heads, tokens, size]."""
+    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])
+    tokens = query.shape[-2]
+    later = torch.ones(tokens, tokens, dtype=torch.bool, device=query.device).triu(1)
+    return torch.softmax(scores.masked_fill(later, -math.inf), dim=-1) @ value
+
+
+def one_operator(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """The same by PyTorch's own operator, which never writes the matrix of scores to memory."""
+    return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+class Layer(nn.Module):
+    """One layer of a small transformer, with the attention that is given."""
+
+    def __init__(self, width: int, heads: int, attention: Attention) -> None:
+        super().__init__()
+        self.attention, self.heads = attention, heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.inputs, self.outputs = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        parts = self.inputs(self.before(x)).view(batch, tokens, 3, self.heads, width // self.heads)
+        query, key, value = parts.permute(2, 0, 3, 1, 4)
+        mixed = self.attention(query, key, value).transpose(1, 2).reshape(batch, tokens, width)
+        x = x + self.outputs(mixed)
+        out: Tensor = x + self.feed(self.between(x))
+        return out
+
+
+class Transformer(nn.Module):
+    """Predicts the next token of `vocabulary`. `attention` is called by every layer."""
+
+    def __init__(self, attention: Attention, *, vocabulary: int = 64, width: int = 64, heads: int = 4, depth: int = 2):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.layers = nn.Sequential(*(Layer(width, heads, attention) for _ in range(depth)))
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.layers(self.embedding(tokens)))
+        return logits
+
+
+def counting_tokens(sequences: int, length: int, vocabulary: int = 64) -> Tensor:
+    """Sequences that count upwards from a random start, int64 [sequences, length + 1]: there is something to learn."""
+    start = torch.randint(vocabulary, (sequences, 1), generator=torch.Generator().manual_seed(0))
+    return (start + torch.arange(length + 1)) % vocabulary
+
+
+# -- the roofline ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """What this device reached: FLOP/s of one large matrix product, bytes/s of one large copy, read and written."""
+
+    flops: float
+    bytes: float
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte from which arithmetic is the limit, and no longer memory."""
+        return self.flops / self.bytes
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorUse:
+    """All calls of one operator in a step. `flops` counts products and convolutions, else one per number written."""
+
+    name: str
+    calls: int
+    flops: float
+    bytes: float
+    seconds: float
+
+    @property
+    def intensity(self) -> float:
+        """FLOP per byte read or written."""
+        return self.flops / self.bytes if self.bytes else 0.0
+
+
+class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Inside, time, FLOP and bytes of every operator are added up. It slows the step: only shares mean something."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._uses: dict[str, list[float]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        _synchronize()
+        began = time.perf_counter()
+        result = func(*args, **(kwargs or {}))
+        _synchronize()
+        seconds = time.perf_counter() - began
+        inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
+        outputs = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
+        if outputs and (func._schema.is_mutable or not _is_view(inputs, outputs)):
+            moved = sum(x.numel() * x.element_size() for x in (*inputs, *outputs))
+            use = self._uses.setdefault(str(func.overloadpacket), [0, 0.0, 0.0, 0.0])
+            for i, amount in enumerate((1, _flops(func, args, kwargs, result, outputs), moved, seconds)):
+                use[i] += amount
+        return result
+
+    @property
+    def uses(self) -> list[OperatorUse]:
+        """The one that took longest first."""
+        every = (OperatorUse(name, int(use[0]), *use[1:]) for name, use in self._uses.items())
+        return sorted(every, key=lambda use: -use.seconds)
+
+
+def _flops(func: Any, args: Any, kwargs: Any, result: Any, outputs: Sequence[Tensor]) -> float:
+    count = flop_registry.get(func.overloadpacket)
+    if count is not None:
+        return float(count(*args, **(kwargs or {}), out_val=result))
+    return float(sum(x.numel() for x in outputs))
+
+
+def _is_view(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> bool:
+    """It moves no numbers: reshaped, transposed, detached."""
+    there = {x.untyped_storage().data_ptr() for x in inputs}
+    return all(x.untyped_storage().data_ptr() in there for x in outputs)
+
+
+def operators_of(step: Callable[[], object]) -> list[OperatorUse]:
+    """The operators of one call of `step`, forward and backward; a call before it warms up."""
+    with waiting("measuring every operator of a step"):
+        step()
+        with OperatorMeter() as meter:
+            step()
+    uses: list[OperatorUse] = meter.uses
+    return uses
+
+
+def measured_peak(device: torch.device) -> Peak:
+    """The best of a few tries: one 32-bit matrix product, one copy."""
+    with waiting("measuring the peak of this device"):
+        a, b = (torch.randn(PEAK_SIZE, PEAK_SIZE, device=device) for _ in range(2))
+        source = torch.zeros(COPIED_BYTES // 4, device=device)
+        target = torch.empty_like(source)
+        product_s = _best(lambda: torch.mm(a, b))
+        copy_s = _best(lambda: target.copy_(source))
+    return Peak(2 * PEAK_SIZE**3 / product_s, 2 * COPIED_BYTES / copy_s)
+
+
+def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
+    """FLOP/s against FLOP per byte: the roof is what the device reached, each dot an operator and its share."""
+    from matplotlib.figure import Figure
+
+    step_s = sum(use.seconds for use in uses)
+    drawn = [use for use in uses if use.seconds >= _LEAST_SHARE * step_s and use.flops and use.bytes]
+    intensities = [use.intensity for use in drawn] or [1.0]
+    low, high = min(*intensities, peak.ridge) / 4, max(*intensities, peak.ridge) * 4
+    with own_style():
+        figure = Figure(figsize=(8, 4), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        roof = [low, peak.ridge, high]
+        axes.plot(roof, [low * peak.bytes / 1e9, peak.flops / 1e9, peak.flops / 1e9], color=GREY, lw=2)
+        for use in drawn:
+            share = use.seconds / step_s
+            rate = use.flops / use.seconds / 1e9
+            colour = PARTS["compute"].colour if use.intensity >= peak.ridge else PARTS["data_wait"].colour
+            axes.scatter([use.intensity], [rate], s=30 + 1500 * share, color=colour, alpha=0.6, linewidths=0)
+            if share >= 3 * _LEAST_SHARE:
+                label = f"{use.name.removeprefix('aten.')} {percent(share)}"
+                axes.annotate(label, (use.intensity, rate), size=8, xytext=(6, 4), textcoords="offset points")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel("FLOP per byte read or written", size=9)
+        axes.set_ylabel("GFLOP/s", size=9)
+        axes.set_title("your operators under the roof that this device reached", loc="left", size=10)
+        axes.grid(color="#DDDDDD", lw=0.5, which="major")
+    return figure
+
+
+def operator_table(uses: Sequence[OperatorUse], rows: int = 8) -> Table:
+    """The operators that take longest."""
+    step_s = sum(use.seconds for use in uses)
+    lines = [f"{'operator':42} {'calls':>5} {'time':>9} {'share':>6} {'FLOP per byte':>14}"]
+    for use in uses[:rows]:
+        share = percent(use.seconds / step_s) if step_s else "–"
+        spent = duration(1e6 * use.seconds)
+        lines.append(f"{use.name[:42]:42} {use.calls:5} {spent:>9} {share:>6} {use.intensity:14.2f}")
+    return Table(tuple(lines))
+
+
+def _best(work: Callable[[], object]) -> float:
+    work()
+    return min(_timed(work) for _ in range(REPEATS))
+
+
+def _timed(work: Callable[[], object]) -> float:
+    _synchronize()
+    began = time.perf_counter()
+    work()
+    _synchronize()
+    return time.perf_counter() - began
+
+
+def _synchronize() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+# -- the compiler ------------------------------------------------------------------------------------------------------
+
+
+def _chain(x: Tensor) -> Tensor:
+    """Five operators in a row, each of which reads and writes all numbers."""
+    return torch.tanh(x * 2.0 + 1.0).sigmoid() * x
+
+
+def compile_chain(size: int = 2_000_000) -> Table | Note:
+    """Compile a chain of small operators: the seconds it took, and its time per call as written and compiled, in turn.
+
+    Where this machine cannot compile (the CPU needs a C++ compiler), a sentence says so.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    x = torch.randn(size, device=device)
+    compiled = torch.compile(_chain, dynamic=False)
+    began = time.perf_counter()
+    try:
+        with waiting("compiling a chain of five operators"):
+            same = torch.allclose(compiled(x), _chain(x), rtol=1e-4, atol=1e-5)
+    except Exception as e:  # whatever the compiler lacks: it is not what the lesson is about
+        return Note(
+            "Not compiled.", f"torch.compile does not work on this machine ({type(e).__name__}): see its message."
+        )
+    seconds = time.perf_counter() - began
+    speed = time_pairs(seconds_of(lambda: _chain(x)), seconds_of(lambda: compiled(x)))
+    return Table(
+        (
+            f"compiled once in {seconds:.1f} s; the same results: {same}",
+            f"as written {duration(1e6 * speed.before_s)}, compiled {duration(1e6 * speed.after_s)} per call",
+            f"{speed.words}",
+        )
+    )
+
+
+# -- the exercise ------------------------------------------------------------------------------------------------------
+
+
+def check_attention(my_attention: Any) -> Checked:
+    """Whether `my_attention(query, key, value)` is the four operators' causal attention, and faster."""
+    if is_unanswered(my_attention) or _is_empty(my_attention):
+        return unanswered("Write the body of the function in place of the dots, then run that cell and this one again.")
+    if not callable(my_attention):
+        return wrong(f"That is a {type(my_attention).__name__}, and a function of query, key and value is wanted.")
+    for shape in SHAPES:
+        problem = _difference(my_attention, shape)
+        if problem:
+            return wrong(problem)
+    query, key, value = _inputs(TIMED_SHAPE, torch.float32)
+    speed = time_pairs(
+        seconds_of(lambda: _forward_and_backward(four_operators, query, key, value)),
+        seconds_of(lambda: _forward_and_backward(my_attention, query, key, value)),
+        pairs=9,
+    )
+    return judge_speed(
+        speed,
+        WANTED,
+        good="The results are the same.",
+        hint="The results are right. Is it one call of PyTorch, or are scores still written to memory?",
+    )
+
+
+def _difference(attention: Attention, shape: tuple[int, int, int, int]) -> str:
+    """What is wrong with its results for inputs of this shape; empty where they are right."""
+    query, key, value = _inputs(shape, torch.float64)
+    wanted = four_operators(query, key, value)
+    got: object = attention(query, key, value)
+    if not isinstance(got, Tensor):
+        return f"It gives a {type(got).__name__}, and a tensor is wanted: does the function return its result?"
+    if got.shape != wanted.shape:
+        return (
+            f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as value has: "
+            "[batch, heads, tokens, numbers of a head]."
+        )
+    if _same(got, wanted):
+        return ""
+    for words, other in _mistakes(query, key, value):
+        if _same(got, other):
+            return words
+    return "Its results differ from those of the four operators, in another way than a missing mask or another scale."
+
+
+def _mistakes(query: Tensor, key: Tensor, value: Tensor) -> Iterator[tuple[str, Tensor]]:
+    attend = functional.scaled_dot_product_attention
+    yield (
+        "Every token sees the tokens that come after it: the mask is missing. Which argument makes it causal?",
+        attend(query, key, value),
+    )
+    unscaled = "The scores are not divided by the square root of a head's size, or twice: leave scale alone."
+    yield unscaled, attend(query, key, value, is_causal=True, scale=1.0)
+    yield unscaled, attend(query, key, value, is_causal=True, scale=1 / query.shape[-1])
+    turned = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
+    yield (
+        "Heads and tokens are exchanged: it attends over the second last dimension, which must be that of the tokens.",
+        attend(turned[0], turned[1], turned[2], is_causal=True).transpose(1, 2),
+    )
+    yield "query and key are exchanged.", attend(key, query, value, is_causal=True)
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def _inputs(shape: tuple[int, int, int, int], dtype: torch.dtype) -> list[Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return [torch.randn(shape, generator=random, dtype=dtype).requires_grad_() for _ in range(3)]
+
+
+def _forward_and_backward(attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> None:
+    for tensor in (query, key, value):
+        tensor.grad = None
+    total = attention(query, key, value).sum()
+    torch.autograd.backward(total)
+
+
+def _is_empty(function: object) -> bool:
+    """Its body is still the dots."""
+    code = getattr(function, "__code__", None)
+    return code is not None and code.co_code == (lambda query, key, value: None).__code__.co_code
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "attention": times(
+        "How many times as fast is the whole step with attention in one operator?",
+        "one-operator",
+        "with attention in one operator",
+    ),
+    "optimizer": times(
+        "How many times as fast is the whole step with a fused optimizer?", "fused-optimizer", "with a fused optimizer"
+    ),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {"attention": check_attention}

@@ -1,0 +1,131 @@
+"""Lesson 08: the same attention twice, operators under a roof, and the exercise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from gpulab.lessons import fused_kernels
+from gpulab.lessons.fused_kernels import (
+    OperatorUse,
+    Peak,
+    Transformer,
+    check_attention,
+    counting_tokens,
+    draw_roofline,
+    four_operators,
+    one_operator,
+    operator_table,
+    operators_of,
+)
+from gpulab.lessons.pairs import Speed
+
+attend = functional.scaled_dot_product_attention
+
+
+def test_both_attentions_train_alike() -> None:
+    tokens = counting_tokens(4, 12)
+    losses = []
+    for attention in (four_operators, one_operator):
+        torch.manual_seed(0)
+        model = Transformer(attention)
+        logits = model(tokens[:, :-1])
+        losses.append(functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
+    assert torch.allclose(losses[0], losses[1], rtol=1e-4)
+
+
+def test_tokens_count_upwards() -> None:
+    tokens = counting_tokens(3, 5, vocabulary=10)
+    assert tokens.shape == (3, 6) and ((tokens[:, 1:] - tokens[:, :-1]) % 10 == 1).all()
+
+
+def test_flop_and_bytes_of_an_operator_are_counted() -> None:
+    a, b = torch.ones(8, 4), torch.ones(4, 2)
+    uses = {use.name: use for use in operators_of(lambda: torch.tanh(a @ b))}
+    assert (uses["aten.mm"].flops, uses["aten.mm"].bytes) == (2 * 8 * 4 * 2, 4 * (32 + 8 + 16))
+    assert (uses["aten.tanh"].flops, uses["aten.tanh"].bytes) == (16, 4 * 32)
+    assert [use.name for use in operators_of(lambda: a.view(-1).t())] == [], "views move no numbers"
+
+
+def test_the_roof_bends_where_arithmetic_begins_to_rule() -> None:
+    peak = Peak(100e9, 10e9)
+    assert peak.ridge == 10
+    uses = [OperatorUse("aten.mm", 2, 4e9, 1e8, 0.08), OperatorUse("aten.add", 2, 1e8, 1.2e9, 0.12)]
+    assert draw_roofline(uses, peak).axes[0].get_xlabel() == "FLOP per byte read or written"
+    assert draw_roofline([], peak).axes
+    assert "40 %" in repr(operator_table(uses)) and "aten.add" in repr(operator_table(uses))
+
+
+def dots(query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...  # type: ignore[empty-body]
+
+
+def no_mask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value)
+
+
+def no_scale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value, is_causal=True, scale=1.0)
+
+
+def scaled_twice(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query / math.sqrt(query.shape[-1]), key, value, is_causal=True)
+
+
+def wrong_order(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    turned = [x.transpose(1, 2) for x in (query, key, value)]
+    return attend(turned[0], turned[1], turned[2], is_causal=True).transpose(1, 2)
+
+
+def exchanged(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(key, query, value, is_causal=True)
+
+
+def another_shape(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return attend(query, key, value, is_causal=True).transpose(1, 2)
+
+
+def nothing(query: Tensor, key: Tensor, value: Tensor) -> None:
+    attend(query, key, value, is_causal=True)
+
+
+def noise(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return one_operator(query, key, value) + 1e-3
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (dots, "unanswered", "in place of the dots"),
+        (3, "wrong", "That is a int"),
+        (no_mask, "wrong", "the mask is missing"),
+        (no_scale, "wrong", "square root of a head's size"),
+        (scaled_twice, "wrong", "or twice: leave scale alone"),
+        (wrong_order, "wrong", "Heads and tokens are exchanged"),
+        (exchanged, "wrong", "query and key are exchanged"),
+        (another_shape, "wrong", "should have [2, 2, 8, 4]"),
+        (nothing, "wrong", "does the function return its result?"),
+        (noise, "wrong", "differ from those"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_attention_gets_a_hint(answer: Any, state: str, hint: str) -> None:
+    checked = check_attention(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "state"), [(1.3, 1.6, "right"), (0.9, 1.6, "undecided"), (0.98, 1.02, "wrong")]
+)
+def test_equal_results_are_judged_by_their_speed(
+    monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str
+) -> None:
+    speed = Speed(math.sqrt(low * high), (low, high), 1.0, 1.0, 9)
+    monkeypatch.setattr(fused_kernels, "time_pairs", lambda before, after, pairs: speed)
+    assert check_attention(four_operators).state == state
+    assert check_attention(one_operator).state == state
