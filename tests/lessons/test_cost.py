@@ -1,0 +1,122 @@
+"""Lesson 14: bills, the model of a step, and a decision by measured figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpulab.lessons import cost
+from gpulab.lessons.check import Note
+from gpulab.lessons.cost import (
+    CASES,
+    bill,
+    check_cheaper,
+    check_cost,
+    check_step,
+    draw_gpus,
+    hardware_table,
+    step_time,
+)
+from gpulab.tuning.record import Experiment
+from tests.support.comparisons import a_comparison
+
+
+def dots(*arguments: float) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (dots, "unanswered", "in place of the dots"),
+        (lambda rate, price: price * 1e6 / rate / 3600, "right", "3,600"),
+        (lambda rate, price: price * 1e6 / rate, "wrong", "The price is per hour"),
+        (lambda rate, price: price / rate / 3600, "wrong", "the price of one sample"),
+        (lambda rate, price: price * 1e6 / rate / 60, "wrong", "60 minutes of 60 seconds"),
+        (lambda rate, price: price * rate / 1e6 / 3600, "wrong", "divide by the rate"),
+        (lambda rate, price: 7.0, "wrong", "How many seconds"),
+        (lambda rate, price: "1", "wrong", "a number is wanted"),
+    ],
+)
+def test_a_price_gets_a_hint(answer: Any, state: str, hint: str) -> None:
+    checked = check_cost(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (dots, "unanswered", "in place of the dots"),
+        (step_time, "right", "still takes 30 of its 40 ms"),
+        (lambda load, compute, w, g: max(load / max(w, 1), compute / g), "wrong", "loading and computing add up"),
+        (lambda load, compute, w, g: load / max(w, 1) + compute / g, "wrong", "as long as the slower of the two"),
+        (lambda load, compute, w, g: max(load, compute / g) if w else load + compute / g, "wrong", "share the loading"),
+        (lambda load, compute, w, g: step_time(load, compute, w, 1 / g), "wrong", "divide by gpu_times"),
+        (lambda load, compute, w, g: step_time(load / g, compute, w, g), "wrong", "A faster GPU loads nothing"),
+        (lambda load, compute, w, g: 1.0, "wrong", "With workers: the longer of"),
+    ],
+)
+def test_a_step_gets_a_hint(answer: Any, state: str, hint: str) -> None:
+    checked = check_step(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+@given(st.floats(0.1, 100), st.floats(0.1, 100), st.integers(0, 8), st.floats(1, 1000))
+def test_no_gpu_gets_below_the_loading(load: float, compute: float, workers: int, gpu: float) -> None:
+    step = step_time(load, compute, workers, gpu)
+    assert step >= load / max(workers, 1) and step >= compute / gpu
+    assert step <= step_time(load, compute, 0, gpu) and step <= step_time(load, compute, workers, 1)
+
+
+def measured(monkeypatch: pytest.MonkeyPatch, ratio: float, spread: float, parts: tuple[float, float]) -> None:
+    comparison = replace(a_comparison(), ratio=ratio, interval=(ratio / spread, ratio * spread))
+    experiment = Experiment((comparison.a, comparison.b), (comparison,), 1.0)
+    monkeypatch.setattr(cost, "experiment_named", lambda name: experiment)
+    monkeypatch.setattr(cost, "run_named", lambda name: object())
+    monkeypatch.setattr(cost, "step_parts_ms", lambda run: parts)
+
+
+@pytest.mark.parametrize(
+    ("answer", "ratio", "spread", "parts", "state"),
+    [
+        ("workers", 0.5, 1.05, (30.0, 10.0), "right"),
+        ("gpu", 0.5, 1.05, (30.0, 10.0), "wrong"),
+        ("gpu", 1.3, 1.02, (1.0, 39.0), "right"),
+        ("workers", 1.3, 1.02, (1.0, 39.0), "wrong"),
+        ("workers", 1.0, 1.6, (1.0, 39.0), "undecided"),
+        (..., 0.5, 1.05, (30.0, 10.0), "unanswered"),
+        ("both", 0.5, 1.05, (30.0, 10.0), "wrong"),
+    ],
+)
+def test_a_decision_is_judged_by_measured_figures(
+    monkeypatch: pytest.MonkeyPatch,
+    answer: object,
+    ratio: float,
+    spread: float,
+    parts: tuple[float, float],
+    state: str,
+) -> None:
+    measured(monkeypatch, ratio, spread, parts)
+    assert check_cheaper(answer).state == state, check_cheaper(answer)
+
+
+def test_nothing_is_decided_without_measurements() -> None:
+    assert check_cheaper("workers").state == "unanswered"
+    assert isinstance(bill("no-such", 2.5), Note) and isinstance(draw_gpus("no-such"), Note)
+
+
+def test_the_bill_has_a_row_per_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, 0.5, 1.05, (30.0, 10.0))
+    lines = repr(bill("two-workers", 3.6)).splitlines()
+    assert len(lines) == 4 and "not measurable" in lines[1] and lines[-1].startswith("energy: ")
+
+
+def test_the_table_has_every_gpu() -> None:
+    lines = repr(hardware_table()).splitlines()
+    assert len(lines) == 1 + len(cost.GPUS)
+    assert "67" in next(line for line in lines if line.startswith("H100"))
+    assert all(step_time(*case) > 0 for case in CASES)
