@@ -17,7 +17,7 @@ from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import experiment_named, run_named, working_share
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.record import Experiment
-from gpulab.views.comparison.part_times import us
+from gpulab.verdict import is_decided
 from gpulab.views.drawing import GREY, own_style
 from gpulab.views.wording import PARTS
 
@@ -61,6 +61,8 @@ def bill(experiment: str, price_per_hour: float) -> Table | Note:
         works = "unknown" if share is None else percent(share)
         long = duration(1e6 * (spent.device_s or 0.0))
         lines.append(f"{side.label:14} {long:>23} {spent.cost or 0.0:8.3f} {energy:>15} {works:>13}")
+    if record is not None and not all(is_decided(c.verdict) for c in record.comparisons):
+        lines.append("undecided: other programs disturbed it, so the rows may differ by chance")
     why = next((s.why_no_energy for s in (spending(side) for side in sides) if s.why_no_energy), "")
     return Table((*lines, *([f"energy: {why}"] if why else [])))
 
@@ -235,12 +237,23 @@ def _gives_none(function: Any, *arguments: float) -> bool:
     return callable(function) and function(*arguments) is None
 
 
-def idle_share(experiment: str) -> float | None:
-    """How many times as much a sample costs as written, against the fastest setting; None where it was not measured."""
+def times_as_dear(experiment: str) -> Note:
+    """How many times as much a sample costs as written, against the best setting that is faster for certain."""
     record = experiment_named(experiment)
-    every = [us(side, record) for side in record.sides] if record is not None else []
-    measured = [value for value in every if value]
-    return measured[0] / min(measured) if len(measured) > 1 else None
+    if record is None or not record.comparisons:
+        return Note("Not measured.", f"There is no experiment {experiment!r} yet: run that cell first.")
+    faster = [c for c in record.comparisons if c.verdict == "faster" and c.ratio]
+    if faster:
+        best = min(faster, key=lambda comparison: comparison.ratio or math.inf)
+        return Note(
+            "Measured.",
+            f"As written a sample costs {factor(1 / (best.ratio or 1))} times as much as with {best.b.label}.",
+        )
+    if all(is_decided(c.verdict) for c in record.comparisons):
+        return Note("Measured.", "No setting that was tried makes a sample cheaper.")
+    return Note(
+        "Undecided.", "The measurement does not tell: if other programs are running, run that cell again later."
+    )
 
 
 QUESTIONS: Mapping[str, Question] = {

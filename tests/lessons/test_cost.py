@@ -20,6 +20,7 @@ from gpulab.lessons.cost import (
     draw_gpus,
     hardware_table,
     step_time,
+    times_as_dear,
 )
 from gpulab.tuning.record import Experiment
 from tests.support.comparisons import a_comparison
@@ -113,6 +114,23 @@ def test_the_bill_has_a_row_per_setting(monkeypatch: pytest.MonkeyPatch) -> None
     measured(monkeypatch, 0.5, 1.05, (30.0, 10.0))
     lines = repr(bill("two-workers", 3.6)).splitlines()
     assert len(lines) == 4 and "not measurable" in lines[1] and lines[-1].startswith("energy: ")
+
+
+@pytest.mark.parametrize(
+    ("verdict", "words"),
+    [
+        ("faster", "costs 2.0 times as much"),
+        ("undecided", "does not tell"),
+        ("no measurable difference", "No setting"),
+        ("slower", "No setting"),
+    ],
+)
+def test_what_is_undecided_has_no_price(monkeypatch: pytest.MonkeyPatch, verdict: Any, words: str) -> None:
+    comparison = replace(a_comparison(), ratio=0.5, verdict=verdict)
+    experiment = Experiment((comparison.a, comparison.b), (comparison,), 1.0)
+    monkeypatch.setattr(cost, "experiment_named", lambda name: experiment)
+    assert words in times_as_dear("two-workers").words
+    assert ("undecided: " in repr(bill("two-workers", 2.5))) == (verdict == "undecided")
 
 
 def test_the_table_has_every_gpu() -> None:
