@@ -40,7 +40,7 @@ LESSONS: tuple[Entry, ...] = (
     Entry("06_memory", "Memory: what fills it, and what it costs to save some", 30, "memory"),
     Entry("07_mixed_precision", "Mixed precision: fewer bits, the same loss", 25, "mixed_precision", ("amp-step",)),
     Entry("08_fused_kernels", "Fused kernels: one swap, how much faster?", 30, "fused_kernels", ("attention",)),
-    Entry("09_host", "Waiting for the host: many small operations", 30, "host"),
+    Entry("09_host", "Waiting for the host: many small operations", 30, "host", ("distances", "loop")),
     Entry("10_search", "Search with the meter running", 30, "search"),
     Entry("14_cost", "What idle time costs", 25, "cost", ("cost", "step", "cheaper")),
     Entry("15_capstone", "From 15 % to 90 %: everything at once", 60, "capstone"),

@@ -1,0 +1,250 @@
+"""Lesson 09, waiting for the host: many small operators against few large ones, and reading a loss in every step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.guesses import Question, times
+from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
+
+WANTED = 2.0  # times as fast: some hundred small operators against a handful
+SAMPLES, POINTS = 64, 16
+STEPS, LOG_EVERY = 40, 10
+BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+_READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
+
+
+class ManyHeads(nn.Module):
+    """`heads` small layers side by side. `stacked`: all of them in one product of matrices, with the same weights."""
+
+    def __init__(self, heads: int = 64, width: int = 32, *, stacked: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(heads, width, width) / math.sqrt(width))
+        self.bias = nn.Parameter(torch.zeros(heads, width))
+        self.stacked = stacked
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[batch, heads, width] → the same shape."""
+        if self.stacked:
+            return torch.tanh(torch.einsum("bhi,hio->bho", x, self.weight) + self.bias)
+        heads = [torch.tanh(x[:, h] @ self.weight[h] + self.bias[h]) for h in range(len(self.weight))]
+        return torch.stack(heads, dim=1)
+
+
+def as_given(points: Tensor, centre: Tensor) -> Tensor:
+    """Of each sample, the mean distance of its points from the centre: [samples, points, 2], [2] → [samples].
+
+    One small operator after the other, sample by sample, as people write it first.
+    """
+    distances = []
+    for sample in points:
+        total = torch.zeros((), dtype=points.dtype)
+        for point in sample:
+            total = total + torch.sqrt(((point - centre) ** 2).sum())
+        distances.append(total / len(sample))
+    return torch.stack(distances)
+
+
+# -- exercise 1: few large operators -----------------------------------------------------------------------------------
+
+
+def check_distances(my_distances: Any) -> Checked:
+    """Whether `my_distances(points, centre)` is what `as_given` computes, with its gradient, and faster."""
+    if is_unanswered(my_distances):
+        return unanswered(BEGIN)
+    for shape in ((3, 5, 2), (1, 1, 2), (7, 2, 2)):
+        hint = _difference(my_distances, shape)
+        if hint == BEGIN:
+            return unanswered(BEGIN)
+        if hint:
+            return wrong(hint)
+    points, centre = _points((SAMPLES, POINTS, 2), torch.float32)
+    speed = time_pairs(
+        seconds_of(lambda: _with_gradient(as_given, points, centre)),
+        seconds_of(lambda: _with_gradient(my_distances, points, centre)),
+    )
+    return judge_speed(
+        speed,
+        WANTED,
+        good="Values and gradients are the same.",
+        hint="The values are right. Is there still a loop in Python? One operator can take all samples at once.",
+    )
+
+
+def _difference(mine: Any, shape: tuple[int, int, int]) -> str:
+    points, centre = _points(shape, torch.float64)
+    wanted = as_given(points, centre)
+    got = mine(points, centre)
+    if got is None:
+        return BEGIN
+    if not isinstance(got, Tensor):
+        return f"It gives a {type(got).__name__}, and a tensor is wanted."
+    if got.shape != wanted.shape:
+        return (
+            f"For points of the shape {list(shape)} it gives the shape {list(got.shape)}; {list(wanted.shape)} is "
+            "right: one number per sample. Over which dimensions do you take the sum and the mean?"
+        )
+    if not torch.allclose(got, wanted):
+        if torch.allclose(got, wanted * shape[1]):
+            return "That is the sum of the distances; their mean is wanted."
+        if torch.allclose(got, ((points - centre) ** 2).sum(-1).mean(-1)):
+            return "The square root is missing."
+        if torch.allclose(got, ((points - centre) ** 2).sum(-1).mean(-1).sqrt()):
+            return "The root is taken of the mean; the mean of the roots is wanted."
+        return f"Its values differ: for the first sample {got[0].item():.6g} instead of {wanted[0].item():.6g}."
+    gradient, right_gradient = _gradient(mine, points, centre), _gradient(as_given, points, centre)
+    if gradient is None or right_gradient is None:
+        return "There is no gradient of the points: was the tensor detached, or taken to NumPy?"
+    return "" if torch.allclose(gradient, right_gradient) else "The values are right, their gradients are not."
+
+
+def _points(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    points = torch.randn(shape, generator=random, dtype=dtype).requires_grad_()
+    return points, torch.tensor([0.5, -0.25], dtype=dtype)
+
+
+def _gradient(function: Any, points: Tensor, centre: Tensor) -> Tensor | None:
+    total = function(points, centre).sum()
+    if not total.requires_grad:
+        return None
+    (gradient,) = torch.autograd.grad(total, points)
+    return gradient
+
+
+def _with_gradient(function: Any, points: Tensor, centre: Tensor) -> None:
+    points.grad = None
+    total = function(points, centre).sum()
+    torch.autograd.backward(total)
+
+
+# -- exercise 2: no read in every step ---------------------------------------------------------------------------------
+
+
+def check_loop(my_loop: Any) -> Checked:
+    """Whether `my_loop(model, optimizer, batches, log)` logs the mean loss of every ten steps with one read each."""
+    if is_unanswered(my_loop):
+        return unanswered(BEGIN)
+    model, optimizer, batches = _small_training()
+    logs: list[object] = []
+    with _reads_counted() as reads:
+        my_loop(model, optimizer, batches, logs.append)
+    if not logs and not _moved(model):
+        return unanswered(BEGIN)
+    wanted, weights = _reference()
+    if len(logs) != STEPS // LOG_EVERY:
+        return wrong(
+            f"It logs {len(logs)} values for {STEPS} steps, and {STEPS // LOG_EVERY} are wanted: the mean loss of "
+            f"every {LOG_EVERY} steps."
+        )
+    if not all(isinstance(value, (int, float)) for value in logs):
+        return wrong("It logs tensors. A log wants a number: read it once, when ten steps are over.")
+    if not torch.allclose(nn.utils.parameters_to_vector(model.parameters()), weights, rtol=1e-5, atol=1e-6):
+        return wrong("The weights are not what the given loop trains: every batch needs zero_grad, backward and step.")
+    values = torch.tensor([float(value) for value in logs if isinstance(value, (int, float))])
+    if not torch.allclose(values, wanted, rtol=1e-4):
+        return wrong(
+            f"The first value is {values[0]:.4f}, and the mean loss of the first ten steps is {wanted[0]:.4f}. Is the "
+            "sum set to zero after each log, and divided by ten?"
+        )
+    if len(reads) > 2 * len(logs):
+        return wrong(
+            f"It reads numbers from the device {len(reads)} times ({', '.join(sorted(set(reads)))}) for {len(logs)} "
+            "values. On a GPU each read waits until all launched kernels have ended. Add the losses up as tensors "
+            "(loss.detach()), and read the sum once."
+        )
+    return right(f"{len(reads)} reads for {STEPS} steps, the same weights, the same means.")
+
+
+def given_loop(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], log: Callable[[float], object]
+) -> None:
+    """The loop as people write it first: it reads the loss in every step."""
+    total = 0.0
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        loss = functional.mse_loss(model(inputs), targets)
+        torch.autograd.backward(loss)
+        optimizer.step()
+        total += loss.item()
+        if number % LOG_EVERY == 0:
+            log(total / LOG_EVERY)
+            total = 0.0
+
+
+@contextmanager
+def _reads_counted() -> Iterator[list[str]]:
+    """Inside, every call that reads a tensor's numbers into Python is noted by its name; put back afterwards."""
+    reads: list[str] = []
+    originals = {name: getattr(Tensor, name) for name in _READS}
+
+    def counting(name: str) -> Any:
+        original = originals[name]
+
+        def read(self: Tensor, *arguments: Any, **options: Any) -> Any:
+            reads.append(name.strip("_"))
+            for other, function in originals.items():
+                setattr(Tensor, other, function)  # one read may be made of others: it counts once
+            try:
+                return original(self, *arguments, **options)
+            finally:
+                install()
+
+        return read
+
+    replacements = {name: counting(name) for name in _READS}
+
+    def install() -> None:
+        for name, function in replacements.items():
+            setattr(Tensor, name, function)
+
+    install()
+    try:
+        yield reads
+    finally:
+        for name, function in originals.items():
+            setattr(Tensor, name, function)
+
+
+def _small_training() -> tuple[nn.Module, torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Linear(4, 1)
+        batches = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(STEPS)]
+    return model, torch.optim.SGD(model.parameters(), lr=0.05), batches
+
+
+def _reference() -> tuple[Tensor, Tensor]:
+    model, optimizer, batches = _small_training()
+    logs: list[float] = []
+    given_loop(model, optimizer, batches, logs.append)
+    return torch.tensor(logs), nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def _moved(model: nn.Module) -> bool:
+    untouched, _, _ = _small_training()
+    now, before = (nn.utils.parameters_to_vector(m.parameters()) for m in (model, untouched))
+    return not torch.equal(now, before)
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "stacked": times(
+        "How many times as fast is the step when one operator does the work of 64?",
+        "stacked",
+        "with few large operators",
+    ),
+    "logging": times(
+        "How many times as fast is the step without the metric that is computed in Python?",
+        "metric",
+        "without the metric in Python",
+    ),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {"distances": check_distances, "loop": check_loop}

@@ -1,0 +1,189 @@
+"""Lesson 09: the model that is turned by hand, and two exercises."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional
+
+from gpulab.lessons import host
+from gpulab.lessons.host import ManyHeads, as_given, check_distances, check_loop, given_loop
+from gpulab.lessons.model_timeline import Setting, draw, play, turn_by_hand
+from gpulab.lessons.pairs import Speed
+
+times_us = st.floats(0.5, 100)
+SETTINGS = st.builds(
+    Setting,
+    kernels=st.integers(1, 30),
+    kernel_us=times_us,
+    launch_us=times_us,
+    syncs=st.integers(0, 6),
+    data_us=st.just(0.0) | times_us,
+    graph=st.booleans(),
+)
+
+
+@given(SETTINGS)
+def test_nothing_overlaps_and_nothing_runs_before_its_launch(setting: Setting) -> None:
+    played = play(setting, steps=3)
+    for lane in (played.host, played.device):
+        for before, after in pairwise(lane):
+            assert after.start >= before.start + before.length - 1e-6
+    assert len(played.device) == 3 * setting.kernels
+    assert 0 <= played.busy_fraction <= 1 + 1e-9
+    if not setting.graph:
+        launches = [block.start + block.length for block in played.host if block.kind == "launch"]
+        assert all(k.start >= launch - 1e-6 for k, launch in zip(played.device, launches, strict=True))
+
+
+@given(st.integers(1, 40), times_us, times_us)
+def test_a_settled_step_is_the_slower_of_both(kernels: int, kernel_us: float, launch_us: float) -> None:
+    played = play(Setting(kernels, kernel_us, launch_us), steps=40)
+    assert played.step_us == pytest.approx(kernels * max(kernel_us, launch_us), rel=1e-6)
+
+
+@settings(deadline=None)
+@given(SETTINGS)
+def test_more_of_anything_never_makes_a_step_shorter(setting: Setting) -> None:
+    total = _end(setting)
+    for change in (
+        {"kernel_us": setting.kernel_us + 3},
+        {"launch_us": setting.launch_us + 3},
+        {"data_us": setting.data_us + 3},
+    ):
+        values = {name: getattr(setting, name) for name in Setting.__slots__}
+        assert _end(Setting(**(values | change))) >= total - 1e-6
+    values = {name: getattr(setting, name) for name in Setting.__slots__}
+    assert _end(Setting(**(values | {"graph": True}))) <= total + 1e-6, "a graph launches less"
+
+
+def _end(setting: Setting) -> float:
+    played = play(setting, steps=2)
+    return max(block.start + block.length for block in (*played.host, *played.device))
+
+
+def test_the_model_says_that_it_is_one() -> None:
+    texts = [text.get_text() for text in draw(Setting()).axes[0].texts]
+    assert "a model, not a measurement" in texts
+    with pytest.raises(ValueError, match="at least one kernel"):
+        Setting(kernels=0)
+    slider = turn_by_hand()
+    assert {child.description for child in slider.children if hasattr(child, "description")} >= {"kernel µs", "syncs"}
+    for widget in (*slider.children, slider):
+        widget.close()
+
+
+def test_stacked_heads_are_the_same_heads() -> None:
+    torch.manual_seed(0)
+    loop = ManyHeads(4, 8)
+    stacked = ManyHeads(4, 8, stacked=True)
+    stacked.load_state_dict(loop.state_dict())
+    x = torch.randn(3, 4, 8)
+    assert torch.allclose(loop(x), stacked(x), atol=1e-6)
+
+
+def dots(points: Tensor, centre: Tensor) -> None: ...
+
+
+def large(points: Tensor, centre: Tensor) -> Tensor:
+    return (points - centre).square().sum(-1).sqrt().mean(-1)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (dots, "unanswered", "in place of the dots"),
+        (lambda points, centre: [1.0], "wrong", "a tensor is wanted"),
+        (lambda points, centre: large(points, centre).sum(), "wrong", "one number per sample"),
+        (lambda points, centre: large(points, centre) * points.shape[1], "wrong", "their mean is wanted"),
+        (lambda points, centre: (points - centre).square().sum(-1).mean(-1), "wrong", "square root is missing"),
+        (lambda points, centre: (points - centre).square().sum(-1).mean(-1).sqrt(), "wrong", "mean of the roots"),
+        (lambda points, centre: large(points, centre) + 1, "wrong", "Its values differ"),
+        (lambda points, centre: large(points.detach(), centre), "wrong", "no gradient of the points"),
+        (lambda points, centre: large(points, centre).detach() + 0 * points.sum(), "wrong", "their gradients are not"),
+    ],
+)
+def test_distances_get_a_hint(answer: Any, state: str, hint: str) -> None:
+    checked = check_distances(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+@pytest.mark.parametrize(("low", "high", "state"), [(9, 12, "right"), (0.9, 1.1, "wrong"), (0.9, 4.0, "undecided")])
+def test_equal_values_are_judged_by_speed(monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str) -> None:
+    speed = Speed(math.sqrt(low * high), (low, high), 1.0, 1.0, 7)
+    monkeypatch.setattr(host, "time_pairs", lambda before, after: speed)
+    assert check_distances(as_given).state == check_distances(large).state == state
+
+
+def trained(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Tensor:
+    optimizer.zero_grad()
+    loss = functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def correct(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    total = torch.zeros(())
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        total += trained(model, optimizer, inputs, targets).detach()
+        if number % 10 == 0:
+            log(total.item() / 10)
+            total = torch.zeros(())
+
+
+def empty(model: Any, optimizer: Any, batches: Any, log: Any) -> None: ...
+
+
+def silent(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    for inputs, targets in batches:
+        trained(model, optimizer, inputs, targets)
+
+
+def logs_tensors(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        loss = trained(model, optimizer, inputs, targets)
+        if number % 10 == 0:
+            log(loss)
+
+
+def last_loss(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        loss = trained(model, optimizer, inputs, targets)
+        if number % 10 == 0:
+            log(loss.item())
+
+
+def untrained(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        if number % 10 == 0:
+            log(functional.mse_loss(model(inputs), targets).item())
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (empty, "unanswered", "in place of the dots"),
+        (silent, "wrong", "logs 0 values for 40 steps"),
+        (logs_tensors, "wrong", "It logs tensors"),
+        (last_loss, "wrong", "the mean loss of the first ten steps is"),
+        (untrained, "wrong", "The weights are not what"),
+        (given_loop, "wrong", "reads numbers from the device 40 times (item)"),
+        (correct, "right", "4 reads for 40 steps"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_loop_gets_a_hint(answer: Any, state: str, hint: str) -> None:
+    before = {name: getattr(Tensor, name) for name in host._READS}
+    checked = check_loop(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+    assert {name: getattr(Tensor, name) for name in host._READS} == before
