@@ -1,0 +1,450 @@
+"""Lesson 06, memory: what fills it, an allocator as a model, checkpointing, convolutions with fewer FLOPs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpulab.formatting import duration, factor, size
+from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.pairs import seconds_of, time_pairs
+from gpulab.views.drawing import GREY, own_style
+from gpulab.views.running.waiting import waiting
+from gpulab.views.wording import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+HALF = 0.6  # of the bytes kept as given: a right use of checkpointing keeps at most so much
+STEPS = 12
+
+
+class Block(nn.Module):
+    """A residual block of an MLP. `checkpointing`: its activations are computed again in backward, not kept."""
+
+    def __init__(self, width: int, *, checkpointing: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.checkpointing = checkpointing
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checkpointing and self.training:
+            again: Tensor = checkpoint(self.layers, x, use_reentrant=False)
+            return x + again
+        out: Tensor = x + self.layers(x)
+        return out
+
+
+def deep_network(width: int = 128, depth: int = 8, *, checkpointing: bool = False) -> nn.Sequential:
+    """64 pixels → 10 classes, with `depth` blocks between them."""
+    blocks = [Block(width, checkpointing=checkpointing) for _ in range(depth)]
+    return nn.Sequential(nn.Linear(64, width), *blocks, nn.Linear(width, 10))
+
+
+# -- what fills it -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StateBytes:
+    """What a training step keeps, in bytes; the activations are those that autograd keeps for the backward pass."""
+
+    weights: int
+    gradients: int
+    optimizer: int
+    activations: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + self.gradients + self.optimizer + self.activations
+
+
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> StateBytes:
+    """Measured in one step on these inputs; weights and optimizer are then as after a step without a learning rate."""
+    optimizer.zero_grad()
+    kept, loss = _kept_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))
+    torch.autograd.backward(loss)
+    gradients = sum(_bytes(p.grad) for p in model.parameters() if p.grad is not None)
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    optimizer.step()
+    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    of_optimizer = sum(_bytes(v) for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
+    optimizer.zero_grad()
+    return StateBytes(sum(map(_bytes, model.parameters())), gradients, of_optimizer, kept)
+
+
+def _loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(model(inputs), labels)
+
+
+def _kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
+    """The bytes that autograd keeps of one forward pass, each storage once, weights not counted; and its result."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        place = tensor.untyped_storage().data_ptr()
+        if place not in weights:
+            kept[place] = max(kept.get(place, 0), _bytes(tensor))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        result = forward()
+    return sum(kept.values()), result
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figure:
+    """What a step with AdamW keeps, by batch size, measured: bars of weights, gradients, optimizer and activations."""
+    from matplotlib.figure import Figure
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    device = next(model.parameters()).device
+    states = [
+        state_bytes(model, optimizer, data.pixels[:count].to(device), data.labels[:count].to(device))
+        for count in batch_sizes
+    ]
+    kinds = (
+        ("weights", "#4D4D4D"),
+        ("gradients", PARTS["optimizer"].colour),
+        ("optimizer", PARTS["data_wait"].colour),
+        ("activations", PARTS["compute"].colour),
+    )
+    with own_style():
+        figure = Figure(figsize=(8, 0.42 * len(states) + 1.2), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        left = [0.0] * len(states)
+        for name, colour in kinds:
+            widths = [getattr(state, name) / 2**20 for state in states]
+            axes.barh(range(len(states)), widths, left=left, color=colour, label=name)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        axes.set_yticks(range(len(states)), [f"batch of {count}" for count in batch_sizes])
+        axes.invert_yaxis()
+        axes.set_xlabel("MiB, measured", size=9)
+        axes.set_title("what one step keeps in memory", loc="left", size=10)
+        axes.legend(fontsize=8, frameon=False)
+    return figure
+
+
+def activation_share(model: nn.Module, data: Any, batch_size: int) -> float:
+    """The share of activations in what a step of this batch size keeps, 0 to 1."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    device = next(model.parameters()).device
+    state = state_bytes(model, optimizer, data.pixels[:batch_size].to(device), data.labels[:batch_size].to(device))
+    return state.activations / state.total
+
+
+def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -> Table:
+    """The activations that a step keeps, as written and with every block checkpointed; both train alike."""
+    kept: list[int] = []
+    gradients: list[Tensor] = []
+    for checkpointing in (False, True):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = deep_network(width, depth, checkpointing=checkpointing)
+        forward = partial(_loss, model, data.pixels[:batch_size], data.labels[:batch_size])
+        bytes_kept, loss = _kept_bytes(model, forward)
+        torch.autograd.backward(loss)
+        kept.append(bytes_kept)
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    return Table(
+        (
+            f"as written        {size(kept[0])} of activations",
+            f"with checkpoints  {size(kept[1])}: {factor(kept[0] / max(kept[1], 1))} times less",
+            f"largest difference of a gradient: {(gradients[0] - gradients[1]).abs().max().item():.3g}",
+        )
+    )
+
+
+# -- the allocator, a model --------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Allocator:
+    """A model of a caching allocator: segments that it got from the device, cut into blocks, first fit.
+
+    Sizes in MiB. `split`: a free block may be cut for a smaller request, as PyTorch does.
+    """
+
+    capacity: int = 100
+    split: bool = True
+    blocks: list[tuple[int, str]] = field(default_factory=list)  # size, name; "" is free
+    fault: str = ""
+
+    @property
+    def reserved(self) -> int:
+        return sum(size for size, _ in self.blocks)
+
+    @property
+    def allocated(self) -> int:
+        return sum(size for size, name in self.blocks if name)
+
+    def allocate(self, name: str, size: int) -> bool:
+        """Take the first free block that is large enough, else memory of the device; False where neither is there."""
+        for i, (free, owner) in enumerate(self.blocks):
+            if not owner and free >= size:
+                rest = [(free - size, "")] if self.split and free > size else []
+                taken = size if self.split else free
+                self.blocks[i : i + 1] = [(taken, name), *rest]
+                return True
+        if self.reserved + size > self.capacity:
+            largest = max((free for free, owner in self.blocks if not owner), default=0)
+            free_bytes = self.capacity - self.allocated
+            self.fault = f"out of memory: {size} wanted, {free_bytes} free in all, {largest} in one piece"
+            return False
+        self.blocks.append((size, name))
+        return True
+
+    def free(self, name: str) -> None:
+        """Give a block back to the cache; free neighbours become one."""
+        merged: list[tuple[int, str]] = []
+        for amount, owner in ((s, "" if o == name else o) for s, o in self.blocks):
+            if merged and not merged[-1][1] and not owner:
+                merged[-1] = (merged[-1][0] + amount, "")
+            else:
+                merged.append((amount, owner))
+        self.blocks = merged
+
+
+def fragmented() -> list[Allocator]:
+    """Batches of changing size: in the end enough memory is free, and no piece of it is large enough."""
+    stages = []
+    allocator = Allocator()
+    for name, amount in (("A", 20), ("B", 15), ("C", 25), ("D", 15), ("E", 20)):
+        allocator.allocate(name, amount)
+    stages.append(_copied(allocator))
+    for name in ("A", "C", "E"):
+        allocator.free(name)
+    stages.append(_copied(allocator))
+    allocator.allocate("F", 40)
+    stages.append(_copied(allocator))
+    return stages
+
+
+def _copied(allocator: Allocator) -> Allocator:
+    return Allocator(allocator.capacity, allocator.split, list(allocator.blocks), allocator.fault)
+
+
+def draw_allocators(stages: Iterable[Allocator]) -> Figure:
+    """The blocks of each stage in a row; it says that it is a model."""
+    from matplotlib.figure import Figure
+
+    rows = list(stages)
+    with own_style():
+        figure = Figure(figsize=(8, 0.5 * len(rows) + 0.9), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        for row, allocator in enumerate(rows):
+            start = 0
+            for amount, name in allocator.blocks:
+                colour = PARTS["compute"].colour if name else "#E3E3E3"
+                axes.broken_barh([(start, amount)], (row - 0.35, 0.7), facecolors=colour, edgecolor="white")
+                ink = "white" if name else "black"
+                axes.text(
+                    start + amount / 2, row, f"{name or 'free'} {amount}", ha="center", va="center", color=ink, size=8
+                )
+                start += amount
+            if allocator.fault:
+                axes.text(0, row + 0.52, allocator.fault, size=8, color="#B3541E", va="top")
+        axes.set_yticks(range(len(rows)), [f"stage {i + 1}" for i in range(len(rows))])
+        axes.set_ylim(len(rows) - 0.1, -0.6)
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("MiB", size=9)
+        axes.set_title("blocks of a caching allocator", loc="left", size=10)
+        axes.text(1, 1.02, "a model, not a measurement", transform=axes.transAxes, ha="right", size=8, color=GREY)
+    return figure
+
+
+# -- fewer FLOPs -------------------------------------------------------------------------------------------------------
+
+
+def convolutions(channels: int = 64) -> dict[str, nn.Module]:
+    """Three ways from `channels` to as many: ordinary, depthwise-separable, inverted residual (expanded four times)."""
+    wide = 4 * channels
+    return {
+        "ordinary": nn.Conv2d(channels, channels, 3, padding=1),
+        "depthwise-separable": nn.Sequential(
+            nn.Conv2d(channels, channels, 3, padding=1, groups=channels), nn.Conv2d(channels, channels, 1)
+        ),
+        "inverted residual": nn.Sequential(
+            nn.Conv2d(channels, wide, 1),
+            nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, padding=1, groups=wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, channels, 1),
+        ),
+    }
+
+
+def convolution_table(channels: int = 64, pixels: int = 32, batch: int = 8) -> Table:
+    """Parameters, FLOP, kept bytes and time of a forward and backward pass of each, the times measured in turn."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    x = torch.randn(batch, channels, pixels, pixels, device=device)
+    modules = {name: module.to(device) for name, module in convolutions(channels).items()}
+    with waiting("measuring three kinds of convolution"):
+        rows = [_convolution_row(name, module, modules["ordinary"], x) for name, module in modules.items()]
+    head = f"{'convolution':20} {'parameters':>10} {'MFLOP':>8} {'kept':>10} {'time':>9}   against the ordinary one"
+    return Table((head, *rows))
+
+
+def _convolution_row(name: str, module: nn.Module, ordinary: nn.Module, x: Tensor) -> str:
+    parameters = sum(p.numel() for p in module.parameters())
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(x)
+    kept, _ = _kept_bytes(module, lambda: module(x).sum())
+    before, after = (seconds_of(partial(_passes, m, x)) for m in (ordinary, module))
+    speed = time_pairs(before, after, pairs=5, budget_s=6.0)
+    words = "" if name == "ordinary" else speed.words
+    mega = counter.get_total_flops() / 1e6
+    return (
+        f"{name:20} {parameters:10,} {mega:8.0f} {size(kept):>10} {duration(1e6 * speed.after_s):>9}   {words}".rstrip()
+    )
+
+
+def _passes(module: nn.Module, x: Tensor) -> None:
+    total = module(x).sum()
+    torch.autograd.backward(total)
+
+
+# -- a graph that is kept ----------------------------------------------------------------------------------------------
+
+
+def kept_after(steps: int, *, with_graph: bool) -> Table:
+    """The bytes that a list of losses holds after so many steps: with their graphs, or as plain numbers."""
+    model = deep_network(64, 2)
+    x, labels = torch.randn(32, 64), torch.randint(10, (32,))
+    losses: list[object] = []
+    kept = 0
+    for _ in range(steps):
+        bytes_kept, loss = _kept_bytes(model, lambda: functional.cross_entropy(model(x), labels))
+        losses.append(loss if with_graph else loss.item())
+        kept += bytes_kept if with_graph else 0
+    what = "losses with their graphs" if with_graph else "losses as numbers"
+    return Table((f"after {steps} steps, {what}: {size(kept)} of activations are kept",))
+
+
+# -- the exercises -----------------------------------------------------------------------------------------------------
+
+
+def check_state(adamw_bytes: Any) -> Checked:
+    """Whether `adamw_bytes(model)` gives weights + gradients + AdamW's state of the parameters that are trained."""
+    if is_unanswered(adamw_bytes):
+        return unanswered(BEGIN)
+    frozen = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+    frozen[0].requires_grad_(False)
+    for words, model in (
+        ("of 32-bit weights", nn.Linear(10, 3)),
+        ("whose first layer is frozen", frozen),
+        ("of 16-bit weights", nn.Linear(6, 6).to(torch.bfloat16)),
+    ):
+        got = adamw_bytes(model)
+        if got is None:
+            return unanswered(BEGIN)
+        if not isinstance(got, (int, float)) or isinstance(got, bool):
+            return wrong(f"It gives {got!r}, and a number of bytes is wanted.")
+        hint = _state_mistake(model, float(got))
+        if hint:
+            return wrong(f"For a model {words}: it gives {got:,}, and {_adamw_bytes(model):,} is right. {hint}")
+    return right("Four times the bytes of each trained parameter: weight, gradient and two averages.")
+
+
+def _adamw_bytes(model: nn.Module) -> int:
+    return sum(_bytes(p) * (4 if p.requires_grad else 1) for p in model.parameters())
+
+
+def _state_mistake(model: nn.Module, got: float) -> str:
+    wanted = _adamw_bytes(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    every = list(model.parameters())
+    if abs(got - wanted) <= 64:  # AdamW's count of steps is a number per parameter
+        return ""
+    numbers, every_bytes = sum(p.numel() for p in every), sum(map(_bytes, every))
+    trained_bytes = sum(map(_bytes, trained))
+    narrow = any(p.element_size() != 4 for p in every)
+    mistakes = (
+        (4 * trained_bytes, "A frozen parameter still has its weights."),
+        (4 * every_bytes, "A frozen parameter has no gradient and no averages."),
+        (every_bytes, "Those are the weights alone: gradients and the optimizer's averages come on top."),
+        (every_bytes + trained_bytes, "AdamW keeps two averages of each gradient, too."),
+        (2 * every_bytes, "AdamW keeps two averages of each gradient, too."),
+        (3 * every_bytes, "Weight, gradient, and how many averages?"),
+        (4 * numbers, "That is a count of numbers; how many bytes has each?"),
+        (16 * numbers if narrow else -1, "Not every number has four bytes: ask the parameter for its element_size()."),
+    )
+    same = (words for amount, words in mistakes if amount == int(got))
+    return next(same, "Weights, gradients and two averages, each in the bytes of its parameter.")
+
+
+def check_checkpointing(my_network: Any) -> Checked:
+    """Whether `my_network(blocks)` gives a module that computes what the blocks do and keeps far less for backward."""
+    if is_unanswered(my_network):
+        return unanswered(BEGIN)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        blocks = [Block(16).double() for _ in range(6)]
+        x = torch.randn(32, 16, dtype=torch.float64, requires_grad=True)
+    plain = nn.Sequential(*blocks)
+    mine = my_network(blocks)
+    if mine is None:
+        return unanswered(BEGIN)
+    if not callable(mine):
+        return wrong(f"It gives a {type(mine).__name__}, and a module (or a function of x) is wanted.")
+    wanted_kept, wanted = _kept_bytes(plain, lambda: plain(x).square().mean())
+    my_kept, got = _kept_bytes(plain, lambda: mine(x).square().mean())
+    if not torch.allclose(got, wanted):
+        return wrong("It computes something else than the blocks, one after the other. Does each block run once?")
+    parameters = list(plain.parameters())
+    right_gradients, my_gradients = (_gradients(loss, [x, *parameters]) for loss in (wanted, got))
+    for ours, theirs in zip(my_gradients, right_gradients, strict=True):
+        if ours is None:
+            return wrong("Some weights get no gradient: was something detached, or computed under no_grad?")
+        if not torch.allclose(ours, theirs):
+            return wrong("The gradients are not those of the blocks.")
+    if my_kept > HALF * wanted_kept:
+        return wrong(
+            f"It still keeps {size(my_kept)} for backward, against {size(wanted_kept)} of the blocks as they are. Wrap "
+            "each block: checkpoint(block, x, use_reentrant=False)."
+        )
+    return right(f"The same result and gradients, {size(my_kept)} kept instead of {size(wanted_kept)}.")
+
+
+def _gradients(loss: Tensor, tensors: Sequence[Tensor]) -> list[Any]:
+    return list(torch.autograd.grad(loss, tensors, allow_unused=True))
+
+
+_measured: dict[str, float] = {}
+
+
+def note_activations(model: nn.Module, data: Any, batch_size: int) -> float:
+    """Measure the share of activations, and keep it for the guess."""
+    _measured["activations"] = activation_share(model, data, batch_size)
+    return _measured["activations"]
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "activations": share(
+        "What share of a step's memory are activations, with batches of 512?",
+        lambda: _measured.get("activations"),
+        "of what a step with batches of 512 keeps are activations",
+    ),
+    "checkpointing": times(
+        "How many times as fast is the step with checkpointing (less than 1 is slower)?",
+        "checkpointing",
+        "with checkpointing",
+    ),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {"state": check_state, "checkpointing": check_checkpointing}

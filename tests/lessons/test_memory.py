@@ -1,0 +1,165 @@
+"""Lesson 06: bytes that are counted, an allocator that is a model, and two exercises."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from gpulab.lessons.batch_size import DigitsInMemory
+from gpulab.lessons.memory import (
+    Allocator,
+    activation_share,
+    bytes_with_and_without,
+    check_checkpointing,
+    check_state,
+    convolutions,
+    deep_network,
+    draw_allocators,
+    draw_state,
+    fragmented,
+    kept_after,
+    state_bytes,
+)
+
+
+@pytest.fixture(scope="module")
+def digits() -> DigitsInMemory:
+    return DigitsInMemory()
+
+
+def test_what_a_step_keeps_is_counted(digits: DigitsInMemory) -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
+    small, large = (state_bytes(model, optimizer, digits.pixels[:n], digits.labels[:n]) for n in (10, 40))
+    weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    assert small.weights == small.gradients == weights
+    assert 2 * weights <= small.optimizer <= 2 * weights + 64, "two averages, and a count of steps each"
+    assert (small.weights, small.optimizer) == (large.weights, large.optimizer)
+    assert small.activations >= 4 * 10 * (64 + 32)
+    per_sample = (large.activations - small.activations) / 30
+    assert per_sample == pytest.approx(small.activations / 10, rel=0.05), "a straight line over the batch"
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "nothing was trained"
+
+
+def test_activations_grow_with_the_batch(digits: DigitsInMemory) -> None:
+    model = deep_network(32, 2)
+    assert activation_share(model, digits, 512) > activation_share(model, digits, 8)
+    assert draw_state(model, digits, (8, 64)).axes[0].get_xlabel() == "MiB, measured"
+
+
+def test_checkpoints_keep_less_and_train_alike(digits: DigitsInMemory) -> None:
+    state = torch.get_rng_state()
+    lines = repr(bytes_with_and_without(32, 4, digits, 64)).splitlines()
+    assert "times less" in lines[1] and lines[2].endswith(": 0")
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_kept_graphs_grow_and_numbers_do_not() -> None:
+    assert ": 0 bytes of activations" in repr(kept_after(5, with_graph=False))
+    assert repr(kept_after(5, with_graph=True)) != repr(kept_after(50, with_graph=True))
+
+
+@given(st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 9)), max_size=40), st.booleans())
+def test_blocks_never_overlap_and_never_exceed_the_device(requests: list[tuple[bool, int, int]], split: bool) -> None:
+    allocator = Allocator(split=split)
+    owned: dict[str, int] = {}
+    for number, (free, amount, which) in enumerate(requests):
+        if free and owned:
+            name = sorted(owned)[which % len(owned)]
+            allocator.free(name)
+            del owned[name]
+        elif allocator.allocate(f"t{number}", amount):
+            owned[f"t{number}"] = amount
+        assert allocator.allocated >= sum(owned.values()) and allocator.reserved <= allocator.capacity
+        assert not split or allocator.allocated == sum(owned.values())
+        free_neighbours = [not a and not b for (_, a), (_, b) in pairwise(allocator.blocks)]
+        assert not any(free_neighbours) or not split
+
+
+def test_memory_that_is_free_may_not_be_enough() -> None:
+    *_, last = fragmented()
+    assert last.fault == "out of memory: 40 wanted, 70 free in all, 25 in one piece"
+    texts = [text.get_text() for text in draw_allocators(fragmented()).axes[0].texts]
+    assert "a model, not a measurement" in texts and last.fault in texts
+
+
+def test_convolutions_give_the_same_shape() -> None:
+    x = torch.randn(2, 16, 8, 8)
+    assert {tuple(module(x).shape) for module in convolutions(16).values()} == {(2, 16, 8, 8)}
+
+
+def right_bytes(model: nn.Module) -> int:
+    each = [(p.numel() * p.element_size(), p.requires_grad) for p in model.parameters()]
+    return sum(4 * of_one if trained else of_one for of_one, trained in each)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (lambda model: None, "unanswered", "in place of the dots"),
+        (right_bytes, "right", "two averages"),
+        (lambda model: "many", "wrong", "a number of bytes is wanted"),
+        (lambda model: 4 * sum(p.numel() for p in model.parameters()), "wrong", "the weights alone"),
+        (lambda model: 12 * sum(p.numel() for p in model.parameters()), "wrong", "how many averages"),
+        (lambda model: 8 * sum(p.numel() for p in model.parameters()), "wrong", "AdamW keeps two averages"),
+        (lambda model: 16 * sum(p.numel() for p in model.parameters()), "wrong", "A frozen parameter has no gradient"),
+        (lambda model: 4 * sum(p.numel() * 4 for p in model.parameters() if p.requires_grad), "wrong", "still has its"),
+        (
+            lambda model: sum(p.numel() * (16 if p.requires_grad else 4) for p in model.parameters()),
+            "wrong",
+            "element_size",
+        ),
+    ],
+)
+def test_bytes_get_a_hint(answer: Any, state: str, hint: str) -> None:
+    checked = check_state(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+def each_block(blocks: Any) -> Any:
+    def forward(x: Tensor) -> Tensor:
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+    return forward
+
+
+def last_missing(blocks: Any) -> Any:
+    return each_block(blocks[:-1])
+
+
+def detached(blocks: Any) -> Any:
+    def forward(x: Tensor) -> Tensor:
+        for block in blocks:
+            x = block(x.detach()) + x - x.detach()
+        return x
+
+    return forward
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (lambda blocks: None, "unanswered", "in place of the dots"),
+        (lambda blocks: 3, "wrong", "a module (or a function of x) is wanted"),
+        (last_missing, "wrong", "computes something else"),
+        (detached, "wrong", "gradients"),
+        (lambda blocks: nn.Sequential(*blocks), "wrong", "Wrap each block"),
+        (each_block, "right", "The same result and gradients"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_checkpointing_gets_a_hint(answer: Any, state: str, hint: str) -> None:
+    checked = check_checkpointing(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
