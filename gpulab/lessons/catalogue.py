@@ -35,7 +35,13 @@ LESSONS: tuple[Entry, ...] = (
         "starving",
         ("enough-workers", "loader"),
     ),
-    Entry("04_preprocessing", "Preprocessing and storage: do the work once", 30, "preprocessing"),
+    Entry(
+        "04_preprocessing",
+        "Preprocessing and storage: do the work once",
+        30,
+        "preprocessing",
+        ("dataset", "still-random"),
+    ),
     Entry("05_batch_size", "The batch size: how much work in one step", 30, "batch_size", ("enough-batch", "one-step")),
     Entry(
         "06_memory", "Memory: what fills it, and what it costs to save some", 30, "memory", ("state", "checkpointing")
@@ -43,7 +49,7 @@ LESSONS: tuple[Entry, ...] = (
     Entry("07_mixed_precision", "Mixed precision: fewer bits, the same loss", 25, "mixed_precision", ("amp-step",)),
     Entry("08_fused_kernels", "Fused kernels: one swap, how much faster?", 30, "fused_kernels", ("attention",)),
     Entry("09_host", "Waiting for the host: many small operations", 30, "host", ("distances", "loop")),
-    Entry("10_search", "Search with the meter running", 30, "search"),
+    Entry("10_search", "Search with the meter running", 30, "search", ("pareto", "choice", "should-stop")),
     Entry("14_cost", "What idle time costs", 25, "cost", ("cost", "step", "cheaper")),
     Entry("15_capstone", "From 15 % to 90 %: everything at once", 60, "capstone"),
 )

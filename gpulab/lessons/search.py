@@ -1,0 +1,626 @@
+"""Lesson 10, search with the meter running: small networks to choose from, trials, and a front of two objectives."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from gpulab.analysis.facts import facts
+from gpulab.errors import GpulabError
+from gpulab.formatting import factor, percent, plural
+from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.figures import Block
+from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.measured import run_named, working_share
+from gpulab.views.drawing import GREY, own_style
+from gpulab.views.running.waiting import waiting
+from gpulab.views.wording import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from gpulab.run import Run
+
+Kind = Literal["dense", "conv", "depthwise"]
+Augment = Literal["none", "shift", "turn"]
+Batch = tuple[Tensor, Tensor]
+Pair = tuple[float, float]  # time per sample, loss
+
+TRAINED_ON = 1440  # of 1797 digits; the others are for validation
+ENLARGED_PIXELS = 192
+BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+
+
+class SearchDigits(Dataset[tuple[Tensor, int]]):
+    """1440 of scikit-learn's handwritten digits, 8 x 8 pixels, in memory, with a random augmentation per image.
+
+    "shift" moves an image by at most one pixel; "turn" enlarges it, turns it by up to 12 degrees and makes it small
+    again, which takes a processor core for a while. Raises GpulabError without scikit-learn.
+    """
+
+    def __init__(self, augment: Augment = "none") -> None:
+        self.images, self.labels = _digits(training=True)
+        self.augment = augment
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        image = self.images[index]
+        if self.augment == "shift":
+            down, across = (torch.randint(3, (2,)) - 1).tolist()
+            image = torch.roll(image, (down, across), (1, 2))
+        elif self.augment == "turn":
+            image = _turned(image, degrees=float(torch.rand(()) * 24 - 12))
+        return image, int(self.labels[index])
+
+
+def _digits(*, training: bool) -> Batch:
+    """In an order of its own, so that both parts have all writers: 1 x 8 x 8 pixels from 0 to 1, and labels."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as e:
+        raise GpulabError("The lesson needs scikit-learn: pip install scikit-learn") from e
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    chosen = order[:TRAINED_ON] if training else order[TRAINED_ON:]
+    images = torch.tensor(digits.images[chosen], dtype=torch.float32).unsqueeze(1) / 16
+    return images, torch.tensor(digits.target[chosen])
+
+
+def _turned(image: Tensor, degrees: float) -> Tensor:
+    from PIL import Image
+
+    side, ways = image.shape[-1], Image.Resampling
+    large = Image.fromarray((image[0] * 255).byte().numpy()).resize((ENLARGED_PIXELS, ENLARGED_PIXELS), ways.BICUBIC)
+    small = large.rotate(degrees, ways.BICUBIC).resize((side, side), ways.BOX)
+    return torch.from_numpy(np.asarray(small, dtype=np.float32) / 255).unsqueeze(0)
+
+
+def network(kind: Kind, width: int, depth: int) -> nn.Sequential:
+    """A classifier of 8 x 8 images: `depth` layers with `width` channels, and one that names the digit.
+
+    "dense": every pixel with every other. "conv": 3 x 3 convolutions. "depthwise": from the second layer on each
+    channel on its own, then 1 x 1 across them, which is about a ninth of the arithmetic.
+    """
+    if kind == "dense":
+        sizes = [64, *[4 * width] * depth]
+        hidden = [part for a, b in itertools.pairwise(sizes) for part in (nn.Linear(a, b), nn.ReLU())]
+        return nn.Sequential(nn.Flatten(), *hidden, nn.Linear(4 * width, 10))
+    layers: list[nn.Module] = [nn.Conv2d(1, width, 3, padding=1), nn.ReLU()]
+    for _ in range(depth - 1):
+        if kind == "depthwise":
+            layers += [nn.Conv2d(width, width, 3, padding=1, groups=width), nn.Conv2d(width, width, 1), nn.ReLU()]
+        else:
+            layers += [nn.Conv2d(width, width, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*layers, nn.MaxPool2d(2), nn.Flatten(), nn.Linear(16 * width, 10))
+
+
+def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
+    """Its batches, epoch after epoch."""
+    while True:
+        yield from loader
+
+
+def validation_loss(model: nn.Module) -> float:
+    """On the 357 digits that no trial trains on."""
+    device = next(model.parameters()).device
+    images, labels = _digits(training=False)
+    model.eval()
+    with torch.no_grad():
+        loss = float(nn.functional.cross_entropy(model(images.to(device)), labels.to(device)))
+    model.train()
+    return loss
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The first steps of a trial. `share`: in which the device works, 0 to 1; NaN where that is not measurable."""
+
+    us_per_sample: float
+    share: float
+
+
+def first_look(run: Run, batch_size: int) -> Look:
+    """Time per sample and working share of a run of a few steps. Raises GpulabError for one without steps."""
+    step_us, works = facts(run).typical_step_us, working_share(run)
+    if step_us is None:
+        raise GpulabError("The trial made too few steps to measure.")
+    return Look(step_us.median / batch_size, math.nan if works is None else works)
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One choice from the space, tried. `loss` is None where it was stopped, and `stopped` says why."""
+
+    choice: Mapping[str, Any]
+    seconds: float  # it took in all
+    us_per_sample: float  # of training; of the first look where it was stopped
+    loss: float | None = None
+    look: Look | None = None
+    stopped: str = ""
+
+    @property
+    def words(self) -> str:
+        """ "conv, width 32, depth 2, batch 64, shift"."""
+        c = self.choice
+        return f"{c['kind']}, width {c['width']}, depth {c['depth']}, batch {c['batch_size']}, {c['augment']}"
+
+
+def run_trials(count: int, one: Callable[[list[Trial]], Trial]) -> list[Trial]:
+    """So many trials, each made by `one(trials so far)`. What it raises passes."""
+    trials: list[Trial] = []
+    with waiting(f"searching, {plural(count, 'trial')}"):
+        for _ in range(count):
+            trials.append(one(trials))
+    return trials
+
+
+def is_beaten(one: Pair, by: Pair) -> bool:
+    """Whether `by` is at least as good in both and better in one."""
+    return by[0] <= one[0] and by[1] <= one[1] and by != one
+
+
+def front_of(trials: Iterable[Trial]) -> list[Trial]:
+    """The trials that ran to their end and that no other one beats, the fastest first."""
+    pairs = [(t, (t.us_per_sample, t.loss)) for t in trials if t.loss is not None and math.isfinite(t.loss)]
+    best = [t for t, pair in pairs if not any(is_beaten(pair, other) for _, other in pairs)]
+    return sorted(best, key=lambda t: t.us_per_sample)
+
+
+def table_of(trials: Sequence[Trial]) -> Table:
+    """The trials as lines, the lowest loss first; a star marks those of the front.
+
+    Where their first steps were looked at, with the share in which the device worked.
+    """
+    front, looked = front_of(trials), any(trial.look for trial in trials)
+    heading = f"   {'time per sample':>15}  {'loss':>6}  {'seconds':>7}"
+    lines = [heading + ("  works" if looked else "") + "  choice"]
+    for trial in sorted(trials, key=lambda t: (t.loss is None, t.loss or t.us_per_sample)):
+        loss = "     -" if trial.loss is None else f"{trial.loss:6.3f}"
+        works = f"  {_share_words(trial.look):>5}" if looked else ""
+        why = f" (stopped: {trial.stopped})" if trial.stopped else ""
+        mark = " * " if trial in front else "   "
+        lines.append(f"{mark}{trial.us_per_sample:12.0f} us  {loss}  {trial.seconds:7.2f}{works}  {trial.words}{why}")
+    return Table(tuple(lines))
+
+
+def _share_words(look: Look | None) -> str:
+    return "-" if look is None or math.isnan(look.share) else percent(look.share)
+
+
+def compare_searches(full: Sequence[Trial], pruned: Sequence[Trial]) -> Table:
+    """What stopping trials saved, and what it threw away, for two searches through the same choices."""
+    stopped = [i for i, trial in enumerate(pruned) if trial.stopped]
+    both = [i for i in range(len(pruned)) if i not in stopped]
+    front = front_of(full)
+    lost = [full[i] for i in stopped if full[i] in front]
+    all_s, some_s = (sum(t.seconds for t in trials) for trials in (full, pruned))
+    lines = [
+        f"every trial to its end            {all_s:6.1f} s",
+        f"hopeless trials stopped           {some_s:6.1f} s   {len(stopped)} of {plural(len(pruned), 'trial')} stopped",
+        f"  of that for the stopped ones    {sum(pruned[i].seconds for i in stopped):6.1f} s   "
+        f"they took {sum(full[i].seconds for i in stopped):.1f} s to their end",
+        f"  of that for the others          {sum(pruned[i].seconds for i in both):6.1f} s   "
+        f"they took {sum(full[i].seconds for i in both):.1f} s without a look at their first steps",
+        f"the search was {factor(all_s / some_s)} times as fast",
+        f"on the front of the full search: {plural(len(front), 'trial')}, of which {len(lost)} would have been stopped",
+        *(f"  lost: {trial.us_per_sample:.0f} us per sample, loss {trial.loss:.3f}: {trial.words}" for trial in lost),
+    ]
+    return Table(tuple(lines))
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+_MARKS = {"dense": "s", "conv": "o", "depthwise": "^"}
+
+
+def draw_front(trials: Sequence[Trial], title: str = "") -> Figure:
+    """Loss against time per sample; a line through the front, and a mark at the top for each trial that was stopped."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    with own_style():
+        figure = Figure(figsize=(8, 3.6), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        front = front_of(trials)
+        ended = [t for t in trials if t.loss is not None and math.isfinite(t.loss)]
+        for kind, mark in _MARKS.items():
+            mine = [t for t in ended if t.choice["kind"] == kind]
+            colours = [PARTS["compute"].colour if t in front else "#A9B4C0" for t in mine]
+            axes.scatter(
+                [t.us_per_sample for t in mine], [float(t.loss or 0.0) for t in mine], s=42, marker=mark, c=colours
+            )
+            axes.scatter([], [], s=42, marker=mark, c="#A9B4C0", label=kind)
+        axes.step(
+            [t.us_per_sample for t in front],
+            [float(t.loss or 0.0) for t in front],
+            where="post",
+            color=PARTS["compute"].colour,
+            lw=1.3,
+            label="the front",
+        )
+        top = max((float(t.loss or 0.0) for t in ended), default=1.0) * 1.25
+        stopped = [t.us_per_sample for t in trials if t.stopped]
+        if stopped:
+            axes.scatter(
+                stopped, [top] * len(stopped), marker="x", s=42, c=PARTS["data_wait"].colour, label="stopped, no loss"
+            )
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_xlabel("time per sample, us (measured)", size=9)
+        axes.set_ylabel("validation loss", size=9)
+        axes.set_title(title or f"{plural(len(trials), 'trial')}, the front in blue", loc="left", size=10)
+        axes.grid(color="#DDDDDD", lw=0.6, which="major")
+        axes.legend(fontsize=8, frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    return figure
+
+
+def search_lanes(stop_after: float = math.inf) -> list[Block]:
+    """A model of six trials one after the other, three of which are slow and stopped after `stop_after` seconds."""
+    blocks, start = [], 0.0
+    for number, length in enumerate((2.0, 9.0, 2.5, 8.0, 2.0, 9.0), 1):
+        is_slow = length > 4
+        shown = min(length, stop_after) if is_slow else length
+        blocks.append(Block(start, shown, "wait" if is_slow else "compute", str(number)))
+        start += shown
+    return blocks
+
+
+# -- exercises ---------------------------------------------------------------------------------------------------------
+
+TRIALS: tuple[Pair, ...] = (  # with ties, a pair that is there twice, and a training that diverged
+    (40.0, 0.31),
+    (25.0, 0.42),
+    (90.0, 0.22),
+    (25.0, 0.55),
+    (60.0, 0.31),
+    (40.0, 0.31),
+    (15.0, 2.10),
+    (200.0, 0.21),
+    (12.0, math.nan),
+    (120.0, 0.35),
+)
+
+
+def check_pareto(pareto: object) -> Checked:
+    """Whether `pareto(trials)` gives exactly the pairs that no other one beats, for tables with ties and duplicates."""
+    if is_unanswered(pareto):
+        return unanswered(BEGIN)
+    if not callable(pareto):
+        return wrong(f"`pareto` is a {type(pareto).__name__}, and a function is wanted.")
+    for number, trials in enumerate(_tables()):
+        try:
+            given = pareto(list(trials))
+        except Exception as e:
+            return wrong(f"It does not run on {_written(trials)}. {type(e).__name__}: {e}")
+        if given is None:
+            return unanswered(BEGIN) if number == 0 else wrong(f"It returns nothing for {_written(trials)}.")
+        hint = _front_hint(trials, given)
+        if hint:
+            return wrong(hint)
+    return right("The same as comparing each trial with every other, also with ties, duplicates and a diverged trial.")
+
+
+def _tables() -> Iterator[list[Pair]]:
+    """The one of the notebook first, then such as have one thing to go wrong, then random ones with many ties."""
+    yield list(TRIALS)
+    yield [(10.0, 1.0)]
+    yield []
+    yield [(10.0, 1.0), (10.0, 2.0), (20.0, 1.0)]
+    yield [(30.0, 1.0), (20.0, 2.0), (10.0, 3.0), (30.0, 1.0)]
+    yield [(10.0, math.nan), (20.0, 1.0)]
+    chance = random.Random(0)
+    for count in (3, 5, 8, 13, 21):
+        for _ in range(10):
+            yield [(float(chance.randint(1, 6)), float(chance.randint(1, 6))) for _ in range(count)]
+
+
+def _true_front(trials: Sequence[Pair]) -> list[Pair]:
+    ended = [t for t in trials if not math.isnan(t[1])]
+    return [t for t in ended if not any(is_beaten(t, other) for other in ended)]
+
+
+def _front_hint(trials: Sequence[Pair], given: object) -> str:
+    """What is wrong with it, or nothing."""
+    try:
+        mine = [(float(t), float(loss)) for t, loss in given]  # type: ignore[attr-defined]
+    except (TypeError, ValueError):
+        return f"It returns {given!r}, and a list of pairs (time, loss) is wanted, taken from the table."
+    if any(math.isnan(loss) for _, loss in mine):
+        return (
+            "A trial whose training diverged (its loss is nan) is on your front. Every comparison with nan is False, "
+            "so nothing seems to beat it: leave such trials out first (math.isnan)."
+        )
+    strangers = [t for t in mine if t not in trials]
+    if strangers:
+        return f"{strangers[0]} is on your front and not in the table {_written(trials)}."
+    wanted = _true_front(trials)
+    for trial in mine:
+        if trial not in wanted:
+            better = next(t for t in trials if is_beaten(trial, t))
+            same = "time" if better[0] == trial[0] else "loss" if better[1] == trial[1] else ""
+            tie = f", with the same {same}" if same else ""
+            return f"{trial} is on your front, but {better} beats it{tie}. The table was {_written(trials)}."
+    missing = Counter(wanted) - Counter(mine)
+    if missing:
+        trial = next(iter(missing))
+        if trial in mine:
+            return (
+                f"{trial} is in the table {wanted.count(trial)} times and on your front {mine.count(trial)} times. Two "
+                "trials that are equal do not beat each other: both stay."
+            )
+        return f"{trial} is missing from your front, and nothing in the table beats it: {_written(trials)}."
+    extra = Counter(mine) - Counter(wanted)
+    if extra:
+        return f"{next(iter(extra))} is on your front more often than in the table {_written(trials)}."
+    return ""
+
+
+def _written(trials: Sequence[Pair]) -> str:
+    return f"[{', '.join(f'({t:g}, {loss:g})' for t, loss in trials)}]" if len(trials) <= 8 else "of the notebook"
+
+
+def check_choice(choose: object) -> Checked:
+    """Whether `choose(trials, most_us)` is the trial with the lowest loss that keeps to the budget, or None."""
+    if is_unanswered(choose):
+        return unanswered(BEGIN)
+    if not callable(choose):
+        return wrong(f"`choose` is a {type(choose).__name__}, and a function is wanted.")
+    answers: list[object] = []
+    for trials, most_us in _budgets():
+        case = f"choose({_written(trials)}, {most_us:g})"
+        try:
+            given = choose(list(trials), most_us)
+        except Exception as e:
+            if not any(t <= most_us for t, _ in trials):
+                return wrong(
+                    f"With {case} no trial keeps to the budget, and None is wanted. {type(e).__name__}: {e} "
+                    "(min() takes default=None.)"
+                )
+            return wrong(f"It does not run with {case}. {type(e).__name__}: {e}")
+        hint = _choice_hint(trials, most_us, given)
+        if hint and given is None and not any(answers):
+            return unanswered(BEGIN)
+        if hint:
+            return wrong(f"{case} gives {given}. {hint}")
+        answers.append(given)
+    return right("The lowest loss that the budget allows, and of two with the same loss the faster one.")
+
+
+def _budgets() -> Iterator[tuple[list[Pair], float]]:
+    for most_us in (50.0, 25.0, 1000.0, 10.0, 12.0):
+        yield list(TRIALS), most_us
+    chance = random.Random(1)
+    for count in (1, 4, 9, 16):
+        for most_us in (1.0, 3.0, 5.0):
+            yield [(float(chance.randint(1, 6)), float(chance.randint(1, 6))) for _ in range(count)], most_us
+
+
+def _choice_hint(trials: Sequence[Pair], most_us: float, given: object) -> str:
+    affordable = [t for t in trials if t[0] <= most_us and not math.isnan(t[1])]
+    wanted = min(affordable, key=lambda t: (t[1], t[0]), default=None)
+    if given == wanted:
+        return ""
+    if wanted is None:
+        return "No trial with a loss keeps to that budget: None is wanted."
+    if given is None:
+        return f"{wanted} keeps to the budget."
+    chosen = next((t for t in trials if t == given), None)
+    if chosen is None:
+        return "That is not a trial of the table: return the pair (time, loss) itself."
+    if chosen[0] > most_us:
+        return f"It takes {chosen[0]:g} us per sample, more than the budget."
+    if math.isnan(chosen[1]):
+        return "That training diverged: its loss is nan. Leave such trials out first."
+    if chosen[1] == wanted[1]:
+        return f"{wanted} has the same loss and is faster."
+    if wanted[0] == most_us:
+        return f"{wanted} has a lower loss, and taking exactly as long as the budget keeps to it."
+    return f"{wanted} has a lower loss and keeps to the budget as well."
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """The time per sample of each of the first steps of a trial, in us, as recorded."""
+
+    words: str
+    step_us: tuple[float, ...]
+    later_us: float  # the median over the whole trial
+
+    def times_as_long(self, best_us: float) -> float:
+        """As the best trial, over the whole of both."""
+        return self.later_us / best_us
+
+
+HOPELESS, WORTHWHILE = 4.0, 2.5  # times as long as the best: from here on stopped, up to here never
+LATEST = 8  # steps: later than that there is little left to save
+MOST_MISSED = 0.2  # of the hopeless ones
+BEST = Curve(
+    "the best so far: depthwise, width 32, batch 32, shift",
+    (161, 74, 64, 64, 61, 65, 61, 62, 58, 59, 60, 59, 56, 57),
+    56,
+)
+CURVES: tuple[Curve, ...] = (  # recorded on two cores, torch 2.13, without the profiler; some while other programs ran
+    BEST,
+    Curve("conv, width 16, batch 16, none", (219, 74, 69, 63, 61, 59, 64, 62, 59, 58, 61, 58, 57, 57), 58),
+    Curve(
+        "depthwise, width 128, batch 64, none", (116, 97, 107, 97, 105, 433, 152, 142, 97, 73, 111, 98, 432, 191), 114
+    ),
+    Curve("dense, width 32, batch 128, shift", (29, 29, 23, 23, 23, 23, 22, 22, 22, 60, 16, 755, 781, 750), 23),
+    Curve("dense, width 32, batch 128, none", (81, 15, 10, 9, 8, 8, 8, 8, 7, 7, 8, 10, 7, 7), 7),
+    Curve(
+        "dense, width 128, batch 16, shift", (318, 212, 176, 163, 159, 165, 170, 161, 161, 163, 163, 154, 155, 155), 155
+    ),
+    Curve(
+        "depthwise, width 128, batch 32, none",
+        (371, 260, 237, 219, 249, 248, 243, 247, 242, 239, 245, 243, 247, 259),
+        245,
+    ),
+    Curve(
+        "conv, width 64, batch 128, none", (215, 236, 230, 234, 264, 245, 262, 266, 265, 234, 235, 270, 268, 265), 251
+    ),
+    Curve(
+        "conv, width 128, batch 128, none", (511, 428, 464, 460, 438, 422, 464, 517, 403, 437, 463, 449, 459, 423), 437
+    ),
+    Curve(
+        "dense, width 32, batch 64, turn", (910, 913, 904, 920, 923, 923, 920, 913, 927, 922, 919, 911, 920, 923), 918
+    ),
+    Curve(
+        "depthwise, width 64, batch 64, turn",
+        (3624, 1070, 962, 999, 1066, 998, 994, 3350, 3748, 2187, 3500, 2116, 3554, 2163),
+        1318,
+    ),
+    Curve(
+        "conv, width 128, batch 16, turn",
+        (1740, 1712, 1690, 1694, 1751, 1702, 1712, 1738, 1727, 1724, 1714, 1712, 1703, 1676),
+        1700,
+    ),
+)
+
+
+def draw_curves() -> Figure:
+    """The recorded first steps: those worth their rest, those that are hopeless, and those in between."""
+    from matplotlib.figure import Figure
+
+    with own_style():
+        figure = Figure(figsize=(8, 3.2), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        steps = range(1, len(BEST.step_us) + 1)
+        shown: set[str] = set()
+        for curve in CURVES:
+            ratio = curve.times_as_long(BEST.later_us)
+            label, colour = (
+                (f"hopeless: at least {HOPELESS:g} times the best", PARTS["data_wait"].colour)
+                if ratio >= HOPELESS
+                else (f"worth their rest: up to {WORTHWHILE:g} times", "#56B4E9")
+                if ratio <= WORTHWHILE
+                else ("in between: either is right", GREY)
+            )
+            if curve is BEST:
+                label, colour = "the best", "#000000"
+            axes.plot(steps, curve.step_us, color=colour, lw=1.3, label=None if label in shown else label)
+            shown.add(label)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xticks(list(steps))
+        axes.set_xlabel("step", size=9)
+        axes.set_ylabel("us per sample", size=9)
+        axes.set_title("recorded: time per sample of the first steps of 12 trials", loc="left", size=10)
+        axes.grid(color="#DDDDDD", lw=0.6, which="major")
+        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return figure
+
+
+def check_should_stop(should_stop: object) -> Checked:
+    """Whether `should_stop(step_times, best)` lets the good trials of the recorded curves run and ends the hopeless."""
+    if is_unanswered(should_stop):
+        return unanswered(BEGIN)
+    if not callable(should_stop):
+        return wrong(f"`should_stop` is a {type(should_stop).__name__}, and a function is wanted.")
+    stopped: list[int] = []
+    for scale, machine in ((1.0, ""), (0.04, "On a machine 25 times as fast: "), (30.0, "On one 30 times as slow: ")):
+        best = BEST.later_us * scale
+        ends: dict[Curve, int | None] = {}
+        for curve in CURVES:
+            times_us = [scale * us for us in curve.step_us]
+            try:
+                ends[curve] = _stopped_after(should_stop, times_us, best)
+            except _NotBegun:
+                return unanswered(BEGIN)
+            except Exception as e:
+                return wrong(f"It does not run on the trial {curve.words!r}. {type(e).__name__}: {e}")
+        hint = _stopping_hint(ends)
+        if hint:
+            return wrong(machine + hint)
+        stopped = [n for c, n in ends.items() if n is not None and _is_hopeless(c)]
+    hopeless = sum(map(_is_hopeless, CURVES))
+    return right(
+        f"{len(stopped)} of {hopeless} hopeless trials are stopped, after {statistics.mean(stopped):.1f} steps on "
+        "average, and none that is worth its rest; also on a faster and on a slower machine."
+    )
+
+
+def _is_hopeless(curve: Curve) -> bool:
+    return curve.times_as_long(BEST.later_us) >= HOPELESS
+
+
+def _stopped_after(should_stop: Callable[..., object], times_us: Sequence[float], best_us: float) -> int | None:
+    """The number of the step after which it ended the trial, asked after every one; None: never."""
+    answers = [should_stop(list(times_us[:n]), best_us) for n in range(1, len(times_us) + 1)]
+    if all(answer is None for answer in answers):
+        raise _NotBegun
+    return next((n for n, answer in enumerate(answers, 1) if answer), None)
+
+
+class _NotBegun(Exception):
+    """A function that returns nothing at all."""
+
+
+def _stopping_hint(ends: Mapping[Curve, int | None]) -> str:
+    """What is wrong with these ends, or nothing."""
+    for curve, after in ends.items():
+        if after is None or curve.times_as_long(BEST.later_us) > WORTHWHILE:
+            continue
+        who = "the best trial itself" if curve is BEST else f"{curve.words!r}, which is worth its rest,"
+        took = f"{curve.step_us[after - 1] / curve.later_us:.0f} times as long as its later ones"
+        if after == 1:
+            return (
+                f"It stops {who} after the first step, which took {took}. The first step of every training is slow "
+                "(memory is allocated, code is loaded): leave it out."
+            )
+        return (
+            f"It stops {who} after step {after}. Some of its steps were disturbed by another program (step {after} "
+            f"took {took}). A mean or a single step follows such a disturbance; a median of several steps does not."
+        )
+    hopeless = {curve: after for curve, after in ends.items() if _is_hopeless(curve)}
+    missed = [curve for curve, after in hopeless.items() if after is None]
+    late = [(curve, after) for curve, after in hopeless.items() if after is not None and after > LATEST]
+    if len(missed) > MOST_MISSED * len(hopeless):
+        worst = max(missed, key=lambda curve: curve.later_us)
+        return (
+            f"It lets {len(missed)} of {len(hopeless)} hopeless trials run to their end, such as {worst.words!r}, "
+            f"which takes {worst.times_as_long(BEST.later_us):.0f} times as long as the best."
+        )
+    if late:
+        curve, after = late[0]
+        return f"It stops {curve.words!r} only after step {after}: by step {LATEST} it was clear."
+    return ""
+
+
+# -- what the notebook asks --------------------------------------------------------------------------------------------
+
+
+def _works() -> float | None:
+    return working_share(run_named("one-trial"))
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "works": share("In what share of each step does the device work?", _works, "of each step is the device's own work"),
+    "narrow": times("How many times as fast is a quarter of the width?", "narrow", "with a quarter of the width"),
+    "narrow-fed": times(
+        "How many times as fast is a quarter of the width, with images that cost nothing?",
+        "narrow-fed",
+        "with a quarter of the width, when no image is turned",
+    ),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {
+    "pareto": check_pareto,
+    "choice": check_choice,
+    "should-stop": check_should_stop,
+}

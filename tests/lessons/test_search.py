@@ -1,0 +1,385 @@
+"""Lesson 10: the trials of a search, its front, and the exercises on choosing and on stopping."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import islice
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from gpulab.api.profile import profile
+from gpulab.errors import GpulabError
+from gpulab.lessons import search
+from gpulab.lessons.search import (
+    BEST,
+    CURVES,
+    Kind,
+    Look,
+    Pair,
+    SearchDigits,
+    Trial,
+    check_choice,
+    check_pareto,
+    check_should_stop,
+    compare_searches,
+    draw_curves,
+    draw_front,
+    endless,
+    first_look,
+    front_of,
+    network,
+    run_trials,
+    search_lanes,
+    table_of,
+    validation_loss,
+)
+
+Pairs = Sequence[Pair]
+
+
+def trial(us: float, loss: float | None, *, kind: str = "conv", stopped: str = "", seconds: float = 1.0) -> Trial:
+    choice = {"kind": kind, "width": 16, "depth": 2, "batch_size": 32, "augment": "none"}
+    return Trial(choice, seconds, us, loss, Look(us, 0.5), stopped)
+
+
+# -- the parts of a search ---------------------------------------------------------------------------------------------
+
+
+def test_no_digit_is_trained_on_and_validated() -> None:
+    trained, validated = search._digits(training=True)[0], search._digits(training=False)[0]
+    assert (len(trained), len(validated)) == (1440, 357)
+    assert trained.shape[1:] == (1, 8, 8) and 0 <= float(trained.min()) <= float(trained.max()) <= 1
+    assert set(search._digits(training=False)[1].tolist()) == set(range(10))
+
+
+def test_augmented_digits_are_the_seeds_and_no_others() -> None:
+    plain, shifted, turned = (SearchDigits(augment) for augment in ("none", "shift", "turn"))
+    assert torch.equal(plain[5][0], plain[5][0])
+    for digits in (shifted, turned):
+        torch.manual_seed(1)
+        first = [digits[index][0] for index in range(8)]
+        torch.manual_seed(1)
+        again = [digits[index][0] for index in range(8)]
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+        assert any(not torch.equal(image, plain[index][0]) for index, image in enumerate(first))
+        assert all(
+            image.shape == (1, 8, 8) and digits[index][1] == plain[index][1] for index, image in enumerate(first)
+        )
+
+
+@pytest.mark.parametrize("kind", ["dense", "conv", "depthwise"])
+@pytest.mark.parametrize("depth", [1, 3])
+def test_every_architecture_classifies_and_is_validated(kind: Kind, depth: int) -> None:
+    model = network(kind, 16, depth)
+    assert model(torch.zeros(4, 1, 8, 8)).shape == (4, 10)
+    assert model.training and validation_loss(model) > 0 and model.training
+
+
+def test_depthwise_has_a_fraction_of_the_weights() -> None:
+    conv, depthwise = (sum(p.numel() for p in network(kind, 64, 3).parameters()) for kind in ("conv", "depthwise"))
+    assert depthwise < conv / 3
+
+
+def test_a_first_look_has_time_and_share() -> None:
+    model = network("conv", 16, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profile(show=False, live=False, save=False) as first:
+        for images, labels in islice(endless(DataLoader(SearchDigits(), batch_size=720)), 3):  # more than an epoch
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            optimizer.step()
+    look = first_look(first.run, 720)
+    assert look.us_per_sample > 0 and (math.isnan(look.share) or 0 < look.share < 1)
+    with profile(show=False, live=False, save=False, trace=False) as nothing:
+        pass
+    with pytest.raises(GpulabError, match="too few steps"):
+        first_look(nothing.run, 32)
+
+
+def test_each_trial_sees_those_before_it() -> None:
+    assert [t.us_per_sample for t in run_trials(3, lambda so_far: trial(float(len(so_far)), 1.0))] == [0, 1, 2]
+
+
+def test_the_front_leaves_out_what_is_beaten_stopped_or_diverged() -> None:
+    trials = [
+        trial(30, 1),
+        trial(10, 3),
+        trial(20, 3),
+        trial(5, math.nan),
+        trial(1, None, stopped="slow"),
+        trial(30, 1),
+    ]
+    assert [(t.us_per_sample, t.loss) for t in front_of(trials)] == [(10, 3), (30, 1), (30, 1)]
+    lines = table_of(trials).lines
+    assert [line[:3] for line in lines[1:]].count(" * ") == 3
+    assert lines[-1].endswith("(stopped: slow)") and "  50 %  conv" in lines[-1]
+    unseen = replace(trials[0], look=None)
+    assert "works" not in repr(table_of([unseen])) and "      -  conv" in table_of([unseen, trials[1]]).lines[1]
+
+
+def test_what_stopping_saved_and_lost_is_added_up() -> None:
+    full = [trial(10, 2.0, seconds=1), trial(90, 0.5, seconds=9), trial(80, 3.0, seconds=8)]
+    pruned = [
+        trial(10, 2.0, seconds=2),
+        trial(90, None, stopped="slow", seconds=1),
+        trial(80, None, stopped="slow", seconds=1),
+    ]
+    text = repr(compare_searches(full, pruned))
+    assert "18.0 s" in text and "4.0 s   2 of 3 trials stopped" in text
+    assert "2.0 s   they took 17.0 s to their end" in text and "they took 1.0 s without a look" in text
+    assert "4.5 times as fast" in text
+    assert "2 trials, of which 1 would have been stopped" in text and "lost: 90 us per sample, loss 0.500" in text
+
+
+def test_the_figures_are_drawn_also_of_nothing() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for trials in ([], [trial(10, 2.0)], [trial(10, None, stopped="slow"), trial(9, 1.0, kind="dense")]):
+            draw_front(trials).canvas.draw()
+        draw_curves().canvas.draw()
+
+
+def test_the_model_of_a_search_stops_the_slow_trials() -> None:
+    full, stopped = search_lanes(), search_lanes(stop_after=0.8)
+    assert [b.length for b in stopped if b.kind == "compute"] == [b.length for b in full if b.kind == "compute"]
+    assert {b.length for b in stopped if b.kind == "wait"} == {0.8}
+
+
+# -- the front, as an exercise -----------------------------------------------------------------------------------------
+
+
+def front(trials: Pairs) -> list[Pair]:
+    ended = [t for t in trials if t[1] == t[1]]
+    return [t for t in ended if not any(o != t and o[0] <= t[0] and o[1] <= t[1] for o in ended)]
+
+
+def front_by_sorting(trials: Pairs) -> list[Pair]:
+    kept: list[Pair] = []
+    for one in sorted(t for t in trials if not math.isnan(t[1])):
+        if not kept or one[1] < kept[-1][1] or one == kept[-1]:
+            kept.append(one)
+    return kept
+
+
+def unfinished(trials: Pairs) -> list[Pair]: ...  # type: ignore[empty-body]
+
+
+def all_of_them(trials: Pairs) -> list[Pair]:
+    return [t for t in trials if t[1] == t[1]]
+
+
+def diverged_too(trials: Pairs) -> list[Pair]:
+    return [t for t in trials if not any(o != t and o[0] <= t[0] and o[1] <= t[1] for o in trials)]
+
+
+def each_once(trials: Pairs) -> list[Pair]:
+    return sorted(set(front(trials)))
+
+
+def only_strictly(trials: Pairs) -> list[Pair]:
+    ended = all_of_them(trials)
+    return [t for t in ended if not any(o[0] < t[0] and o[1] < t[1] for o in ended)]
+
+
+def equals_beat(trials: Pairs) -> list[Pair]:
+    ended = all_of_them(trials)
+    return [
+        t for i, t in enumerate(ended) if not any(o[0] <= t[0] and o[1] <= t[1] for j, o in enumerate(ended) if i != j)
+    ]
+
+
+def best_only(trials: Pairs) -> list[Pair]:
+    ended = all_of_them(trials)
+    return [min(ended, key=lambda t: t[1])] if ended else []
+
+
+def fails_on_none(trials: Pairs) -> list[Pair]:
+    return front(trials) if trials else [trials[0]]
+
+
+def indices(trials: Pairs) -> list[int]:
+    return [0]
+
+
+def invented(trials: Pairs) -> list[Pair]:
+    return [(0.0, 0.0)]
+
+
+def doubled(trials: Pairs) -> list[Pair]:
+    return front(trials) * 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (unfinished, "unanswered", "in place of the dots"),
+        ([(15.0, 2.1)], "wrong", "is a list, and a function is wanted"),
+        (all_of_them, "wrong", "beats it"),
+        (diverged_too, "wrong", "math.isnan"),
+        (each_once, "wrong", "both stay"),
+        (equals_beat, "wrong", "missing from your front"),
+        (only_strictly, "wrong", "with the same"),
+        (best_only, "wrong", "missing from your front"),
+        (fails_on_none, "wrong", "IndexError"),
+        (indices, "wrong", "a list of pairs"),
+        (invented, "wrong", "not in the table"),
+        (doubled, "wrong", "more often than in the table"),
+        (front, "right", "the same as"),
+        (front_by_sorting, "right", "the same as"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_front_is_told_what_is_wrong_with_it(answer: object, state: str, hint: str) -> None:
+    checked = check_pareto(answer)
+    assert (checked.state, hint.lower() in checked.hint.lower()) == (state, True), checked
+
+
+# -- the choice --------------------------------------------------------------------------------------------------------
+
+
+def choice(trials: Pairs, most_us: float) -> Pair | None:
+    affordable = [t for t in trials if t[0] <= most_us and t[1] == t[1]]
+    return min(affordable, key=lambda t: (t[1], t[0]), default=None)
+
+
+def not_chosen(trials: Pairs, most_us: float) -> Pair | None: ...
+
+
+def fastest(trials: Pairs, most_us: float) -> Pair | None:
+    affordable = [t for t in trials if t[0] <= most_us and t[1] == t[1]]
+    return min(affordable, default=None)
+
+
+def lowest_loss(trials: Pairs, most_us: float) -> Pair | None:
+    return min(all_of_them(trials), key=lambda t: t[1], default=None)
+
+
+def without_limit(trials: Pairs, most_us: float) -> Pair | None:
+    affordable = [t for t in trials if t[0] < most_us and t[1] == t[1]]
+    return min(affordable, key=lambda t: (t[1], t[0]), default=None)
+
+
+def no_tie(trials: Pairs, most_us: float) -> Pair | None:
+    affordable = [t for t in trials if t[0] <= most_us and t[1] == t[1]]
+    return min(affordable, key=lambda t: (t[1], -t[0]), default=None)
+
+
+def raises(trials: Pairs, most_us: float) -> Pair | None:
+    return min((t for t in trials if t[0] <= most_us and t[1] == t[1]), key=lambda t: (t[1], t[0]))
+
+
+def takes_nan(trials: Pairs, most_us: float) -> Pair | None:
+    affordable = [t for t in trials if t[0] <= most_us]
+    return min(affordable, key=lambda t: (0.0 if math.isnan(t[1]) else t[1], t[0]), default=None)
+
+
+def loss_only(trials: Pairs, most_us: float) -> float | None:
+    chosen = choice(trials, most_us)
+    return None if chosen is None else chosen[1]
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (not_chosen, "unanswered", "in place of the dots"),
+        (7, "wrong", "is a int"),
+        (fastest, "wrong", "has a lower loss"),
+        (lowest_loss, "wrong", "more than the budget"),
+        (without_limit, "wrong", "exactly as long"),
+        (no_tie, "wrong", "is faster"),
+        (raises, "wrong", "default=None"),
+        (takes_nan, "wrong", "diverged"),
+        (loss_only, "wrong", "return the pair"),
+        (choice, "right", "lowest loss"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_choice_is_told_what_is_wrong_with_it(answer: object, state: str, hint: str) -> None:
+    checked = check_choice(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+# -- when to stop ------------------------------------------------------------------------------------------------------
+
+
+def stop(step_times: list[float], best: float) -> bool:
+    later = step_times[1:]
+    return len(later) >= 5 and statistics.median(later) > 3 * best
+
+
+def no_stop(step_times: list[float], best: float) -> bool: ...  # type: ignore[empty-body]
+
+
+def never(step_times: list[float], best: float) -> bool:
+    return False
+
+
+def at_once(step_times: list[float], best: float) -> bool:
+    return True
+
+
+def last_step(step_times: list[float], best: float) -> bool:
+    return len(step_times) > 1 and step_times[-1] > 3.5 * best
+
+
+def mean_step(step_times: list[float], best: float) -> bool:
+    return len(step_times) > 1 and statistics.mean(step_times[1:]) > 3 * best
+
+
+def first_step(step_times: list[float], best: float) -> bool:
+    return step_times[0] > 2.5 * best
+
+
+def late(step_times: list[float], best: float) -> bool:
+    return len(step_times) > 12 and stop(step_times, best)
+
+
+def timid(step_times: list[float], best: float) -> bool:
+    return len(step_times) > 4 and statistics.median(step_times[1:]) > 10 * best
+
+
+def in_microseconds(step_times: list[float], best: float) -> bool:
+    return len(step_times) > 5 and statistics.median(step_times[1:]) > 180
+
+
+def divides_by_nothing(step_times: list[float], best: float) -> bool:
+    return statistics.median(step_times[1:]) > 3 * best
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (no_stop, "unanswered", "in place of the dots"),
+        (True, "wrong", "is a bool"),
+        (never, "wrong", "6 of 6 hopeless trials run to their end"),
+        (at_once, "wrong", "The first step of every training is slow"),
+        (first_step, "wrong", "the best trial itself after the first step"),
+        (last_step, "wrong", "a median of several steps"),
+        (mean_step, "wrong", "a median of several steps"),
+        (late, "wrong", "only after step 13"),
+        (timid, "wrong", "hopeless trials run to their end"),
+        (in_microseconds, "wrong", "On a machine 25 times as fast"),
+        (divides_by_nothing, "wrong", "StatisticsError"),
+        (stop, "right", "6 of 6 hopeless trials are stopped, after 6.0 steps on average"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_pruner_is_told_what_is_wrong_with_it(answer: Callable[..., object], state: str, hint: str) -> None:
+    checked = check_should_stop(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+def test_the_recorded_curves_have_all_three_kinds() -> None:
+    ratios = [curve.times_as_long(BEST.later_us) for curve in CURVES]
+    assert sum(ratio >= search.HOPELESS for ratio in ratios) == 6
+    assert sum(ratio <= search.WORTHWHILE for ratio in ratios) == 5
+    assert {len(curve.step_us) for curve in CURVES} == {14}
