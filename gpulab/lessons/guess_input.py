@@ -56,7 +56,7 @@ class GuessInput:
         # no name, no form: JupyterLab keeps <input> only in what it trusts, and then the words say how to answer
         field = (
             f'<input type="number" step="any" aria-label="Your guess, {unit}" value="{value}" style="{_FIELD}">'
-            f'<span style="display:none">{unit}, then Enter </span>'
+            f'<span style="display:none;margin-right:8px">{unit}, then Enter,</span>'
         )
         words = f'<span style="font-size:13px;opacity:0.8">or write <code>{escape(self._assignment)}</code></span>'
         question = f"<div><b>Your guess.</b> {escape(self.question.text)}</div>"

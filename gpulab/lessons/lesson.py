@@ -77,7 +77,9 @@ class Lesson:
 
     @name.setter
     def name(self, name: str) -> None:
-        self._learner = learner(name=str(name))
+        before, self._learner = self._learner, learner(name=str(name))
+        for outlet in class_outlets(before):
+            outlet.rename(self._learner)
         self.progress.outlets = class_outlets(self._learner)
 
     @property

@@ -58,6 +58,7 @@ class Outlet(Protocol):
     """Where lines go beside the learner's own file. `write` returns why it could not, or None."""
 
     def write(self, line: Line) -> str | None: ...
+    def rename(self, learner: Learner) -> None: ...
     @property
     def words(self) -> str:
         """Where that is, for the learner."""
@@ -95,6 +96,14 @@ class ClassFolder:
                 return problem
             del self._pending[0]
         return None
+
+    def rename(self, learner: Learner) -> None:
+        """What was written under the name before belongs to the new one, unless that has a file already."""
+        before, after = self.folder / self.learner.file_name, self.folder / learner.file_name
+        with suppress(OSError):
+            if before != after and before.exists() and not after.exists():
+                before.rename(after)
+        self.learner = learner
 
     @property
     def words(self) -> str:
@@ -206,6 +215,10 @@ class ClassService:
             return f"the hub refuses it ({e.code} {e.reason})"
         except (OSError, ValueError) as e:
             return reason(e)
+
+    def rename(self, learner: Learner) -> None:
+        """The hub has a name of its own for each user, and keeps it."""
+        self.learner = learner
 
     @property
     def words(self) -> str:

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.browser
 
 QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
 KERNELS = ["python3", "gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS", "").split()]
-LOAD, SETUP, TRAINING, LOOK = range(4)  # its code cells
+LOAD, SETUP, _GUESS, TRAINING, _REVEAL, LOOK = range(6)  # its code cells
 AS_WRITTEN, ENDLESS = "in range(2):", "in range(100_000):"  # epochs: only Stop ends the longer training
 HEADLINE = re.compile(  # on a busy machine the cores come first
     "of its time waiting for the next batch of data|no processor core was free"

@@ -70,7 +70,8 @@ def test_a_class_is_announced_and_a_name_chosen(
     opened.name = "<script>alert(1)</script>"
     assert "<script>" not in opened._repr_html_() and opened.name in repr(opened)
     opened.check("loader")
-    assert any(path.name.startswith("script-alert-1-script-") for path in tmp_path.iterdir())
+    files = [path.name for path in tmp_path.glob("*.jsonl") if path.name != "progress.jsonl"]
+    assert len(files) == 1 and files[0].startswith("script-alert-1-script-"), "what was written before is renamed"
 
 
 def test_a_check_that_runs_first_says_which_cell_is_missing(lesson: Lesson, names: dict[str, Any]) -> None:
