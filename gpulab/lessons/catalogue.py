@@ -51,7 +51,7 @@ LESSONS: tuple[Entry, ...] = (
     Entry("09_host", "Waiting for the host: many small operations", 30, "host", ("distances", "loop")),
     Entry("10_search", "Search with the meter running", 30, "search", ("pareto", "choice", "should-stop")),
     Entry("14_cost", "What idle time costs", 25, "cost", ("cost", "step", "cheaper")),
-    Entry("15_capstone", "From 15 % to 90 %: everything at once", 60, "capstone"),
+    Entry("15_capstone", "From 15 % to 90 %: everything at once", 60, "capstone", ("order", "train")),
 )
 
 
