@@ -161,8 +161,8 @@ td, th {{ text-align: left; padding: 6px 10px; border-bottom: 1px solid #ddd; }}
 <p>{sentence}</p>
 <table><tr><th>rung</th><th>against the cell as written</th><th>the device works</th></tr>{rows}</table>
 <p>{climb}</p>
-<p class="small">Each factor is the median of pairs of blocks that ran in turn on this machine, with its 95 % interval. What
-is undecided is called so. {machine} {when}. gpulab {version}, torch {torch}.</p>
+<p class="small">Each factor is the median of pairs of blocks that ran in turn on this machine, with its 95 % interval.
+What is undecided is called so. {machine} {when}. gpulab {version}, torch {torch}.</p>
 </body></html>
 """
 

@@ -26,8 +26,8 @@ class Entry:
 
 LESSONS: tuple[Entry, ...] = (
     Entry("00_quick_start", "Quick start: where does a training step's time go?", 5, "quick_start"),
-    Entry("01_utilization", 'What "utilization" means', 25, "utilization"),
-    Entry("02_profile_first", "Profile before you optimize", 25, "profile_first"),
+    Entry("01_utilization", 'What "utilization" means', 25, "utilization", ("statements", "ladder", "mfu")),
+    Entry("02_profile_first", "Profile before you optimize", 25, "profile_first", ("costliest", "rewrite")),
     Entry(
         "03_starving_gpu",
         "The starving GPU: when training waits for data",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -115,10 +114,9 @@ def test_the_order_is_judged_by_the_two_rungs(
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpulab.lessons.starving.time.sleep", lambda seconds: None)
     monkeypatch.setattr(capstone, "SAMPLES", 48)
-    yield
 
 
 def few_samples(dataset: Any, model: Any, samples: int) -> None:

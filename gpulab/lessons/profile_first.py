@@ -1,0 +1,413 @@
+"""Lesson 02, profile first: a trace drawn and read in three ways, and a line to find and to write anew."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from gpulab.analysis.facts import facts
+from gpulab.api.profile import diagnose, runs
+from gpulab.errors import StoreError
+from gpulab.formatting import factor, percent
+from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.measured import run_named, times_faster, working_share
+from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
+from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
+from gpulab.store import folders
+from gpulab.timeline import spans
+from gpulab.timeline.launches import CallTree
+from gpulab.views.drawing import GREY, own_style
+from gpulab.views.running.waiting import waiting
+from gpulab.views.wording import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from gpulab.run import Run
+
+Images: TypeAlias = npt.NDArray[Any]
+Shift: TypeAlias = Callable[[Images, Images], object]
+
+DEPTH = 3  # rows of nested operators that are drawn
+ROW_IN, MARGIN_IN = 0.36, 1.0
+LABELLED = 0.07  # of the step: a shorter span has no room for its name
+PLUGIN_S = 120.0
+WANTED = 3.0  # times as fast as the given function
+SHAPES = ((4, 8, 6), (1, 3, 5), (7, 5, 5))  # images, rows, columns
+TIMED_SHAPE = (64, 32, 32)
+BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
+
+
+# -- the trace ---------------------------------------------------------------------------------------------------------
+
+
+def trace_file(name: str) -> Path:
+    """Where PyTorch's own trace of the latest run of that name lies. Raises StoreError where there is none."""
+    path = folders.trace_path(runs.store.find(runs[name].id))
+    if path is None:
+        raise StoreError(f"The run {name!r} has no trace: it was stored without one.")
+    return path
+
+
+def draw_trace(name: str) -> Figure | Note:
+    """One profiled step of that run as trace viewers draw it: a row per thread and depth of calls, a bar per span."""
+    run = run_named(name)
+    rows = [] if run is None else run.traced_rows.tolist()
+    if run is None or run.timeline is None or not rows:
+        return Note("Not measured.", f"There is no run {name!r} with a trace yet: run that cell first.")
+    step = rows[len(rows) // 2]
+    window = int(run.steps.start_ns[step]), int(run.steps.end_ns[step])
+    return _drawn(run.timeline, window, f"step {int(run.steps.number[step])} of your run, from its trace")
+
+
+def _drawn(timeline: Timeline, window: tuple[int, int], title: str) -> Figure:
+    from matplotlib.figure import Figure
+
+    tracks = _tracks(timeline, window)
+    start, length = window[0], max(1, window[1] - window[0])
+    with own_style():
+        figure = Figure(figsize=(9, ROW_IN * max(1, len(tracks)) + MARGIN_IN), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        for row, (_, spans_) in enumerate(tracks):
+            for at in spans_:
+                begin, end = max(timeline.start_ns[at], window[0]), min(timeline.end_ns[at], window[1])
+                label = timeline.names[timeline.name_id[at]]
+                axes.broken_barh(
+                    [((begin - start) / 1e6, (end - begin) / 1e6)],
+                    (row - 0.42, 0.84),
+                    facecolors=_colour(timeline, at),
+                    edgecolor="white",
+                    linewidth=0.3,
+                )
+                room = (end - begin) / length
+                if room >= LABELLED:
+                    axes.text(
+                        (begin + end - 2 * start) / 2e6,
+                        row,
+                        _short(label, room),
+                        ha="center",
+                        va="center",
+                        size=7,
+                        color="white",
+                    )
+        axes.set_xlim(0, length / 1e6)
+        axes.set_yticks(range(len(tracks)), [label for label, _ in tracks], size=8)
+        axes.invert_yaxis()
+        axes.tick_params(length=0)
+        axes.set_xlabel("ms since the step began; where a row is empty, no operator of PyTorch ran", size=9, color=GREY)
+        axes.set_title(title, loc="left", size=10)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+    return figure
+
+
+def _tracks(timeline: Timeline, window: tuple[int, int]) -> list[tuple[str, Int64]]:
+    """Rows to draw, each with its label and rows of the timeline: threads by depth of calls, then streams of a GPU."""
+    inside = (timeline.start_ns < window[1]) & (timeline.end_ns > window[0]) & (timeline.duration_ns > 0)
+    marks = spans.named(timeline, spans.is_step)
+    host = inside & ~marks & spans.in_category(timeline, Category.CPU_OP, Category.USER_ANNOTATION)
+    tree = CallTree.of(timeline, np.flatnonzero(host))
+    depth = _depths(tree.parent)
+    tracks: list[tuple[str, Int64]] = []
+    lanes = timeline.lane_id[tree.rows]
+    for lane in sorted(set(lanes.tolist()), key=lambda lane: lane != timeline.training_lane):
+        label = "training thread" if lane == timeline.training_lane else "another thread"
+        for level in range(DEPTH):
+            rows = tree.rows[(lanes == lane) & (depth == level)]
+            if len(rows):
+                tracks.append((label if level == 0 else "called by it", rows))
+    device = inside & spans.in_category(timeline, *DEVICE_CATEGORIES)
+    for lane in sorted(set(timeline.lane_id[device].tolist())):
+        tracks.append(("GPU", np.flatnonzero(device & (timeline.lane_id == lane))))
+    return tracks
+
+
+def _depths(parent: Int64) -> Int64:
+    """How many spans enclose each; a parent stands before its children."""
+    depth = np.zeros(len(parent), dtype=np.int64)
+    for i, above in enumerate(parent.tolist()):
+        if above >= 0:
+            depth[i] = depth[above] + 1
+    return depth
+
+
+def _colour(timeline: Timeline, row: int) -> str:
+    name = timeline.names[timeline.name_id[row]]
+    part = "data_wait" if spans.is_loader(name) else "optimizer" if spans.is_optimizer(name) else "compute"
+    return PARTS[part].colour
+
+
+def _short(name: str, room: float) -> str:
+    """As much of it as fits into that share of the picture's width."""
+    words = name.removeprefix("aten::").removeprefix("autograd::engine::evaluate_function: ")
+    most = max(3, int(130 * room))
+    return words if len(words) <= most else f"{words[: most - 1]}…"
+
+
+# -- what another tool reads -------------------------------------------------------------------------------------------
+
+_PLUGIN = """
+import json, logging, sys
+logging.disable(logging.CRITICAL)
+from torch_tb_profiler.profiler.data import RunProfileData
+from torch_tb_profiler.profiler.event_parser import ProfileRole
+_, content = RunProfileData._preprocess_file(sys.argv[1], None)
+data = RunProfileData("worker", "0", content)
+data.process()
+data.analyze()
+costs = {role.name: float(data.avg_costs.costs[role]) for role in ProfileRole}
+print(json.dumps({"costs": costs, "advice": len(data.recommendations)}))
+"""
+_ROLES = {  # of the plugin, beside the parts of gpulab that mean the same
+    "waiting for the DataLoader": (("DataLoader",), ("data_wait",)),
+    "operators on the CPU": (("CpuOp",), ("compute",)),
+    "kernels, copies, calls of a GPU": (
+        ("Kernel", "Memcpy", "Memset", "Communication", "Runtime"),
+        ("communication", "memcpy", "memset", "launch", "queued", "sync_wait", "blocking_copy", "allocator"),
+    ),
+    "anything else": (("Other",), ("optimizer", "core_wait", "start_up", "other", "unknown")),
+}
+
+
+def plugin_beside(name: str) -> Table | Note:
+    """A profiled step of that run by gpulab's accounting, and by the plugin's own code, which runs in a process."""
+    run = run_named(name)
+    breakdown = facts(run).breakdown if run is not None else None
+    if run is None or breakdown is None:
+        return Note("Not measured.", f"There is no run {name!r} with a trace yet: run that cell first.")
+    with waiting("reading the trace with TensorBoard's plugin"):
+        costs = _plugin_costs(trace_file(name))
+    if costs is None:
+        return Note("Not read.", "TensorBoard's plugin could not read this trace at all.")
+    lines = [f"{'a profiled step of ' + repr(name):34} {'gpulab':>8} {'plugin':>8}"]
+    for label, (roles, parts) in _ROLES.items():
+        theirs = sum(costs[role] for role in roles) / costs["Total"] if costs["Total"] else None
+        ours = sum(breakdown.share[part] for part in parts)
+        lines.append(f"{label:34} {percent(ours):>8} {percent(theirs):>8}")
+    return Table(tuple(lines))
+
+
+def _plugin_costs(path: Path) -> dict[str, float] | None:
+    """Microseconds of a mean step by the plugin's own roles; None where it fails on the trace."""
+    command = [sys.executable, "-c", _PLUGIN, str(path)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PLUGIN_S, check=True)
+        costs: dict[str, float] = json.loads(done.stdout.splitlines()[-1])["costs"]
+    except (subprocess.SubprocessError, ValueError, LookupError):
+        return None
+    return costs
+
+
+# -- the exercises -----------------------------------------------------------------------------------------------------
+
+_OTHER_LINES = (  # part of a line, and what is to be said of it
+    (
+        ".item()",
+        "The loss is one number, and on the CPU it is there already. (On a GPU this line makes the program wait for "
+        "all work that was launched before: lesson 09.)",
+    ),
+    ("argmax", "That counts errors with one operator on the whole batch: look for what happens once per row."),
+    (
+        "for row in",
+        "Close: that loop is the place. Its own line only counts up to 32. Which line does it run so often?",
+    ),
+    ("for i in", "Close: but inside this loop is another one. Which line runs for each image and each row?"),
+    ("def shift", "That is the function. Which line in it?"),
+    ("augment(", "That line calls the function that costs most. Go into it: which line there?"),
+    ("backward()", "That is training, and PyTorch does it in its operators: the report counts it as computing."),
+    ("model(", "That is training, and PyTorch does it in its operators: the report counts it as computing."),
+    ("optimizer.", "That is training. The report has a line for the optimizer: compare it with *unknown*."),
+    ("in loader", "The report has a line for waiting for the DataLoader: compare it with *unknown*."),
+    ("empty_like", "That asks for memory once per batch. Which line runs for each image and each row?"),
+    ("from_numpy", "That makes a tensor of what is there already, once per batch, and copies nothing."),
+)
+
+
+def check_costliest(costliest_line: object) -> Checked:
+    """Whether that is the line that costs most in the run "first": its text, a part of it, or its number."""
+    if is_unanswered(costliest_line):
+        return unanswered(
+            'Put the text of the line, as "…" in quotes, in place of the dots, then run that cell and this one again.'
+        )
+    run = run_named("first")
+    reported = _reported_line(run) if run is not None else ""
+    if isinstance(costliest_line, int) and not isinstance(costliest_line, bool):
+        return _check_number(costliest_line, reported)
+    if not isinstance(costliest_line, str) or len(_plain(costliest_line)) < 4:
+        return wrong(f'{costliest_line!r} is not a line of the code above. Copy its text, in quotes: "…".')
+    answer, culprit = _plain(costliest_line), _plain(CULPRIT)
+    if "np.roll" in answer and (answer in culprit or culprit in answer):
+        return right(_why(run, reported))
+    for part, words in _OTHER_LINES:
+        if _plain(part) in answer:
+            return wrong(words)
+    return wrong("That is not a line of the code above, or too little of it. Copy the whole line, in quotes.")
+
+
+def _check_number(answer: int, reported: str) -> Checked:
+    if CULPRIT not in reported:
+        return wrong("Numbers depend on where one begins to count: copy the text of the line, in quotes.")
+    if f"line {answer}" in reported.partition(":")[0].split(", "):
+        return right(f"The report says so, too: {reported}.")
+    return wrong(f"That is not the number that the report gives ({reported.partition(':')[0]}).")
+
+
+def _plain(text: str) -> str:
+    """Without white space and comment."""
+    return "".join(text.partition("#")[0].split())
+
+
+def _reported_line(run: Run) -> str:
+    """The line of the costliest finding that has one; empty where none has."""
+    return next((finding.source_line for finding in diagnose(run).findings if finding.source_line), "")
+
+
+def _why(run: Run | None, reported: str) -> str:
+    why = "It runs once for each row of each image: 64 × 32 = 2048 times in a step."
+    if CULPRIT in reported:
+        return f"{why} The report says so, too: {reported}."
+    if run is None:
+        return why
+    return f"{why} This time the report named no line for certain: other programs may have disturbed it."
+
+
+def check_rewrite(my_shift: object, shift: Shift) -> Checked:
+    """Whether `my_shift(images, offsets)` gives what `shift` gives, and is faster."""
+    if is_unanswered(my_shift):
+        return unanswered(BEGIN)
+    if not callable(my_shift):
+        return wrong(f"That is a {type(my_shift).__name__}, and a function of images and offsets is wanted.")
+    if my_shift is shift:
+        return wrong("That is the function you were given: it cannot be faster than itself.")
+    for number, shape in enumerate(SHAPES):
+        images, offsets = _example(shape)
+        before = images.copy(), offsets.copy()
+        got = my_shift(images, offsets)
+        if got is None and number == 0:
+            return unanswered(BEGIN)
+        problem = _difference(got, *before) or _changed((images, offsets), before)
+        if problem:
+            return wrong(problem)
+    images, offsets = _example(TIMED_SHAPE)
+    speed = time_pairs(
+        seconds_of(lambda: shift(images, offsets)), seconds_of(lambda: my_shift(images, offsets)), pairs=9
+    )
+    return judge_speed(
+        speed,
+        WANTED,
+        good=f"The images are the same. {_for_the_training()}".strip(),
+        hint="The images are right. Is there still a loop that runs for each row? NumPy can move all rows of an image, "
+        "or of all images, in one call.",
+    )
+
+
+def _for_the_training() -> str:
+    most = times_faster("limit")
+    if most is None or not most.sure:
+        return "Now put it into the training, and measure again."
+    return (
+        f"Without any shifting the training was {factor(most.times)} times as fast: more than that it cannot become by "
+        "this line. Put it in, and measure again."
+    )
+
+
+def _example(shape: tuple[int, int, int]) -> tuple[Images, Images]:
+    """Images [n, rows, columns] of different numbers, and offsets [n] to both sides.
+
+    With the first shape each mistake gives other images; with the others, offsets may be 0 or longer than a row.
+    """
+    random = np.random.default_rng(sum(shape))
+    images = random.random(shape, dtype=np.float32)
+    if shape == SHAPES[0]:
+        return images, np.array([2, -1, 1, -2])
+    return images, random.integers(-shape[2] - 2, shape[2] + 3, shape[0])
+
+
+def _rolled(images: Images, offsets: Images) -> Images:
+    """Each image's rows, moved to the right by its offset; what leaves at one side comes back at the other."""
+    columns = (np.arange(images.shape[2]) - np.asarray(offsets)[:, None]) % images.shape[2]
+    moved: Images = np.take_along_axis(images, columns[:, None, :], axis=2)
+    return moved
+
+
+def _difference(got: object, images: Images, offsets: Images) -> str:
+    """What is wrong with the result; empty where nothing is."""
+    wanted = _rolled(images, offsets)
+    if not isinstance(got, np.ndarray):
+        return f"It gives a {type(got).__name__}, and a NumPy array is wanted, as shift gives."
+    if got.shape != wanted.shape:
+        return f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as images has."
+    if np.array_equal(got, wanted):
+        if got.dtype != wanted.dtype:
+            return f"The numbers are right, but their type is {got.dtype} instead of {wanted.dtype}."
+        return ""
+    for words, mistake in _mistakes(images, offsets):
+        if np.array_equal(got, mistake):
+            return words
+    return (
+        f"Its images differ from those of shift (first seen with {len(images)} images of {images.shape[1]} x "
+        f"{images.shape[2]} numbers). Try both functions on one small image, and print both results."
+    )
+
+
+def _mistakes(images: Images, offsets: Images) -> tuple[tuple[str, Images], ...]:
+    every = range(len(images))
+    flat = images.reshape(len(images), -1)
+    return (
+        ("It shifts to the wrong side: a positive offset moves an image to the right.", _rolled(images, -offsets)),
+        ("It gives the images back as they were: nothing is shifted.", images),
+        (
+            "It moves rows up or down: a shift to the side is along the last axis.",
+            np.stack([np.roll(images[i], offsets[i], axis=0) for i in every]),
+        ),
+        (
+            "It shifts all images by the first one's offset, and each has its own.",
+            _rolled(images, np.full_like(offsets, offsets[0])),
+        ),
+        (
+            "It shifts each image as one long row: what leaves a row at its end comes back in the next row. Give "
+            "np.roll an axis.",
+            np.stack([np.roll(flat[i], offsets[i]) for i in every]).reshape(images.shape),
+        ),
+        (
+            "What leaves at one side is lost, and comes back at the other side with shift.",
+            np.where(_stays(images, offsets), _rolled(images, offsets), 0),
+        ),
+    )
+
+
+def _stays(images: Images, offsets: Images) -> Images:
+    """Which numbers of the shifted images have not come around the end; [n, 1, columns]."""
+    source = np.arange(images.shape[2]) - offsets[:, None]
+    inside: Images = ((source >= 0) & (source < images.shape[2]))[:, None, :]
+    return inside
+
+
+def _changed(given: tuple[Images, Images], before: tuple[Images, Images]) -> str:
+    for what, now, then in zip(("images", "offsets"), given, before, strict=True):
+        if not np.array_equal(now, then):
+            return f"The result is right, but the function changes `{what}` itself: the next epoch would shift again."
+    return ""
+
+
+# -- what the notebook asks --------------------------------------------------------------------------------------------
+
+
+def _training() -> float | None:
+    return working_share(run_named("first"))
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "training": share("What share of each step is training?", _training, "of each step is training"),
+    "limit": times("How many times as fast is it without the shift?", "limit", "without the shift"),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {"costliest": check_costliest, "rewrite": check_rewrite}

@@ -1,0 +1,251 @@
+"""Lesson 02: a trace that is drawn, the line that costs most, and the same images faster."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from gpulab.lessons import profile_first
+from gpulab.lessons.check import Note
+from gpulab.lessons.pairs import Speed
+from gpulab.lessons.profile_first import (
+    CULPRIT,
+    SHAPES,
+    _depths,
+    _example,
+    _mistakes,
+    _rolled,
+    check_costliest,
+    check_rewrite,
+    draw_trace,
+    plugin_beside,
+)
+
+Images = npt.NDArray[Any]
+
+
+def shift(images: Images, offsets: Images) -> Images:
+    """As the notebook has it."""
+    shifted = np.empty_like(images)
+    for i in range(len(images)):
+        for row in range(images.shape[1]):
+            shifted[i, row] = np.roll(images[i, row], offsets[i])
+    return shifted
+
+
+@pytest.fixture
+def speed(monkeypatch: pytest.MonkeyPatch) -> list[Speed]:
+    """The check measures this in place of time."""
+    speeds = [Speed(20.0, (18.0, 22.0), 0.01, 0.0005, 9)]
+    monkeypatch.setattr(profile_first, "time_pairs", lambda *a, **k: speeds[-1])
+    return speeds
+
+
+def test_both_definitions_of_the_shift_agree() -> None:
+    for shape in SHAPES:
+        images, offsets = _example(shape)
+        assert np.array_equal(shift(images, offsets), _rolled(images, offsets))
+
+
+# -- the trace ---------------------------------------------------------------------------------------------------------
+
+
+def test_depth_counts_the_calls_around() -> None:
+    assert _depths(np.array([-1, 0, 1, 1, -1, 4])).tolist() == [0, 1, 2, 2, 0, 1]
+
+
+def test_without_a_run_there_is_nothing_to_draw() -> None:
+    assert isinstance(draw_trace("no such run"), Note) and isinstance(plugin_beside("no such run"), Note)
+
+
+def test_a_step_is_drawn_from_its_trace(trained: Any) -> None:
+    figure = draw_trace("first")
+    assert not isinstance(figure, Note)
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels[0] == "training thread" and "called by it" in labels
+    assert figure.axes[0].get_title(loc="left").startswith("step ")
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A run with three profiled steps of a small training."""
+    import torch
+
+    from gpulab.api.profile import profile
+
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with profile("first", warmup=0, trace_steps=2, show=False, save=False) as profiled:
+        for _ in range(8):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+    monkeypatch.setattr(profile_first, "run_named", lambda name: profiled.run)
+    return profiled.run
+
+
+def test_the_plugin_counts_no_wait_for_the_dataloader(tmp_path: Path) -> None:
+    """What the lesson says of it: an annotation of the DataLoader is dropped, one that is an operator is not."""
+    pytest.importorskip("torch_tb_profiler")
+    shares = [
+        profile_first._plugin_costs(_trace(tmp_path / f"{category}.json.gz", category))
+        for category in ("cpu_op", "user_annotation")
+    ]
+    assert [None if costs is None else costs["DataLoader"] for costs in shares] == [600.0, 0.0]
+
+
+def _trace(path: Path, category: str) -> Path:
+    name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    spans = [
+        ("user_annotation", "ProfilerStep#1", 0, 1000),
+        (category, name, 10, 600),
+        ("cpu_op", "aten::mm", 700, 200),
+    ]
+    events = [
+        {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 1, "ts": start, "dur": length, "args": {}}
+        for cat, name, start, length in spans
+    ]
+    with gzip.open(path, "wt") as file:
+        json.dump({"schemaVersion": 1, "traceEvents": events}, file)
+    return path
+
+
+def test_a_file_that_the_plugin_cannot_read_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "trace.json").write_text("{")
+    assert profile_first._plugin_costs(tmp_path / "trace.json") is None
+
+
+# -- the line ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in quotes"),
+        (CULPRIT, "right", "2048 times"),
+        ("   shifted[i,row] = np.roll(images[i, row], offsets[i])  # here", "right", ""),
+        (f"cell [2], line 33: {CULPRIT}", "right", ""),
+        ("np.roll(images[i, row], offsets[i])", "right", ""),
+        ("losses.append(loss.item())", "wrong", "lesson 09"),
+        ("for row in range(images.shape[1]):", "wrong", "Close"),
+        ("for i in range(len(images)):", "wrong", "another one"),
+        ("def shift(images, offsets):", "wrong", "the function"),
+        (
+            "moved = images[:, 0].numpy() if augment is None else augment(images[:, 0].numpy(), offsets)",
+            "wrong",
+            "into",
+        ),
+        ("loss.backward()", "wrong", "computing"),
+        ("outputs = model(inputs)", "wrong", "computing"),
+        ("errors += (outputs.argmax(dim=1) != labels).sum()", "wrong", "whole batch"),
+        ("for images, labels in loader:", "wrong", "DataLoader"),
+        ("optimizer.step()", "wrong", "optimizer"),
+        ("something else", "wrong", "not a line"),
+        ("i", "wrong", "is not a line"),
+        (True, "wrong", "is not a line"),
+        (12, "wrong", "copy the text"),
+    ],
+)
+def test_the_line_that_costs_most(answer: object, state: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile_first, "run_named", lambda name: None)
+    checked = check_costliest(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [(33, "right", "The report says so"), (3, "wrong", "the number that the report gives (cell [2], line 33)")],
+)
+def test_a_number_is_that_of_the_report(answer: int, state: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    findings = [SimpleNamespace(source_line=""), SimpleNamespace(source_line=f"cell [2], line 33: {CULPRIT}")]
+    monkeypatch.setattr(profile_first, "run_named", lambda name: object())
+    monkeypatch.setattr(profile_first, "diagnose", lambda run: SimpleNamespace(findings=findings))
+    checked = check_costliest(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+    assert "The report says so, too: cell [2], line 33" in check_costliest(CULPRIT).hint
+    findings.clear()
+    assert "named no line for certain" in check_costliest(CULPRIT).hint
+
+
+# -- the same images, faster -------------------------------------------------------------------------------------------
+
+
+def roll_each(images: Images, offsets: Images) -> Images:
+    return np.stack([np.roll(image, offset, axis=1) for image, offset in zip(images, offsets, strict=True)])
+
+
+def dots(images: Images, offsets: Images) -> None: ...
+
+
+def in_place(images: Images, offsets: Images) -> Images:
+    result = shift(images, offsets)
+    images[:] = result
+    return result
+
+
+def always_square(images: Images, offsets: Images) -> Images:
+    return roll_each(images, offsets).reshape(-1, 5, 5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (dots, "unanswered", "in place of the dots"),
+        (shift, "wrong", "cannot be faster than itself"),
+        (_rolled, "right", "The images are the same."),
+        (roll_each, "right", "18 to 22"),
+        (lambda i, o: _rolled(i, o).astype(np.float64), "wrong", "float64 instead of float32"),
+        (lambda i, o: _rolled(i, o).tolist(), "wrong", "NumPy array"),
+        (lambda i, o: _rolled(i, o)[:, 1:], "wrong", "has the shape"),
+        (in_place, "wrong", "changes `images` itself"),
+        (lambda i, o: np.zeros_like(i), "wrong", "differ from those of shift"),
+        (7, "wrong", "a function"),
+    ],
+)
+@pytest.mark.usefixtures("speed")
+def test_the_images_must_be_the_same(answer: object, state: str, hint: str) -> None:
+    checked = check_rewrite(answer, shift)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+@pytest.mark.usefixtures("speed")
+def test_an_answer_for_one_shape_alone_is_found_out() -> None:
+    with pytest.raises(ValueError, match="reshape"):
+        check_rewrite(always_square, shift)
+
+
+@pytest.mark.parametrize("number", range(6))
+@pytest.mark.usefixtures("speed")
+def test_each_wrong_shift_has_its_own_hint(number: int) -> None:
+    def mistaken(images: Images, offsets: Images) -> Images:
+        return np.array(_mistakes(images, offsets)[number][1])
+
+    words = _mistakes(*_example(SHAPES[0]))[number][0]
+    checked = check_rewrite(mistaken, shift)
+    assert (checked.state, checked.hint) == ("wrong", words)
+
+
+def test_a_lucky_answer_that_does_nothing_is_not_right(speed: list[Speed]) -> None:
+    def same(images: Images, offsets: Images) -> Images:
+        return shift(images, offsets)
+
+    speed.append(Speed(3.5, (0.9, 9.0), 0.01, 0.003, 9))
+    assert check_rewrite(same, shift).state == "undecided"
+    speed.append(Speed(1.0, (0.97, 1.04), 0.01, 0.01, 9))
+    checked = check_rewrite(same, shift)
+    assert checked.state == "wrong" and "a loop that runs for each row" in checked.hint
+
+
+def test_a_right_answer_is_told_the_limit(speed: list[Speed], monkeypatch: pytest.MonkeyPatch) -> None:
+    for sure, words in ((True, "2.7 times as fast: more than that"), (False, "Now put it into the training")):
+        most = SimpleNamespace(times=2.7, sure=sure)
+        monkeypatch.setattr(profile_first, "times_faster", lambda name, most=most: most)
+        assert words in check_rewrite(_rolled, shift).hint
+    assert speed

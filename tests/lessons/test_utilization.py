@@ -1,0 +1,285 @@
+"""Lesson 01: batches that are late, the ladder, alerts from a record, and three exercises."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gpulab.lessons import utilization
+from gpulab.lessons.check import Note, Table
+from gpulab.lessons.utilization import (
+    _MISTAKES,
+    CASES,
+    STATEMENTS,
+    Given,
+    LateDigits,
+    alerts_with,
+    check_ladder,
+    check_mfu,
+    check_statements,
+    draw_ladder,
+    draw_sms,
+    drawn,
+    ladder,
+    measure_one_sm,
+    meters_of,
+    mfu,
+    top_table,
+)
+from gpulab.run import Steps
+
+RIGHT = ["wall", "busy", "SM active", "tensor active", "MFU"]
+
+
+def test_late_digits_are_the_same_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    batches = [LateDigits(waiting, late_ms=1).__getitems__([3, 1, 7]) for waiting in ("none", "sleep", "poll")]
+    assert all(torch.equal(pixels, batches[0][0]) for pixels, _ in batches)
+    assert batches[0][0].shape == (3, 64) and batches[0][1].shape == (3,)
+    assert slept == [0.001]
+
+
+def test_polling_ends_when_the_batch_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    moments = iter([0.0, 0.4, 0.9, 1.0])
+    digits = LateDigits("poll", late_ms=1000)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(moments))
+    digits.__getitems__([0])
+    assert next(moments, None) is None
+
+
+def test_another_way_to_wait_is_named() -> None:
+    with pytest.raises(ValueError, match="not 'spin'"):
+        LateDigits("spin")
+
+
+# -- what is shown -----------------------------------------------------------------------------------------------------
+
+
+def side(
+    *, device: str = "cpu", curves: tuple[Any, ...] = (), step_us: float | None = 1000.0, waits: float = 0.0
+) -> Any:
+    """One side of a comparison, as far as a ladder reads it: 60 % computing, 30 % in matrix operators."""
+    busy = None if device == "cpu" else 0.6
+    share = {"compute": 0.55, "optimizer": 0.05}
+    rows = [("aten::addmm", 0.2), ("aten::mm", 0.1), ("aten::gelu", 0.09), ("aten::max_pool2d_backward", 0.05)]
+    steps = 4 if step_us else 0
+    figures = SimpleNamespace(
+        run=SimpleNamespace(device=SimpleNamespace(kind=device)),
+        cores=SimpleNamespace(thread_cpu_fraction=0.97, thread_wait_fraction=waits),
+        breakdown=SimpleNamespace(
+            busy_fraction=busy, share=share, steps=range(steps), wall_ns=(step_us or 0) * 1e3 * steps
+        ),
+        operators=[SimpleNamespace(name=name, share=share) for name, share in rows],
+        curves=curves,
+    )
+    return SimpleNamespace(
+        label="waiting=none", facts=figures, us_per_step=step_us, us_per_sample=step_us and step_us / 10, failure=""
+    )
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utilization, "working_share", lambda run: 0.6 if run.device.kind == "cpu" else 0.7)
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_ladder_of_a_cpu_has_no_counters() -> None:
+    one = ladder(side(), flop=2e7, peak_flops=100e9)
+    shares = {rung.label: rung.share for rung in one.rungs}
+    assert shares == {
+        "wall time": 1.0,
+        "as top shows it": 0.97,
+        "computing (busy)": 0.6,
+        "SM active": None,
+        "in matrix operators": pytest.approx(0.3),
+        "tensor active": None,
+        "MFU": pytest.approx(0.2),
+    }
+    assert "a CPU has none" in next(rung.why for rung in one.rungs if rung.label == "SM active")
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_ladder_of_a_gpu_has_them_where_they_were_read() -> None:
+    curves = (
+        SimpleNamespace(name="gpu_utilization_pct", mean=98.0),
+        SimpleNamespace(name="sm_active_fraction", mean=0.4),
+    )
+    one = ladder(side(device="cuda", curves=curves), flop=2e7, peak_flops=100e9)
+    assert [(rung.label, rung.share) for rung in one.rungs] == [
+        ("wall time", 1.0),
+        ("GPU utilization (NVML)", pytest.approx(0.98)),
+        ("busy", 0.7),
+        ("SM active", 0.4),
+        ("tensor active", None),
+        ("MFU", pytest.approx(0.2)),
+    ]
+
+
+@pytest.mark.usefixtures("measured")
+def test_without_a_step_time_there_is_no_mfu() -> None:
+    one = ladder(side(step_us=None), flop=2e7, peak_flops=100e9)
+    assert one.rungs[-1].share is None and drawn([one, one]).axes
+    empty = side()
+    empty.facts = None
+    assert [rung.share for rung in ladder(empty, 2e7, 1e11).rungs[1:-1]] == [None] * 5
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_guess_is_held_against_the_ladder_that_was_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(utilization, "_latest", {})
+    assert isinstance(draw_ladder("no such experiment", 1.0, 1.0), Note)
+    assert utilization._best_mfu() is None
+    monkeypatch.setattr(utilization, "_sides", lambda name: [side(), side(step_us=4000.0)])
+    assert not isinstance(draw_ladder("three-ways", 2e7, 100e9), Note)
+    assert utilization._best_mfu() == pytest.approx(0.2)
+
+
+@pytest.mark.usefixtures("measured")
+def test_the_table_of_top_compares_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(top_table("no such experiment"), Note)
+    monkeypatch.setattr(utilization, "_sides", lambda name: [side(step_us=4000.0), side(), side(step_us=None)])
+    table = top_table("three-ways")
+    assert isinstance(table, Table)
+    _, first, second, third = table.lines
+    assert "97 %" in first and first.endswith("–") and "2,500 samples/s" in first
+    assert "300 %" in second and third.endswith("–")
+    monkeypatch.setattr(utilization, "_sides", lambda name: [side(), side(waits=0.3)])
+    assert repr(top_table("three-ways")).endswith("for up to 30 % of the time the training was ready and had none.")
+
+
+def test_a_model_of_sms_says_that_it_is_one() -> None:
+    figure = draw_sms()
+    assert "not a measurement" in figure.get_suptitle()
+    assert [axes.get_xlabel() for axes in figure.axes] == [
+        "time    NVML says 100 %, SM active is 12 %",
+        "time    NVML says 100 %, SM active is 100 %",
+    ]
+
+
+def test_without_a_gpu_no_meter_is_invented(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert "No GPU here." in repr(measure_one_sm())
+
+
+def test_a_meter_that_was_not_read_is_not_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = (SimpleNamespace(name="gpu_utilization_pct", maximum=100.0),)
+    monkeypatch.setattr(utilization, "facts", lambda run: SimpleNamespace(curves=curves))
+    lines = meters_of([SimpleNamespace(name="one-sm")]).lines  # type: ignore[list-item]
+    assert lines[1].endswith(" 100 %") and lines[2].endswith("not measurable")
+
+
+def test_alerts_are_told_from_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    count, step_ns = 300, 20_000_000
+    columns = {f.name: np.zeros(count, np.int64) for f in dataclasses.fields(Steps)}
+    start = np.arange(count) * step_ns
+    columns |= {"number": np.arange(count), "start_ns": start, "end_ns": start + step_ns}
+    steps = Steps(**{**columns, "data_wait_ns": np.full(count, step_ns * 3 // 4)})
+    run = SimpleNamespace(steps=steps, samples={}, wall_ns=count * step_ns)
+    assert "no run 'polled' yet" in repr(alerts_with("polled"))
+    monkeypatch.setattr(utilization, "run_named", lambda name: run)
+    assert "No alert." in repr(alerts_with("polled"))
+    assert "75 % of each step waits for data" in repr(alerts_with("polled", alert_after_s=1))
+    with pytest.raises(Exception, match="alert_after"):
+        alerts_with("polled", alert_afters=1)
+
+
+# -- the exercises -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "letters"),
+        ("AD", "right", "never without a kernel"),
+        (["d", "a"], "right", ""),
+        ({"A, D"}, "right", ""),
+        ("D", "wrong", "A is true. 100 % says just that"),
+        ("A", "wrong", "D is true. Power"),
+        ("ABD", "wrong", "B is not true"),
+        ("ACD", "wrong", "max_memory_allocated"),
+        ("ADE", "wrong", "torch.version.cuda"),
+        ("ADF", "wrong", "not arithmetic"),
+        ("AX", "wrong", "no statement X"),
+        ("", "wrong", "At least one"),
+        (7, "wrong", "Letters are wanted"),
+    ],
+)
+def test_statements_about_nvidia_smi(answer: object, state: str, hint: str) -> None:
+    checked = check_statements(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+    assert set(STATEMENTS) == set("ABCDEF")
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "largest share first"),
+        (RIGHT, "right", "at most the one above"),
+        (tuple(name.upper() for name in RIGHT), "right", ""),
+        (RIGHT[::-1], "wrong", "wall comes before busy"),
+        (["wall", "SM active", "busy", "tensor active", "MFU"], "wrong", "busy comes before SM active: an SM is"),
+        (["wall", "busy", "tensor active", "SM active", "MFU"], "wrong", "a part of the SMs"),
+        (["wall", "busy", "SM active", "MFU", "tensor active"], "wrong", "tensor active comes before MFU"),
+        ([*RIGHT[:3], "SM occupancy", *RIGHT[3:]], "wrong", "is no rung"),
+        (RIGHT[:-1], "wrong", "MFU is missing"),
+        ([*RIGHT, "MFU"], "wrong", "twice"),
+        (["wall", "utilization"], "wrong", "'utilization' is not among the names"),
+        ("wall", "wrong", "A list of names"),
+        (3, "wrong", "A list of names"),
+    ],
+)
+def test_the_order_of_the_ladder(answer: object, state: str, hint: str) -> None:
+    checked = check_ladder(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+def solution(forward_flop: float, samples_per_s: float, sheet_tflops: float, with_sparsity: bool) -> float:
+    model_flops = 3 * forward_flop * samples_per_s
+    return model_flops / (sheet_tflops * 1e12 / (2 if with_sparsity else 1))
+
+
+def test_mfu_of_a_training() -> None:
+    assert check_mfu(solution).state == "right"
+    assert check_mfu(lambda *given: np.float64(solution(*given))).state == "right"
+    assert 0.5 < mfu(CASES[2]) < 0.6, "the cases are trainings that could be"
+    assert all(0 < mfu(given) < 0.6 for given in CASES)
+
+
+@pytest.mark.parametrize(("words", "mistake"), _MISTAKES, ids=lambda value: str(value)[:30])
+def test_each_mistake_has_its_own_hint(words: str, mistake: Any) -> None:
+    checked = check_mfu(lambda *given: mistake(Given(*given)))
+    assert (checked.state, checked.hint) == ("wrong", words)
+
+
+def test_typical_mistakes_as_a_learner_writes_them() -> None:
+    assert "backward pass is missing" in check_mfu(lambda f, s, t, w: solution(f / 3, s, t, w)).hint
+    assert "twice the dense peak" in check_mfu(lambda f, s, t, w: solution(f, s, t, False)).hint
+    assert "1e12" in check_mfu(lambda f, s, t, w: 1e12 * solution(f, s, t, w)).hint
+    assert "it gives 0.5, and 0.1971 is right" in check_mfu(lambda f, s, t, w: 0.5).hint
+
+
+def dots(forward_flop: float, samples_per_s: float, sheet_tflops: float, with_sparsity: bool) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (dots, "unanswered", "in place of the dots"),
+        (0.4, "wrong", "a function is wanted"),
+        (lambda f, s, t, w: "0.4", "wrong", "does the function return"),
+        (lambda f, s, t, w: None if w else solution(f, s, t, w), "wrong", "does the function return"),
+        (lambda f, s, t, w: math.nan, "wrong", "is right"),
+    ],
+)
+def test_what_is_no_mfu(answer: object, state: str, hint: str) -> None:
+    checked = check_mfu(answer)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
