@@ -1,257 +1,739 @@
-"""Lesson 07, mixed precision: number formats, what autocast casts, gradients that vanish, and a GradScaler step."""
+"""Lesson 07, mixed precision: number formats, gradients that vanish in 16 bits, and a training step with GradScaler."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
-from gpulab.lessons.guesses import Question, times
+from gpulab.analysis.facts import Facts, facts
+from gpulab.formatting import duration, factor, percent
+from gpulab.lessons.batch_size import DigitsInMemory
+from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.measured import experiment_named, run_named
+from gpulab.lessons.pairs import Speed, seconds_of, time_pairs
+from gpulab.verdict import is_decided
+from gpulab.views.drawing import GREY, own_style
+from gpulab.views.running.waiting import waiting
+from gpulab.views.wording import PARTS
 
-FORMATS = (torch.float32, torch.float16, torch.bfloat16)
-SCALE = 1024.0
-CLIP = 0.5
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+AmpStep: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Tensor, Tensor], object]
+
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+LOSS_WEIGHT = 1e-4  # of the loss whose gradients vanish
+PRODUCTS = frozenset(  # operators that autocast computes in 16 bits, forward and backward, as a trace names them
+    f"aten::{name}"
+    for name in (
+        *("mm", "bmm", "addmm", "baddbmm", "mkldnn_convolution", "_slow_conv2d_forward", "thnn_conv2d"),
+        *("cudnn_convolution", "convolution_backward", "_convolution", "convolution", "mkldnn_linear"),
+    )
+)
+_CURVES: Mapping[str, str] = {
+    "fp32": "#222222",
+    "fp16": PARTS["data_wait"].colour,
+    "fp16, scaled": "#1E7B45",
+    "bf16": PARTS["compute"].colour,
+}
 
 
-def number_formats() -> Table:
-    """Bits, range and precision of the formats, from PyTorch itself; TF32 has no dtype: its product reads 10 bits."""
-    lines = [f"{'format':10} {'bytes':>5} {'largest':>10} {'smallest':>10} {'next after 1':>13}"]
-    for dtype in FORMATS:
+def on_device() -> torch.device:
+    """The GPU where there is one, else the CPU."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+# -- the formats -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A binary floating-point format: one bit is the sign's, the others are the exponent's and the fraction's."""
+
+    name: str
+    exponent_bits: int
+    fraction_bits: int
+
+    @classmethod
+    def of(cls, name: str, dtype: torch.dtype) -> Format:
+        """As torch.finfo has it."""
         info = torch.finfo(dtype)
-        name = str(dtype).removeprefix("torch.")
-        smallest = info.smallest_normal
-        lines.append(f"{name:10} {info.bits // 8:5} {info.max:10.3g} {smallest:10.2g} {1 + info.eps:13.8g}")
-    return Table(
-        (*lines, "TF32: the range of float32, the precision of float16, only inside products of NVIDIA's GPUs")
-    )
+        fraction = -round(math.log2(info.eps))
+        return cls(name, info.bits - 1 - fraction, fraction)
+
+    @property
+    def bits(self) -> int:
+        return 1 + self.exponent_bits + self.fraction_bits
+
+    @property
+    def largest_log2(self) -> float:
+        """The logarithm to base 2 of its largest number."""
+        return (1 << self.exponent_bits - 1) - 1 + math.log2(2 - 2.0**-self.fraction_bits)
+
+    @property
+    def smallest_log2(self) -> int:
+        """The same of its smallest number above zero (subnormal, with fewer digits)."""
+        return 2 - (1 << self.exponent_bits - 1) - self.fraction_bits
 
 
-def autocast_casts(device: str = "cpu", dtype: torch.dtype = torch.bfloat16) -> Table:
-    """The number format of the result of some operators under autocast, as this PyTorch has it, of 32-bit inputs."""
-    a, image = torch.randn(4, 4, device=device), torch.randn(1, 2, 8, 8, device=device)
-    weight, labels = torch.randn(2, 2, 3, 3, device=device), torch.tensor([0, 1, 2, 3], device=device)
-    narrow = a.to(dtype)
-    operators: Sequence[tuple[str, Callable[[], Tensor]]] = (
-        ("matmul", lambda: a @ a),
-        ("linear", lambda: functional.linear(a, a)),
-        ("conv2d", lambda: functional.conv2d(image, weight)),
-        ("attention", lambda: functional.scaled_dot_product_attention(a[None], a[None], a[None])),
-        ("relu of 32 bits", lambda: functional.relu(a)),
-        ("relu of 16 bits", lambda: functional.relu(narrow)),
-        ("softmax of 16 bits", lambda: functional.softmax(narrow, -1)),
-        ("layer_norm of 16 bits", lambda: functional.layer_norm(narrow, (4,))),
-        ("sum of 16 bits", lambda: narrow.sum()),
-        ("cross_entropy of 16 bits", lambda: functional.cross_entropy(narrow, labels)),
-        ("16 bits + 32 bits", lambda: narrow + a),
-    )
-    lines = [f"{'operator':26} result"]
-    with torch.autocast(device, dtype):
-        lines += [f"{name:26} {str(work().dtype).removeprefix('torch.')}" for name, work in operators]
+FORMATS: tuple[Format, ...] = (
+    Format.of("fp32", torch.float32),
+    Format("TF32", 8, 10),  # no dtype of torch: what a GPU's matrix units make of fp32
+    Format.of("fp16", torch.float16),
+    Format.of("bf16", torch.bfloat16),
+)
+
+
+def format_table() -> Table:
+    """Bits, range and precision of each format."""
+    lines = [f"{'':6}{'bits':>5}{'exponent':>10}{'fraction':>10}{'smallest > 0':>14}{'largest':>11}   next after 1"]
+    for one in FORMATS:
+        smallest, largest = _power(one.smallest_log2), _power(one.largest_log2)
+        lines.append(
+            f"{one.name:6}{one.bits:5}{one.exponent_bits:10}{one.fraction_bits:10}{smallest:>14}{largest:>11}   "
+            f"{1 + 2.0**-one.fraction_bits:.7f}"
+        )
     return Table(tuple(lines))
 
 
-def vanishing_gradients(loss_scales: Sequence[float] = (1.0, 1024.0, 2.0**24)) -> Table:
-    """A gradient of 1e-8 in float16, with the loss multiplied before it is computed and the gradient divided after it.
+def _power(log2: float) -> str:
+    return f"{2.0**log2:.1e}"
 
-    Float16's smallest number is about 6e-8: what is smaller becomes 0, what is larger than 65,504 becomes infinite.
+
+def draw_formats() -> Figure:
+    """What each format can hold: a bar over the powers of ten, and the digits that it keeps of a number."""
+    from matplotlib.figure import Figure
+
+    with own_style():
+        figure = Figure(figsize=(8, 2.3), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        for row, one in enumerate(FORMATS):
+            low, high = one.smallest_log2 * math.log10(2), one.largest_log2 * math.log10(2)
+            axes.broken_barh([(low, high - low)], (row - 0.34, 0.68), facecolors=_colour(one.name))
+            digits = f"{one.bits} bits, {(one.fraction_bits + 1) * math.log10(2):.1f} digits"
+            axes.text(high + 0.7, row, digits, va="center", size=8.5)
+        axes.set_yticks(range(len(FORMATS)), [one.name for one in FORMATS])
+        axes.set_xlim(-47, 57)
+        axes.set_xticks(range(-40, 41, 10), [f"1e{power}" for power in range(-40, 41, 10)])
+        axes.invert_yaxis()
+        axes.tick_params(length=0, labelsize=9)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+        axes.set_title("the numbers above zero that each format can hold", loc="left", size=10)
+    return figure
+
+
+def _colour(name: str) -> str:
+    return _CURVES.get(name, GREY)
+
+
+# -- what autocast casts -----------------------------------------------------------------------------------------------
+
+
+def autocast_table(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Table:
+    """Which operators autocast computes in `dtype`, which in fp32, which as their inputs come: tried one by one."""
+    groups: dict[str, list[str]] = {
+        "computed in 16 bits, whatever comes in": [],
+        "computed in fp32, whatever comes in": [],
+        "as its inputs are, 16 bits or fp32": [],
+        "fp32 as soon as one input is fp32": [],
+    }
+    lower, kept, as_inputs, widest = groups.values()
+    with torch.random.fork_rng(), torch.autocast(device.type, dtype=dtype):
+        for name, operator in _operators():
+            from_fp32, from_lower = (_result(operator, device, given) for given in (torch.float32, dtype))
+            if from_fp32 is dtype:
+                lower.append(name)
+            elif from_lower is torch.float32:
+                kept.append(name)
+            elif from_lower is dtype:
+                as_inputs.append(name)
+        pair = torch.ones(4, 4, device=device), torch.ones(4, 4, device=device, dtype=dtype)
+        widest += [name for name, operator in _of_two() if operator(*pair).dtype is torch.float32]
+    lines: list[str] = []
+    for title, names in groups.items():
+        lines += [f"{title}:", f"    {', '.join(names) or 'none of those tried'}"]
+    return Table(tuple(lines))
+
+
+def _operators() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
+    """Operators of a matrix of positive numbers, 8 x 8."""
+    yield "matmul", lambda x: x @ x
+    yield "linear", lambda x: functional.linear(x, x)
+    yield "conv2d", lambda x: functional.conv2d(x[None, None], x[:3, :3][None, None])
+    yield "bmm", lambda x: torch.bmm(x[None], x[None])
+    yield "scaled_dot_product_attention", lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None])
+    yield "softmax", lambda x: torch.softmax(x, -1)
+    yield "layer_norm", lambda x: functional.layer_norm(x, (8,))
+    yield "exp", torch.exp
+    yield "log", torch.log
+    yield "pow", lambda x: x.pow(2)
+    yield "sum", torch.sum
+    yield "cumsum", lambda x: x.cumsum(0)
+    yield "prod", torch.prod
+    yield "cross_entropy", lambda x: functional.cross_entropy(x, torch.arange(8, device=x.device))
+    yield "mse_loss", lambda x: functional.mse_loss(x, x)
+    yield "relu", torch.relu
+    yield "gelu", functional.gelu
+    yield "max_pool2d", lambda x: functional.max_pool2d(x[None], 2)
+
+
+def _of_two() -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
+    yield "add", torch.add
+    yield "mul", torch.mul
+    yield "cat", lambda a, b: torch.cat((a, b))
+    yield "stack", lambda a, b: torch.stack((a, b))
+
+
+def _result(operator: Callable[[Tensor], Tensor], device: torch.device, given: torch.dtype) -> torch.dtype | None:
+    """The format of what comes out; None where the device has no such operator for that format."""
+    try:
+        return operator(torch.rand(8, 8, device=device).add(0.5).to(given)).dtype
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+# -- how much it can bring ---------------------------------------------------------------------------------------------
+
+
+def products(device: torch.device, size: int = 256) -> Table:
+    """One square matrix product in each format, in turn with fp32: its time, and how many times as fast it is."""
+    a, b = (torch.randn(size, size, device=device) for _ in range(2))
+    lines = [f"a product of two matrices, {size} x {size}, on the {device.type.upper()}"]
+    with waiting("multiplying matrices in each format"):
+        for name, dtype in (("bf16", torch.bfloat16), ("fp16", torch.float16)):
+            speed = _product_speed(a, b, dtype)
+            if len(lines) == 1:
+                lines.append(f"  fp32 {duration(1e6 * speed.before_s):>10}")
+            lines.append(f"  {name} {duration(1e6 * speed.after_s):>10}   {speed.words}")
+    return Table(tuple(lines))
+
+
+def _product_speed(a: Tensor, b: Tensor, dtype: torch.dtype) -> Speed:
+    short_a, short_b = a.to(dtype), b.to(dtype)
+    return time_pairs(_repeated(a, b), _repeated(short_a, short_b), budget_s=6.0)
+
+
+def _repeated(a: Tensor, b: Tensor, least_s: float = 0.01) -> Callable[[], float]:
+    """Seconds of one product: of as many in a row as take about `least_s`, so that a clock can tell."""
+    once = seconds_of(lambda: torch.mm(a, b))
+    once()
+    count = min(1000, max(1, math.ceil(least_s / once())))
+    many = seconds_of(lambda: [torch.mm(a, b) for _ in range(count)])
+    return lambda: many() / count
+
+
+def product_share(measured: Facts | None) -> float | None:
+    """The share of the profiled steps, 0 to 1, that goes to matrix products and convolutions; None: not measured."""
+    if measured is None or not measured.operators:
+        return None
+    rows = [row for row in measured.operators if row.name in PRODUCTS]
+    step = measured.traced_step_us
+    if measured.trace is None:
+        return sum(row.share for row in rows)
+    return min(1.0, sum(row.device_us or 0.0 for row in rows) / step.median) if step is not None else None
+
+
+def at_most(share: float, times: float) -> float:
+    """How many times as fast a step is, where only `share` of it becomes `times` as fast: Amdahl's law."""
+    return 1 / (1 - share + share / times)
+
+
+def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
+    """Experiments of `amp=bf16` by the share of products in their step, under what Amdahl's law allows on this device.
+
+    `names`: the words of each dot by the experiment's name. The law's ratio is that of one product, measured here.
     """
-    lines = [f"{'loss multiplied by':>19} {'gradient in float16':>20} {'divided again':>14}   true: 1e-08"]
-    for scale in loss_scales:
-        gradient = torch.tensor(1e-8 * scale, dtype=torch.float16)
-        lines.append(f"{scale:19g} {gradient.item():20.4g} {gradient.float().item() / scale:14.3g}")
-    largest = torch.tensor(1e-2 * 2.0**24, dtype=torch.float16).item()
-    return Table((*lines, f"and a gradient of 0.01, multiplied by {2.0**24:g}, is {largest} in float16"))
+    from matplotlib.figure import Figure
+
+    dots = [(words, *dot) for name, words in names.items() if (dot := _gain(name)) is not None]
+    if not dots:
+        return Note("Not measured.", "None of these comparisons is there yet: run their cells first.")
+    with waiting("measuring one matrix product in both formats"):
+        a, b = torch.randn(256, 1024, device=device), torch.randn(1024, 1024, device=device)
+        ratio = max(1.0, _product_speed(a, b, torch.bfloat16).times)
+    shares = np.linspace(0, 1, 101)
+    limit = np.array([at_most(float(x), ratio) for x in shares])
+    with own_style():
+        figure = Figure(figsize=(8, 3.2), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(100 * shares, limit, color=GREY, lw=1.5)
+        axes.axhline(1, color="#BBBBBB", lw=1)
+        for words, x, y, (low, high), decided in dots:
+            colour = GREY if not decided else PARTS["compute"].colour if y > 1 else PARTS["data_wait"].colour
+            axes.errorbar([100 * x], [y], [[max(0.0, y - low)], [max(0.0, high - y)]], fmt="o", color=colour, capsize=3)
+            axes.annotate(
+                words, (100 * x, y), size=8.5, xytext=(8 if x < 0.6 else -8, 6), textcoords="offset points",
+                ha="left" if x < 0.6 else "right", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+            )  # fmt: skip
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_xlim(-3, 103)
+        axes.set_xlabel("share of matrix products in the step as written, %", size=9)
+        axes.set_ylabel("times as fast with bf16", size=9)
+        axes.set_title(f"your steps; line: Amdahl, products {factor(ratio)} times as fast", loc="left", size=10)
+        axes.grid(color="#E4E4E4", lw=0.6)
+    return figure
 
 
-class WideNetwork(nn.Module):
-    """Products of matrices and little else: what mixed precision is made for."""
+def _gain(name: str) -> tuple[float, float, tuple[float, float], bool] | None:
+    """Share of products, times as fast, its interval, whether that is decided; None where not all was measured."""
+    experiment = experiment_named(name)
+    if experiment is None or not experiment.comparisons:
+        return None
+    first = experiment.comparisons[0]
+    of_products = product_share(experiment.sides[0].facts)
+    if of_products is None or not first.ratio or first.interval is None:
+        return None
+    low, high = first.interval
+    return of_products, 1 / first.ratio, (1 / high, 1 / low), is_decided(first.verdict)
 
-    def __init__(self, width: int = 512, depth: int = 4, classes: int = 10) -> None:
-        super().__init__()
-        layers = [layer for _ in range(depth) for layer in (nn.Linear(width, width), nn.ReLU())]
-        self.layers = nn.Sequential(nn.Linear(64, width), nn.ReLU(), *layers, nn.Linear(width, classes))
 
-    def forward(self, pixels: Tensor) -> Tensor:
-        logits: Tensor = self.layers(pixels)
-        return logits
+# -- gradients that vanish ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SmallLoss:
+    """A classifier of digits with four hidden layers, whose loss counts little: `weight` times the cross-entropy."""
+
+    weight: float = LOSS_WEIGHT
+    device: torch.device = field(default_factory=on_device)
+    digits: DigitsInMemory = field(default_factory=DigitsInMemory)
+
+    def model(self) -> nn.Module:
+        """From the same start each time."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            layers = [nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(4)]
+            return nn.Sequential(*layers, nn.Linear(64, 10)).to(self.device)
+
+    def loss(self, model: nn.Module, rows: Tensor, dtype: torch.dtype | None) -> Tensor:
+        """Of these rows; `dtype`: what autocast computes in, None without it."""
+        pixels, labels = self.digits.pixels[rows].to(self.device), self.digits.labels[rows].to(self.device)
+        with torch.autocast(self.device.type, dtype=dtype or torch.bfloat16, enabled=dtype is not None):
+            loss: Tensor = self.weight * functional.cross_entropy(model(pixels), labels)
+        return loss
+
+    def gradients(self, dtype: torch.dtype | None, scale: float = 1.0) -> Tensor:
+        """Of all weights, as they are after backward(): multiplied by `scale`."""
+        model = self.model()
+        with _one_thread():
+            torch.autograd.backward(scale * self.loss(model, torch.arange(512), dtype))
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).cpu()
+
+    def losses(self, dtype: torch.dtype | None, *, scaled: bool = False, steps: int = 80) -> list[float]:
+        """Of each step of a training, without the weight."""
+        model, rows = self.model(), torch.Generator().manual_seed(1)
+        # Adam divides by the size of the gradients, so that the weight of the loss changes nothing; eps must not rule
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-12)
+        scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
+        curve = []
+        with _one_thread():
+            for _ in range(steps):
+                loss = self.loss(model, torch.randint(len(self.digits), (128,), generator=rows), dtype)
+                optimizer.zero_grad()
+                torch.autograd.backward(scaler.scale(loss))
+                scaler.step(optimizer)
+                scaler.update()
+                curve.append(loss.item() / self.weight)
+        return curve
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Small products of matrices gain nothing from a second thread, and wait for it where the cores are busy."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def draw_gradients(weight: float = LOSS_WEIGHT) -> Figure:
+    """How large the gradients of one step are, and which of them fp16 cannot hold."""
+    from matplotlib.figure import Figure
+
+    gradients = SmallLoss(weight).gradients(None).abs()
+    sizes = gradients[gradients > 0].log2().numpy()
+    half = FORMATS[2]
+    with own_style():
+        figure = Figure(figsize=(8, 2.6), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        edges = list(range(-48, 20))
+        lost = sizes < half.smallest_log2 - 1  # half of the smallest rounds to zero
+        colours = [PARTS["data_wait"].colour, PARTS["compute"].colour]
+        axes.hist([sizes[lost], sizes[~lost]], bins=edges, stacked=True, color=colours)
+        axes.axvline(half.smallest_log2, color=GREY, lw=1)
+        axes.axvline(half.largest_log2, color=GREY, lw=1)
+        top = axes.get_ylim()[1]
+        axes.text(half.smallest_log2 + 0.5, 0.98 * top, "fp16's smallest", va="top", size=8, color=GREY)
+        axes.text(half.largest_log2 - 0.5, 0.98 * top, "fp16's largest", va="top", ha="right", size=8, color=GREY)
+        axes.set_xticks(range(-40, 21, 10), [f"$2^{{{power}}}$" for power in range(-40, 21, 10)])
+        axes.set_yticks([])
+        title = f"gradients of one step, computed in fp32: {percent(float(lost.mean()))} lie below what fp16 can hold"
+        axes.set_title(title, loc="left", size=10)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+    return figure
+
+
+def lost_gradients(powers: Sequence[int], weight: float = LOSS_WEIGHT) -> Table:
+    """What becomes of the gradients in fp16 with the loss times 2 to these powers, and in bf16 as it is."""
+    study = SmallLoss(weight)
+    exact = study.gradients(None)
+    lines = [f"{'':6}{'loss times':>12}{'lost (0)':>12}{'overflown (inf)':>17}"]
+    with waiting("computing the gradients in each format"):
+        for power in powers:
+            lines.append(_fate("fp16", f"2^{power}", exact, study.gradients(torch.float16, 2.0**power)))
+        lines.append(_fate("bf16", "2^0", exact, study.gradients(torch.bfloat16)))
+    return Table(tuple(lines))
+
+
+def _fate(name: str, scale: str, exact: Tensor, got: Tensor) -> str:
+    lost = ((got == 0) & (exact != 0)).sum() / (exact != 0).sum()
+    overflown = (~torch.isfinite(got)).double().mean()
+    return f"{name:6}{scale:>12}{percent(float(lost)):>12}{percent(float(overflown)):>17}"
+
+
+def draw_losses(weight: float = LOSS_WEIGHT) -> Figure:
+    """The same training from the same start in each format, its loss by step."""
+    from matplotlib.figure import Figure
+
+    study = SmallLoss(weight)
+    with waiting("training from the same start in each format"):
+        curves = {
+            "fp32": study.losses(None),
+            "fp16": study.losses(torch.float16),
+            "fp16, scaled": study.losses(torch.float16, scaled=True),
+            "bf16": study.losses(torch.bfloat16),
+        }
+    styles = {"fp32": (0, ()), "fp16": (0, ()), "fp16, scaled": (0, (6, 4)), "bf16": (0, (2, 3))}
+    with own_style():
+        figure = Figure(figsize=(8, 2.8), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        for name, curve in curves.items():
+            label = f"{name} (at the end {curve[-1]:.2f})"
+            axes.plot(curve, color=_colour(name), lw=2, linestyle=styles[name], label=label)
+        axes.legend(frameon=False, fontsize=9)
+        axes.set_xlabel("step", size=9)
+        axes.set_title("loss, from the same start with the same batches", loc="left", size=10)
+        axes.grid(color="#E4E4E4", lw=0.6)
+    return figure
 
 
 # -- the exercise ------------------------------------------------------------------------------------------------------
 
-
-@dataclass
-class _Journal:
-    """What a step did, in order."""
-
-    calls: list[str] = field(default_factory=list)
-    under_autocast: dict[str, bool] = field(default_factory=dict)
-
-    def add(self, name: str) -> None:
-        self.calls.append(name)
-        self.under_autocast.setdefault(name, torch.is_autocast_enabled("cpu"))
+CLIPPED_NORM = 1.0
+FIRST_SCALE = 1024.0
+_NEAR = 0.02  # relative: gradients are of 16 bits
 
 
-class _Scaler:
-    """A GradScaler's calls on the CPU, written down; it scales as the real one does and finds no infinity."""
+@dataclass(slots=True)
+class _Diary:
+    """What one call of the reader's function did. Norms are of the gradients of all weights together."""
 
-    def __init__(self, journal: _Journal) -> None:
-        self._journal = journal
-        self._unscaled = False
+    calls: list[str] = field(default_factory=list)  # of the scaler, in order
+    autocast: torch.dtype | None = None  # in the forward pass
+    forward: bool = False
+    short_weights: bool = False
+    times_scaled: float | None = None  # the gradient that enters the backward pass, over that of the plain loss
+    backward_in_autocast: bool = False
+    stale: bool = False  # gradients of an earlier call were there before the backward pass
+    norm: float | None = None  # when scaler.step was called
+    own_steps: int = 0  # of the optimizer, not by the scaler
+    scales: tuple[float, float] = (0.0, 0.0)  # before and after
+    weights: Tensor | None = None  # afterwards, in one vector
+    moved: bool = False
+    error: str = ""
 
-    def scale(self, loss: Tensor) -> Tensor:
-        self._journal.add("scale")
-        return loss * SCALE
+    @property
+    def empty(self) -> bool:
+        return not (self.calls or self.forward or self.own_steps or self.moved or self.error)
+
+
+class _Bench:
+    """A small model with an optimizer and a scaler that note in a diary what is done to them."""
+
+    def __init__(self, device: torch.device) -> None:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.scaler = _NotingScaler(self, device)
+        self.by_scaler = False
+        self.diary = _Diary()
+        self._device = device
+        self._random = torch.Generator().manual_seed(0)
+        self._targets = torch.zeros(0)
+        self.model.register_forward_pre_hook(self._before_forward)
+        self.model.register_forward_hook(self._after_forward)
+        self.optimizer.register_step_post_hook(self._after_step)
+
+    def run(self, step: AmpStep, enlarged: float) -> _Diary:
+        """Call it once with a batch, whose numbers are `enlarged` times as large as usual."""
+        inputs = enlarged * torch.randn(32, 16, generator=self._random)
+        targets = torch.randint(4, (32,), generator=self._random)
+        self.diary = _Diary()
+        self._targets = targets.to(self._device)
+        before, scale = self._weights(), self.scaler.get_scale()
+        try:
+            step(self.model, self.optimizer, self.scaler, inputs.to(self._device), self._targets)
+        except Exception as e:
+            self.diary.error = f"{type(e).__name__}: {e}"
+        self.diary.weights = self._weights()
+        self.diary.moved = not torch.equal(before, self.diary.weights)
+        self.diary.scales = (scale, self.scaler.get_scale())
+        return self.diary
+
+    def norm(self) -> float:
+        gradients = [p.grad.flatten().float() for p in self.model.parameters() if p.grad is not None]
+        return float(torch.cat(gradients).norm()) if gradients else 0.0
+
+    def _weights(self) -> Tensor:
+        return torch.cat([p.detach().flatten().float().cpu() for p in self.model.parameters()])
+
+    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
+        kind = self._device.type
+        self.diary.forward = True
+        self.diary.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self.diary.short_weights |= any(p.dtype is not torch.float32 for p in module.parameters())
+
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        if not output.requires_grad:
+            return
+        with torch.autocast(self._device.type, enabled=False):
+            wanted = functional.softmax(output.detach().float(), -1)
+            wanted = (wanted - functional.one_hot(self._targets, wanted.shape[-1])) / len(wanted)
+
+        def entering(gradient: Tensor) -> None:
+            self.diary.times_scaled = float(gradient.float().norm() / wanted.norm())
+            self.diary.backward_in_autocast = torch.is_autocast_enabled(self._device.type)
+            self.diary.stale = self.norm() > 0
+
+        output.register_hook(entering)  # type: ignore[no-untyped-call]
+
+    def _after_step(self, *_: object) -> None:
+        if not self.by_scaler:
+            self.diary.own_steps += 1
+
+
+class _NotingScaler(torch.amp.GradScaler):
+    """A GradScaler that doubles its scale after each good step, so that a missing update() shows."""
+
+    def __init__(self, bench: _Bench, device: torch.device) -> None:
+        super().__init__(device.type, init_scale=FIRST_SCALE, growth_interval=1)
+        self._bench = bench
+
+    def scale(self, outputs: Any) -> Any:
+        self._bench.diary.calls.append("scale")
+        return super().scale(outputs)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        self._journal.add("unscale_")
-        if self._unscaled:
-            raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
-        self._unscaled = True
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                if parameter.grad is not None:
-                    parameter.grad /= SCALE
+        if not self._bench.by_scaler:
+            self._bench.diary.calls.append("unscale_")
+        super().unscale_(optimizer)
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
-        self._journal.add("step")
-        if not self._unscaled:
-            self.unscale_(optimizer)
-            self._journal.calls.pop()
-        optimizer.step()
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
+        self._bench.diary.calls.append("step")
+        self._bench.diary.norm = self._bench.norm()
+        self._bench.by_scaler = True
+        try:
+            return super().step(optimizer, *args, **kwargs)
+        finally:
+            self._bench.by_scaler = False
 
-    def update(self) -> None:
-        self._journal.add("update")
-        self._unscaled = False
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        self._bench.diary.calls.append("update")
+        super().update(new_scale)
 
-    def get_scale(self) -> float:
-        return SCALE
+
+_BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients must be clipped; the last overflows
 
 
 def check_step(amp_step: Any) -> Checked:
-    """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step with a scaler and clipping."""
+    """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step in fp16, scaled and clipped."""
     if is_unanswered(amp_step):
         return unanswered(BEGIN)
-    journal, moved = _tried(amp_step)
-    if not journal.calls:
-        return unanswered(BEGIN)
-    hint = _mistake(journal) or _mistake_in_numbers(moved)
-    if hint:
-        return wrong(hint)
-    return right("Forward in autocast, backward of the scaled loss, gradients unscaled before they are clipped.")
-
-
-def _tried(amp_step: Any) -> tuple[_Journal, tuple[Tensor, Tensor]]:
-    """Two steps on a small model; what was called, and how far the weights were moved by it and by a right step."""
-    journal = _Journal()
-    model, inputs, labels = _small_training()
-    model.register_forward_pre_hook(lambda *_: journal.add("forward"))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    optimizer.register_step_pre_hook(lambda *_: journal.add("optimizer.step"))
-    original = torch.nn.utils.clip_grad_norm_
-    scaler = _Scaler(journal)
-
-    def clip(*arguments: Any, **options: Any) -> Tensor:
-        journal.add("clip")
-        return original(*arguments, **options)
-
-    backward = torch.Tensor.backward
-
-    def noted(loss: Tensor, *arguments: Any, **options: Any) -> None:
-        journal.add("backward")
-        backward(loss, *arguments, **options)  # type: ignore[no-untyped-call]
-
-    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    torch.nn.utils.clip_grad_norm_, torch.Tensor.backward = clip, noted  # type: ignore[assignment, method-assign]
-    try:
-        for _ in range(2):
-            amp_step(model, optimizer, scaler, inputs, labels)
-    finally:
-        torch.nn.utils.clip_grad_norm_, torch.Tensor.backward = original, backward  # type: ignore[method-assign]
-    moved = nn.utils.parameters_to_vector(model.parameters()).detach() - before
-    return journal, (moved, _rightly_moved())
-
-
-def _mistake(journal: _Journal) -> str:
-    """What is wrong with the order of the calls; empty where nothing is."""
-    calls = journal.calls
-    if "scale" not in calls or "backward" not in calls:
-        return "The loss must be scaled before backward: scaler.scale(loss).backward()."
-    if "step" not in calls:
-        extra = " optimizer.step() alone does not know of the scale." if "optimizer.step" in calls else ""
-        return f"The scaler makes the step: scaler.step(optimizer).{extra}"
-    if "update" not in calls:
-        return "scaler.update() is missing at the end: without it the scale never adapts, and the next step fails."
-    if not journal.under_autocast.get("forward"):
-        return 'The model runs in 32 bits: put the forward pass into torch.autocast("cpu", torch.bfloat16).'
-    if journal.under_autocast.get("backward"):
-        return "backward() stands inside autocast. Only the forward pass and the loss belong there."
-    if "clip" not in calls:
-        return f"The gradients are not clipped: torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIP})."
-    if "unscale_" not in calls or calls.index("unscale_") > calls.index("clip"):
-        return (
-            f"The gradients are still {SCALE:g} times too large when they are clipped, so clipping takes nearly all of "
-            "them away. Call scaler.unscale_(optimizer) before clipping."
-        )
-    if calls.index("clip") > calls.index("step"):
-        return "Clipping comes after the step, when it has no effect any more."
-    return ""
-
-
-def _mistake_in_numbers(moved: tuple[Tensor, Tensor]) -> str:
-    mine, wanted = moved
-    if torch.allclose(mine, wanted, rtol=0.05, atol=1e-4):
-        return ""
-    if not mine.any():
-        return "The weights did not move: are the gradients set to zero between backward and step?"
-    return (
-        "The calls are right and the weights move differently than with a right step. Is optimizer.zero_grad() called "
-        "once per step, before backward? And is the loss cross_entropy(model(inputs), labels)?"
+    if not callable(amp_step):
+        return wrong(f"That is a {type(amp_step).__name__}, and a function is wanted.")
+    device = on_device()
+    mine, wanted = _Bench(device), _Bench(device)
+    raw_norms: list[float] = []
+    for count, enlarged in enumerate(_BATCHES, start=1):
+        expected = wanted.run(_reference(raw_norms), enlarged)
+        diary = mine.run(amp_step, enlarged)
+        if diary.empty:
+            return unanswered(BEGIN)
+        problem = _problem(diary, raw_norms[-1]) if count < len(_BATCHES) else _problem_of_overflow(diary)
+        if not problem and not torch.allclose(_vector(diary), _vector(expected), rtol=1e-3, atol=1e-5):
+            problem = "The order is right, but the weights moved in another way than clipped gradients move them."
+        if problem:
+            return wrong(problem if count != 2 else f"The first call is right, the second is not. {problem}")
+    return right(
+        "The loss is scaled, the gradients are unscaled before they are clipped, a batch that overflows is left out, "
+        "and the scale adapts."
     )
 
 
-def _rightly_moved() -> Tensor:
-    model, inputs, labels = _small_training()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-    for _ in range(2):
-        optimizer.zero_grad()
-        with torch.autocast("cpu", torch.bfloat16):
+def _reference(raw_norms: list[float]) -> AmpStep:
+    def step(
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        inputs: Tensor,
+        labels: Tensor,
+    ) -> None:
+        with torch.autocast(inputs.device.type, dtype=torch.float16):
             loss = functional.cross_entropy(model(inputs), labels)
-        torch.autograd.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        optimizer.step()
-    return nn.utils.parameters_to_vector(model.parameters()).detach() - before
+        optimizer.zero_grad()
+        torch.autograd.backward(scaler.scale(loss))
+        scaler.unscale_(optimizer)
+        raw_norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIPPED_NORM)))
+        scaler.step(optimizer)
+        scaler.update()
+
+    return step
 
 
-def _small_training() -> tuple[nn.Module, Tensor, Tensor]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
-        return model, 4 * torch.randn(8, 6), torch.randint(3, (8,))
+def _vector(diary: _Diary) -> Tensor:
+    assert diary.weights is not None
+    return diary.weights
 
 
-def amdahl(product_share: float, product_times: float, rest_times: float = 1.0) -> float:
-    """How many times as fast a step gets if its products do by `product_times`, and the rest by `rest_times`.
+def _problem(diary: _Diary, raw_norm: float) -> str:
+    """The first thing that is wrong, in the order in which a step is written; empty where nothing is."""
+    return (
+        _problem_of_forward(diary)
+        or _problem_of_order(diary)
+        or _problem_of_backward(diary)
+        or (f"It does not run. {diary.error}" if diary.error else "")
+        or _problem_of_update(diary, raw_norm)
+    )
 
-    definitions.md, "Mixed precision".
-    """
-    return 1 / (product_share / product_times + (1 - product_share) / rest_times)
+
+def _problem_of_forward(diary: _Diary) -> str:
+    if diary.short_weights:
+        return "The model's weights are no longer fp32. Leave them: autocast casts copies of them."
+    if not diary.forward:
+        return f"It does not run. {diary.error}" if diary.error else "The model was not called: model(inputs)."
+    if diary.autocast is None:
+        return (
+            "The forward pass computes in fp32: model and loss belong into "
+            "`with torch.autocast(device.type, dtype=torch.float16):`."
+        )
+    if diary.autocast is not torch.float16:
+        return (
+            f"The forward pass computes in {str(diary.autocast).removeprefix('torch.')}. That needs no scaler; "
+            "here float16 is wanted, which does: dtype=torch.float16."
+        )
+    return ""
 
 
-def amdahl_table(times_as_fast: float = 8.0) -> Table:
-    """What a step gains for some shares of products in it, where a product becomes that much faster."""
-    lines = [f"{'share of products':>18} {'the step is':>16}"]
-    lines += [f"{share:18.0%} {amdahl(share, times_as_fast):6.2f} times as fast" for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
-    return Table(tuple(lines))
+def _problem_of_order(diary: _Diary) -> str:
+    calls = diary.calls
+    if "update" in calls and "step" not in calls[: calls.index("update")]:
+        return "scaler.update() comes last: it looks back at whether the gradients of this step overflowed."
+    if "unscale_" in calls and "step" in calls[: calls.index("unscale_")]:
+        return "scaler.unscale_(optimizer) comes after the update of the weights, too late for clipping."
+    return ""
+
+
+def _problem_of_backward(diary: _Diary) -> str:
+    scale = diary.scales[0]
+    if diary.times_scaled is None:
+        return (
+            f"It does not run. {diary.error}"
+            if diary.error
+            else "There is no backward pass: call backward() on the scaled loss."
+        )
+    if diary.backward_in_autocast:
+        return (
+            "backward() ran inside autocast. Close that block after the loss: the backward pass uses the formats of "
+            "the forward pass by itself, and PyTorch advises against autocast around it."
+        )
+    if abs(diary.times_scaled - 1) <= _NEAR:
+        return (
+            "backward() ran on the plain loss, so small gradients vanish: scaler.scale(loss).backward(). (The scaler "
+            "divides by its scale later in any case, and the update would be too small.)"
+        )
+    if abs(diary.times_scaled / scale - 1) > _NEAR:
+        return (
+            f"backward() ran on the loss times {factor(diary.times_scaled)}, and the scaler's scale is {scale:g}: "
+            "scale it once, with scaler.scale(loss)."
+        )
+    if diary.stale:
+        return "Gradients of an earlier call are still there and are added: optimizer.zero_grad() once per call."
+    if diary.norm == 0:
+        return (
+            "No gradients are left at the update: zero_grad() between backward() and the update takes them away. It "
+            "comes before backward()."
+        )
+    return ""
+
+
+def _problem_of_update(diary: _Diary, raw_norm: float) -> str:
+    if diary.own_steps:
+        return (
+            "optimizer.step() was called directly. scaler.step(optimizer) does it for you, and leaves the step out "
+            "where gradients overflowed."
+        )
+    if diary.norm is None:
+        return "The weights do not move: scaler.step(optimizer) is missing."
+    unscaled = "unscale_" in diary.calls
+    clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIPPED_NORM:g})"
+    if not unscaled and diary.norm > 1.5 * raw_norm:
+        return f"The gradients are not clipped: first scaler.unscale_(optimizer), then {clip}."
+    if not unscaled or diary.norm < CLIPPED_NORM / 2:
+        return (
+            "The gradients were clipped while they were still multiplied by the scale, so next to nothing is left of "
+            f"them: scaler.unscale_(optimizer) first, then {clip}."
+        )
+    if abs(diary.norm / raw_norm - 1) <= _NEAR:
+        return f"The gradients are unscaled, but not clipped: {clip}, before scaler.step."
+    if abs(diary.norm / CLIPPED_NORM - 1) > _NEAR:
+        return f"The gradients' norm is {factor(diary.norm)} at the update, and {CLIPPED_NORM:g} is wanted: {clip}."
+    if "update" not in diary.calls:
+        return "scaler.update() is missing at the end: the scale would never adapt."
+    return ""
+
+
+def _problem_of_overflow(diary: _Diary) -> str:
+    """Of a call whose gradients are not finite."""
+    start = "With a batch whose gradients overflow"
+    if diary.error:
+        return f"{start}, it does not run ({diary.error}). The scaler leaves such a step out by itself."
+    if diary.moved or diary.own_steps:
+        return f"{start}, the weights moved: leave that decision to scaler.step(optimizer)."
+    if diary.scales[1] >= diary.scales[0]:
+        return f"{start}, the scale stays as it was: call scaler.step and scaler.update in any case."
+    return ""
+
+
+# -- what the notebook asks --------------------------------------------------------------------------------------------
+
+
+def _products_of_a_step() -> float | None:
+    run = run_named("full-precision")
+    return None if run is None else product_share(facts(run))
 
 
 QUESTIONS: Mapping[str, Question] = {
-    "bf16": times("How many times as fast is the step in bfloat16 on this device?", "bf16", "with amp=bf16"),
+    "products": share(
+        "What share of each step goes to matrix products?", _products_of_a_step, "of each step goes to matrix products"
+    ),
+    "bf16": times("How many times as fast is the step with bf16?", "in-bf16", "with amp=bf16"),
+    "moving": times(
+        "How many times as fast is a step of normalizations and activations with bf16?", "moving", "with amp=bf16"
+    ),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"amp-step": check_step}

@@ -1,45 +1,143 @@
-"""Lesson 07: number formats as PyTorch has them, and the order of a step with a scaler."""
+"""Lesson 07: number formats, what autocast casts, gradients that vanish, and the order of a step with a scaler."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.operators import CostRow
+from gpulab.lessons import mixed_precision
+from gpulab.lessons.check import Note
 from gpulab.lessons.mixed_precision import (
-    amdahl,
-    amdahl_table,
-    autocast_casts,
+    FORMATS,
+    SmallLoss,
+    at_most,
+    autocast_table,
     check_step,
-    number_formats,
-    vanishing_gradients,
+    draw_formats,
+    draw_gains,
+    draw_gradients,
+    draw_losses,
+    format_table,
+    lost_gradients,
+    on_device,
+    product_share,
+    products,
 )
+from gpulab.lessons.pairs import Speed
+
+DEVICE = on_device()
 
 
-def test_tables_say_what_this_torch_does() -> None:
-    assert "65504" in repr(number_formats()).replace("6.55e+04", "65504")
-    rows = {line[:26].strip(): line[26:].strip() for line in repr(autocast_casts()).splitlines()}
-    assert rows["matmul"] == rows["linear"] == "bfloat16" and rows["relu of 32 bits"] == "float32"
-    lines = repr(vanishing_gradients()).splitlines()
-    assert lines[1].split()[1:] == ["0", "0"] and float(lines[3].split()[2]) == pytest.approx(1e-8, rel=0.01)
-    assert lines[-1].endswith("inf in float16")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_range_and_digits_are_those_of_finfo(dtype: torch.dtype) -> None:
+    info = torch.finfo(dtype)
+    one = mixed_precision.Format.of("", dtype)
+    assert one.bits == info.bits and 2.0**-one.fraction_bits == info.eps
+    assert 2.0**one.largest_log2 == pytest.approx(info.max, rel=1e-6)
+    assert 2.0**one.smallest_log2 == pytest.approx(info.smallest_normal * info.eps, rel=1e-6)
 
 
-@given(st.floats(0, 1), st.floats(1, 100), st.floats(1, 4))
-def test_no_step_gains_more_than_its_products(share: float, products: float, rest: float) -> None:
-    gain = amdahl(share, products, rest)
-    assert 1 - 1e-9 <= gain <= max(products, rest) + 1e-9
-    assert amdahl(share, products) <= 1 / max(1 - share, 1e-12) + 1e-6
-    assert "4.71 times" in repr(amdahl_table(8.0)) or amdahl(0.9, 8.0) == pytest.approx(4.705, rel=0.01)
+def test_tf32_has_the_range_of_fp32_and_digits_of_fp16() -> None:
+    fp32, tf32, fp16, _ = FORMATS
+    assert (tf32.bits, tf32.exponent_bits, tf32.fraction_bits) == (19, fp32.exponent_bits, fp16.fraction_bits)
+    lines = repr(format_table()).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["fp32", "TF32", "fp16", "bf16"]
+    assert "6.0e-08" in lines[3] and "1.0078125" in lines[4]
+    assert len(draw_formats().axes[0].collections) == 4
 
 
-def forward(model: Any, inputs: Any, labels: Any) -> Any:
-    with torch.autocast("cpu", torch.bfloat16):
+def test_autocast_is_sorted_by_what_comes_out() -> None:
+    lines = repr(autocast_table(DEVICE)).splitlines()
+    groups = {title: names.split(", ") for title, names in zip(lines[::2], map(str.strip, lines[1::2]), strict=True)}
+    lower, kept, _, widest = groups.values()
+    assert {"matmul", "linear", "conv2d"} <= set(lower) and {"cross_entropy", "mse_loss"} <= set(kept)
+    assert "add" in widest and not torch.is_autocast_enabled(DEVICE.type)
+    counted = [name for names in list(groups.values())[:3] for name in names]
+    assert len(counted) == len(set(counted)) == len(list(mixed_precision._operators()))
+
+
+@given(st.floats(0, 1), st.floats(1, 100))
+def test_no_step_gains_more_than_its_products(share: float, times: float) -> None:
+    assert 1 - 1e-9 <= at_most(share, times) <= min(times, 1 / max(1 - share, 1e-12)) + 1e-6
+
+
+def facts_with(*rows: tuple[str, float], on_gpu: bool = False) -> Facts:
+    """Facts of which only what `product_share` reads is filled in."""
+    empty: Any = object.__new__(Facts)
+    for part in dataclasses.fields(Facts):
+        object.__setattr__(empty, part.name, None)
+    costs = tuple(CostRow(name, 1.0, 1.0, 1.0, share, device_us=100 * share) for name, share in rows)
+    object.__setattr__(empty, "operators", costs)
+    if on_gpu:
+        object.__setattr__(empty, "trace", object())
+        object.__setattr__(empty, "traced_step_us", type("Spread", (), {"median": 200.0})())
+    filled: Facts = empty
+    return filled
+
+
+def test_products_are_told_from_other_operators() -> None:
+    rows = (("aten::mm", 0.4), ("aten::addmm", 0.2), ("aten::relu", 0.3))
+    assert product_share(facts_with(*rows)) == pytest.approx(0.6)
+    assert product_share(facts_with(*rows, on_gpu=True)) == pytest.approx(0.3), "of the device's time of a step"
+    assert product_share(facts_with()) is None and product_share(None) is None
+
+
+def test_a_table_of_products_says_what_was_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    speed = Speed(2.5, (2.0, 3.0), 1e-3, 4e-4, 7)
+    monkeypatch.setattr(mixed_precision, "_product_speed", lambda a, b, dtype: speed)
+    lines = repr(products(DEVICE)).splitlines()
+    assert [line.split()[0] for line in lines[1:]] == ["fp32", "bf16", "fp16"]
+    assert "1.00 ms" in lines[1] and "400 µs" in lines[2] and "2.5 times as fast" in lines[3]
+
+
+def test_gains_are_drawn_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(draw_gains({"never-ran": "nothing"}, DEVICE), Note)
+    monkeypatch.setattr(mixed_precision, "_product_speed", lambda a, b, dtype: Speed(0.5, (0.4, 0.6), 1.0, 2.0, 7))
+    monkeypatch.setattr(mixed_precision, "_gain", lambda name: (0.9, 0.5, (0.4, 0.7), True))
+    drawn = draw_gains({"one": "slower here"}, DEVICE)
+    assert not isinstance(drawn, Note)
+    assert [text.get_text() for text in drawn.axes[0].texts] == ["slower here"]
+
+
+def test_scaling_saves_gradients_until_they_overflow() -> None:
+    study = SmallLoss()
+    exact = study.gradients(None)
+    plain, scaled, too_far = (study.gradients(torch.float16, 2.0**power) for power in (0, 16, 40))
+    assert (exact != 0).all() and (plain == 0).double().mean() > 0.5
+    assert (scaled == 0).double().mean() < 0.01
+    assert torch.allclose(scaled / 2**16, exact, rtol=0.05, atol=0.01 * float(exact.abs().max()))
+    assert not torch.isfinite(too_far).all()
+    assert (study.gradients(torch.bfloat16) != 0).all(), "bf16 has the range of fp32"
+    lines = repr(lost_gradients((0, 40))).splitlines()
+    assert lines[2].split() == ["fp16", "2^40", "0", "%", "100", "%"] and lines[3].startswith("bf16")
+    assert "lie below what fp16 can hold" in draw_gradients().axes[0].get_title(loc="left")
+
+
+def test_only_fp16_without_a_scale_does_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    study = SmallLoss()
+    exact, plain = study.losses(None), study.losses(torch.float16)
+    scaled, short = study.losses(torch.float16, scaled=True), study.losses(torch.bfloat16)
+    assert exact[-1] < 1.7 < 2.0 < plain[-1]
+    assert scaled[-1] == pytest.approx(exact[-1], abs=0.1) and short[-1] == pytest.approx(exact[-1], abs=0.1)
+    monkeypatch.setattr(SmallLoss, "losses", lambda self, dtype, scaled=False: [2.3, 1.2])
+    assert len(draw_losses().axes[0].lines) == 4
+
+
+# -- the exercise ------------------------------------------------------------------------------------------------------
+
+
+def forward(model: Any, inputs: Any, labels: Any, dtype: torch.dtype = torch.float16) -> Tensor:
+    with torch.autocast(inputs.device.type, dtype=dtype):
         return functional.cross_entropy(model(inputs), labels)
 
 
@@ -48,9 +146,20 @@ def correct(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -
     loss = forward(model, inputs, labels)
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
+
+
+def imported_clip(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    loss = forward(model, inputs, labels)
+    scaled = scaler.scale(loss)
+    torch.autograd.backward(scaled)
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), max_norm=1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    model.zero_grad()
 
 
 def dots(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None: ...
@@ -58,7 +167,16 @@ def dots(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> N
 
 def not_scaled(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
     forward(model, inputs, labels).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
+    scaler.update()
+
+
+def scaled_by_hand(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    (128 * forward(model, inputs, labels)).backward()
+    scaler.step(optimizer)
+    scaler.update()
 
 
 def own_step(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
@@ -66,22 +184,47 @@ def own_step(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) 
     optimizer.step()
 
 
-def no_update(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+def no_step(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
     scaler.scale(forward(model, inputs, labels)).backward()
+
+
+def no_update(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    optimizer.zero_grad()
+    scaler.scale(forward(model, inputs, labels)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
 
 
-def wide(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+def early_update(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    scaler.scale(forward(model, inputs, labels)).backward()
+    scaler.update()
+    scaler.step(optimizer)
+
+
+def no_autocast(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
     scaler.scale(functional.cross_entropy(model(inputs), labels)).backward()
     scaler.step(optimizer)
     scaler.update()
 
 
+def other_format(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    scaler.scale(forward(model, inputs, labels, torch.bfloat16)).backward()
+
+
+def half_weights(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    scaler.scale(functional.cross_entropy(model.half()(inputs.half()), labels)).backward()
+
+
 def backward_inside(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(inputs.device.type, torch.float16):
         scaler.scale(functional.cross_entropy(model(inputs), labels)).backward()
     scaler.step(optimizer)
     scaler.update()
+
+
+def no_backward(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    scaler.scale(forward(model, inputs, labels))
 
 
 def not_clipped(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
@@ -90,10 +233,32 @@ def not_clipped(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: An
     scaler.update()
 
 
-def clipped_scaled(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
-    optimizer.zero_grad()
+def unscaled_not_clipped(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
     scaler.scale(forward(model, inputs, labels)).backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clipped_scaled(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    scaler.scale(forward(model, inputs, labels)).backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clipped_then_unscaled(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    scaler.scale(forward(model, inputs, labels)).backward()
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def clipped_to_another_norm(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    scaler.scale(forward(model, inputs, labels)).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 0.7)
     scaler.step(optimizer)
     scaler.update()
 
@@ -102,16 +267,40 @@ def clipped_late(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: A
     scaler.scale(forward(model, inputs, labels)).backward()
     scaler.unscale_(optimizer)
     scaler.step(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.update()
+
+
+def zeroed_too_late(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    scaler.scale(forward(model, inputs, labels)).backward()
+    optimizer.zero_grad()
+    scaler.step(optimizer)
     scaler.update()
 
 
 def never_zeroed(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
-    scaler.scale(2 * forward(model, inputs, labels)).backward()
+    scaler.scale(forward(model, inputs, labels)).backward()
     scaler.unscale_(optimizer)
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 50.0)
+    clip_grad_norm_(model.parameters(), 1.0)
     scaler.step(optimizer)
     scaler.update()
+
+
+def looks_itself(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    optimizer.zero_grad()
+    loss = forward(model, inputs, labels)
+    if not torch.isfinite(loss):
+        return
+    scaler.scale(loss).backward()
+    scaler.unscale_(optimizer)
+    clip_grad_norm_(model.parameters(), 1.0)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def typing_error(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: Any) -> None:
+    forward(model, inputs, labels)
+    scaler.scael()
 
 
 @pytest.mark.parametrize(
@@ -119,21 +308,33 @@ def never_zeroed(model: Any, optimizer: Any, scaler: Any, inputs: Any, labels: A
     [
         (..., "unanswered", "in place of the dots"),
         (dots, "unanswered", "in place of the dots"),
+        (3, "wrong", "That is a int"),
         (not_scaled, "wrong", "scaler.scale(loss).backward()"),
-        (own_step, "wrong", "does not know of the scale"),
+        (scaled_by_hand, "wrong", "the loss times 128, and the scaler's scale is 1024"),
+        (own_step, "wrong", "optimizer.step() was called directly"),
+        (no_step, "wrong", "scaler.step(optimizer) is missing"),
         (no_update, "wrong", "scaler.update() is missing"),
-        (wide, "wrong", "runs in 32 bits"),
-        (backward_inside, "wrong", "inside autocast"),
-        (not_clipped, "wrong", "not clipped"),
-        (clipped_scaled, "wrong", "1024 times too large"),
-        (clipped_late, "wrong", "after the step"),
-        (never_zeroed, "wrong", "zero_grad()"),
+        (early_update, "wrong", "scaler.update() comes last"),
+        (no_autocast, "wrong", "computes in fp32"),
+        (other_format, "wrong", "computes in bfloat16. That needs no scaler"),
+        (half_weights, "wrong", "weights are no longer fp32"),
+        (backward_inside, "wrong", "ran inside autocast"),
+        (no_backward, "wrong", "no backward pass"),
+        (not_clipped, "wrong", "not clipped: first scaler.unscale_(optimizer)"),
+        (unscaled_not_clipped, "wrong", "unscaled, but not clipped"),
+        (clipped_scaled, "wrong", "clipped while they were still multiplied"),
+        (clipped_then_unscaled, "wrong", "clipped while they were still multiplied"),
+        (clipped_to_another_norm, "wrong", "norm is 0.7"),
+        (clipped_late, "wrong", "unscaled, but not clipped"),
+        (zeroed_too_late, "wrong", "zero_grad() between backward()"),
+        (never_zeroed, "wrong", "The first call is right, the second is not. Gradients of an earlier call"),
+        (looks_itself, "wrong", "call scaler.step and scaler.update in any case"),
+        (typing_error, "wrong", "It does not run. AttributeError"),
         (correct, "right", "unscaled before they are clipped"),
+        (imported_clip, "right", "a batch that overflows is left out"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_step_gets_a_hint(answer: Any, state: str, hint: str) -> None:
-    backward, clip = torch.Tensor.backward, torch.nn.utils.clip_grad_norm_
     checked = check_step(answer)
     assert (checked.state, hint in checked.hint) == (state, True), checked
-    assert torch.Tensor.backward is backward and torch.nn.utils.clip_grad_norm_ is clip is clip_grad_norm_

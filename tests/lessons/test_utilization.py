@@ -253,7 +253,9 @@ def test_mfu_of_a_training() -> None:
     assert all(0 < mfu(given) < 0.6 for given in CASES)
 
 
-@pytest.mark.parametrize(("words", "mistake"), _MISTAKES, ids=lambda value: str(value)[:30])
+@pytest.mark.parametrize(
+    ("words", "mistake"), _MISTAKES, ids=lambda value: value[:30] if isinstance(value, str) else "answer"
+)
 def test_each_mistake_has_its_own_hint(words: str, mistake: Any) -> None:
     checked = check_mfu(lambda *given: mistake(Given(*given)))
     assert (checked.state, checked.hint) == ("wrong", words)
