@@ -80,6 +80,10 @@ gpu: ## pytest on an NVIDIA GPU, in PYTHON as it is (core dependencies and pytes
 gpu-first: ## the first ten minutes on an NVIDIA GPU, in PYTHON as it is: make gpu-first OUT=folder
 	$(PYTHON) -m benchmarks.gpu_first --out $(or $(OUT),$(error name the folder: make gpu-first OUT=folder))
 
+.PHONY: record-gpu
+record-gpu: ## the lessons' recordings on an NVIDIA GPU, in PYTHON as it is: make record-gpu OUT=folder; again to go on
+	$(PYTHON) -m benchmarks.record_gpu --out $(or $(OUT),$(error name the folder: make record-gpu OUT=folder))
+
 .PHONY: bench
 bench: $(TEST) .venv-peers ## measure gpulab beside its peers, write benchmarks/results
 	$(BIN)/python -m benchmarks

@@ -47,6 +47,16 @@ informative first, each in a process with a time limit of its own:
 
 `results.json` has all figures, `table.md` the verdict: what agrees, what does not, what could not be measured. Two
 small traces are kept with the true times of their steps.
+
+## Recordings for the lessons
+
+`make record-gpu OUT=folder` records every cell of the lessons before and after its knob, a GPT-2 ladder and the planted
+cells that need a GPU: 61 runs in at most ten minutes on one H100 or H200, without IPython and without a network.
+**It has not run on a GPU yet**: so far its cells run with tiny sizes on a CPU in place of a GPU (`--simulate`). Each
+cell is a process with a time limit of its own. A call that was cut short is called again and makes what is missing.
+The folder then has `MACHINE/NAME`, each a stored run with `recording.json` (machine, date, versions, the earlier cells
+and the cell), all of them packed in `recordings-*.tar.gz`, and `table.md`: what the rules say of each cell whose cause
+is certain. `python -m benchmarks.record_gpu --collect folder` copies them into gpulab, where they may take 20 MB.
 """
 
 ABLATION = """
