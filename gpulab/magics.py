@@ -498,6 +498,8 @@ _ONE_LINE_HELP = {
     "report": "%gpulab report [RUN] [--all]   the report of the last run again, or of RUN (a name, an id or -1); "
     "--all: not only the first screen",
     "progress": "%gpulab progress   your guesses and exercises in the lessons of this folder",
+    "board": "%gpulab board FOLDER [--html FILE]   the class whose lines are in FOLDER, renewed every few seconds; "
+    "--html FILE: as a page; %gpulab board --stop ends it",
     "panel": "%gpulab panel   the knobs of the cell that was profiled last, as buttons; needs a notebook",
 }
 COMMANDS_HELP = """\

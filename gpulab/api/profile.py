@@ -33,11 +33,14 @@ from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.ranks import RankedReport, job_opening
 from gpulab.views.report.report import Report
-from gpulab.views.report.sections import opening
+from gpulab.views.report.sections import has_no_step, opening
 from gpulab.views.running.alert_lines import alert_lines_or_none
 from gpulab.views.running.display import Stage, in_notebook
 from gpulab.views.running.progress_lines import progress_lines_or_none
 from gpulab.views.running.waiting import waiting
+from gpulab.views.wording import cut, plain
+
+_ROOM = 100  # characters of an error; the traceback below has the rest
 
 runs = Runs()
 runs.show_with(runs_table.text, runs_table.html)
@@ -262,9 +265,19 @@ class profile:
         """Show the report. A view that fails loses neither the run nor the user's own exception."""
         assert self._stage is not None
         try:
-            self._stage.show(self.report)
+            if self.run.outcome == "failed" and has_no_step(self.run):
+                self._stage.say(_nothing_to_report(self.run, saved=self.settings.save and not self._unsaved))
+            else:
+                self._stage.show(self.report)
         except Exception as e:
             sys.stderr.write(f"gpulab: the report could not be shown ({_in_words(e)}); the run is {self.run.id}\n")
+
+
+def _nothing_to_report(run: Run, *, saved: bool) -> str:
+    """One sentence, above the traceback of code that raised before it trained."""
+    raised = cut(plain(run.outcome_detail), _ROOM) or "an error"
+    sentence = f"gpulab: the code raised before its first training step ({raised}), so there is no report."
+    return sentence if not saved else f"{sentence} What was recorded: gpulab report {run.id} --all"
 
 
 def check(settings: Settings) -> None:

@@ -39,9 +39,18 @@ class Stage:
         if not self.notebook:
             sys.stdout.write(report.text(full=self.full) + "\n")
             return
+        self._display(self._with_missing_live_view(report).bundle(full=self.full))
+
+    def say(self, sentence: str) -> None:
+        """Put a sentence where the live view was; in a terminal, print it."""
+        if not self.notebook:
+            sys.stdout.write(sentence + "\n")
+            return
+        self._display({"text/plain": sentence})
+
+    def _display(self, bundle: dict[str, object]) -> None:
         from IPython.display import display
 
-        bundle = self._with_missing_live_view(report).bundle(full=self.full)
         if self.watcher is None or not self.watcher.replace(bundle):
             display(bundle, raw=True)  # type: ignore[no-untyped-call]
 
