@@ -233,7 +233,7 @@ def _continued(note: str) -> str:
     return decapitalized(note).rstrip(".")
 
 
-NOT_SHOWN = " The profiled steps do not show which part of the step changed."
+NOT_SHOWN = " No single part of the profiled steps explains the difference."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
 DISTURBED = " Other programs took cores from the profiled runs, so these do not show which part of the step changed."
 SHORT_OF_CORES = " The profiled runs waited for processor cores, so they do not show which part of the step changed."

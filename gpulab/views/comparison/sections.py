@@ -21,6 +21,7 @@ from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, presen
 from gpulab.views.report.sections import changes_section, device
 from gpulab.views.wording import plain
 
+LOSSES_DIFFER = "The losses of the two differ: look at them before you keep it."
 SEQUENTIAL = (
     "These runs were made one after the other, so a change of the machine between them looks like a difference "
     "between the runs. To tell the two apart, compare blocks that run in turn (--ab)."
@@ -275,7 +276,12 @@ def worth_keeping(side: Side) -> bool:
 
 def keep_faster(comparison: Comparison) -> Section | None:
     """The edit of a setting that is faster for certain: nothing else is worth keeping for its speed."""
-    return keep(comparison.b) if comparison.verdict == "faster" else None
+    if comparison.verdict != "faster":
+        return None
+    section, loss = keep(comparison.b), comparison.loss
+    if section is None or loss is None or loss.verdict not in ("different", "outside the band"):
+        return section
+    return replace(section, lines=(LOSSES_DIFFER, *section.lines))
 
 
 def keep(side: Side | None) -> Section | None:

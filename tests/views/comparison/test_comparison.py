@@ -113,6 +113,14 @@ def test_text_says_how_it_was_measured_and_how_to_keep_it() -> None:
     assert text.endswith(made.DIFF + "\n")
 
 
+def test_an_edit_that_changes_the_losses_says_so() -> None:
+    other = made.faster(losses=made.loss_curve(seed=9))
+    for b, differ in ((other, True), (made.faster(), False)):
+        text = Compared(made.a_comparison(b)).text()
+        assert "KEEP IT" in text
+        assert ("The losses of the two differ: look at them before you keep it." in text) is differ
+
+
 def test_narrow_text_stays_narrow() -> None:
     for found in (made.a_comparison(), made.a_sweep()):
         text = Compared(found).text(60)
