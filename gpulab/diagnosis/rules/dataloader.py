@@ -259,7 +259,7 @@ FINDINGS = (
         "storage_bound",
         "reading the data from storage",
         storage_bound,
-        lesson=LESSON,
+        lesson="04_preprocessing",
         explains=("data_starved",),
     ),
     FindingKind(

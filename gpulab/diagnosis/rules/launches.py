@@ -250,6 +250,7 @@ FINDINGS = (
         "launch_bound",
         "starting work on the GPU",
         launch_bound,
+        lesson="09_host",
     ),
     FindingKind(
         "small_batch",

@@ -154,8 +154,8 @@ def _median_count(starts: Int64, windows: Int64) -> float:
 
 
 FINDINGS = (
-    FindingKind("allocator_thrash", "requesting GPU memory again and again", allocator_thrash),
-    FindingKind("memory_pressure", "memory that is nearly full", memory_pressure),
+    FindingKind("allocator_thrash", "requesting GPU memory again and again", allocator_thrash, lesson="06_memory"),
+    FindingKind("memory_pressure", "memory that is nearly full", memory_pressure, lesson="06_memory"),
     FindingKind(
         "memory_underused",
         "GPU memory that is hardly used",

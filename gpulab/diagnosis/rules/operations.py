@@ -201,16 +201,19 @@ FINDINGS = (
         "unfused_attention",
         "attention computed in many steps",
         unfused_attention,
+        lesson="08_fused_kernels",
     ),
     FindingKind(
         "memory_bound_ops",
         "many small operations one after the other",
         memory_bound_ops,
+        lesson="08_fused_kernels",
     ),
     FindingKind(
         "layout",
         "rearranging data in memory",
         layout,
+        lesson="08_fused_kernels",
     ),
     FindingKind("odd_shapes", "sizes that do not suit the GPU", odd_shapes),
 )

@@ -154,5 +154,6 @@ FINDINGS = (
         "unfused_optimizer",
         "an optimizer of many small operations",
         unfused_optimizer,
+        lesson="08_fused_kernels",
     ),
 )

@@ -101,6 +101,7 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
         source=own.source,
         removed_ns=pairs(own.times),
         title="your own Python code",
+        lesson="02_profile_first",
     )
 
 

@@ -216,6 +216,7 @@ FINDINGS = (
         "logging_or_eval",
         "logging, evaluation and other work beside training",
         logging_or_eval,
+        lesson="09_host",
         removal=Pauses(("logging", "evaluation", "callback")),
         asked_again=True,
     ),

@@ -154,10 +154,12 @@ FINDINGS = (
         "no_mixed_precision",
         "computing in full precision",
         no_mixed_precision,
+        lesson="07_mixed_precision",
     ),
     FindingKind(
         "no_tf32",
         "matrix products without TF32",
         no_tf32,
+        lesson="07_mixed_precision",
     ),
 )

@@ -144,11 +144,14 @@ def _longest(times: Intervals) -> tuple[int, int] | None:
 
 
 FINDINGS = (
-    FindingKind("sync_points", "waiting for the GPU's results", sync_points, removal=Waits(("read", "wait"))),
+    FindingKind(
+        "sync_points", "waiting for the GPU's results", sync_points, lesson="09_host", removal=Waits(("read", "wait"))
+    ),
     FindingKind(
         "blocking_copy",
         "copies that make the program wait",
         blocking_copy,
+        lesson="03_starving_gpu",
         removal=Waits(("upload",)),
     ),
 )

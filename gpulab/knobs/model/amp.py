@@ -29,6 +29,7 @@ class Amp(Knob):
     """Automatic mixed precision. The cell's own autocast regions, if any, take the value too."""
 
     name = "amp"
+    lesson = "07_mixed_precision"
     title = "Mixed precision"
     help = "Matrix products and convolutions in 16 bits: helps if they dominate and the device has units for it"
     kind: Kind = "module call"

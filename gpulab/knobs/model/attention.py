@@ -19,6 +19,7 @@ class Attention(Knob):
     """The back end of `scaled_dot_product_attention`. What it cannot take goes to math, which takes everything."""
 
     name = "attention"
+    lesson = "08_fused_kernels"
     title = "Attention"
     help = "Back end of scaled_dot_product_attention: flash and efficient do not store the attention matrix"
     kind: Kind = "backend setting"

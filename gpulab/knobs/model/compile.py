@@ -58,6 +58,7 @@ class Compile(Knob):
     """
 
     name = "compile"
+    lesson = "08_fused_kernels"
     title = "torch.compile"
     help = "Fuses operations and launches fewer kernels; the first steps compile. reduce-overhead adds CUDA graphs"
     kind: Kind = "module call"

@@ -28,6 +28,7 @@ class FusedOptimizer(Knob):
     """One kernel for all parameters of an optimizer, or torch's own choice without it."""
 
     name = "fused_optimizer"
+    lesson = "08_fused_kernels"
     title = "Fused optimizer"
     help = "One kernel updates all parameters: helps if the model has many parameters or the step waits for launches"
     kind: Kind = "optimizer option"

@@ -25,6 +25,7 @@ class ChannelsLast(Knob):
     """Weights and inputs with 4 dimensions of the outermost modules that have 2-dimensional convolutions."""
 
     name = "channels_last"
+    lesson = "08_fused_kernels"
     title = "channels_last"
     help = "Images and convolution weights in NHWC layout: helps convolutions on tensor cores and on CPUs"
     kind: Kind = "module call"

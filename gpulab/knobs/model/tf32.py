@@ -23,6 +23,7 @@ class Tf32(Knob):
     """TF32 for float32 matrix products and convolutions."""
 
     name = "tf32"
+    lesson = "07_mixed_precision"
     title = "TF32"
     help = "float32 matrix products on tensor cores, with a mantissa of 10 bits: Ampere GPUs and newer"
     kind: Kind = "backend setting"
