@@ -129,6 +129,33 @@ def _bars(names: Sequence[str], wait_ms: float, works_ms: Sequence[float]) -> Fi
     return figure
 
 
+# -- NVLink ------------------------------------------------------------------------------------------------------------
+
+LINKS = {"PCIe 4.0 x16": 32.0, "PCIe 5.0 x16": 64.0, "NVLink 4 (H100)": 450.0}  # GB/s in each direction, at best
+MODELS = {"this lesson's network": 0.03e6, "ResNet-50": 25.6e6, "GPT-2 small": 124e6, "a model with 7 billion": 7e9}
+
+
+def exchange_ms(parameters: float, gpus: int, link_gb_s: float, bytes_each: int = 4) -> float:
+    """A ring all-reduce of all gradients, without its latency: 2 (n - 1) / n times their bytes over the link's rate.
+
+    Source: Patarasuk and Yuan 2009. A model: no link reaches its peak, and starting costs time, too.
+    """
+    return 2 * (gpus - 1) / gpus * parameters * bytes_each / (link_gb_s * 1e9) * 1e3
+
+
+def exchange_table(gpus: int = 8) -> Table:
+    """How long the gradients of some models take over each link, in ms per step, at best."""
+    lines = [f"{'gradients (fp32) of':24} {'MB':>8}" + "".join(f"{link:>18}" for link in LINKS)]
+    for model, parameters in MODELS.items():
+        times = (duration(1e3 * exchange_ms(parameters, gpus, rate)) for rate in LINKS.values())
+        lines.append(f"{model:24} {_megabytes(4 * parameters):>8}" + "".join(f"{time:>18}" for time in times))
+    return Table((*lines, f"ring all-reduce over {gpus} GPUs at the links' peaks: a model, not a measurement"))
+
+
+def _megabytes(count: float) -> str:
+    return f"{count / 1e6:,.0f}" if count >= 1e7 else f"{count / 1e6:.2g}"
+
+
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 

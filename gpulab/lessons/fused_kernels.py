@@ -15,9 +15,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
-from gpulab.formatting import duration, percent
+from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.check import Checked, Note, Table, is_unanswered, unanswered, wrong
 from gpulab.lessons.guesses import Question, times
+from gpulab.lessons.measured import experiment_named
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 from gpulab.views.drawing import GREY, own_style
 from gpulab.views.running.waiting import waiting
@@ -276,6 +277,19 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
             f"{speed.words}",
         )
     )
+
+
+def swaps_table(names: Mapping[str, str]) -> Table:
+    """What each swap brought to the whole step, by the experiment's name; `names`: how the lesson calls it."""
+    lines = [f"{'swap':34} {'the step is':>22}   verdict"]
+    for name, words in names.items():
+        experiment = experiment_named(name)
+        first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
+        if first is None or first.times_as_fast is None:
+            lines.append(f"{words:34} {'–':>22}   not measured: run its cell first")
+        else:
+            lines.append(f"{words:34} {factor(first.times_as_fast) + ' times as fast':>22}   {first.verdict}")
+    return Table(tuple(lines))
 
 
 # -- the exercise ------------------------------------------------------------------------------------------------------

@@ -162,6 +162,7 @@ def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -
         torch.autograd.backward(loss)
         kept.append(bytes_kept)
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    _measured["kept"] = kept[1] / max(kept[0], 1)
     return Table(
         (
             f"as written        {size(kept[0])} of activations",
@@ -440,6 +441,11 @@ QUESTIONS: Mapping[str, Question] = {
         "What share of a step's memory are activations, with batches of 512?",
         lambda: _measured.get("activations"),
         "of what a step with batches of 512 keeps are activations",
+    ),
+    "kept": share(
+        "What share of the activations does a step still keep with checkpoints?",
+        lambda: _measured.get("kept"),
+        "of the activations are kept with checkpoints",
     ),
     "checkpointing": times(
         "How many times as fast is the step with checkpointing (less than 1 is slower)?",

@@ -731,9 +731,11 @@ QUESTIONS: Mapping[str, Question] = {
     "products": share(
         "What share of each step goes to matrix products?", _products_of_a_step, "of each step goes to matrix products"
     ),
-    "bf16": times("How many times as fast is the step with bf16?", "in-bf16", "with amp=bf16"),
+    "bf16": times("How many times as fast is the step with bf16?", "in-bf16", "with bf16"),
     "moving": times(
-        "How many times as fast is a step of normalizations and activations with bf16?", "moving", "with amp=bf16"
+        "How many times as fast is a step of normalizations and activations with bf16?",
+        "moving",
+        "with bf16 where no matrices are multiplied",
     ),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"amp-step": check_step}

@@ -138,3 +138,17 @@ def test_the_table_has_every_gpu() -> None:
     assert len(lines) == 1 + len(cost.GPUS)
     assert "67" in next(line for line in lines if line.startswith("H100"))
     assert all(step_time(*case) > 0 for case in CASES)
+
+
+@pytest.mark.parametrize("gpus", [2, 3, 8])
+def test_a_ring_sends_every_part_twice_round(gpus: int) -> None:
+    """Counted: each GPU sends a part of 1/n of the bytes in each of n - 1 steps, first to add up, then to hand out."""
+    parameters, rate = 6e6, 3.0
+    sent = sum(4 * parameters / gpus for _ in range(gpus - 1) for _ in ("add up", "hand out"))
+    assert cost.exchange_ms(parameters, gpus, rate) == pytest.approx(sent / (rate * 1e9) * 1e3)
+
+
+def test_every_link_has_a_column() -> None:
+    head, *rows, last = cost.exchange_table().lines
+    assert all(link in head for link in cost.LINKS) and len(rows) == len(cost.MODELS)
+    assert "a model, not a measurement" in last

@@ -22,6 +22,7 @@ from gpulab.lessons.fused_kernels import (
     one_operator,
     operator_table,
     operators_of,
+    swaps_table,
 )
 from gpulab.lessons.pairs import Speed
 
@@ -59,6 +60,10 @@ def test_the_roof_bends_where_arithmetic_begins_to_rule() -> None:
     assert draw_roofline(uses, peak).axes[0].get_xlabel() == "FLOP per byte read or written"
     assert draw_roofline([], peak).axes
     assert "40 %" in repr(operator_table(uses)) and "aten.add" in repr(operator_table(uses))
+
+
+def test_a_swap_that_never_ran_is_not_measured() -> None:
+    assert "not measured: run its cell first" in repr(swaps_table({"never-ran": "a swap"}))
 
 
 def dots(query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...  # type: ignore[empty-body]

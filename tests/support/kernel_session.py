@@ -119,7 +119,7 @@ def is_ours(data: dict[str, Any]) -> bool:
     """Whether a display is the live view, the picture or the tables of a report."""
     text = data.get("text/plain", "")
     tables = text == "" and "<table" in data.get("text/html", "")
-    return WIDGET_VIEW in data or text.startswith("gpulab ·") or tables
+    return WIDGET_VIEW in data or text.startswith(("gpulab ·", "gpulab: the code raised before")) or tables
 
 
 def is_button(data: dict[str, Any]) -> bool:

@@ -88,3 +88,16 @@ def test_without_a_live_view_asked_for_nothing_is_told(shown: Shown, monkeypatch
     monkeypatch.setattr(display, "why_no_live_view", lambda: "a reason")
     Stage.open(live=False).show(REPORT)
     assert "a reason" not in shown[0]["text/html"]
+
+
+def test_a_sentence_takes_the_place_of_the_live_view(shown: Shown) -> None:
+    watcher = Watcher(None, replaces=True)
+    Stage(watcher, notebook=True).say("Nothing to report.")  # type: ignore[arg-type]
+    assert watcher.replaced == [{"text/plain": "Nothing to report."}] and shown == []
+    Stage(None, notebook=True).say("Nothing to report.")
+    assert shown == [{"text/plain": "Nothing to report."}]
+
+
+def test_a_terminal_gets_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    Stage(None).say("Nothing to report.")
+    assert capsys.readouterr().out == "Nothing to report.\n"
