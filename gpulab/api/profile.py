@@ -265,7 +265,7 @@ class profile:
         """Show the report. A view that fails loses neither the run nor the user's own exception."""
         assert self._stage is not None
         try:
-            if self.run.outcome == "failed" and has_no_step(self.run):
+            if self.run.outcome == "failed" and has_no_step(self.run) and not self.settings.whole:
                 self._stage.say(_nothing_to_report(self.run, saved=self.settings.save and not self._unsaved))
             else:
                 self._stage.show(self.report)

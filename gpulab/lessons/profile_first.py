@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from gpulab.analysis.facts import facts
 from gpulab.api.profile import diagnose, runs
+from gpulab.devices.own_processes import marked
 from gpulab.errors import StoreError
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
@@ -200,7 +201,7 @@ def _plugin_costs(path: Path) -> dict[str, float] | None:
     """Microseconds of a mean step by the plugin's own roles; None where it fails on the trace."""
     command = [sys.executable, "-c", _PLUGIN, str(path)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PLUGIN_S, check=True)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PLUGIN_S, check=True, env=marked())
         costs: dict[str, float] = json.loads(done.stdout.splitlines()[-1])["costs"]
     except (subprocess.SubprocessError, ValueError, LookupError):
         return None

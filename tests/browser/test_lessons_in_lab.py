@@ -155,7 +155,7 @@ def test_lesson_09_as_a_learner(open_lesson: OpenLesson, shots: Path) -> None:
 
 LEARNER = """
 import os
-os.environ["GPULAB_CLASS"] = {folder!r}
+os.environ["GPULAB_CLASS"], os.environ["GPULAB_DIR"] = {folder!r}, {own!r}
 from gpulab.lessons import open_lesson
 from gpulab.lessons.batch_size import check_accumulation
 lesson = open_lesson("05")
@@ -175,7 +175,11 @@ def test_a_board_follows_three_kernels(open_notebook: OpenNotebook, tmp_path: Pa
     folder.mkdir(mode=0o700)
     answer = SOLVED.format(solution=solution("05_batch_size", "one-step"))
     names = ("Ada", "<script>alert(1)</script>", "Chen")
-    pages = [open_notebook([LEARNER.format(folder=str(folder), learner=name), answer]) for name in names]
+    folders = [str(tmp_path / f"learner-{i}" / "runs") for i in range(3)]  # a folder each, as on machines of their own
+    cells = [
+        LEARNER.format(folder=str(folder), own=own, learner=name) for own, name in zip(folders, names, strict=True)
+    ]
+    pages = [open_notebook([cell, answer]) for cell in cells]
     teacher = open_notebook(["%load_ext gpulab", f"%gpulab board {folder}", "%gpulab board --stop"])
     teacher.run_cell(0)
     board = teacher.run_cell(1)

@@ -50,9 +50,11 @@ SET_SOURCE = """
 }
 """
 REPORT_BUNDLES = """
-() => window.jupyterapp.shell.currentWidget.content.model.toJSON().cells
-  .flatMap((cell) => cell.outputs ?? []).map((output) => output.data ?? {})
-  .filter((data) => data["text/html"] && "".concat(data["text/plain"]).startsWith("gpulab · "))
+(index) => {
+  const cells = window.jupyterapp.shell.currentWidget.content.model.toJSON().cells;
+  return cells.filter((cell) => cell.cell_type === "code")[index].outputs.map((output) => output.data ?? {})
+    .filter((data) => data["text/html"] && [data["text/plain"]].flat().join("").startsWith("gpulab · "));
+}
 """
 TRUSTED_CELLS = """
 () => window.jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model)
@@ -164,7 +166,7 @@ def expect_report(output: Locator, outcome: str, *, trusted: bool = True) -> Non
     expect(output.locator(".gpulab-live, .jupyter-widgets:not(button)")).to_have_count(0)
     expect(output).not_to_contain_text("Error displaying widget")
     expect(output).not_to_contain_text("Traceback")
-    [bundle] = output.page.evaluate(REPORT_BUNDLES)
+    [bundle] = output.page.evaluate(REPORT_BUNDLES, TRAINING)
     opening = next(line for line in "".join(bundle["text/plain"]).splitlines() if "quick-start ·" in line)
     assert outcome in opening
 

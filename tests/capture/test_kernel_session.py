@@ -203,7 +203,9 @@ FAILING = {
 @pytest.mark.parametrize("name", AS_BARE)
 def test_a_cell_does_what_it_does_bare(pair: Pair, session: KernelSession, name: str) -> None:
     _, profiled = pair.compare(AS_BARE[name])
-    if name != "clear output":
+    if name == "unknown magic":  # it raises before any step, which gets a sentence
+        assert any(is_ours(d) for d in profiled.displays())
+    elif name != "clear output":
         profiled.report()
 
 
@@ -653,7 +655,7 @@ def test_a_store_that_cannot_be_written_costs_the_file_only(session: KernelSessi
 def test_markup_in_a_name_is_shown_as_text(session: KernelSession) -> None:
     name = "<img src=x onerror=alert(1)>\x1b[31mred$x${b}"
     operator = "<script>alert(2)</script>\\x1b[31m"
-    code = f"with torch.autograd.record_function('{operator}'):\n    x = torch.ones(9) * 2"
+    code = f"with torch.profiler.record_function('{operator}'):\n    x = torch.ones(9) * 2"
     answer = session.run(f"%%gpuprofile '{name}' --whole\n{code}")
     picture, tables = answer.report()
     for text in (picture["text/plain"], tables):

@@ -43,7 +43,7 @@ def binder_environment(above: Path) -> Path:
     one of conda.
     """
     made_from = [ROOT / "binder" / "postBuild", ROOT / "constraints.txt", ROOT / "pyproject.toml"]
-    digest = hashlib.sha256(b"".join(path.read_bytes() for path in made_from)).hexdigest()[:12]
+    digest = hashlib.sha256(b"".join([bytes(ROOT), *(path.read_bytes() for path in made_from)])).hexdigest()[:12]
     folder = above / f"binder-{digest}"
     above.mkdir(parents=True, exist_ok=True)
     with FileLock(above / "binder.lock"):
@@ -99,10 +99,11 @@ class Shown:
     peak_bytes: int = 0
 
 
-def execute(notebook: NotebookNode, folder: Path, further: Sequence[tuple[str, str]] = ()) -> Shown:
-    """Run it in `folder`; `further` cells run after the last. Raises where a cell raises."""
-    for name, code in further:
-        notebook.cells.append(nbformat.v4.new_code_cell(code, metadata={"name": name}))
+def execute(notebook: NotebookNode, folder: Path, further: Sequence[tuple[str, str, str]] = ()) -> Shown:
+    """Run it in `folder`; each of `further` runs after the cell it names first. Raises where a cell raises."""
+    for after, name, code in further:
+        place = next(i for i, cell in enumerate(notebook.cells) if cell_name(cell) == after) + 1
+        notebook.cells.insert(place, nbformat.v4.new_code_cell(code, metadata={"name": name}))
     client = nbclient.NotebookClient(
         notebook, timeout=LONG_S, kernel_name=KERNEL, resources={"metadata": {"path": str(folder)}}
     )
