@@ -82,6 +82,9 @@ def open_quick_start(
         training = next(cell for cell in notebook.cells if cell.id == "training")
         assert AS_WRITTEN in training.source
         training.source = training.source.replace(AS_WRITTEN, epochs)
+        for cell in notebook.cells:
+            if cell.cell_type == "code":  # JupyterLab trusts a reloaded notebook only where all of it ran here
+                cell.outputs, cell.execution_count = [], None
         nbformat.write(notebook, path)
         page = NotebookPage(context.new_page(), lab_server, path.name)
         page.run_cell(LOAD)

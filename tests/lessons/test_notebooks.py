@@ -7,6 +7,7 @@ import importlib.util
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -120,7 +121,11 @@ def binder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @lessons
 @pytest.mark.timeout(LONG_S + 600)
 def test_a_lesson_runs_on_binder_and_takes_its_solutions(
-    entry: Entry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, binder: Path
+    entry: Entry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    binder: Path,
+    record_property: Callable[[str, object], None],
 ) -> None:
     monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
     monkeypatch.setenv("JUPYTER_PATH", str(binder))
@@ -130,11 +135,13 @@ def test_a_lesson_runs_on_binder_and_takes_its_solutions(
         further.append((f"check-{name}", f"solution-{name}", code))
         further.append((f"solution-{name}", f"solved-{name}", f'lesson.check("{name}")'))
     shown = execute(shipped(entry.name), tmp_path, further)
+    record_property("peak_bytes", shown.peak_bytes)
     for name, outputs in shown.texts.items():
         said = outputs[-1] if outputs else ""  # torch may warn before it
         if name.startswith("check-"):
             assert said.startswith("Not answered yet. "), (name, said)
         elif name.startswith("solved-"):
+            record_property(name, said)
             assert re.match(TAKEN, said), (name, said)
         elif name.startswith("reveal-"):
             assert said.startswith(("No guess. Measured: ", "Undecided. ")), (name, said)
