@@ -26,7 +26,7 @@ from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import plural
 from gpulab.lessons.catalogue import lesson_named
 from gpulab.lessons.editions import EDITIONS
-from gpulab.lessons.own_folder import FOLDER, copy_lessons, jupyterlab_command
+from gpulab.lessons.own_folder import FOLDER, copy_lessons, jupyterlab_command, sign
 from gpulab.options import add_run_options
 from gpulab.store.folders import Store
 from gpulab.user_code import runs_users_code
@@ -128,6 +128,7 @@ def _doctor(options: argparse.Namespace) -> int:
 def _lab(options: argparse.Namespace) -> int:
     entry = lesson_named(options.lesson)
     copied = copy_lessons(options.folder.absolute(), options.edition)
+    sign(copied)
     folder = wording.plain(str(copied.folder))
     if copied.new:
         _print(f"{plural(len(copied.new), 'lesson')} copied to {folder}\n")

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import sys
 import sysconfig
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.lessons.editions import Edition, edition
@@ -60,6 +63,18 @@ def copy_lessons(folder: Path, kind: Edition = "self-study") -> Copied:
     except OSError as e:
         raise StoreError(f"The lessons cannot be copied to {str(folder)!r}: {reason(e)}.") from e
     return Copied(folder, tuple(new), tuple(kept))
+
+
+def sign(copied: Copied) -> None:
+    """Have JupyterLab show the drawings in new copies, which it keeps from notebooks of unknown origin.
+
+    The user's own signature, as JupyterLab gives it to what they ran. Where it cannot be given, the words still stand.
+    """
+    with suppress(Exception):  # no nbformat, a database that cannot be written
+        nbformat: Any = importlib.import_module("nbformat")
+        notary = importlib.import_module("nbformat.sign").NotebookNotary()
+        for name in copied.new:
+            notary.sign(nbformat.read(copied.folder / f"{name}.ipynb", as_version=4))
 
 
 def jupyterlab_command(folder: Path, notebook: str, args: Sequence[str]) -> list[str]:

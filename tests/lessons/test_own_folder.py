@@ -7,12 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbformat.sign import NotebookNotary
 
 from gpulab import cli
 from gpulab.errors import StoreError, UsageError
 from gpulab.lessons import own_folder
 from gpulab.lessons.own_folder import copy_lessons, jupyterlab_command, notebooks
+
+
+@pytest.fixture(autouse=True)
+def jupyter_data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path_factory.mktemp("jupyter")))
 
 
 def test_a_learners_notebook_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -25,6 +32,25 @@ def test_a_learners_notebook_is_never_written_over(tmp_path: Path, capsys: pytes
     assert (folder / "03_starving_gpu.ipynb").read_text() == "mine"
     said = capsys.readouterr().out
     assert said.startswith("1 lesson copied to ") and "left as they are: they are yours" in said
+
+
+def test_jupyterlab_trusts_the_copies_and_nothing_else(tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    of_others = nbformat.read(notebooks()[3], as_version=4)
+    of_others.cells[0].source = "not of the package"
+    nbformat.write(of_others, folder / notebooks()[3].name)
+    assert cli.main(["lab", "--folder", str(folder), "--no-open"]) == 0
+    notary = NotebookNotary()
+    trusted = {p.stem: notary.check_signature(nbformat.read(p, as_version=4)) for p in folder.glob("*.ipynb")}
+    assert [name for name, is_trusted in trusted.items() if not is_trusted] == [notebooks()[3].stem]
+    notary.store.close()
+
+
+def test_copies_without_a_place_for_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "file" / "below"))
+    assert cli.main(["lab", "--folder", str(tmp_path / "mine"), "--no-open"]) == 0
 
 
 def test_a_class_gets_no_solutions(tmp_path: Path) -> None:
