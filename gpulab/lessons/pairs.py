@@ -1,11 +1,13 @@
 """The speed of an answer: it and what it replaces run in turn, and a check is decided by the interval alone.
 
-A solution that does nothing and looks fast once, by chance, is undecided here or wrong: never right.
+A solution that does nothing and looks fast once, by chance, is undecided here or wrong: never right. One that is slow
+while other programs take the cores is undecided, not wrong.
 """
 
 from __future__ import annotations
 
 import gc
+import os
 import random
 import time
 from collections.abc import Callable
@@ -13,26 +15,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gpulab.formatting import factor
+from gpulab.analysis.host.core_time import LEAST_OTHERS
+from gpulab.devices.core_clock import MachineClock
+from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Checked, right, undecided, wrong
 from gpulab.tuning.compare.statistics import paired
 
 PAIRS = 7
 BUDGET_S = 25.0
 FEWEST_PAIRS = 3  # however long one takes: fewer have no interval worth the name
+_SHORTEST_S = 0.5  # of a reading of the cores: the system counts in hundredths of a second
 
 Measure = Callable[[], float]  # runs some work once; seconds, of a step or of the whole
 
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """How many times as fast the second is as the first, and its 95 % interval; seconds of each are medians."""
+    """How many times as fast the second is as the first, and its 95 % interval; seconds of each are medians.
+
+    `others_fraction`: the share of the usable cores that other programs took meanwhile; None: not measurable.
+    """
 
     times: float
     interval: tuple[float, float]
     before_s: float
     after_s: float
     count: int
+    others_fraction: float | None = None
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs took enough of the cores to make the answer look slow."""
+        return self.others_fraction is not None and self.others_fraction >= LEAST_OTHERS
 
     @property
     def words(self) -> str:
@@ -61,6 +75,7 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
     """
     deadline = time.monotonic() + budget_s
     before(), after()
+    others = _Others()
     shuffle = random.Random(0)
     seconds: list[tuple[float, float]] = []
     while len(seconds) < pairs and (len(seconds) < FEWEST_PAIRS or time.monotonic() < deadline):
@@ -71,23 +86,50 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
         else:
             second = after()
             seconds.append((before(), second))
+    others_fraction = others.fraction()
     a, b = np.array(seconds).T
     estimate = paired(a / b)
     assert estimate is not None and estimate.interval is not None  # there are FEWEST_PAIRS
-    return Speed(estimate.ratio, estimate.interval, float(np.median(a)), float(np.median(b)), estimate.count)
+    before_s, after_s = float(np.median(a)), float(np.median(b))
+    return Speed(estimate.ratio, estimate.interval, before_s, after_s, estimate.count, others_fraction)
 
 
 def judge_speed(speed: Speed, wanted: float, *, good: str = "", hint: str = "") -> Checked:
-    """Right where the whole interval reaches `wanted` times, wrong where none of it does; `hint`: what to try then."""
+    """Right where the whole interval reaches `wanted` times, wrong where none of it does; `hint`: what to try then.
+
+    Where other programs took cores meanwhile, none is wrong.
+    """
     low, high = speed.interval
     if low >= wanted:
         return right(f"{speed.words}. {good}".strip())
-    if high < wanted:
+    if high < wanted and not speed.is_disturbed:
         return wrong(f"{speed.words}, and {factor(wanted)} is wanted. {hint}".strip())
+    if high < wanted:
+        return undecided(
+            f"{speed.words}, and {factor(wanted)} is wanted. But other programs took "
+            f"{percent(speed.others_fraction or 0.0)} of the processor meanwhile, and may be the cause. Run this cell "
+            f"again when they have ended. {hint}".strip()
+        )
     return undecided(
         f"{speed.words}, and {factor(wanted)} is wanted: the measurement leaves open whether it is reached. If other "
         "programs are running, run this cell again when they have ended."
     )
+
+
+class _Others:
+    """What other programs take of the cores from here on."""
+
+    def __init__(self) -> None:
+        self._clock = MachineClock()
+        self._began_s, self._began = time.monotonic(), self._clock.read()
+
+    def fraction(self) -> float | None:
+        """Of the usable cores, until now; None: not measurable."""
+        passed_s, now = time.monotonic() - self._began_s, self._clock.read()
+        if min(now.others_cpu_ns, self._began.others_cpu_ns) == -1 or passed_s < _SHORTEST_S:
+            return None
+        cores = len(os.sched_getaffinity(0))
+        return max(0.0, (now.others_cpu_ns - self._began.others_cpu_ns) / 1e9 / passed_s / cores)
 
 
 def _wait_for_gpu() -> None:

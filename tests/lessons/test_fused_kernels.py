@@ -69,6 +69,11 @@ def test_a_swap_that_never_ran_is_not_measured() -> None:
 def dots(query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...  # type: ignore[empty-body]
 
 
+def described_dots(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # type: ignore[empty-body]
+    """As the notebook has it."""
+    ...
+
+
 def no_mask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return attend(query, key, value)
 
@@ -107,6 +112,7 @@ def noise(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     [
         (..., "unanswered", "in place of the dots"),
         (dots, "unanswered", "in place of the dots"),
+        (described_dots, "unanswered", "in place of the dots"),
         (3, "wrong", "That is a int"),
         (no_mask, "wrong", "the mask is missing"),
         (no_scale, "wrong", "square root of a head's size"),

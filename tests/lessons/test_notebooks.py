@@ -32,7 +32,6 @@ from tests.support.paths import ROOT
 TEXTS = NOTEBOOKS / "lessons"
 LARGEST_BYTES = 1_000_000
 BY_HAND = {"enough-workers", "enough-batch", "cheaper", "order"}  # the answer is a figure of the reader's own run
-TAKEN = r"Right\. |Undecided\. |Not yet\. [\d.]+ times as fast"  # of a solution: how fast it was decides nothing
 OPTIONAL = {"h5py", "optuna"}
 
 lessons = pytest.mark.parametrize("entry", LESSONS, ids=lambda entry: entry.name)
@@ -142,7 +141,7 @@ def test_a_lesson_runs_on_binder_and_takes_its_solutions(
             assert said.startswith("Not answered yet. "), (name, said)
         elif name.startswith("solved-"):
             record_property(name, said)
-            assert re.match(TAKEN, said), (name, said)
+            assert said.startswith(("Right. ", "Undecided. ")), (name, said)  # how fast it was, a busy machine may hide
         elif name.startswith("reveal-"):
             assert said.startswith(("No guess. Measured: ", "Undecided. ")), (name, said)
     assert shown.texts["left-behind"] == ["[]\n"]

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpulab.devices.core_clock import MachineReading
 from gpulab.lessons.pairs import Speed, judge_speed, seconds_of, time_pairs
+
+
+class Cores:
+    """A clock of the cores on which other programs take `others_s` from each reading to the next; None: unknown."""
+
+    def __init__(self, others_s: float | None) -> None:
+        self.others_s = others_s
+        self.readings = 0
+
+    def read(self) -> MachineReading:
+        self.readings += 1
+        others_ns = -1 if self.others_s is None else int(self.readings * self.others_s * 1e9)
+        return MachineReading(0, others_ns, 0, 0, 0, 0, 0, 0)
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpulab.lessons.pairs.MachineClock", lambda: Cores(0.0))
 
 
 def scripted(*seconds: float) -> Callable[[], float]:
@@ -21,6 +41,25 @@ def test_twice_as_fast_is_twice_as_fast() -> None:
     assert speed.times == pytest.approx(2) and speed.interval == pytest.approx((2, 2)) and speed.count == 7
     assert judge_speed(speed, 1.5, good="So it is.").state == "right"
     assert judge_speed(speed, 3, hint="Try more.").hint.endswith("and 3.0 is wanted. Try more.")
+
+
+def test_what_other_programs_slow_down_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpulab.lessons.pairs.MachineClock", lambda: Cores(1000.0))
+    monkeypatch.setattr("gpulab.lessons.pairs.LEAST_OTHERS", 0.15)
+    monkeypatch.setattr("gpulab.lessons.pairs._SHORTEST_S", 0.0)
+    speed = time_pairs(scripted(0.2), scripted(0.1))
+    assert speed.is_disturbed and judge_speed(speed, 1.5).state == "right"
+    slow = judge_speed(replace(speed, others_fraction=0.62), 3, hint="Try more.")
+    assert slow.state == "undecided"
+    assert "other programs took 62 % of the processor" in slow.hint and slow.hint.endswith("Try more.")
+
+
+@pytest.mark.parametrize("others_s", [0.0, None])
+def test_without_other_programs_slow_is_wrong(monkeypatch: pytest.MonkeyPatch, others_s: float | None) -> None:
+    monkeypatch.setattr("gpulab.lessons.pairs.MachineClock", lambda: Cores(others_s))
+    monkeypatch.setattr("gpulab.lessons.pairs._SHORTEST_S", 0.0)
+    speed = time_pairs(scripted(0.2), scripted(0.1))
+    assert speed.others_fraction == others_s and judge_speed(speed, 3).state == "wrong"
 
 
 def test_a_lucky_answer_that_does_nothing_is_not_right() -> None:
