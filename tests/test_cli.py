@@ -14,6 +14,7 @@ import pytest
 
 import gpulab
 from gpulab import cli
+from gpulab.cli import doctor
 from gpulab.errors import GpulabError
 from gpulab.store.folders import Store
 from gpulab.views.report.report import Report
@@ -88,7 +89,7 @@ def test_an_error_is_one_line_whatever_it_holds(
     def fail(store: Path) -> None:
         raise GpulabError("two\nlines \x1b[31m")
 
-    monkeypatch.setattr(cli, "examine", fail)
+    monkeypatch.setattr(doctor, "examine", fail)
     assert failure(["doctor"], capsys) == r"two\nlines \x1b[31m"
 
 
@@ -169,6 +170,33 @@ def test_a_reader_that_leaves_early_is_no_error(root: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, stdout=writing, stderr=subprocess.PIPE)
     os.close(writing)
     assert (done.returncode, done.stderr) == (141, b"")
+
+
+# what an answer waits for
+
+
+def imported_by(*argv: str) -> set[str]:
+    """The packages and gpulab's rooms that a command imports, as `python -X importtime` lists them."""
+    command = [sys.executable, "-X", "importtime", "-m", "gpulab", *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-500:]
+    modules = re.findall(r"^import time: .*\| +(\S+)$", done.stderr, re.MULTILINE)
+    assert "gpulab.cli" in modules
+    return {".".join(name.split(".")[: 2 if name.startswith("gpulab.") else 1]) for name in modules}
+
+
+@pytest.mark.parametrize("argv", [("--help",), ("report", "--help"), ("--version",)])
+def test_help_waits_for_no_package(argv: tuple[str, ...]) -> None:
+    imported = imported_by(*argv)
+    assert not imported & {"numpy", "msgspec", "torch", "IPython", "matplotlib", "asyncio"}
+    assert not imported & {"gpulab.run", "gpulab.views", "gpulab.analysis", "gpulab.capture", "gpulab.api"}
+
+
+def test_the_table_of_runs_waits_for_no_figures(root: Path) -> None:
+    Store(root).save(tiny_run(ID))
+    imported = imported_by("runs")
+    assert not imported & {"torch", "IPython", "matplotlib", "asyncio", "gpulab.capture", "gpulab.tuning"}
+    assert {"numpy", "gpulab.run"} <= imported, "the test sees what is imported"
 
 
 # record
@@ -288,7 +316,7 @@ def test_exit_statuses_are_kept(
 def test_an_interrupt_ends_a_script_with_its_report(tmp_path: Path, root: Path) -> None:
     recorded = record(script(tmp_path, "raise KeyboardInterrupt"), cwd=tmp_path)
     assert recorded.returncode == 130 and recorded.stderr.endswith("\nKeyboardInterrupt\n")
-    assert "cli.py" not in recorded.stderr
+    assert "gpulab" not in recorded.stderr.partition("Traceback")[2]
     assert Store(root).load("latest").outcome == "interrupted"
 
 

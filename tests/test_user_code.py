@@ -19,9 +19,10 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 import gpulab
-from gpulab import cli, demo, magics, user_code
+from gpulab import demo, magics, user_code
 from gpulab.capture.pauses.source_lines import users_stack
 from gpulab.capture.recorder import Capture
+from gpulab.cli import record
 from gpulab.demo import digits
 from gpulab.snapshot import restorable
 from gpulab.tuning import cell_code, function_code
@@ -31,7 +32,7 @@ from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_fi
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
 
-RUNNERS = (cell_code, cli, magics, function_code)
+RUNNERS = (cell_code, record, magics, function_code)
 
 
 def modules_of_the_package() -> Iterator[tuple[str, str]]:

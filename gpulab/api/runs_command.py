@@ -9,15 +9,12 @@ import argparse
 import difflib
 from collections.abc import Callable, Mapping, Sequence
 
-from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api.arguments import Parser, split, take_store
 from gpulab.api.runs_table import SHOWN, Table
 from gpulab.errors import UsageError
 from gpulab.formatting import plural, size
 from gpulab.store.runs import Deletion, Exported, Figures, Runs
 from gpulab.views.wording import cut, plain
-
-FIGURES = Figures(COLUMNS, run_row)
 
 HELP = """\
 {prog} [WORD …] [CONDITION …] [--all]   the newest {shown} runs, or all; with words: those in which they occur
@@ -53,7 +50,6 @@ def terminal(words: Sequence[str], prog: str = "gpulab runs") -> str:
 
 def command(runs: Runs, words: Sequence[str], prog: str = "gpulab runs") -> str | Table:
     """Do what the words ask; returns what is to be shown. Raises UsageError and StoreError."""
-    runs.export_with(FIGURES)
     if any(word in ("-h", "--help") for word in words):
         return HELP.format(prog=prog, shown=SHOWN)
     if words and words[0] in _VERBS:
@@ -123,10 +119,18 @@ def _export(runs: Runs, words: Sequence[str], prog: str) -> str:
     if len(options.file) + (options.tensorboard is not None) != 1:
         raise UsageError(f"{prog} takes one target: FILE.csv, .json or .parquet, or --tensorboard FOLDER.")
     chosen = _chosen(runs, options, ())
+    chosen.export_with(figures())
     if options.file:
         return _written(chosen.export(options.file[0]))
     written = _written(chosen.export_tensorboard(options.tensorboard))
     return f"{written}\nLook at them: tensorboard --logdir {plain(options.tensorboard)}"
+
+
+def figures() -> Figures:
+    """What an exported row holds; to list runs takes none of it."""
+    from gpulab.analysis.run_row import COLUMNS, run_row
+
+    return Figures(COLUMNS, run_row)
 
 
 def _written(done: Exported) -> str:

@@ -10,7 +10,6 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.lesson_path import lesson_path
-from gpulab.views.report.timeline_page import script_policy
 
 Look = Mapping[str, str]  # element of a section → the attributes of its tag
 
@@ -134,6 +133,8 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], picture:
 
     Headline, picture and what leads come first; every other section is folded, with its result beside its title.
     """
+    from gpulab.views.report.timeline_page import script_policy  # a table of runs does without the timeline
+
     sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
     shown = f'<div class="picture">{picture}</div>' if picture else ""

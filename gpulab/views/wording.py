@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from gpulab.analysis.breakdown import Breakdown
 from gpulab.formatting import number, percent, reading, size
 from gpulab.run import StepFlag
+
+if TYPE_CHECKING:
+    from gpulab.analysis.breakdown import Breakdown
 
 DeviceKind = Literal["cpu", "cuda", "unknown"]
 

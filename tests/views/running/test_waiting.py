@@ -6,10 +6,12 @@ import sys
 import threading
 from io import StringIO
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from gpulab import cli
+from gpulab.cli import doctor, stored
 from gpulab.views.running.waiting import waiting
 from tests.support.kernel_session import kernel
 
@@ -69,15 +71,17 @@ def test_a_file_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert stream.getvalue() == ""
 
 
-@pytest.mark.parametrize("argv", [["report", "x"], ["compare", "x", "y"], ["doctor"]])
-def test_commands_of_the_terminal_wait_so(argv: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("argv", "module"), [(["report", "x"], stored), (["compare", "x", "y"], stored), (["doctor"], doctor)]
+)
+def test_commands_of_the_terminal_wait_so(argv: list[str], module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     def noted(what: str) -> object:
         said.append(what)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(cli, "waiting", noted)
+    monkeypatch.setattr(module, "waiting", noted)
     with pytest.raises(KeyboardInterrupt):
         cli.main(argv)
     assert len(said) == 1

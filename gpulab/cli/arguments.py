@@ -1,0 +1,170 @@
+"""The words of the command line: commands, their options, and a sentence for each mistake."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from gpulab.errors import UsageError
+from gpulab.lessons.editions import EDITIONS
+from gpulab.lessons.own_folder import FOLDER
+from gpulab.options import add_run_options
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        missing = message.removeprefix("the following arguments are required: ")
+        if missing != message:
+            usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
+            raise UsageError(f"{missing.split(',')[0]} is missing. Write `{usage}`.")
+        raise UsageError(f"{message}. See `{self.prog} --help`.")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The options of a command line; `do` names the module and the function that does it. Raises UsageError."""
+    parser, commands = _parsers()
+    if argv and not argv[0].startswith("-") and argv[0] not in commands:
+        raise UsageError(f"There is no command {argv[0]!r}; the nearest is {_nearest(argv[0], commands)!r}.")
+    options, rest = parser.parse_known_args(argv)
+    if rest:
+        chosen = commands[options.command] if options.command else parser
+        raise UsageError(_unknown(rest[0], chosen))
+    if options.version:
+        options.do = ("gpulab.cli.output", "print_version")
+    elif options.command is None:
+        parser.error("a command is missing: " + ", ".join(commands))
+    return options
+
+
+def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:
+    if not argument.startswith("-"):
+        return f"{argument!r} is one argument too many. See `{parser.prog} --help`."
+    name = argument.partition("=")[0]
+    valid = [option for action in parser._actions for option in action.option_strings]
+    return f"`{parser.prog}` has no option {name!r}; the nearest is {_nearest(name, valid)!r}."
+
+
+def _nearest(word: str, valid: Sequence[str] | dict[str, argparse.ArgumentParser]) -> str:
+    return difflib.get_close_matches(word, list(valid), n=1, cutoff=0.0)[0]
+
+
+def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
+    parser = _Parser(prog="gpulab", description="See why a GPU idles.", allow_abbrev=False)
+    parser.add_argument("--version", action="store_true", help="print the version")
+    parser.set_defaults(command=None)
+    group = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
+    add: list[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]] = [
+        ("record", "run a script and profile it", "record.record", _record_options),
+        (
+            "report",
+            "print the report of a stored run, of a trace file or of a folder of traces",
+            "stored.print_report",
+            _report_options,
+        ),
+        (
+            "compare",
+            "compare the first stored run or trace with each of the others",
+            "stored.print_comparison",
+            _compare_options,
+        ),
+        ("runs", "list, filter, rename, delete and export the stored runs", "", _store_option),
+        ("tensorboard", "open the stored runs in TensorBoard with torch-tb-profiler", "", _store_option),
+        (
+            "lab",
+            "copy the guided lessons into a folder of yours and open JupyterLab there",
+            "lab.open_lessons",
+            _lab_options,
+        ),
+        (
+            "doctor",
+            "say what this machine can measure, and why it cannot measure the rest",
+            "doctor.print_examination",
+            _store_option,
+        ),
+    ]
+    commands: dict[str, argparse.ArgumentParser] = {}
+    for name, purpose, do, add_options in add:
+        command = group.add_parser(name, help=purpose, description=purpose.capitalize() + ".", allow_abbrev=False)
+        module, _, function = do.rpartition(".")
+        command.set_defaults(command=name, do=(f"gpulab.cli.{module}", function))
+        add_options(command)
+        commands[name] = command
+    return parser, commands
+
+
+def _lab_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "gpulab lab [options] [-- JUPYTERLAB OPTIONS ...]"
+    parser.add_argument("--lesson", default="00", metavar="NN", help="open this lesson (default: 00, the quick start)")
+    parser.add_argument(
+        "--folder", type=Path, default=Path(FOLDER), help=f"where your copies are (default: {FOLDER} in this folder)"
+    )
+    parser.add_argument(
+        "--edition",
+        choices=EDITIONS,
+        default="self-study",
+        help="solutions hidden behind a line (self-study), left out (class), or filled in (instructor)",
+    )
+    parser.add_argument("--no-open", action="store_true", help="only copy them")
+    parser.add_argument("args", nargs="*", metavar="JUPYTERLAB OPTIONS", help="such as -- --no-browser --allow-root")
+
+
+def _record_options(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "gpulab record [options] SCRIPT [ARGS ...]"
+    parser.add_argument("--name", default="", help="a name for the run; without it the run has only its id")
+    add_run_options(parser, "script")
+    parser.set_defaults(device="auto")
+    parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
+    _all_option(parser)
+    parser.add_argument("script", metavar="SCRIPT", help="the Python file to run")
+    parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
+
+
+def _report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "run",
+        nargs="?",
+        default="latest",
+        metavar="RUN",
+        help="a run: its id or the beginning of it, its name, its folder, or -1 for the newest (default); or a trace "
+        "that torch.profiler wrote (.json, .json.gz), or a folder of them, one per rank",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one self-contained page")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    _all_option(parser)
+    _store_option(parser)
+
+
+def _all_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--all", action="store_true", help="print everything, not only the first 25 lines")
+
+
+def _compare_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="two or more runs or traces, as for `gpulab report`")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--html", type=Path, metavar="FILE", help="write the comparison as one self-contained page")
+    shape.add_argument("--json", action="store_true", help="print the figures as JSON")
+    _all_option(parser)
+    parser.add_argument(
+        "--price-per-hour", type=_price, metavar="X", help="price of the machine: adds the cost of a million samples"
+    )
+    _store_option(parser)
+
+
+def _store_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--store", type=Path, metavar="DIR", help="where the runs are (default $GPULAB_DIR/runs, else .gpulab/runs)"
+    )
+
+
+def _price(text: str) -> float:
+    try:
+        price = float(text)
+    except ValueError:
+        price = -1.0
+    if not 0 < price < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a price: a number above 0")
+    return price

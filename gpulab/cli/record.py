@@ -1,0 +1,139 @@
+"""`gpulab record`: a Python script, run in this process as `python` would run it, and profiled."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import TextIO
+
+from gpulab.api.profile import profile
+from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
+from gpulab.errors import StoreError, UsageError
+from gpulab.user_code import runs_users_code
+from gpulab.views.report.report import Report
+
+runs_users_code(__file__)
+
+INTERRUPTED_STATUS = 130
+
+
+def record(options: argparse.Namespace) -> int:
+    """Do `gpulab record`. Returns the script's own exit status."""
+    script = _Script(options.script, options.args)
+    for path in (options.html, options.json):
+        _require_folder(path)
+    terminal = sys.stderr  # the script may redirect it
+    raised: BaseException | None = None
+    profiled = profile(
+        options.name,
+        steps=options.steps,
+        warmup=options.warmup,
+        trace_steps=options.trace_steps,
+        trace=not options.no_trace,
+        whole=options.whole,
+        live=not options.no_live,
+        save=not options.no_save,
+        device=options.device,
+        show=False,
+        source="script",
+        code=script.text,
+    )
+    try:
+        with profiled:
+            script.run()
+    except BaseException as e:
+        if e is not script.raised:
+            raise
+        raised = e
+    sys.stdout.flush()
+    shown = _show_recorded(profiled.report, options, terminal)
+    return script.status(raised) or shown
+
+
+def _show_recorded(report: Report, options: argparse.Namespace, terminal: TextIO) -> int:
+    terminal.write("\n" + report.text(full=options.all))
+    terminal.flush()
+    try:
+        if options.html is not None:
+            write_whole(options.html, report.html())
+        if options.json is not None:
+            write_whole(options.json, as_json(report))
+    except StoreError as e:
+        complain(str(e))
+        return USAGE_STATUS
+    return 0
+
+
+class _Script:
+    """A Python file, run in this process as `python file` would run it.
+
+    Nothing is put back afterwards: the script's threads and exit handlers still need their `__main__`.
+    """
+
+    def __init__(self, path: str, args: Sequence[str]) -> None:
+        try:
+            self._source = Path(path).read_bytes()
+        except OSError as e:
+            raise UsageError(f"The script {path!r} cannot be opened: {e.strerror or e}.") from e
+        self._path = path
+        self._args = args
+        self._main = ModuleType("__main__")
+        self.raised: BaseException | None = None
+
+    @property
+    def text(self) -> str:
+        """The script's text; empty where its encoding is wrong, which running it will say."""
+        try:
+            return importlib.util.decode_source(self._source)
+        except (SyntaxError, UnicodeDecodeError):
+            return ""
+
+    def run(self) -> None:
+        """Run to its end, of which a clean `sys.exit` is one. What else it raises is kept in `raised` and raised on."""
+        absolute = os.path.abspath(self._path)
+        self._main.__file__ = absolute  # the spawned workers of a DataLoader find their __main__ by it
+        self._main.__loader__ = importlib.machinery.SourceFileLoader("__main__", absolute)
+        self._main.__dict__["__builtins__"] = builtins
+        sys.modules["__main__"] = self._main
+        sys.argv = [self._path, *self._args]
+        if not sys.flags.safe_path:
+            sys.path[0] = os.path.dirname(os.path.realpath(self._path))
+        try:
+            exec(compile(self._source, absolute, "exec", dont_inherit=True), self._main.__dict__)
+        except BaseException as e:
+            if isinstance(e, SystemExit) and e.code in (None, 0):
+                return
+            self.raised = e
+            raise
+
+    def status(self, raised: BaseException | None) -> int:
+        """The exit status Python would give; shows the traceback as Python does (`profile` took our frames out)."""
+        if raised is None:
+            return 0
+        if isinstance(raised, SystemExit):
+            return _exit_status(raised)
+        sys.excepthook(type(raised), raised, raised.__traceback__)
+        return INTERRUPTED_STATUS if isinstance(raised, KeyboardInterrupt) else 1
+
+
+def _exit_status(error: SystemExit) -> int:
+    if error.code is None:
+        return 0
+    if isinstance(error.code, int):
+        return error.code
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _require_folder(path: Path | None) -> None:
+    if path is not None and (not path.name or path.is_dir()):
+        raise UsageError(f"{str(path)!r} is a folder: name a file in it.")
+    if path is not None and not path.absolute().parent.is_dir():
+        raise UsageError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}.")
