@@ -10,8 +10,8 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-from gpulab.cli.output import USAGE_STATUS, complain, write
 from gpulab.cli.arguments import parse
+from gpulab.cli.output import USAGE_STATUS, complain, write
 from gpulab.errors import GpulabError
 
 BROKEN_PIPE_STATUS = 141

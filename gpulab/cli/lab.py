@@ -8,7 +8,7 @@ import subprocess
 from gpulab.cli.output import write
 from gpulab.formatting import plural
 from gpulab.lessons.catalogue import lesson_named
-from gpulab.lessons.own_folder import copy_lessons, jupyterlab_command, sign
+from gpulab.lessons.own_folder import copy_lessons, jupyterlab_command
 from gpulab.views.wording import plain
 
 
@@ -16,7 +16,6 @@ def open_lessons(options: argparse.Namespace) -> int:
     """Do `gpulab lab`."""
     entry = lesson_named(options.lesson)
     copied = copy_lessons(options.folder.absolute(), options.edition)
-    sign(copied)
     folder = plain(str(copied.folder))
     if copied.new:
         write(f"{plural(len(copied.new), 'lesson')} copied to {folder}\n")

@@ -18,6 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from gpulab.errors import GpulabError
+from gpulab.views.running.waiting import waiting
 
 if TYPE_CHECKING:
     import PIL.Image
@@ -62,7 +63,8 @@ def write_digits(root: Path) -> None:
     except OSError as e:
         raise GpulabError(f"The demo's images cannot be written to {root}: {e}. Set GPULAB_DEMO_DATA.") from e
     try:
-        _write_images(unfinished)
+        with waiting("writing the images to read"):
+            _write_images(unfinished)
         _move_into_place(unfinished, root)
     except OSError as e:
         raise GpulabError(f"The demo's images cannot be written to {root}: {e}. Set GPULAB_DEMO_DATA.") from e

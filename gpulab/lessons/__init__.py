@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
     from gpulab.lessons.lesson import Lesson, open_lesson
-    from gpulab.lessons.measured import check_enough, times_faster, working_shares
+    from gpulab.lessons.measured import check_enough, compare_each, times_faster, working_shares
 
 __all__ = [
     "Checked",
     "Lesson",
     "check_enough",
+    "compare_each",
     "is_unanswered",
     "open_lesson",
     "right",
@@ -32,7 +33,7 @@ __all__ = [
 _MODULES = {
     **dict.fromkeys(("Checked", "is_unanswered", "right", "unanswered", "undecided", "wrong"), "check"),
     **dict.fromkeys(("Lesson", "open_lesson"), "lesson"),
-    **dict.fromkeys(("check_enough", "times_faster", "working_shares"), "measured"),
+    **dict.fromkeys(("check_enough", "compare_each", "times_faster", "working_shares"), "measured"),
 }
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 COPIES = 9  # of 1797 digits: several steps of an epoch even with large batches
 NOISE = 0.1
-BATCHES, BATCH_SIZE = 4, 8  # batches of the accumulation exercise, and samples of each
+BATCHES, BATCH_SIZE = (4, 3), 8  # batches of each call of the accumulation exercise, and samples of a batch
 LEARNING_RATE = 0.1
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
@@ -103,6 +103,7 @@ def _curve(sizes: npt.NDArray[Any], line: npt.NDArray[Any], dots: npt.NDArray[An
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlabel("batch size", size=9)
+        axes.set_ylabel("µs per sample" if dots is not None else "times the least", size=9)
         axes.set_title(title, loc="left", size=10)
         axes.grid(color="#DDDDDD", lw=0.6)
     return figure
@@ -167,6 +168,7 @@ class _Outcome:
     steps: tuple[int, int]
     gradients: bool  # some are there
     largest_batch: int  # samples that the model was given at once
+    most_alive: int  # batches whose results were kept for a backward pass at the same time
 
 
 def check_accumulation(one_step: OneStep) -> Checked:
@@ -183,13 +185,18 @@ def check_accumulation(one_step: OneStep) -> Checked:
         return unanswered(BEGIN)
     if mine.steps[0] > 1:
         return wrong(
-            f"The optimizer made {mine.steps[0]} steps for {BATCHES} batches, and one is wanted: "
+            f"The optimizer made {mine.steps[0]} steps for {BATCHES[0]} batches, and one is wanted: "
             "optimizer.step() belongs after the loop, not into it."
         )
     if mine.largest_batch > BATCH_SIZE:
         return wrong(
             f"The model was given {mine.largest_batch} samples at once: that is a large batch, with its "
             "memory. Give it one batch after the other."
+        )
+    if mine.most_alive > 1:
+        return wrong(
+            f"The results of {mine.most_alive} batches are kept at once: a sum of losses holds on to all of them until "
+            "backward() runs, and that is the memory of the large batch. Call backward() for each batch."
         )
     if not mine.moved[0].any():
         return wrong(
@@ -201,9 +208,9 @@ def check_accumulation(one_step: OneStep) -> Checked:
 
 def _judged(mine: _Outcome, wanted: _Outcome) -> Checked:
     first, second = (_times_as_far(m, w) for m, w in zip(mine.moved, wanted.moved, strict=True))
-    if first is not None and abs(first - BATCHES) < 1e-3:
+    if first is not None and abs(first - BATCHES[0]) < 1e-3:
         return wrong(
-            f"The step goes the right way and {BATCHES} times too far: each loss is a mean over its own batch, and "
+            f"The step goes the right way and {BATCHES[0]} times too far: each loss is a mean over its own batch, and "
             f"their gradients add up. Divide each loss by the number of batches, len(batches)."
         )
     if first is None:
@@ -213,13 +220,19 @@ def _judged(mine: _Outcome, wanted: _Outcome) -> Checked:
         )
     if abs(first - 1) > 1e-3:
         return wrong(f"The step goes the right way, but {factor(first)} times as far as with one large batch.")
+    if second is not None and abs(second - BATCHES[1] / BATCHES[0]) < 1e-3:
+        return wrong(
+            f"With {BATCHES[0]} batches it is right, with {BATCHES[1]} it is not: divide by the number of batches that "
+            "were given, len(batches)."
+        )
     if second is None or abs(second - 1) > 1e-3:
         return wrong(
             "The first call is right, the second is not: gradients of the first are still there and are added. "
             "Call optimizer.zero_grad() once per call."
         )
     return right(
-        f"{BATCHES} batches of {BATCH_SIZE} samples moved the weights exactly as one batch of {BATCHES * BATCH_SIZE}."
+        f"{BATCHES[0]} batches of {BATCH_SIZE} samples moved the weights exactly as one batch of "
+        f"{BATCHES[0] * BATCH_SIZE}, and never were the results of two of them kept at once."
     )
 
 
@@ -240,20 +253,37 @@ def _tried(one_step: OneStep) -> _Outcome:
     sizes = [0]
     model.register_forward_pre_hook(lambda _, inputs: sizes.append(len(inputs[0])))
     optimizer.register_step_post_hook(lambda *_: counted.append(None))
+    alive = _count_alive(model)
     moved, steps = [], []
-    for _ in range(2):
+    for count in BATCHES:
         before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-        one_step(model, optimizer, nn.CrossEntropyLoss(), _batches(random))
+        one_step(model, optimizer, nn.CrossEntropyLoss(), _batches(random, count))
         moved.append(nn.utils.parameters_to_vector(model.parameters()).detach() - before)
         steps.append(len(counted))
         counted.clear()
     gradients = any(p.grad is not None for p in model.parameters())
-    return _Outcome((moved[0], moved[1]), (steps[0], steps[1]), gradients, max(sizes))
+    return _Outcome((moved[0], moved[1]), (steps[0], steps[1]), gradients, max(sizes), max(alive))
 
 
-def _batches(random: torch.Generator) -> list[Batch]:
-    inputs = torch.randn(BATCHES, BATCH_SIZE, 6, generator=random, dtype=torch.float64)
-    labels = torch.randint(3, (BATCHES, BATCH_SIZE), generator=random)
+def _count_alive(model: nn.Module) -> list[int]:
+    """Of every forward pass of `model` from now on, how many have not yet been through backward then."""
+    alive: set[int] = set()
+    counts = [0]
+
+    def forward(_: nn.Module, __: object, output: Tensor) -> None:
+        if output.requires_grad:
+            number = len(counts)
+            alive.add(number)
+            output.register_hook(lambda _: alive.discard(number))  # type: ignore[no-untyped-call]
+        counts.append(len(alive))
+
+    model.register_forward_hook(forward)
+    return counts
+
+
+def _batches(random: torch.Generator, count: int) -> list[Batch]:
+    inputs = torch.randn(count, BATCH_SIZE, 6, generator=random, dtype=torch.float64)
+    labels = torch.randint(3, (count, BATCH_SIZE), generator=random)
     return list(zip(inputs, labels, strict=True))
 
 

@@ -48,7 +48,7 @@ def four_operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def one_operator(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """The same by PyTorch's own operator, which never writes the matrix of scores to memory."""
+    """The same by PyTorch's own operator, which can do without writing the matrix of scores to memory."""
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
@@ -125,7 +125,7 @@ class OperatorUse:
 
 
 class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Inside, time, FLOP and bytes of every operator are added up. It slows the step: only shares mean something."""
+    """Inside, time, FLOP and bytes of every operator are added up. Small operators look slower than they are."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -316,7 +316,7 @@ def check_attention(my_attention: Any) -> Checked:
     return judge_speed(
         speed,
         WANTED,
-        good="The results are the same.",
+        good="Results and gradients are the same.",
         hint="The results are right. Is it one call of PyTorch, or are scores still written to memory?",
     )
 
@@ -334,11 +334,29 @@ def _difference(attention: Attention, shape: tuple[int, int, int, int]) -> str:
             "[batch, heads, tokens, numbers of a head]."
         )
     if _same(got, wanted):
-        return ""
+        return _gradient_difference(got, wanted, {"query": query, "key": key, "value": value})
     for words, other in _mistakes(query, key, value):
         if _same(got, other):
             return words
     return "Its results differ from those of the four operators, in another way than a missing mask or another scale."
+
+
+def _gradient_difference(got: Tensor, wanted: Tensor, inputs: Mapping[str, Tensor]) -> str:
+    """What is wrong with the gradients of a right result; empty where a model would train with it."""
+    weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=wanted.dtype)
+    right_ones = torch.autograd.grad((wanted * weights).sum(), list(inputs.values()))
+    mine: Sequence[Tensor | None] = [None] * len(inputs)
+    if got.requires_grad:
+        mine = torch.autograd.grad((got * weights).sum(), list(inputs.values()), allow_unused=True)
+    for name, gradient, right_one in zip(inputs, mine, right_ones, strict=True):
+        if gradient is None:
+            return (
+                f"The results are right, but {name} gets no gradient, so nothing before it would learn. Is something "
+                "detached, or inside torch.no_grad()?"
+            )
+        if not _same(gradient, right_one):
+            return f"The results are right, but the gradient of {name} is not that of the four operators."
+    return ""
 
 
 def _mistakes(query: Tensor, key: Tensor, value: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -375,7 +393,7 @@ def _forward_and_backward(attention: Attention, query: Tensor, key: Tensor, valu
 
 
 def _is_empty(function: object) -> bool:
-    """Its body is still the dots: it returns None and does nothing else."""
+    """Its body is still the dots: it returns a constant and does nothing else."""
     code = getattr(function, "__code__", None)
     return code is not None and {step.opname for step in dis.get_instructions(code)} <= _NOTHING
 

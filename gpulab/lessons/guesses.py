@@ -11,7 +11,7 @@ from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Note, is_unanswered
 from gpulab.lessons.measured import Faster, times_faster
 
-CLOSE_POINTS, NEAR_POINTS = 8.0, 25.0  # percentage points
+CLOSE_POINTS, NEAR_POINTS = 6.0, 15.0  # percentage points
 CLOSE_TIMES, NEAR_TIMES = 1.15, 1.6  # how many times too large or too small
 
 Closeness = Literal["close", "near", "far", "no guess", "undecided", "not measured"]
@@ -91,7 +91,7 @@ def _times(guess: object, measured: Faster, what: str) -> Revealed:
     if not measured.sure:
         words = (
             f"It was {factor(measured.times)} times as fast {what}, and that may be chance. If other programs are "
-            "running, run that cell again when they have ended."
+            "running, run that cell again when they have ended. What the lesson says below is true of a quiet machine."
         )
         return Revealed("undecided", words, _number(guess))
     measured_words = f"Measured: {factor(measured.times)} times as fast {what}."

@@ -46,7 +46,8 @@ def hint(error: BaseException) -> str | None:
     if isinstance(error, NameError) and error.name:
         return (
             f"`{error.name}` is not there yet: was a cell above left out? Run them from the top (menu Run, Run All "
-            "Above Selected Cell), then this one again. Or is it a typing error?"
+            "Above Selected Cell), then this one again. Or is it a typing "
+            "error, or a text that needs quotes?"
         )
     if isinstance(error, SyntaxError):
         line = f" near line {error.lineno}" if error.lineno else ""

@@ -5,21 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from gpulab.formatting import plural
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 
 WANTED = 2.0  # times as fast: some hundred small operators against a handful
 SAMPLES, POINTS = 64, 16
+MOST_OPERATORS = 40  # of one call: a handful, with room for another way of writing it
 STEPS, LOG_EVERY = 40, 10
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
-_READS = ("item", "tolist", "cpu", "numpy", "__float__", "__int__", "__bool__")
+_READS = ("item", "tolist", "cpu", "numpy", "to", "__float__", "__int__", "__bool__")
 
 
 class ManyHeads(nn.Module):
@@ -35,8 +39,8 @@ class ManyHeads(nn.Module):
         """[batch, heads, width] → the same shape."""
         if self.stacked:
             return torch.tanh(torch.einsum("bhi,hio->bho", x, self.weight) + self.bias)
-        heads = [torch.tanh(x[:, h] @ self.weight[h] + self.bias[h]) for h in range(len(self.weight))]
-        return torch.stack(heads, dim=1)
+        parts = zip(x.unbind(1), self.weight.unbind(0), self.bias.unbind(0), strict=True)
+        return torch.stack([torch.tanh(one @ weight + bias) for one, weight, bias in parts], dim=1)
 
 
 def as_given(points: Tensor, centre: Tensor) -> Tensor:
@@ -67,6 +71,13 @@ def check_distances(my_distances: Any) -> Checked:
         if hint:
             return wrong(hint)
     points, centre = _points((SAMPLES, POINTS, 2), torch.float32)
+    with _Calls() as calls:
+        my_distances(points, centre)
+    if calls.count > MOST_OPERATORS:
+        return wrong(
+            f"The values are right. It starts {calls.count:,} operators for {SAMPLES} samples of {POINTS} points, and "
+            "a handful is enough: is there still a loop in Python? One operator can take all samples at once."
+        )
     speed = time_pairs(
         seconds_of(lambda: _with_gradient(as_given, points, centre)),
         seconds_of(lambda: _with_gradient(my_distances, points, centre)),
@@ -74,8 +85,8 @@ def check_distances(my_distances: Any) -> Checked:
     return judge_speed(
         speed,
         WANTED,
-        good="Values and gradients are the same.",
-        hint="The values are right. Is there still a loop in Python? One operator can take all samples at once.",
+        good=f"Values and gradients are the same, with {calls.count} operators.",
+        hint="The values are right, and the operators few, but they do far more work than is needed.",
     )
 
 
@@ -104,6 +115,18 @@ def _difference(mine: Any, shape: tuple[int, int, int]) -> str:
     if gradient is None or right_gradient is None:
         return "There is no gradient of the points: was the tensor detached, or taken to NumPy?"
     return "" if torch.allclose(gradient, right_gradient) else "The values are right, their gradients are not."
+
+
+class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that run inside."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
 
 
 def _points(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -135,8 +158,16 @@ def check_loop(my_loop: Any) -> Checked:
         return unanswered(BEGIN)
     model, optimizer, batches = _small_training()
     logs: list[object] = []
+    logged_at: list[int] = []  # after so many steps of the optimizer
+    done = [0]
+    optimizer.register_step_post_hook(lambda *_: done.append(len(done)))
+
+    def log(value: object) -> None:
+        logs.append(value)
+        logged_at.append(done[-1])
+
     with _reads_counted() as reads:
-        my_loop(model, optimizer, batches, logs.append)
+        my_loop(model, optimizer, batches, log)
     if not logs and not _moved(model):
         return unanswered(BEGIN)
     wanted, weights = _reference()
@@ -145,11 +176,13 @@ def check_loop(my_loop: Any) -> Checked:
             f"It logs {len(logs)} values for {STEPS} steps, and {STEPS // LOG_EVERY} are wanted: the mean loss of "
             f"every {LOG_EVERY} steps."
         )
-    if not all(isinstance(value, (int, float)) for value in logs):
-        return wrong("It logs tensors. A log wants a number: read it once, when ten steps are over.")
+    strange = next((value for value in logs if not isinstance(value, Real)), None)
+    if strange is not None:
+        kind = "tensors" if isinstance(strange, Tensor) else f"a {type(strange).__name__}"
+        return wrong(f"It logs {kind}. A log wants a number: read it once, when ten steps are over.")
     if not torch.allclose(nn.utils.parameters_to_vector(model.parameters()), weights, rtol=1e-5, atol=1e-6):
         return wrong("The weights are not what the given loop trains: every batch needs zero_grad, backward and step.")
-    values = torch.tensor([float(value) for value in logs if isinstance(value, (int, float))])
+    values = torch.tensor([float(value) for value in logs if isinstance(value, Real)])
     if not torch.allclose(values, wanted, rtol=1e-4):
         return wrong(
             f"The first value is {values[0]:.4f}, and the mean loss of the first ten steps is {wanted[0]:.4f}. Is the "
@@ -161,18 +194,22 @@ def check_loop(my_loop: Any) -> Checked:
             "values. On a GPU each read waits until all launched kernels have ended. Add the losses up as tensors "
             "(loss.detach()), and read the sum once."
         )
-    return right(f"{len(reads)} reads for {STEPS} steps, the same weights, the same means.")
+    late = [at for number, at in enumerate(logged_at, start=1) if at >= (number + 1) * LOG_EVERY]
+    if late:
+        return wrong(
+            f"The values are right, but one is logged only after {late[0]} steps: who watches a training wants each as "
+            "soon as its ten steps are over."
+        )
+    return right(f"{plural(len(reads), 'read')} for {STEPS} steps, the same weights, the same means.")
 
 
-def given_loop(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], log: Callable[[float], object]
-) -> None:
-    """The loop as people write it first: it reads the loss in every step."""
+def given_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], log: Callable[..., Any]) -> None:
+    """The loop as people write it first, and as the notebook shows it: it reads the loss in every step."""
     total = 0.0
     for number, (inputs, targets) in enumerate(batches, start=1):
         optimizer.zero_grad()
         loss = functional.mse_loss(model(inputs), targets)
-        torch.autograd.backward(loss)
+        loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         total += loss.item()
         if number % LOG_EVERY == 0:
@@ -190,7 +227,8 @@ def _reads_counted() -> Iterator[list[str]]:
         original = originals[name]
 
         def read(self: Tensor, *arguments: Any, **options: Any) -> Any:
-            reads.append(name.strip("_"))
+            if name != "to" or _is_read(self, arguments, options):
+                reads.append(name.strip("_"))
             for other, function in originals.items():
                 setattr(Tensor, other, function)  # one read may be made of others: it counts once
             try:
@@ -212,6 +250,12 @@ def _reads_counted() -> Iterator[list[str]]:
     finally:
         for name, function in originals.items():
             setattr(Tensor, name, function)
+
+
+def _is_read(tensor: Tensor, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
+    """Whether `.to(…)` takes a number to the host: batches and weights may go to whichever device they like."""
+    targets = [*arguments[:1], options.get("device")]
+    return tensor.numel() == 1 and any(str(target) == "cpu" for target in targets)
 
 
 def _small_training() -> tuple[nn.Module, torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]:
@@ -241,10 +285,10 @@ QUESTIONS: Mapping[str, Question] = {
         "stacked",
         "with few large operators",
     ),
-    "logging": times(
-        "How many times as fast is the step without the metric that is computed in Python?",
+    "metric": times(
+        "How many times as fast is the step when the metric takes three operators for all samples?",
         "metric",
-        "without the metric in Python",
+        "with the metric in three operators",
     ),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"distances": check_distances, "loop": check_loop}

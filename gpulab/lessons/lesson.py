@@ -13,6 +13,7 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import replace
 from typing import Any
 
 from gpulab import recordings
@@ -49,6 +50,7 @@ class Lesson:
         self.progress = progress if progress is not None else Progress(outlets=class_outlets(who))
         self._learner = who
         self._inputs: list[GuessInput] = []
+        self._said_none_recorded = False
 
     def __repr__(self) -> str:
         return " ".join(self._opening())
@@ -107,7 +109,7 @@ class Lesson:
         judge = _named(self.exercises, exercise, "exercise")
         checked = self._checked(judge, limit_s)
         self._note(exercise, "check", checked.state, checked.guess, checked.measured)
-        return checked
+        return self._with_what_is_left(exercise, checked) if checked.state == "right" else checked
 
     def has(self, package: str) -> bool:
         """Whether an optional package is installed; where it is not, says how to install it."""
@@ -125,11 +127,14 @@ class Lesson:
     def compare_recorded(self, before: str, after: str) -> Compared | Note:
         """Two runs that were recorded on a GPU side by side; where none are shipped, a sentence that says so."""
         machine = recordings.machine_with(before, after)
+        if machine is None and self._said_none_recorded:
+            return Note("No recording", "of this one either.")
         if machine is None:
+            self._said_none_recorded = True
             return Note(
                 "No recording.",
-                "This gpulab comes without runs of this lesson that were recorded on a GPU, so there is nothing to "
-                "show here. On a machine with an NVIDIA GPU, make record-gpu records them.",
+                "This gpulab comes without runs of this lesson that were recorded on a GPU, so this part stays empty. "
+                "(In a clone of gpulab, on a machine with an NVIDIA GPU, make record-gpu records them.)",
             )
         return compare(recordings.open(f"{machine}/{before}"), recordings.open(f"{machine}/{after}"))
 
@@ -138,6 +143,13 @@ class Lesson:
         while self._inputs:
             self._inputs.pop().close()
         Hints.stop()
+
+    def _with_what_is_left(self, exercise: str, checked: Checked) -> Checked:
+        """With the exercises that are still to be solved, or that the lesson is passed."""
+        left = [name for name in self.exercises if name not in self.solved | {exercise}]
+        if left:
+            return replace(checked, hint=f"{checked.hint} Still to solve in this lesson: {', '.join(left)}.")
+        return replace(checked, hint=f"{checked.hint} With that lesson {self.entry.number} is passed.")
 
     def _question(self, name: str) -> Question:
         question: Question = _named(self.questions, name, "question")
@@ -188,7 +200,8 @@ def open_lesson(lesson: str | int, names: MutableMapping[str, Any] | None = None
     entry = lesson_named(lesson)
     while _open:
         _open.pop().close()
-    opened = Lesson(entry, _notebook_names() if names is None else names)
+    with waiting("opening the lesson"):  # which imports PyTorch
+        opened = Lesson(entry, _notebook_names() if names is None else names)
     _open.append(opened)
     Hints.start()
     _show_figures_as_images()

@@ -6,11 +6,13 @@ By name, so that a guess or an answer written later is still held against the ex
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from gpulab.analysis.facts import facts
-from gpulab.api.experiment import experiments
+from gpulab.api.experiment import experiment, experiments
 from gpulab.api.profile import runs
+from gpulab.errors import UsageError
 from gpulab.formatting import factor, percent
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
@@ -18,7 +20,9 @@ from gpulab.run import Run
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.verdict import is_decided
 from gpulab.views.comparison.part_times import us
+from gpulab.views.running.waiting import waiting
 
+EACH_S = 15.0  # of a comparison among several
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
 
 
@@ -48,8 +52,8 @@ def working_share(run: Run | None) -> float | None:
 
 def working_shares(name: str) -> dict[str, float]:
     """The same of every side of the experiment of that name, by its label; without what is not known."""
-    experiment = experiment_named(name)
-    sides = experiment.sides if experiment is not None else ()
+    measured = experiment_named(name)
+    sides = measured.sides if measured is not None else ()
     shares = {side.label: working_share(side.facts.run) for side in sides if side.facts is not None}
     return {label: share for label, share in shares.items() if share is not None}
 
@@ -64,8 +68,8 @@ class Faster:
 
 def times_faster(name: str) -> Faster | None:
     """Of the first setting of the experiment of that name; None where that is not known."""
-    experiment = experiment_named(name)
-    first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
+    measured = experiment_named(name)
+    first = measured.comparisons[0] if measured is not None and measured.comparisons else None
     if first is None or first.ratio is None:
         return None
     return Faster(1 / first.ratio, is_decided(first.verdict))
@@ -82,13 +86,13 @@ class Swept:
     around_us: dict[int, tuple[float, float]]
 
     @classmethod
-    def of(cls, experiment: Experiment, knob: str, as_written: int) -> Swept:
+    def of(cls, sweep: Experiment, knob: str, as_written: int) -> Swept:
         """Of a sweep of one knob over whole numbers; the cell has `as_written`. What failed is left out."""
         times: dict[int, float] = {}
         around: dict[int, tuple[float, float]] = {}
-        for side, compared in zip(experiment.sides, (None, *experiment.comparisons), strict=True):
+        for side, compared in zip(sweep.sides, (None, *sweep.comparisons), strict=True):
             value = side.settings.get(knob, str(as_written) if compared is None else None)
-            time_us = us(side, experiment)
+            time_us = us(side, sweep)
             if value is not None and time_us and not side.failure:
                 times[int(value)] = time_us
                 around[int(value)] = _around(time_us, compared)
@@ -133,10 +137,23 @@ def _around(time_us: float, compared: Comparison | None) -> tuple[float, float]:
     return time_us * low / compared.ratio, time_us * high / compared.ratio
 
 
+def compare_each(code: Callable[[], object], settings: Iterable[Mapping[str, object]], steps: int, pairs: int) -> None:
+    """Compare each setting with `code` as written and print the verdict; what cannot be compared here, with why."""
+    for setting in settings:
+        named = ", ".join(f"{knob}={value}" for knob, value in setting.items())
+        try:
+            with waiting(f"comparing {named}"):
+                compared = experiment(code, setting, steps=steps, pairs=pairs, budget_s=EACH_S, show=False)
+        except UsageError as why:  # such as pin_memory without a GPU: there is nothing to measure
+            print(f"{why}\n")
+        else:
+            print(f"{compared.headline.sentence}\n")
+
+
 def check_enough(answer: object, name: str, knob: str, as_written: int) -> Checked:
     """Whether `answer` is the smallest value of the sweep of that name that is as good as its best."""
-    experiment = experiment_named(name)
-    swept = Swept.of(experiment, knob, as_written) if experiment is not None else Swept({}, {})
+    measured = experiment_named(name)
+    swept = Swept.of(measured, knob, as_written) if measured is not None else Swept({}, {})
     if len(swept.times_us) < 2:
         return unanswered(f"There is no sweep {name!r} of {knob} to judge it by: run that cell first.")
     cost = KNOBS[knob].cost
@@ -145,14 +162,17 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
         return unanswered(
             f"Put one of the values tried ({tried}) in place of the dots, then run that cell and this one again."
         )
+    if isinstance(answer, str):
+        return wrong(f"{answer!r} is a text: write the number without quotes.")
     if isinstance(answer, bool) or not isinstance(answer, int) or answer not in swept.times_us:
         return wrong(f"{answer!r} is not among the values tried: {tried}.")
     possible = swept.may_be_enough
     if answer in possible and len(possible) > 1:
         others = " or ".join(f"{knob}={value}" for value in possible if value != answer)
         return undecided(
-            f"It may be {knob}={answer}, but also {others}: the times lie too far apart to tell. If other programs are "
-            "running, run the sweep again when they have ended."
+            f"It may be {knob}={answer}, but also {others}: the times vary too much to tell. If other programs are "
+            "running, run the sweep again when they have ended; if not, with more pairs (--pairs 10). The lesson goes "
+            "on without it, and this check can be run at any time."
         )
     if answer in possible:
         return right(f"{knob}={answer} is the smallest value within {percent(AS_GOOD)} of the fastest. {cost}")

@@ -76,8 +76,10 @@ def play(setting: Setting, steps: int = 2) -> PlayedStep:
 
 def draw(setting: Setting) -> Figure:
     """Host and device over time."""
-    played = play(setting, steps=2 if setting.kernels <= MOST_KERNELS else 1)
-    title = f"step {played.step_us:.0f} µs; the device works {played.busy_fraction:.0%} of the time drawn"
+    steps = 2 if setting.kernels <= MOST_KERNELS else 1
+    played = play(setting, steps)
+    drawn = "two steps" if steps == 2 else "a step"
+    title = f"{drawn} of {played.step_us:.0f} µs; the device works {played.busy_fraction:.0%} of the time drawn"
     return draw_lanes([("host", played.host), ("device", played.device)], title, unit="µs")
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import json
+import os
 import sys
 import sysconfig
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,7 +47,10 @@ def notebooks() -> list[Path]:
 
 
 def copy_lessons(folder: Path, kind: Edition = "self-study") -> Copied:
-    """Copy every lesson that is not there yet. Raises StoreError where the folder cannot be written."""
+    """Copy every lesson that is not there yet, without its outputs: they would tell what the reader is to guess.
+
+    Raises StoreError where the folder cannot be written.
+    """
     new, kept = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +58,7 @@ def copy_lessons(folder: Path, kind: Edition = "self-study") -> Copied:
             notebook = edition(json.loads(source.read_text(encoding="utf-8")), kind)
             try:
                 with (folder / source.name).open("x", encoding="utf-8") as file:
-                    json.dump(notebook, file, indent=1, ensure_ascii=False)
+                    json.dump(_without_outputs(notebook), file, indent=1, ensure_ascii=False)
                 new.append(source.stem)
             except FileExistsError:
                 kept.append(source.stem)
@@ -65,22 +67,25 @@ def copy_lessons(folder: Path, kind: Edition = "self-study") -> Copied:
     return Copied(folder, tuple(new), tuple(kept))
 
 
-def sign(copied: Copied) -> None:
-    """Have JupyterLab show the drawings in new copies, which it keeps from notebooks of unknown origin.
-
-    The user's own signature, as JupyterLab gives it to what they ran. Where it cannot be given, the words still stand.
-    """
-    with suppress(Exception):  # no nbformat, a database that cannot be written
-        nbformat: Any = importlib.import_module("nbformat")
-        notary = importlib.import_module("nbformat.sign").NotebookNotary()
-        for name in copied.new:
-            notary.sign(nbformat.read(copied.folder / f"{name}.ipynb", as_version=4))
+def _without_outputs(notebook: Any) -> Any:
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            cell["outputs"], cell["execution_count"] = [], None
+    return notebook
 
 
 def jupyterlab_command(folder: Path, notebook: str, args: Sequence[str]) -> list[str]:
-    """What opens JupyterLab in the folder on that notebook. Raises UsageError where it is not installed."""
+    """What opens JupyterLab in the folder on that notebook.
+
+    Raises UsageError where it is not installed, or would refuse to run.
+    """
     if importlib.util.find_spec("jupyterlab") is None:
         raise UsageError("JupyterLab is not installed: pip install 'gpulab[demo,lab]', then gpulab lab again.")
+    if _is_superuser() and "--allow-root" not in args:
+        raise UsageError(
+            "You are root, as which JupyterLab runs only if it is told to: gpulab lab -- --allow-root "
+            "(make lab LAB_FLAGS=--allow-root)."
+        )
     return [
         sys.executable,
         "-m",
@@ -90,3 +95,7 @@ def jupyterlab_command(folder: Path, notebook: str, args: Sequence[str]) -> list
         f"--LabApp.default_url=/lab/tree/{notebook}.ipynb",
         *args,
     ]
+
+
+def _is_superuser() -> bool:
+    return hasattr(os, "geteuid") and os.geteuid() == 0

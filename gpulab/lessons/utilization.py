@@ -493,7 +493,9 @@ def check_mfu(my_mfu: Any) -> Checked:
             return wrong(f"It gives {answer!r}, and a number is wanted: does the function return its result?")
     numbers = [float(answer) for answer in got if isinstance(answer, (int, float))]
     if _agree(numbers, mfu):
-        return right(f"A training like the third case reaches {percent(mfu(CASES[2]))} of the dense peak.")
+        return right(
+            f"One of the cases tried has a peak with sparsity: it reaches {percent(mfu(CASES[2]))} of the dense one."
+        )
     for words, mistake in _MISTAKES:
         if _agree(numbers, mistake):
             return wrong(words)

@@ -31,7 +31,7 @@ from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.tuning import schedule, single_run
 from gpulab.tuning.budget import Budget, Clock, watched
-from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early
 from gpulab.tuning.compare.verdicts import with_times
 from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
@@ -60,6 +60,7 @@ from gpulab.tuning.trial import (
 FEWEST_UNPROFILED_STEPS = 8  # where the time is short
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
 MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
+LEAST_BLOCKS_S = 3.0  # as long nobody minds, and the interval becomes narrower
 UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads is seen in its first run
 
 
@@ -121,6 +122,7 @@ class Runner:
         self._arms: list[_Arm] = []
         self._blocks: list[Block] = []
         self._time_spent: tuple[str, ...] = ()
+        self._early = ""
         self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the cell as written
         self.trials: list[Trial] = []
 
@@ -432,8 +434,28 @@ class Runner:
             turn += 1
             turn_s = (self._budget.elapsed_s - began_s) / turn
             wanted = self._make_room(began_s, turn_s, least)
+            if self._plan.pairs is None and turn * turn_s >= LEAST_BLOCKS_S and self._is_decided(able[1:]):
+                self._early = "The blocks ended as soon as they decided it."
+                break
         blocks_s = self._budget.elapsed_s - began_s
-        self._time_spent = (_spent_words(began_s, blocks_s),)
+        self._time_spent = (" ".join(filter(None, (_spent_words(began_s, blocks_s), self._early))),)
+
+    def _is_decided(self, arms: Sequence[int]) -> bool:
+        """Of all these arms; of several also so precisely that they can be told from each other."""
+        a, *sides = (self._bare_side(i) for i in (0, *arms))
+        return all(is_decided_early(a, b, precise=len(sides) > 1) for b in sides)
+
+    def _bare_side(self, i: int) -> Side:
+        """What decides about the times of an arm."""
+        arm, trial = self._arms[i], self._arms[i].trial
+        return Side(
+            label=arm.arm.label,
+            settings=arm.arm.shown,
+            facts=facts(trial.run) if trial is not None else None,
+            blocks=tuple(block for block in self._blocks if block.arm == i),
+            checks=trial.run.changes if trial is not None else (),
+            step_inputs=trial.observation.step_inputs if trial is not None else None,
+        )
 
     def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
         """How many turns are wanted; the budget that gpulab chose grows with the least of them."""
@@ -533,7 +555,7 @@ class Runner:
             facts=facts(trial.run) if trial is not None else None,
             blocks=tuple(blocks),
             checks=checks,
-            losses=trial.losses if trial is not None else (),
+            losses=_losses(trial, blocks),
             seed_losses=tuple(arm.seed_losses),
             failure=arm.failure,
             edit=edit.text if edit is not None else "",
@@ -581,6 +603,13 @@ class Runner:
         if needed_s is None or needed_s <= self._budget.limit_s:
             return ()
         return (f"The budget of {self._budget.words} is short: the least takes about {while_s(needed_s)}.",)
+
+
+def _losses(trial: Trial | None, blocks: Sequence[Block]) -> tuple[float, ...]:
+    """Of its full run; of a run that was made before, and so from another start, those of its first block."""
+    if trial is None or trial.losses:
+        return trial.losses if trial is not None else ()
+    return next((block.losses for block in blocks if block.losses), ())
 
 
 def _quoted(names: Iterable[str]) -> str:

@@ -103,6 +103,20 @@ def zeroed_at_the_end(
     optimizer.zero_grad()
 
 
+def summed_first(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
+    optimizer.zero_grad()
+    losses = [loss_function(model(inputs), labels) for inputs, labels in batches]
+    torch.stack(losses).mean().backward()
+    optimizer.step()
+
+
+def four_assumed(model: nn.Module, optimizer: Optimizer, loss_function: nn.Module, batches: Batches) -> None:
+    optimizer.zero_grad()
+    for inputs, labels in batches:
+        (loss_function(model(inputs), labels) / 4).backward()
+    optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("answer", "state", "hint"),
     [
@@ -116,6 +130,8 @@ def zeroed_at_the_end(
         (zeroed_too_late, "wrong", "there were no gradients"),
         (halved, "wrong", "2.0 times as far"),
         (all_at_once, "wrong", "32 samples at once"),
+        (summed_first, "wrong", "The results of 4 batches are kept at once"),
+        (four_assumed, "wrong", "With 4 batches it is right, with 3 it is not"),
         (broken, "wrong", "KeyError: 'labels'"),
         (zeroed_at_the_end, "right", "exactly as one batch of 32"),
     ],

@@ -107,6 +107,19 @@ def noise(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return one_operator(query, key, value) + 1e-3
 
 
+def query_detached(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return one_operator(query.detach(), key, value)
+
+
+def without_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    with torch.no_grad():
+        return one_operator(query, key, value)
+
+
+def another_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return one_operator(query, key, value) + 0 * value.sum() + (key - key.detach()).sum()
+
+
 @pytest.mark.parametrize(
     ("answer", "state", "hint"),
     [
@@ -122,6 +135,9 @@ def noise(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         (another_shape, "wrong", "should have [2, 2, 8, 4]"),
         (nothing, "wrong", "does the function return its result?"),
         (noise, "wrong", "differ from those"),
+        (query_detached, "wrong", "query gets no gradient"),
+        (without_gradient, "wrong", "query gets no gradient"),
+        (another_gradient, "wrong", "the gradient of key is not that of the four operators"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -21,7 +21,8 @@ def revealed_times(guess: object, measured: Faster | None) -> Revealed:
 
 
 @pytest.mark.parametrize(
-    ("guess", "closeness"), [(78, "close"), (60.0, "near"), (10, "far"), (..., "no guess"), (None, "no guess")]
+    ("guess", "closeness"),
+    [(78, "close"), (67.0, "near"), (40, "far"), (10, "far"), (..., "no guess"), (None, "no guess")],
 )
 def test_a_share_says_how_close_the_guess_was(guess: object, closeness: str) -> None:
     revealed = revealed_share(guess, 0.8)

@@ -6,6 +6,7 @@ import math
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -116,11 +117,28 @@ def test_distances_get_a_hint(answer: Any, state: str, hint: str) -> None:
     assert (checked.state, hint in checked.hint) == (state, True), checked
 
 
+def by_samples(points: Tensor, centre: Tensor) -> Tensor:
+    return torch.stack([(sample - centre).square().sum(-1).sqrt().mean() for sample in points])
+
+
+def by_points(points: Tensor, centre: Tensor) -> Tensor:
+    distances = [(point - centre).square().sum(-1).sqrt() for point in points.unbind(1)]
+    return torch.stack(distances, 1).mean(1)
+
+
 @pytest.mark.parametrize(("low", "high", "state"), [(9, 12, "right"), (0.9, 1.1, "wrong"), (0.9, 4.0, "undecided")])
-def test_equal_values_are_judged_by_speed(monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str) -> None:
+def test_few_operators_are_judged_by_speed(
+    monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str
+) -> None:
     speed = Speed(math.sqrt(low * high), (low, high), 1.0, 1.0, 7)
     monkeypatch.setattr(host, "time_pairs", lambda before, after: speed)
-    assert check_distances(as_given).state == check_distances(large).state == state
+    assert check_distances(large).state == state
+
+
+@pytest.mark.parametrize("answer", [as_given, by_samples, by_points])
+def test_a_loop_in_python_is_no_handful_of_operators(answer: Any) -> None:
+    checked = check_distances(answer)
+    assert checked.state == "wrong" and "is there still a loop in Python?" in checked.hint, checked
 
 
 def trained(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Tensor:
@@ -168,6 +186,28 @@ def untrained(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
             log(functional.mse_loss(model(inputs), targets).item())
 
 
+def reads_by_to(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    losses: list[Tensor] = []
+    for inputs, targets in batches:
+        losses.append(trained(model, optimizer, inputs.to("cpu"), targets.to("cpu")).detach().to("cpu"))
+        if len(losses) % 10 == 0:
+            log(torch.stack(losses[-10:]).mean().item())
+
+
+def logs_late(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    losses = [trained(model, optimizer, inputs, targets).detach() for inputs, targets in batches]
+    for value in torch.stack(losses).view(-1, 10).mean(1).tolist():
+        log(value)
+
+
+def logs_text(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    correct(model, optimizer, batches, lambda value: log(f"{value:.4f}"))
+
+
+def logs_numpy(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
+    correct(model, optimizer, batches, lambda value: log(np.float32(value)))
+
+
 @pytest.mark.parametrize(
     ("answer", "state", "hint"),
     [
@@ -178,6 +218,10 @@ def untrained(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
         (last_loss, "wrong", "the mean loss of the first ten steps is"),
         (untrained, "wrong", "The weights are not what"),
         (given_loop, "wrong", "reads numbers from the device 40 times (item)"),
+        (reads_by_to, "wrong", "reads numbers from the device 44 times (item, to)"),
+        (logs_late, "wrong", "one is logged only after 40 steps"),
+        (logs_text, "wrong", "It logs a str."),
+        (logs_numpy, "right", "4 reads for 40 steps"),
         (correct, "right", "4 reads for 40 steps"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -141,6 +141,7 @@ def test_a_guess_is_revealed_and_noted(lesson: Lesson, names: dict[str, Any]) ->
 def test_without_recordings_a_sentence_says_so(lesson: Lesson, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recordings, "machine_with", lambda *names: None)
     note = lesson.compare_recorded("workers-0", "workers-8")
+    assert len(repr(lesson.compare_recorded("sync-item", "sync-none"))) < len(repr(note)), "said at length once"
     assert isinstance(note, Note) and "make record-gpu" in note.words
     with pytest.raises(StoreError, match="comes without recordings"):
         recordings.open("h200/workers-0", tmp_path)
@@ -182,3 +183,10 @@ def test_hints_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     Hints.stop()
     Hints.stop()
     assert registered == []
+
+
+def test_the_last_right_answer_says_that_the_lesson_is_passed(lesson: Lesson) -> None:
+    lesson.exercises = {"one": lambda: right("Good."), "two": lambda: right("Good.")}
+    assert "Still to solve in this lesson: two." in repr(lesson.check("one"))
+    assert repr(lesson.check("two")) == "Right. Good. With that lesson 03 is passed."
+    assert "lesson 03 is passed" in repr(lesson.check("one")), "solved before, and still"

@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from gpulab.lessons import check_enough, measured, times_faster
+from gpulab.errors import UsageError
+from gpulab.lessons import check_enough, compare_each, measured, times_faster
 from gpulab.lessons.measured import Faster, Swept
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.verdict import verdict
@@ -61,7 +62,7 @@ SWEEP = {1: 0.8, 2: 0.44, 4: 0.4, 8: 0.41}
         (0, "wrong", "workers=4 is 2.5 times as fast"),
         (4, "wrong", "workers=2 is smaller"),
         (3, "wrong", "3 is not among the values tried: 0, 1, 2, 4, 8"),
-        ("2", "wrong", "'2' is not among"),
+        ("2", "wrong", "'2' is a text: write the number without quotes."),
         (True, "wrong", "True is not among"),
     ],
 )
@@ -114,3 +115,17 @@ def test_what_was_measured_is_known_by_its_name(ran: Ran) -> None:
     assert times_faster("two-workers") == Faster(2.5, sure=True), "the latest of the name"
     ran("two-workers", swept({2: None}))
     assert times_faster("two-workers") is None, "it failed"
+
+
+def test_each_setting_gets_its_verdict_or_why_it_has_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def experiment(code: object, setting: dict[str, object], **options: object) -> Compared:
+        if "pin_memory" in setting:
+            raise UsageError("there is no GPU to pin memory for")
+        return Compared(swept({2: 0.5}))
+
+    monkeypatch.setattr(measured, "experiment", experiment)
+    compare_each(lambda: None, [{"pin_memory": True}, {"workers": 2}], steps=4, pairs=5)
+    first, second = capsys.readouterr().out.split("\n\n")[:2]
+    assert first == "there is no GPU to pin memory for" and second.startswith("Faster: workers=2")

@@ -31,6 +31,7 @@ from tests.support.paths import ROOT
 
 TEXTS = NOTEBOOKS / "lessons"
 LARGEST_BYTES = 1_000_000
+MOST_COLUMNS = 96  # what JupyterLab shows of a line of code beside its file browser on a screen of 1280 points
 BY_HAND = {"enough-workers", "enough-batch", "cheaper", "order"}  # the answer is a figure of the reader's own run
 OPTIONAL = {"h5py", "optuna"}
 
@@ -74,6 +75,13 @@ def test_a_shipped_notebook_was_run_and_is_small(entry: Entry) -> None:
     assert "widgets" not in notebook.metadata
     content = (NOTEBOOKS / f"{entry.name}.ipynb").read_text(encoding="utf-8")
     assert not re.search(r"/(home|root|tmp|work)/", content), "no path of the machine that ran it"
+
+
+@lessons
+def test_no_line_of_code_is_cut_off(entry: Entry) -> None:
+    for cell in shipped(entry.name).cells:
+        if cell.cell_type == "code":
+            assert [line for line in source(cell).splitlines() if len(line) > MOST_COLUMNS] == [], cell_name(cell)
 
 
 @lessons

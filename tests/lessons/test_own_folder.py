@@ -9,7 +9,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from nbformat.sign import NotebookNotary
 
 from gpulab import cli
 from gpulab.errors import StoreError, UsageError
@@ -18,8 +17,9 @@ from gpulab.lessons.own_folder import copy_lessons, jupyterlab_command, notebook
 
 
 @pytest.fixture(autouse=True)
-def jupyter_data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path_factory.mktemp("jupyter")))
+def anybody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who runs the tests may be root."""
+    monkeypatch.setattr(own_folder, "_is_superuser", lambda: False)
 
 
 def test_a_learners_notebook_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -34,23 +34,21 @@ def test_a_learners_notebook_is_never_written_over(tmp_path: Path, capsys: pytes
     assert said.startswith("1 lesson copied to ") and "left as they are: they are yours" in said
 
 
-def test_jupyterlab_trusts_the_copies_and_nothing_else(tmp_path: Path) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    of_others = nbformat.read(notebooks()[3], as_version=4)
-    of_others.cells[0].source = "not of the package"
-    nbformat.write(of_others, folder / notebooks()[3].name)
-    assert cli.main(["lab", "--folder", str(folder), "--no-open"]) == 0
-    notary = NotebookNotary()
-    trusted = {p.stem: notary.check_signature(nbformat.read(p, as_version=4)) for p in folder.glob("*.ipynb")}
-    assert [name for name, is_trusted in trusted.items() if not is_trusted] == [notebooks()[3].stem]
-    notary.store.close()
+def test_a_copy_holds_no_output_that_tells_the_answer(tmp_path: Path) -> None:
+    copy_lessons(tmp_path)
+    for source in notebooks():
+        shipped, copy = (nbformat.read(path, as_version=4) for path in (source, tmp_path / source.name))
+        assert [cell.source for cell in copy.cells] == [cell.source for cell in shipped.cells]
+        code = [cell for cell in copy.cells if cell.cell_type == "code"]
+        assert not any(cell.outputs or cell.execution_count for cell in code)
+        nbformat.validate(copy)
 
 
-def test_copies_without_a_place_for_signatures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path / "file" / "below"))
-    assert cli.main(["lab", "--folder", str(tmp_path / "mine"), "--no-open"]) == 0
+def test_root_is_told_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(own_folder, "_is_superuser", lambda: True)
+    assert cli.main(["lab", "--folder", str(tmp_path)]) == 2
+    assert "gpulab lab -- --allow-root" in capsys.readouterr().err
+    assert jupyterlab_command(tmp_path, "03_starving_gpu", ["--allow-root"])[-1] == "--allow-root"
 
 
 def test_a_class_gets_no_solutions(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from gpulab.run import Float64
+from gpulab.tuning.compare.early import decide
 from gpulab.tuning.compare.loss import repeats
 from gpulab.tuning.compare.sequential import compare_sequential
 from gpulab.tuning.compare.statistics import noise_floor, paired
@@ -56,6 +57,13 @@ def compare_blocks(
         b = as_the_pairs_say(a, b, unit, estimate.ratio)
     findings = Findings(a, b, unit, unfair, same_start, changes_training)
     return findings.comparison(estimate, floor, "interleaved", len(ratios), restored, [*notes, *_repeatability(a, b)])
+
+
+def is_decided_early(a: Side, b: Side, *, precise: bool) -> bool:
+    """Whether the blocks that ran so far carry the verdict: see `early.decide`."""
+    a, b, _ = counted(a, b)
+    unit, unfair = chosen_unit(a, b)
+    return not unfair and decide(pair_ratios(a, b, unit), same_ratios(a, unit), precise=precise)
 
 
 def pair_ratios(a: Side, b: Side, unit: Unit) -> Float64:

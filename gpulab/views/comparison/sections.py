@@ -127,8 +127,8 @@ def _left_out(unit: str, of_a: float, of_b: float) -> str:
     """Where the profiled runs tell another story than the blocks."""
     a, b = durations(of_a, of_b)
     return (
-        f"Left out: in {ONE_RUN_EACH} a {unit} took {a} and {b}, and the blocks, of which there are many, do not "
-        "confirm that."
+        f"Left out, because {ONE_RUN_EACH} and the blocks do not agree: in these two runs a {unit} took {a} and {b}. "
+        "The blocks are many, so they count."
     )
 
 

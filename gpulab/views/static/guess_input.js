@@ -9,7 +9,10 @@ function initialize({ model }) {
     const field = event.target.closest?.(`${place} input`);
     if (!field) return;
     field.style.outline = field.value === "" ? "" : "2px solid #1E7B45";
-    if (field.value !== "") model.send({ kind: "guess", value: field.value });
+    if (field.value === "") return;
+    model.send({ kind: "guess", value: field.value });
+    const unit = field.nextElementSibling;
+    if (event.type === "change" && unit) unit.textContent = unit.textContent.replace(", then Enter,", ": noted ✓");
   };
   // a notebook takes letters for commands, before its outputs meet them: what is typed here stays here
   const kept = (event) => {

@@ -319,7 +319,7 @@ def test_nothing_but_the_blocks_has_a_ratio() -> None:
     assert figures["times_as_fast"] == shown.times_as_fast
     a, b = figures["a"], figures["b"]
     assert a["us_per_step"] / b["us_per_step"] == pytest.approx(shown.times_as_fast)  # type: ignore[index]
-    assert "shrank" not in text and "Left out: in one profiled run of each" in text
+    assert "shrank" not in text and "Left out, because one profiled run of each and the blocks do not agree" in text
     assert "one profiled run of each" in text and "KEEP IT" not in text and b["edit"] is None  # type: ignore[index]
 
 
