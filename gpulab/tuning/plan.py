@@ -67,6 +67,7 @@ class Plan:
     budget_s: float | None = None  # all that the user waits
     seeds: int = 0  # runs of A with other seeds, for the band of the loss
     interleaved: bool = True  # False: one run of each arm, no blocks (`--set`)
+    screening: bool = False  # blocks alone, without a full run of each arm; the slower half drops out again and again
     name: str = ""
     device: str = "auto"
     trace: bool = True

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.capture import exclusive
@@ -31,8 +33,8 @@ from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.tuning import schedule, single_run
 from gpulab.tuning.budget import Budget, Clock, watched
-from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early
-from gpulab.tuning.compare.verdicts import with_times
+from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
+from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
 from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
@@ -60,6 +62,7 @@ from gpulab.tuning.trial import (
 FEWEST_UNPROFILED_STEPS = 8  # where the time is short
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
 MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
+SCREENING_TURNS, SCREENED = 2, 3  # turns until the slower half drops out; how many stay to the end
 LEAST_BLOCKS_S = 3.0  # as long nobody minds, and the interval becomes narrower
 UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads is seen in its first run
 
@@ -248,6 +251,8 @@ class Runner:
             if self._plan.interleaved:
                 ready.failure = ready.failure or ready.decided.unchanged(self._plan.base.settings)
             arms.append(ready)
+        if self._plan.screening:
+            return
         self._predict(first.trial.run)
         self._expect()
         for number, ready in enumerate(arms[1:], start=1):
@@ -415,10 +420,11 @@ class Runner:
     def _run_blocks(self) -> None:
         """Turn after turn, until there are enough pairs, the time is over, or somebody stops it."""
         arms = self._arms
-        able = [i for i, arm in enumerate(arms) if arm.trial is not None and not arm.failure]
+        screening = self._plan.screening
+        able = [i for i, arm in enumerate(arms) if (arm.trial is not None or screening) and not arm.failure]
         if len(able) < 2 or not self._plan.interleaved or self._ended:
             return
-        runs = [arms[i].trial.run for i in able]  # type: ignore[union-attr]
+        runs = [trial.run for i in able if (trial := arms[i].trial) is not None]
         rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
         size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds])
         on_gpu = runs[0].device.kind == "cuda"
@@ -432,13 +438,37 @@ class Runner:
             if len(able) < 2:
                 break
             turn += 1
+            if screening:
+                able = self._faster_half(able, turn)
+                if len(able) < 2:
+                    break
             turn_s = (self._budget.elapsed_s - began_s) / turn
             wanted = self._make_room(began_s, turn_s, least)
-            if self._plan.pairs is None and turn * turn_s >= LEAST_BLOCKS_S and self._is_decided(able[1:]):
+            if (
+                self._plan.pairs is None
+                and not screening
+                and turn * turn_s >= LEAST_BLOCKS_S
+                and self._is_decided(able[1:])
+            ):
                 self._early = "The blocks ended as soon as they decided it."
                 break
         blocks_s = self._budget.elapsed_s - began_s
         self._time_spent = (" ".join(filter(None, (_spent_words(began_s, blocks_s), self._early))),)
+
+    def _faster_half(self, able: list[int], turn: int) -> list[int]:
+        """Successive halving: A, and after each second turn the better half of the others; A alone when it is done."""
+        others = able[1:]
+        if turn % SCREENING_TURNS:
+            return able
+        if len(others) <= SCREENED:
+            return able[:1]
+        ranked = sorted(others, key=lambda i: self._median_ratio(i))
+        return [able[0], *sorted(ranked[: max(SCREENED, math.ceil(len(others) / 2))])]
+
+    def _median_ratio(self, i: int) -> float:
+        a, b, _ = counted(self._bare_side(0), self._bare_side(i))
+        ratios = pair_ratios(a, b, chosen_unit(a, b)[0])
+        return float(np.median(ratios)) if len(ratios) else math.inf
 
     def _is_decided(self, arms: Sequence[int]) -> bool:
         """Of all these arms; of several also so precisely that they can be told from each other."""
@@ -517,7 +547,8 @@ class Runner:
         notes = (*self._notes, *self._time_spent, *self._too_short())
         sides[1:] = [comparison.b for comparison in comparisons]
         whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._halted, self._plan.name, notes)
-        unkept = keep(whole) if self._plan.save and not self._halted else ""
+        kept = self._plan.save and not self._halted and not self._plan.screening
+        unkept = keep(whole) if kept else ""
         return replace(whole, notes=(*notes, unkept)) if unkept else whole
 
     @property

@@ -448,3 +448,47 @@ def test_together_they_all_take_effect_and_train(light_compiler: None, order: tu
         accumulated.run()
     assert all((a - b).abs().max() < 0.05 for a, b in zip(cell.weights, accumulated.weights, strict=True))
     assert not same(cell.weights, larger.weights)
+
+
+def test_off_runs_as_written_what_the_cell_compiles() -> None:
+    ran: list[object] = []
+
+    def backend(graph: Any, inputs: object) -> Any:
+        def call(*arguments: object) -> object:
+            ran.append(graph)
+            return graph(*arguments)
+
+        return call
+
+    torch.compiler.reset()
+    model = torch.compile(Net(), backend=backend)
+    x = torch.randn(2, 3, 8, 8)
+    compiled = model(x)
+    assert ran
+    ran.clear()
+    with COMPILE.applied("off"):
+        eager = model(x)
+    assert not ran and torch.allclose(compiled, eager, atol=1e-6)
+    model(x)
+    assert ran, "afterwards it is compiled again"
+    torch.compiler.reset()
+
+
+def test_off_is_refused_where_torch_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert COMPILE.refuses(observation(compiled=True), "off") is None
+    monkeypatch.delattr(torch.compiler, "set_stance")
+    assert "change that call" in str(COMPILE.refuses(observation(compiled=True), "off"))
+
+
+def test_the_trace_shows_whether_it_was_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled, run = observation(compiled=True), traced(new_cell())[0]
+
+    def verified(scene: Observation, *names: str) -> str:
+        monkeypatch.setattr("gpulab.knobs.observe.trace_counts.counts", lambda run: dict.fromkeys(names, 1))
+        return COMPILE.verify(scene, "off", log, run).state
+
+    with COMPILE.applied("off") as log:
+        assert COMPILE.without(compiled) is compiled
+    assert verified(SCENE, "aten::mm") == "no effect"
+    assert verified(compiled, "aten::mm") == "took effect"
+    assert verified(compiled, "Torch-Compiled Region: 0/0") == "no effect"

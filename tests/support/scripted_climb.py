@@ -143,6 +143,8 @@ class Script:
         machine.on_run(plan, self)
         sides = [machine.side(plan.base, 0, plan.seeds)]
         sides += [machine.side(arm, number) for number, arm in enumerate(plan.arms, start=1)]
+        if plan.screening:  # blocks alone
+            sides[1:] = [dataclasses.replace(side, facts=None, losses=()) for side in sides[1:]]
         for arm, side in zip((plan.base, *plan.arms), sides, strict=True):
             if arm.label not in self.done and side.facts is not None:
                 self.trials.append(Trial(side.facts.run, SCENE, {}, side.losses))

@@ -9,7 +9,7 @@ import shutil
 import sys
 import sysconfig
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,7 @@ class Compile(Knob):
     def __init__(self) -> None:
         self._others: bool | None = None  # something was compiled before the experiment; None: none begun
         self._names = DynamoNames()
+        self._switched_off = False  # by the value that was set last
 
     def value_in(self, observation: Observation) -> Value | None:
         """Off, or compiled in a mode that cannot be seen."""
@@ -82,10 +83,11 @@ class Compile(Knob):
         modules = [m for m in observation.modules if m.parameter_count]
         if not modules:
             return "no torch.nn.Module with parameters is called in this cell"
-        if any(m.compiled for m in modules):
-            return "the cell compiles its module itself: change that call"
+        compiled = any(m.compiled for m in modules)
         if value == "off":
-            return None
+            return _no_stance() if compiled else None
+        if compiled:
+            return "the cell compiles its module itself: change that call"
         if observation.device.kind == "cuda":
             return _no_gpu_compiler(observation)
         if value == "reduce-overhead":
@@ -96,8 +98,10 @@ class Compile(Knob):
     def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Compile at the first call; afterwards the modules call their own code again."""
         effects = KnobEffects()
-        if value == "off":
-            yield effects
+        self._switched_off = value == "off"
+        if self._switched_off:
+            with _eager():
+                yield effects
             return
         if self._others is None:
             self._others = _something_is_compiled()
@@ -122,7 +126,7 @@ class Compile(Knob):
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         if value == "off":
-            return Verification("no effect", "nothing is compiled in the cell as written")
+            return _verified_off(observation, run)
         compiled = effects.counts.get("modules compiled", 0) - len(effects.refused)
         if compiled <= 0:
             return Verification("no effect", "; ".join(effects.refused) or "no module was called")
@@ -137,7 +141,9 @@ class Compile(Knob):
         return Verification("took effect", "; ".join([f"“{regions[0]}” in the trace", *effects.refused]))
 
     def without(self, observation: Observation) -> Observation:
-        """No module of the cell is compiled as written, or the knob would have refused."""
+        """No module of the cell is compiled as written, or the knob would have refused; switched off, all are."""
+        if self._switched_off:
+            return observation
         return replace(observation, modules=tuple(replace(m, compiled=False) for m in observation.modules))
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
@@ -145,6 +151,36 @@ class Compile(Knob):
         return CodeEdit(
             "# take out torch.compile" if value == "off" else f"model.compile({mode})  # once, before the loop"
         )
+
+
+def _no_stance() -> str | None:
+    """`torch.compiler.set_stance` came with PyTorch 2.6."""
+    import torch
+
+    if hasattr(torch.compiler, "set_stance"):
+        return None
+    return f"torch {torch.__version__} cannot switch off what the cell compiles itself: change that call"
+
+
+def _eager() -> AbstractContextManager[object]:
+    """Inside, what was compiled runs as it is written, the cell's own calls of torch.compile too."""
+    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    if not hasattr(compiler, "set_stance"):
+        return nullcontext()
+    stance: AbstractContextManager[object] = compiler.set_stance("force_eager")
+    return stance
+
+
+def _verified_off(observation: Observation, run: Run) -> Verification:
+    if not any(m.compiled for m in observation.modules):
+        return Verification("no effect", "nothing is compiled in the cell as written")
+    counts = trace_counts.counts(run)
+    if counts is None:
+        return Verification("cannot tell", "compiled calls were switched off; there is no trace that shows it")
+    regions = [n for n in counts if IN_TRACE.search(n)]
+    if regions:
+        return Verification("no effect", f"“{regions[0]}” is in the trace")
+    return Verification("took effect", "no compiled region in the trace")
 
 
 class Compiling:

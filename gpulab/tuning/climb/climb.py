@@ -18,7 +18,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.budget import Clock
 from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
-from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, ways_back
+from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, others, promising, ways_back
 from gpulab.tuning.climb.record import Attempt, Bounds, Climb, Ending, Passed
 from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.interrupts import interrupts_heard
@@ -32,6 +32,7 @@ BLOCKS_S = 30.0  # for the blocks of one try
 LONGER = 2  # times as long for the second look, where the first blocks lie too far apart
 LEAST_S = 5.0  # of the budget: with less left no further try is begun
 WHOLE_SHARE = 0.15  # of the budget, kept for the comparison as a whole: at most `BLOCKS_S`
+SCREENING_SHARE, SCREENING_S = 0.3, 60.0  # of what is left, and at most, for a look at every other knob
 FULL_RUN_SHARE = 0.3  # of what is left, for one run in full
 
 MakeRunner = Callable[[Code, Plan, Listener, Sequence[tuple[Arm, Trial]]], Runner]
@@ -79,6 +80,8 @@ class Climber:
         self._top: Facts | None = None  # of the cell with all that is kept
         self._seeds: tuple[tuple[float, ...], ...] | None = None
         self._diagnosis: Diagnosis | None = None
+        self._screened_on: list[dict[str, Plain]] = []  # what was kept when all other knobs were screened
+        self._promising: list[Candidate] = []  # what that showed
 
     def stop(self) -> None:
         """End at the next step boundary, with what there is."""
@@ -123,6 +126,8 @@ class Climber:
             if self._asked:
                 return "stopped"
             able = self._candidates(facts, diagnosis)
+            if self._over():
+                return "error" if self.error is not None else "stopped"
             if not able:
                 return "nothing left"
             if self._bounds.rungs is not None and len(self._attempts) >= self._bounds.rungs:
@@ -148,9 +153,34 @@ class Climber:
         )
         predict = partial(self._predict, facts)
         able, passed = candidates(diagnosis, state, predict)
+        self._pass_over(passed)
+        return able or ways_back(diagnosis, state, predict) or self._screened(state, predict)
+
+    def _pass_over(self, passed: Sequence[Passed]) -> None:
         labels = {p.label for p in passed}
-        self._passed = [p for p in self._passed if p.label not in labels] + passed
-        return able or ways_back(diagnosis, state, predict)
+        self._passed = [p for p in self._passed if p.label not in labels] + list(passed)
+
+    def _screened(self, state: ClimbState, predict: Callable[[Mapping[str, str]], Prediction]) -> list[Candidate]:
+        """Where nothing is named any more: what a few short blocks of every other knob show, the fastest first."""
+        tried = [t.settings for t in self._tried]
+        waiting = [c for c in self._promising if c.settings not in tried]
+        left_s = self._left_s() - self._kept_for_whole_s
+        if waiting or dict(self._kept) in self._screened_on or left_s < LEAST_S:
+            return waiting
+        self._screened_on.append(dict(self._kept))
+        able, passed = others(state, predict)
+        self._pass_over(passed)
+        if not able:
+            return []
+        arms = tuple(candidate.on_top_of(self._kept) for candidate in able)
+        budget_s = max(LEAST_S, min(SCREENING_SHARE * left_s, SCREENING_S))
+        base = Arm(dict(self._kept))
+        screened = self._conduct(Plan(arms=arms, base=base, budget_s=budget_s, screening=True))
+        if self._over() or len(screened.comparisons) != len(able):
+            return []
+        self._promising, passed = promising(screened, able)
+        self._pass_over(passed)
+        return self._promising
 
     def _try(self, candidate: Candidate) -> None:
         """One attempt: all kept settings against them with the new ones on top."""

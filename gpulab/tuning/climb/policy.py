@@ -9,7 +9,7 @@ from typing import TypeGuard
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
-from gpulab.formatting import factor
+from gpulab.formatting import factor, plural
 from gpulab.knobs.catalogue import KNOBS, changes_steps, knobs_against
 from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, StepTimes, Value
@@ -18,6 +18,7 @@ from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.record import Outcome, Passed
 from gpulab.tuning.plan import Arm
+from gpulab.tuning.record import Experiment
 from gpulab.verdict import LEAST_EFFECT
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
@@ -53,7 +54,7 @@ class Candidate:
     """A setting worth a try. `gain_us`: of a step, predicted, else the most that its finding could give back."""
 
     settings: Mapping[str, Plain]
-    finding: Finding
+    finding: Finding | None  # None: a short screening of all knobs showed it
     prediction: Prediction | None
     gain_us: float
     back: tuple[str, ...] = ()  # kept knobs that it leaves as written
@@ -97,6 +98,47 @@ def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tup
             break
     chosen.able.sort(key=lambda candidate: -candidate.gain_us)
     return chosen.able, chosen.passed
+
+
+def others(state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Passed]]:
+    """Every other knob that can act on the cell and leaves the training as it is, with its next value.
+
+    What a prediction says orders them and excludes nothing: a few short blocks of each are cheap.
+    """
+    chosen = _Sorted()
+    for knob in KNOBS.values():
+        value = next(_next_values(knob, state), None)
+        new: dict[str, Plain] = {} if value is None else {knob.name: value}
+        if not new or _is_set(knob.name, value, state) or not _worth_another_try(new, state, named=False):
+            continue
+        label = Arm(new).label
+        why = "left out as asked (--without)" if knob.name in state.without else ""
+        why = why or _another_training(new, state.allow) or _refusal(new, state)
+        if why:
+            chosen.pass_over(label, why)
+            continue
+        prediction = predict(Arm(new).shown)
+        gain_us = 0.0 if prediction.ratio is None else (1 - prediction.ratio) * _step_us(state.facts)
+        chosen.able.append(Candidate(new, None, prediction, gain_us))
+    chosen.able.sort(key=lambda candidate: -candidate.gain_us)
+    return chosen.able, chosen.passed
+
+
+def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Candidate], list[Passed]]:
+    """Of what was screened the settings that looked faster, the fastest first; and what the others showed."""
+    faster: list[tuple[float, Candidate]] = []
+    passed: list[Passed] = []
+    for candidate, comparison in zip(arms, screened.comparisons, strict=True):
+        label = Arm(candidate.settings).label
+        if comparison.ratio is None:
+            why = comparison.b.failure or (comparison.notes[0] if comparison.notes else "no block of it was measured")
+            passed.append(Passed(label, f"screened: {why}".rstrip(".")))
+        elif comparison.ratio > 1 - LEAST_EFFECT:
+            shown = f"{factor(1 / comparison.ratio)} times as fast in {plural(comparison.pairs, 'short block')}"
+            passed.append(Passed(label, f"screened: {shown}, so it was not tried further"))
+        else:
+            faster.append((comparison.ratio, candidate))
+    return [candidate for _, candidate in sorted(faster, key=lambda pair: pair[0])], passed
 
 
 def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list[Candidate]:

@@ -65,7 +65,7 @@ class Attempt:
 
     number: int
     settings: Mapping[str, str]
-    finding: Finding
+    finding: Finding | None  # None: a short screening of all knobs showed it
     prediction: Prediction | None
     outcome: Outcome
     words: str

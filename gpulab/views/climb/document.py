@@ -42,7 +42,7 @@ def _rung(rung: Attempt) -> dict[str, object]:
         "number": rung.number,
         "settings": dict(rung.settings),
         "back": list(rung.back),
-        "finding": rung.finding.key,
+        "finding": rung.finding.key if rung.finding is not None else "screening",
         **picked(rung, "kept", "outcome", "words"),
         "prediction": _prediction(rung.prediction),
         **picked(comparison, "verdict", "times_as_fast", "times_as_fast_interval", "ratio", "interval"),

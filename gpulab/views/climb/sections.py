@@ -68,7 +68,7 @@ def _nothing_kept(climb: Climb, ending: str) -> Headline:
         count = f"After {_tries(climb)} nothing made the cell faster for certain."
         return Headline("nothing_kept", count if climb.rungs else "Nothing was tried.", ending, "unknown")
     left = first_left(climb)
-    sentence = "Nothing that gpulab can turn makes this cell faster."
+    sentence = "No setting that gpulab tried makes this cell faster."
     if left is None:
         first = climb.left.first if climb.left is not None else None
         if first is not None and kind_of(first.key).role == "open question":
@@ -149,7 +149,9 @@ def _cure(finding: Finding) -> str:
 def _passed(climb: Climb) -> Section | None:
     if not climb.passed:
         return None
-    return Section.table("Not tried", PAIRS, ((plain(p.label), plain(p.why)) for p in climb.passed), wide=True)
+    return Section.table(
+        "Not tried, or not further", PAIRS, ((plain(p.label), plain(p.why)) for p in climb.passed), wide=True
+    )
 
 
 def _checks(climb: Climb) -> Section | None:

@@ -283,7 +283,8 @@ def test_up_to_where_nothing_is_left() -> None:
     assert found.whole is not None and found.whole.ratio == pytest.approx(11 / 38, rel=0.02)
     assert found.whole.a.label == "as written" and found.top is not None
     bases = [plan.base.label for plan in machine.plans]
-    assert bases == ["as written"] * 3 + ["workers=2"] * 2 + ["as written"]
+    together = "workers=2, fused_optimizer=on"  # on top of which all other knobs are screened, in short blocks
+    assert bases == ["as written"] * 3 + ["workers=2"] * 2 + [together, "as written"]
     runs = [run.settings.knobs for script in machine.scripts for run in (trial.run for trial in script.trials)]
     assert runs == [{}, {"workers": "2"}, found.kept], "nothing is run in full twice"
 
@@ -293,7 +294,7 @@ def test_nothing_that_helps_is_said_plainly() -> None:
     found = machine.climb()
     assert not found.kept and found.whole is None and [r.outcome for r in found.rungs] == ["no gain"]
     text = Climbed(found).text(full=True)
-    assert "Nothing that gpulab can turn makes this cell faster." in text and "Cure unfused_optimizer by hand" in text
+    assert "No setting that gpulab tried makes this cell faster." in text and "Cure unfused_optimizer by hand" in text
     assert "Keep it" not in text
 
 
@@ -666,3 +667,44 @@ def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypa
     assert ladder.ended == "stopped" and ladder.rungs[0].outcome == "stopped"
     assert same(before, names) and not ladder.kept
     assert Climbed(ladder).text(full=True)
+
+
+# -- screening: what no finding names ----------------------------------------------------------------------------------
+
+
+def test_a_knob_that_no_finding_names_is_found_by_short_blocks() -> None:
+    """nanoGPT on two cores: nothing is wrong with the cell, and a fused optimizer makes it faster all the same."""
+    machine = Machine(lambda s: 38.0 if "fused_optimizer" not in s else 35.0, lambda s: HEALTHY)
+    found = machine.climb()
+    assert found.kept == {"fused_optimizer": "on"} and found.ended == "nothing left"
+    assert found.rungs[0].finding is None and Climbed(found).json()["rungs"][0]["finding"] == "screening"
+    screening = [plan for plan in machine.plans if plan.screening]
+    assert len(screening) == 2, "on the cell as written, and on top of what was kept"
+    labels = {arm.label for arm in screening[0].arms}
+    assert any("fused_optimizer" in label for label in labels) and not any("batch_size" in label for label in labels)
+    shown = {p.label: p.why for p in found.passed}
+    assert any("screened: 1.0" in why and "short block" in why for why in shown.values())
+    assert any("--allow batch_size" in why for why in shown.values())
+
+
+def test_what_screening_does_not_show_is_not_said() -> None:
+    machine = Machine(lambda s: 38.0, lambda s: HEALTHY)
+    found = machine.climb(without=frozenset({"cache"}))
+    assert not found.kept and not found.rungs
+    assert headline(found).sentence == "No setting that gpulab tried makes this cell faster."
+    assert "left out as asked" in {p.label: p.why for p in found.passed}["cache=on"]
+    assert sum(plan.screening for plan in machine.plans) == 1
+
+
+def test_a_screened_setting_that_fails_is_named() -> None:
+    machine = Machine(lambda s: 38.0, lambda s: HEALTHY, fails=lambda s: "out of memory" if "workers" in s else "")
+    found = machine.climb()
+    assert any("screened: out of memory" in p.why for p in found.passed)
+
+
+def test_a_stop_while_screening_ends_the_climb() -> None:
+    def stop(plan: Plan, script: Script) -> None:
+        script.stopped = plan.screening
+
+    found = Machine(lambda s: 38.0, lambda s: HEALTHY, on_run=stop).climb()
+    assert found.ended == "stopped" and not found.rungs
