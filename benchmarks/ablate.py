@@ -165,7 +165,7 @@ def right_of_cell(planted: Planted, measured: Mapping[str, Any] | None, said: Ma
 
 def recorded() -> Iterator[Case]:
     """The recorded traces that are there (GPULAB_TRACES)."""
-    from gpulab.api.profile import open_run
+    from gpulab.api.reading import open_run
 
     for case in traces.TRACES:
         path = traces.file_of(case)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from gpulab.api.headspace import headspace, headspaces
     from gpulab.api.load import load
     from gpulab.api.predict import predict, scoreboard
-    from gpulab.api.profile import compare, diagnose, profile, report, runs
+    from gpulab.api.profile import profile
+    from gpulab.api.reading import compare, diagnose, report, runs
     from gpulab.capture.steps.loop import mark_step as step
     from gpulab.panel.opening import lab
     from gpulab.run import Ranks, Run
@@ -48,8 +49,8 @@ __all__ = [
 _DOORS = {
     "climb": ("gpulab.api.climb", "climb"),
     "climbs": ("gpulab.api.climb", "climbs"),
-    "compare": ("gpulab.api.profile", "compare"),
-    "diagnose": ("gpulab.api.profile", "diagnose"),
+    "compare": ("gpulab.api.reading", "compare"),
+    "diagnose": ("gpulab.api.reading", "diagnose"),
     "experiment": ("gpulab.api.experiment", "experiment"),
     "headspace": ("gpulab.api.headspace", "headspace"),
     "headspaces": ("gpulab.api.headspace", "headspaces"),
@@ -58,8 +59,8 @@ _DOORS = {
     "load": ("gpulab.api.load", "load"),
     "predict": ("gpulab.api.predict", "predict"),
     "profile": ("gpulab.api.profile", "profile"),
-    "report": ("gpulab.api.profile", "report"),
-    "runs": ("gpulab.api.profile", "runs"),
+    "report": ("gpulab.api.reading", "report"),
+    "runs": ("gpulab.api.reading", "runs"),
     "scoreboard": ("gpulab.api.predict", "scoreboard"),
     "step": ("gpulab.capture.steps.loop", "mark_step"),
     "Run": ("gpulab.run", "Run"),

@@ -110,7 +110,7 @@ def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
 
 def _runs() -> Sequence[tuple[str, str]]:
     """Names of the newest runs, and ids of those without a name."""
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     try:
         rows = runs.rows(RUNS_SHOWN)

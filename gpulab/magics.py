@@ -398,14 +398,14 @@ def _offer_panel(profiler: profile) -> None:
 
 def _show_runs(rest: str) -> None:
     from gpulab.api import runs_command as command
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     command.magic(runs, rest)
 
 
 def _show_tensorboard(rest: str) -> None:
     from gpulab.api import tensorboard as command
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     command.magic(runs, rest)
 
@@ -425,7 +425,7 @@ def _show_report(rest: str) -> None:
     words = _words(rest)
     full = "--all" in words
     rest = " ".join(word for word in words if word != "--all")
-    from gpulab.api.profile import report, runs
+    from gpulab.api.reading import report, runs
     from gpulab.views.running.display import Stage
 
     if not len(runs):

@@ -31,9 +31,9 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     folder = tmp_path / "gpulab-store"
     monkeypatch.setenv("GPULAB_DIR", str(folder))
     yield folder
-    profile = sys.modules.get("gpulab.api.profile")
-    if profile is not None:
-        profile.runs._own.clear()
+    reading = sys.modules.get("gpulab.api.reading")
+    if reading is not None:
+        reading.runs._own.clear()
 
 
 @pytest.fixture

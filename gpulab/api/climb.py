@@ -29,8 +29,9 @@ HELP = f"""\
 
 Turns one knob after another on the cell that was profiled last. Each try is the knob that should help most, against
 the cell with all that was kept before, in short blocks in turn. Where no finding names another, every other knob that
-can act on the cell and leaves the training as it is gets a few short blocks, and the fastest of them a try. A setting is kept only where the blocks show that it is
-faster, and the loss stays the same. At the end gpulab prints the edit of the cell that keeps all these settings.
+can act on the cell and leaves the training as it is gets a few short blocks, and the fastest of them a try. A setting
+is kept only where the blocks show that it is faster, and the loss stays the same. At the end gpulab prints the edit
+of the cell that keeps all these settings.
 
   --budget SECONDS   time for all of it (default: {DEFAULT_BUDGET_S:g})
   --rungs N          at most N settings

@@ -14,8 +14,8 @@ from gpulab.errors import UsageError
 from gpulab.prediction.evidence import NOTHING, PriorEvidence
 from gpulab.run import Ranks
 from gpulab.store.configuration import configured
+from gpulab.store.prediction_log import errors_here
 from gpulab.thresholds import DEFAULT, Thresholds
-from gpulab.tuning.predictions import errors_here
 
 
 def thresholds_of(given: Mapping[str, float] | None = None) -> Thresholds:

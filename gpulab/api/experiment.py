@@ -78,7 +78,7 @@ def main_names() -> dict[str, Any] | None:
 
 def _last_profiled() -> Run:
     """Of this process: a cell of another notebook needs names that are not here."""
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     cells_only = [run for run in runs.own if run.source in ("cell", "statement") and run.code.strip()]
     if not cells_only:
@@ -140,7 +140,7 @@ def ending(error: BaseException, *, shown: bool) -> BaseException:
 
 def _run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
     """The cell as written, where its last run in this process has the trace already and read the same objects."""
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     observation = observation_of(code)
     latest = next((run for run in reversed(runs.own) if run.code == code.text), None)
@@ -154,7 +154,7 @@ def _run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
 
 def last_step_s(code: Code) -> float | None:
     """The step of this code when it last ran in this process; None where it did not."""
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     latest = next((run for run in reversed(runs.own) if run.code == code.text and len(run.steps)), None)
     return step_s(latest) if latest is not None else None
@@ -162,7 +162,7 @@ def last_step_s(code: Code) -> float | None:
 
 def remember_trials(trials: Sequence[Trial]) -> None:
     """These runs are among `gpulab.runs`."""
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     store: Runs = runs
     for trial in trials:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from gpulab.analysis.facts import facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here
-from gpulab.api.profile import runs
+from gpulab.api.reading import runs
 from gpulab.api.scoreboard import ScoreboardView
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis

@@ -1,141 +1,34 @@
-"""What a user calls: profile a block of code, get its run and its report, find earlier runs."""
+"""What a user calls to profile a block of code, and to get its run and its report."""
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self, overload
+from typing import Self
 
-from gpulab.analysis.facts import facts
-from gpulab.analysis.run_row import COLUMNS, run_row
-from gpulab.api import runs_table
-from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
-from gpulab.api.load import load
+from gpulab.api.reading import report, runs
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.steps.loop import stop_behind
-from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
-from gpulab.errors import GpulabError, StoreError, TraceError, UsageError
+from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.live_feed import Watcher
 from gpulab.options import check_whole_number
-from gpulab.run import Change, Outcome, Ranks, Run, Settings
-from gpulab.store.folders import DOCUMENT, Store, read, trace_path
-from gpulab.store.runs import Figures, Runs
-from gpulab.tuning.compare.sequential import compare_runs
+from gpulab.run import Change, Outcome, Run, Settings
+from gpulab.store.folders import Store, read, trace_path
 from gpulab.user_code import hide_gpulabs_frames
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.report.diagnosis import Diagnosed
-from gpulab.views.report.ranks import RankedReport, job_opening
 from gpulab.views.report.report import Report
-from gpulab.views.report.sections import has_no_step, opening
+from gpulab.views.report.sections import has_no_step
 from gpulab.views.running.alert_lines import alert_lines_or_none
 from gpulab.views.running.display import Stage, in_notebook
 from gpulab.views.running.progress_lines import progress_lines_or_none
-from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import cut, plain
 
 _ROOM = 100  # characters of an error; the traceback below has the rest
-
-runs = Runs()
-runs.show_with(runs_table.text, runs_table.html)
-runs.export_with(Figures(COLUMNS, run_row))
-
-
-@overload
-def report(run: Run, unsaved: str = "") -> Report: ...
-
-
-@overload
-def report(run: Ranks) -> RankedReport: ...
-
-
-def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
-    """The report of a run or of a job's ranks: `.text()`, `.html()`, `.json()`. `unsaved`: why it is not on disk."""
-    with waiting("making the report"):
-        if isinstance(run, Ranks):
-            thresholds, notes = thresholds_or_default()
-            job = diagnose_job(run, thresholds)
-            return RankedReport(run, job.facts, job.comparison, job.each, replace(job.diagnosis, notes=notes))
-        figures = facts(run)
-        return Report(figures, diagnosis_for_report(figures, learned_here(figures)), unsaved)
-
-
-def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | None = None) -> Diagnosed:
-    """What holds a run back, the costliest first: `.findings`, each with its evidence, cure and predicted gain.
-
-    A run is a `Run`, the `Ranks` of a job, a name or id in the store, or the path of a trace or of a folder of traces.
-    `thresholds` are set over those of the `[thresholds]` table in gpulab.toml. Raises UsageError for thresholds that
-    are none or contradict each other, StoreError or TraceError for a run that cannot be read.
-    """
-    chosen = thresholds_of(thresholds)
-    opened = open_run(run) if isinstance(run, str | Path) else run
-    if isinstance(opened, Ranks):
-        job = diagnose_job(opened, chosen)
-        return Diagnosed(job.diagnosis, job_opening(opened, job.facts))
-    figures = facts(opened)
-    return Diagnosed(diagnose_facts(figures, chosen, learned_here(figures)), opening(figures))
-
-
-def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None) -> Compared:
-    """The runs after the first against the first: what differs, and whether that is more than noise.
-
-    A run is a `Run`, its name or id in the store, or the path of a trace or of a folder of traces. Runs made one after
-    the other are weaker evidence than blocks in turn, and the result says so. `price_per_hour` of the machine adds what
-    a million samples cost. Raises UsageError for fewer than two or one and itself, StoreError or TraceError for one
-    that cannot be read.
-    """
-    opened = [open_run(run) if isinstance(run, str | Path) else run for run in runs]
-    _refuse_itself(opened)
-    ranked = [job for job in opened if isinstance(job, Ranks)]
-    if not ranked:
-        return Compared(compare_runs([run for run in opened if isinstance(run, Run)]), price_per_hour)
-    common = set.intersection(*(set(job.runs) for job in ranked))
-    if not common:
-        raise UsageError("The jobs have no rank in common: name the trace of one rank of each.")
-    rank = min(common)
-    chosen = [job.runs[rank] if isinstance(job, Ranks) else job for job in opened]
-    note = f"Of each job rank {rank} is compared: the others may differ."
-    return Compared(compare_runs(chosen, notes=[note]), price_per_hour)
-
-
-def _refuse_itself(opened: Sequence[Run | Ranks]) -> None:
-    """A run does not differ from itself, the first one. Raises UsageError."""
-    stored = [run for run in opened if isinstance(run, Run)]
-    first = next(iter(stored), None)
-    if first is not None and any(_is_same(first, run) for run in stored[1:]):
-        raise UsageError(f"{first.name} cannot be compared with itself: name two runs. `gpulab runs` lists them.")
-
-
-def _is_same(one: Run, other: Run) -> bool:
-    return one is other or (one.origin is None and one.id == other.id)
-
-
-def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
-    """A stored run by id, name or folder, or the trace or the folder of traces that `what` names.
-
-    Without a `store` this process's runs come first. Raises StoreError or TraceError where there is none.
-    """
-    path, key = Path(what), str(what)
-    if path.name != DOCUMENT and (path.is_file() or (path.is_dir() and not _is_stored(key, store))):
-        return load(path)
-    if os.sep in key and not path.exists() and not _is_stored(key, store):
-        raise TraceError(f"There is no file or folder {key!r}: check the path.")
-    return runs[key] if store is None else store.load(key)
-
-
-def _is_stored(key: str, store: Store | None) -> bool:
-    """Whether a run is meant: a folder of traces may have the name of one, and a name may look like a path."""
-    try:
-        (store or runs.store).find(key)
-    except StoreError:
-        return False
-    return True
 
 
 class profile:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from gpulab.api.profile import compare, open_run, report
+from gpulab.api.reading import compare, open_run, report
 from gpulab.cli.output import as_json, write, write_whole
 from gpulab.store.folders import Store
 from gpulab.views.running.waiting import waiting

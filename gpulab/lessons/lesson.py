@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpulab import recordings
-from gpulab.api.profile import compare
+from gpulab.api.reading import compare
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.lessons.catalogue import Entry, lesson_named

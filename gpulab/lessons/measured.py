@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gpulab.analysis.facts import facts
 from gpulab.api.experiment import experiment, experiments
-from gpulab.api.profile import runs
+from gpulab.api.reading import runs
 from gpulab.errors import UsageError
 from gpulab.formatting import factor, percent
 from gpulab.knobs.catalogue import KNOBS

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.analysis.facts import facts
-from gpulab.api.profile import diagnose, runs
+from gpulab.api.reading import diagnose, runs
 from gpulab.devices.own_processes import marked
 from gpulab.errors import StoreError
 from gpulab.formatting import factor, percent

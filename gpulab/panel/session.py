@@ -12,7 +12,7 @@ from html import escape
 from typing import TYPE_CHECKING, Self
 
 from gpulab.api.experiment import experiments, remember_trials
-from gpulab.api.profile import report
+from gpulab.api.reading import report
 from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value

@@ -61,7 +61,7 @@ def replay(name: str, speed: float = SPEED, root: Path = DATA) -> None:
             f"print(gpulab.report(gpulab.recordings.open({name!r})).text()).\n"
         )
         return
-    from gpulab.api.profile import report
+    from gpulab.api.reading import report
     from gpulab.recordings.feed import RecordedFeed
 
     shown = report(run)  # before the replay: nothing keeps the reader waiting at its end

@@ -12,7 +12,7 @@ import hashlib
 import math
 import os
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from gpulab.errors import StoreError
+from gpulab.run import Run
 from gpulab.store.atomic_write import reason
 from gpulab.store.folders import default_root
 from gpulab.verdict import TOO_FEW, is_decided, verdict
@@ -190,3 +191,8 @@ def _sound(record: Record) -> bool:
     figures = (record.predicted, *record.predicted_interval, record.measured, *record.measured_interval)
     ordered = all(low <= high for low, high in (record.predicted_interval, record.measured_interval))
     return ordered and all(math.isfinite(x) and x > 0 for x in figures) and bool(record.knob) and bool(record.when)
+
+
+def errors_here(run: Run) -> Mapping[str, tuple[float, ...]]:
+    """How far earlier predictions were off on this device; none where the scoreboard cannot be read."""
+    return Scoreboard().read().errors(run.device.name)

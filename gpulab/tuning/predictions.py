@@ -14,7 +14,6 @@ from gpulab.errors import StoreError
 from gpulab.knobs.dataloader.loader_options import BATCH_SIZE
 from gpulab.prediction.predict import PriorEvidence, knobs_named, predict, refused
 from gpulab.prediction.prediction import Prediction
-from gpulab.run import Run
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import Record, Scoreboard
 from gpulab.tuning.record import Block, Comparison, Experiment
@@ -84,11 +83,6 @@ def sizes_to_run(before: int, targets: Sequence[int]) -> list[int]:
     between = round(float(np.sqrt(before * furthest)))
     other = max(1, before // 2) if furthest > before else round(float(np.sqrt(before * between)))
     return sorted({other, before, between} - set(targets))
-
-
-def errors_here(run: Run) -> Mapping[str, tuple[float, ...]]:
-    """How far earlier predictions were off on this device; none where the scoreboard cannot be read."""
-    return Scoreboard().read().errors(run.device.name)
 
 
 def keep(experiment: Experiment) -> str:

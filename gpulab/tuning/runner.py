@@ -31,13 +31,14 @@ from gpulab.run import Change, Run, Settings
 from gpulab.snapshot.state import State
 from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
+from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import schedule, single_run
 from gpulab.tuning.budget import Budget, Clock, watched
 from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
 from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.tuning.predictions import ArmPredictions, errors_here, keep
+from gpulab.tuning.predictions import ArmPredictions, keep
 from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import (
     ResolvedArm,

@@ -402,7 +402,7 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 def test_the_magics(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     shell.run_line_magic("gpulab", "scoreboard")
     assert "No prediction has been held" in capsys.readouterr().out

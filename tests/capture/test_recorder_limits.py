@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import gpulab
-from gpulab.api import profile as doors
+from gpulab.api import reading as doors
 from gpulab.capture.steps import deadline, schedule
 from gpulab.capture.steps.deadline import Deadline
 from gpulab.run import Run

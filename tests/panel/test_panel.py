@@ -398,7 +398,7 @@ def test_what_cannot_be_compared_is_refused(
 
 
 def test_without_a_profiled_cell_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.api.profile import runs
+    from gpulab.api.reading import runs
 
     monkeypatch.setattr(runs, "_own", {})
     with pytest.raises(UsageError, match=NO_CELL.split(":")[0]):
