@@ -18,7 +18,8 @@ torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 dataset = DigitsFolder()  # 1797 handwritten digits: PNG files, decoded and augmented on demand
-model = nn.Sequential(block(1, 24), block(24, 48), nn.Flatten(), nn.Linear(48 * 8 * 8, 10)).to(device)
+model = nn.Sequential(block(1, 24), block(24, 48), nn.Flatten(), nn.Linear(48 * 8 * 8, 10))
+model = model.to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
 loss_function = nn.CrossEntropyLoss()
 """
