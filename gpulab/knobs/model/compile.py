@@ -164,7 +164,7 @@ def _no_stance() -> str | None:
 
 def _eager() -> AbstractContextManager[object]:
     """Inside, what was compiled runs as it is written, the cell's own calls of torch.compile too."""
-    compiler = getattr(sys.modules.get("torch"), "compiler", None)
+    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
     if not hasattr(compiler, "set_stance"):
         return nullcontext()
     stance: AbstractContextManager[object] = compiler.set_stance("force_eager")
