@@ -412,13 +412,15 @@ def _show_tensorboard(rest: str) -> None:
 
 def _show_doctor(rest: str) -> None:
     _nothing_more("doctor", rest)
-    from gpulab.api import doctor
+    from IPython.display import display
+
+    from gpulab.api.doctor import Examination
     from gpulab.devices.doctor import examine
     from gpulab.views.running.waiting import waiting
 
     with waiting("looking at this machine"):
         checks = examine()
-    print(doctor.render(checks))
+    display(Examination(checks))  # type: ignore[no-untyped-call]
 
 
 def _show_report(rest: str) -> None:

@@ -1,14 +1,30 @@
-"""The doctor's findings as plain text, for someone who has never heard our words."""
+"""The doctor's findings as text and as a notebook's output, for someone who has never heard our words."""
 
 from __future__ import annotations
 
+import html as markup
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
-from gpulab.devices.doctor import Check
+from gpulab.devices.doctor import Check, State
 
 WIDTH = 100
 MARKS: Mapping[str, str] = {"ok": "ok", "limited": "partly", "refused": "no", "absent": "no"}
+_COLOURS: Mapping[State, str] = {"ok": "#1E7B45", "limited": "#B3541E", "refused": "#5B6B7F", "absent": "#5B6B7F"}
+
+
+@dataclass(frozen=True, slots=True)
+class Examination:
+    """What the doctor saw, to `display`."""
+
+    checks: Sequence[Check]
+
+    def __repr__(self) -> str:
+        return render(self.checks).rstrip()
+
+    def _repr_html_(self) -> str:
+        return html(self.checks)
 
 
 def render(checks: Sequence[Check], width: int = WIDTH) -> str:
@@ -25,6 +41,25 @@ def render(checks: Sequence[Check], width: int = WIDTH) -> str:
         if check.next_step:
             lines += _filled("→ " + _clean(check.next_step), width, " " * len(head))
     return "\n".join(lines) + "\n"
+
+
+def html(checks: Sequence[Check]) -> str:
+    """The same for a notebook: escaped, inline styles only, in the notebook's own colours."""
+    summary = f'<p style="margin:0 0 6px;font-weight:600;max-width:60em">{markup.escape(_summary(checks))}</p>'
+    rows = "".join(map(_row, checks))
+    return f'{summary}<table style="border-collapse:collapse;margin:0;font-size:13px">{rows}</table>'
+
+
+def _row(check: Check) -> str:
+    cell = "padding:3px 14px 3px 0;border:0;vertical-align:top;text-align:left;background:transparent"
+    mark = f"background:{_COLOURS[check.state]};color:#FFFFFF;border-radius:3px;padding:0 6px"
+    evidence, next_step = markup.escape(_clean(check.evidence)), markup.escape(_clean(check.next_step))
+    step = f'<div style="opacity:0.8">→ {next_step}</div>' if next_step else ""
+    return (
+        f'<tr style="background:transparent"><td style="{cell}"><span style="{mark}">{MARKS[check.state]}</span></td>'
+        f'<td style="{cell};white-space:nowrap;font-weight:500">{markup.escape(_clean(check.name))}</td>'
+        f'<td style="{cell};max-width:560px;overflow-wrap:anywhere">{evidence}{step}</td></tr>'
+    )
 
 
 def _summary(checks: Sequence[Check]) -> str:

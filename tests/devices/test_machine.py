@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from gpulab.api.doctor import render
+from gpulab.api.doctor import Examination, render
 from gpulab.devices import cgroups, cuda_probe, doctor, machine, nvml
 from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.cuda_visible_devices import visible_gpus
@@ -470,6 +470,16 @@ def test_the_doctors_text_is_aligned_and_fits() -> None:
 
 def named(row: str) -> str:
     return row[2:].split("  ", 1)[1].strip().split("  ")[0]
+
+
+def test_the_doctors_output_in_a_notebook_is_escaped_and_whole() -> None:
+    checks = [doctor.Check("a <b>", "limited", "seen & <script>", "do <this>"), doctor.Check("PyTorch", "ok", "there")]
+    shown = Examination(checks)
+    html = shown._repr_html_()
+    assert "<script>" not in html and "<this>" not in html and "<b>" not in html
+    for words in ("a &lt;b&gt;", "seen &amp; &lt;script&gt;", "→ do &lt;this&gt;", ">partly<", "PyTorch", "One point"):
+        assert words in html
+    assert repr(shown) == render(checks).rstrip()
 
 
 def test_the_doctors_text_holds_no_escape_sequences() -> None:
