@@ -1,8 +1,8 @@
 """One source, three editions of a lesson's notebook: for self-study, for a class, and for its instructor.
 
-For self-study each solution is hidden behind a line to click on; for a class there is none; the instructor's has it in
-the exercise cell. A solution is a `<details>` block with one block of Python, and belongs to the last cell above it
-whose name begins with "exercise-".
+For self-study each solution is hidden behind a line to click on (`<details>`); for a class there is none. The
+instructor's has it in the exercise cell. A block of Python belongs to the last cell above it whose name begins
+with "exercise-". A solution in words, of an answer that is a figure of the reader's own run, stands unfolded.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ Edition = Literal["self-study", "class", "instructor"]
 EDITIONS: tuple[Edition, ...] = ("self-study", "class", "instructor")
 EXERCISE = "exercise-"
 
-_SOLUTION = re.compile(r"<details>.*?```python\n(?P<code>.*?)\n```.*?</details>\n*", re.DOTALL)
+_FOLDED = re.compile(r"<details>\s*<summary>(?P<title>.*?)</summary>(?P<content>.*?)</details>\n*", re.DOTALL)
+_PYTHON = re.compile(r"```python\n(?P<code>.*?)\n```", re.DOTALL)
 
 Notebook = Mapping[str, Any]  # as JSON has it
 
 
 def solutions(notebook: Notebook) -> dict[str, str]:
     """The code of each solution, by the name of its exercise: "loader"."""
-    return {name: match["code"] for name, match in _solutions(notebook)}
+    return dict(_solutions(notebook))
 
 
 def edition(notebook: Notebook, kind: Edition) -> dict[str, Any]:
@@ -35,7 +36,7 @@ def edition(notebook: Notebook, kind: Edition) -> dict[str, Any]:
     for cell in changed["cells"]:
         name = cell_name(cell)
         if cell["cell_type"] == "markdown":
-            text = _SOLUTION.sub("", source(cell)).strip()
+            text = _FOLDED.sub(_unfolded if kind == "instructor" else "", source(cell)).strip()
             cell["source"] = text.splitlines(keepends=True)
         elif kind == "instructor" and name.startswith(EXERCISE) and name.removeprefix(EXERCISE) in by_exercise:
             cell["source"] = solved(source(cell), by_exercise[name.removeprefix(EXERCISE)]).splitlines(keepends=True)
@@ -60,11 +61,23 @@ def source(cell: Mapping[str, Any]) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
-def _solutions(notebook: Notebook) -> Iterator[tuple[str, re.Match[str]]]:
+def _solutions(notebook: Notebook) -> Iterator[tuple[str, str]]:
     exercise = ""
     for cell in notebook["cells"]:
         if cell_name(cell).startswith(EXERCISE):
             exercise = cell_name(cell).removeprefix(EXERCISE)
         elif cell["cell_type"] == "markdown":
-            for match in _SOLUTION.finditer(source(cell)):
-                yield exercise, match
+            for folded in _FOLDED.finditer(source(cell)):
+                code = _PYTHON.search(folded["content"])
+                if code is not None:
+                    yield exercise, code["code"]
+
+
+def _unfolded(folded: re.Match[str]) -> str:
+    """What is said in words; code stands in the exercise's cell."""
+    content = folded["content"].strip()
+    return "" if _PYTHON.search(content) else f"{_title(folded)}\n\n{content}\n\n"
+
+
+def _title(folded: re.Match[str]) -> str:
+    return f"**{re.sub(r'<[^>]+>', '', folded['title']).partition(' (')[0].strip()}**"

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import Any
 
 from gpulab.lessons.check import Note
 from gpulab.tuning import cell_code
+from gpulab.user_code import is_users_file
+
+PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "skimage": "scikit-image", "sklearn": "scikit-learn"}  # by module
 
 
 class Hints:
@@ -41,7 +45,8 @@ def _after_cell(result: Any = None) -> None:
 def hint(error: BaseException) -> str | None:
     """What to do about an error; None where its own words say it all."""
     if isinstance(error, ModuleNotFoundError) and error.name:
-        package = error.name.partition(".")[0]
+        module = error.name.partition(".")[0]
+        package = PACKAGES.get(module, module)
         return f"{package} is not installed here: run %pip install {package} in a cell, then this one again."
     if isinstance(error, NameError) and error.name:
         return (
@@ -53,3 +58,11 @@ def hint(error: BaseException) -> str | None:
         line = f" near line {error.lineno}" if error.lineno else ""
         return f"Python could not read this cell{line}, so nothing of it ran: what was there before still is."
     return None
+
+
+def what_failed(error: Exception) -> str:
+    """The error in its own words, and the last line of the learner's own code on its way."""
+    words = f"{type(error).__name__}: {error}".rstrip(": ")
+    own = [entry for entry in traceback.extract_tb(error.__traceback__) if is_users_file(entry.filename)]
+    line = own[-1].line if own else ""
+    return f"{words} (in the line {line!r})" if line else words

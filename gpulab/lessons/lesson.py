@@ -25,7 +25,7 @@ from gpulab.lessons.check import Checked, Note, unanswered, wrong
 from gpulab.lessons.figures import png
 from gpulab.lessons.guess_input import GuessInput
 from gpulab.lessons.guesses import Question, Revealed, reveal
-from gpulab.lessons.hints import Hints
+from gpulab.lessons.hints import Hints, what_failed
 from gpulab.lessons.progress import Line, Progress, class_outlets, learner, now
 from gpulab.lessons.time_limit import TimeLimit, time_limit
 from gpulab.tuning import cell_code
@@ -173,7 +173,7 @@ class Lesson:
                 "ends, or far more work than was asked for?"
             )
         except Exception as e:
-            return wrong(f"It does not run. {type(e).__name__}: {e}")
+            return wrong(f"It does not run. {what_failed(e)}")
 
     def _note(
         self,

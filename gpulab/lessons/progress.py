@@ -287,8 +287,12 @@ def _content(line: Line) -> bytes:
 def _append(path: Path, line: Line) -> str | None:
     """One write of a whole line, so that no other's stands in it. Why it failed, or None."""
     try:
+        content = _content(line) + b"\n"
         with path.open("ab", buffering=0) as file:
-            file.write(_content(line) + b"\n")
+            written = file.write(content)
+            if written != len(content):  # nothing of it, so that the next try begins a line
+                file.truncate(file.tell() - written)
+                return "the disk is full"
     except OSError as e:
         return reason(e)
     return None

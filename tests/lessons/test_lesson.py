@@ -19,9 +19,10 @@ from gpulab.lessons import lesson as lessons
 from gpulab.lessons import right, wrong
 from gpulab.lessons.catalogue import LESSONS, lesson_named
 from gpulab.lessons.check import Checked, Note
-from gpulab.lessons.hints import Hints, hint
+from gpulab.lessons.hints import Hints, hint, what_failed
 from gpulab.lessons.lesson import Lesson, open_lesson
 from gpulab.lessons.time_limit import TimeLimit, time_limit
+from tests.support.paths import ROOT
 
 
 @pytest.fixture
@@ -98,7 +99,22 @@ def test_an_answer_that_fails_is_named(lesson: Lesson) -> None:
         raise KeyError("labels")
 
     replace_check(lesson, fails)
-    assert lesson.check("loader").hint == "It does not run. KeyError: 'labels'"
+    assert lesson.check("loader").hint == (
+        """It does not run. KeyError: 'labels' (in the line 'raise KeyError("labels")')"""
+    )
+
+
+def test_an_error_without_words_or_line_is_named_alone() -> None:
+    assert what_failed(StopIteration()) == "StopIteration"
+
+
+def test_a_check_serves_as_a_graders_hidden_test(lesson: Lesson) -> None:
+    guide = (ROOT / "docs" / "class.md").read_text(encoding="utf-8")
+    hidden = next(line for line in guide.splitlines() if line.startswith("assert lesson.check"))
+    with pytest.raises(AssertionError):
+        exec(hidden, {"lesson": lesson})
+    replace_check(lesson, lambda: right("Twice as fast."))
+    exec(hidden, {"lesson": lesson})
 
 
 def test_an_answer_without_an_end_is_stopped(lesson: Lesson) -> None:
@@ -158,6 +174,8 @@ def test_a_package_that_is_missing_gets_its_command(lesson: Lesson, capsys: pyte
     [
         ("digits_not_there", "`digits_not_there` is not there yet"),
         ("import no_such_package.part", "run %pip install no_such_package"),
+        ("raise ModuleNotFoundError(name='sklearn.datasets')", "run %pip install scikit-learn in"),
+        ("raise ModuleNotFoundError(name='PIL')", "run %pip install pillow in"),
         ("x = (1,", "near line 1, so nothing of it ran"),
         ("1 / 0", None),
     ],

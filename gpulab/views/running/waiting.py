@@ -1,4 +1,4 @@
-"""One line while a command works for longer than two seconds, taken away at its end: in a notebook or at a terminal."""
+"""One line while a command works for longer than a moment, taken away at its end: in a notebook or at a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpulab.formatting import while_s
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.terminal_line import TerminalLine
 
-FIRST_S = 2.0  # who waits longer wonders
+FIRST_S = 1.5  # the line is there before two seconds are over: who waits longer wonders
 RENEWED_S = 1.0
 
 _said = contextvars.ContextVar("gpulab_waiting", default=False)
