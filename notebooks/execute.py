@@ -11,9 +11,11 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import jupytext
 import nbclient
@@ -24,6 +26,7 @@ NOTEBOOKS = Path(__file__).resolve().parent
 TEXTS = NOTEBOOKS / "lessons"
 TIMEOUT_S = 600
 LARGEST_BYTES = 1_000_000  # of a notebook with its outputs
+LONGEST_SILENCE_S = 3.0  # a cell says that it is at work after two seconds
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 _KEPT = ("text/plain", "text/html", "text/markdown", "image/png", "image/svg+xml")
@@ -57,14 +60,35 @@ def notebook_of(text: Path) -> NotebookNode:
 def executed(notebook: NotebookNode, folder: Path) -> NotebookNode:
     """Run it in `folder`, and keep what a reader without a kernel can see."""
     resources = {"metadata": {"path": str(folder)}}
-    nbclient.NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3", resources=resources).execute()
+    began_s = time.monotonic()
+    client = _Client(notebook, timeout=TIMEOUT_S, kernel_name="python3", resources=resources)
+    client.execute()
+    notebook.metadata["gpulab"] = {"run_all_s": round(time.monotonic() - began_s)}
     notebook.metadata.pop("widgets", None)
     print("  " + ", ".join(f"{cell.id} {s:.0f} s" for cell, s in _times(notebook) if s >= 4), file=sys.stderr)
+    silent = {name: s for name, s in client.silence_s.items() if s > LONGEST_SILENCE_S}
+    print("  " + "".join(f"{name} was silent for {s:.1f} s; " for name, s in silent.items()), file=sys.stderr)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.metadata.pop("execution", None)
             cell.outputs = list(_readable(cell.outputs))
     return notebook
+
+
+class _Client(nbclient.NotebookClient):
+    """Notes for how long each cell showed nothing while it ran."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.silence_s: dict[str, float] = {}
+        self._last_s = 0.0
+
+    def process_message(self, msg: dict[str, Any], cell: NotebookNode, cell_index: int) -> Any:
+        now_s = time.monotonic()
+        if msg["msg_type"] not in ("execute_input", "status") or msg["content"].get("execution_state") == "idle":
+            self.silence_s[cell.id] = max(self.silence_s.get(cell.id, 0.0), now_s - self._last_s)
+        self._last_s = now_s
+        return super().process_message(msg, cell, cell_index)
 
 
 def _times(notebook: NotebookNode) -> Iterator[tuple[NotebookNode, float]]:
@@ -93,6 +117,7 @@ def updated(notebook: NotebookNode, before: NotebookNode) -> NotebookNode | None
         return None
     for new, old in zip(*code, strict=True):
         new.outputs, new.execution_count = old.outputs, old.execution_count
+    notebook.metadata["gpulab"] = before.metadata.get("gpulab", {})
     return notebook
 
 
@@ -111,13 +136,15 @@ def table() -> str:
     """The lessons of README.md, from the notebooks as they are shipped."""
     from gpulab.lessons.catalogue import LESSONS
 
-    rows = ["| lesson | minutes | measured when it was shipped |", "|---|---|---|"]
+    rows = ["| lesson | minutes | all cells | measured when it was shipped |", "|---|---|---|---|"]
     for entry in LESSONS:
         path = NOTEBOOKS / f"{entry.name}.ipynb"
         if path.is_file():
-            figures = "; ".join(measured(nbformat.read(path, as_version=4)))
+            notebook = nbformat.read(path, as_version=4)
+            figures, ran_s = "; ".join(measured(notebook)), notebook.metadata.get("gpulab", {}).get("run_all_s")
             link = f"[{entry.number} {entry.title}]({entry.name}.ipynb)"
-            rows.append(f"| {link} | {entry.minutes} | {figures or '–'} |")
+            ran = "–" if ran_s is None else f"{ran_s} s"
+            rows.append(f"| {link} | {entry.minutes} | {ran} | {figures or '–'} |")
     return "\n".join(rows)
 
 

@@ -42,7 +42,7 @@ def binder_environment(above: Path) -> Path:
     It is kept below `above` for as long as no file that it is made from changes. The tests' own torch stands in for the
     one of conda.
     """
-    made_from = [ROOT / "binder" / "postBuild", ROOT / "constraints.txt", ROOT / "pyproject.toml"]
+    made_from = [*sorted((ROOT / "binder").iterdir()), ROOT / "constraints.txt", ROOT / "pyproject.toml"]
     digest = hashlib.sha256(b"".join([bytes(ROOT), *(path.read_bytes() for path in made_from)])).hexdigest()[:12]
     folder = above / f"binder-{digest}"
     above.mkdir(parents=True, exist_ok=True)

@@ -7,13 +7,17 @@ import importlib.util
 import json
 import re
 import sys
+import tomllib
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 
 import jupytext
 import nbformat
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from gpulab.lessons.catalogue import LESSONS, Entry
 from gpulab.lessons.editions import EXERCISE, cell_name, edition, solutions, source
@@ -31,6 +35,7 @@ from tests.support.paths import ROOT
 
 TEXTS = NOTEBOOKS / "lessons"
 LARGEST_BYTES = 1_000_000
+LONGEST_RUN_S = 120
 MOST_COLUMNS = 96  # what JupyterLab shows of a line of code beside its file browser on a screen of 1280 points
 BY_HAND = {"enough-workers", "enough-batch", "cheaper", "order"}  # the answer is a figure of the reader's own run
 OPTIONAL = {"h5py", "optuna"}
@@ -70,6 +75,7 @@ def test_a_shipped_notebook_was_run_and_is_small(entry: Entry) -> None:
     notebook = shipped(entry.name)
     assert (NOTEBOOKS / f"{entry.name}.ipynb").stat().st_size <= LARGEST_BYTES
     assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    assert notebook.metadata["gpulab"]["run_all_s"] <= LONGEST_RUN_S, "on the machine that it was shipped from"
     kinds = {kind for c in notebook.cells for o in c.get("outputs", ()) for kind in o.get("data", {})}
     assert not [kind for kind in kinds if "widget" in kind or "javascript" in kind]
     assert "widgets" not in notebook.metadata
@@ -98,7 +104,16 @@ def test_cells_and_module_name_the_same_things(entry: Entry) -> None:
     assert set(re.findall(r'lesson\.check\("([\w-]+)"\)', text)) == exercises
     assert {f"check-{name}" for name in exercises} | {f"{EXERCISE}{name}" for name in exercises} <= set(names)
     assert set(solutions(shipped(entry.name))) == exercises - BY_HAND
+    for name in exercises & BY_HAND:
+        assert "<details>" in explained(entry, name), f"how the answer to {name} is read"
     assert {f"guess-{name}" for name in asked} | {f"reveal-{name}" for name in asked} <= set(names)
+
+
+def explained(entry: Entry, exercise: str) -> str:
+    """The text after an exercise's check, up to the next code."""
+    cells = shipped(entry.name).cells
+    following = cells[next(i for i, c in enumerate(cells) if cell_name(c) == f"check-{exercise}") + 1 :]
+    return "\n".join(source(c) for c in takewhile(lambda c: c.cell_type == "markdown", following))
 
 
 @lessons
@@ -154,6 +169,17 @@ def test_a_lesson_runs_on_binder_and_takes_its_solutions(
             assert said.startswith(("No guess. Measured: ", "Undecided. ")), (name, said)
     assert shown.texts["left-behind"] == ["[]\n"]
     assert shown.peak_bytes <= MOST_BYTES, f"{shown.peak_bytes / 1e9:.2f} GB"
+
+
+def test_binders_python_and_torch_are_those_that_gpulab_takes() -> None:
+    environment = (ROOT / "binder" / "environment.yml").read_text(encoding="utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    python = re.search(r"- python=([\d.]+)\n", environment)
+    torch = re.search(r"- pytorch-cpu(\S+)\n", environment)
+    assert python is not None and torch is not None, "repo2docker's own Python is older"
+    assert python[1] in SpecifierSet(project["requires-python"])
+    needed = next(Requirement(line).specifier for line in project["dependencies"] if line.startswith("torch"))
+    assert str(needed) in torch[1].split(",")
 
 
 def test_the_readmes_say_what_each_lesson_measured(execute_script: ModuleType) -> None:
