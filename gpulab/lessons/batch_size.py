@@ -42,10 +42,12 @@ class DigitsInMemory(Dataset[Batch]):
 
     def __init__(self) -> None:
         try:
-            from sklearn.datasets import load_digits
+            with waiting("reading the digits"):  # imports scikit-learn
+                from sklearn.datasets import load_digits
+
+                digits = load_digits()
         except ImportError as e:
             raise GpulabError("The lesson needs scikit-learn: pip install scikit-learn") from e
-        digits = load_digits()
         pixels = torch.tensor(digits.data, dtype=torch.float32).repeat(COPIES, 1) / 16
         noise = torch.randn(pixels.shape, generator=torch.Generator().manual_seed(0))
         self.pixels = pixels + NOISE * noise
@@ -151,7 +153,10 @@ def kept_for_backward(model: nn.Module, digits: DigitsInMemory, batch_sizes: Seq
                 kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
             return tensor
 
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        with (
+            waiting("counting what a forward pass keeps"),
+            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        ):
             nn.functional.cross_entropy(model(digits.pixels[:count].to(device)), digits.labels[:count].to(device))
         lines.append(f"{count:10}   {size(sum(kept.values()))}")
     return Table(tuple(lines))

@@ -115,10 +115,11 @@ def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figur
 
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     device = next(model.parameters()).device
-    states = [
-        state_bytes(model, optimizer, data.pixels[:count].to(device), data.labels[:count].to(device))
-        for count in batch_sizes
-    ]
+    with waiting("counting the bytes of a step with each batch size"):
+        states = [
+            state_bytes(model, optimizer, data.pixels[:count].to(device), data.labels[:count].to(device))
+            for count in batch_sizes
+        ]
     kinds = (
         ("weights", "#4D4D4D"),
         ("gradients", PARTS["optimizer"].colour),
@@ -145,7 +146,8 @@ def activation_share(model: nn.Module, data: Any, batch_size: int) -> float:
     """The share of activations in what a step of this batch size keeps, 0 to 1."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     device = next(model.parameters()).device
-    state = state_bytes(model, optimizer, data.pixels[:batch_size].to(device), data.labels[:batch_size].to(device))
+    with waiting("counting the bytes of a step"):
+        state = state_bytes(model, optimizer, data.pixels[:batch_size].to(device), data.labels[:batch_size].to(device))
     return state.activations / state.total
 
 
@@ -153,15 +155,16 @@ def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -
     """The activations that a step keeps, as written and with every block checkpointed; both train alike."""
     kept: list[int] = []
     gradients: list[Tensor] = []
-    for checkpointing in (False, True):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            model = deep_network(width, depth, checkpointing=checkpointing)
-        forward = partial(_loss, model, data.pixels[:batch_size], data.labels[:batch_size])
-        bytes_kept, loss = _kept_bytes(model, forward)
-        torch.autograd.backward(loss)
-        kept.append(bytes_kept)
-        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
+    with waiting("counting the bytes of a step with and without checkpoints"):
+        for checkpointing in (False, True):
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                model = deep_network(width, depth, checkpointing=checkpointing)
+            forward = partial(_loss, model, data.pixels[:batch_size], data.labels[:batch_size])
+            bytes_kept, loss = _kept_bytes(model, forward)
+            torch.autograd.backward(loss)
+            kept.append(bytes_kept)
+            gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
     _measured["kept"] = kept[1] / max(kept[0], 1)
     return Table(
         (
@@ -330,12 +333,24 @@ def kept_after(steps: int, *, with_graph: bool) -> Table:
     x, labels = torch.randn(32, 64), torch.randint(10, (32,))
     losses: list[object] = []
     kept = 0
-    for _ in range(steps):
-        bytes_kept, loss = _kept_bytes(model, lambda: functional.cross_entropy(model(x), labels))
-        losses.append(loss if with_graph else loss.item())
-        kept += bytes_kept if with_graph else 0
+    with waiting("counting the bytes that losses hold"):
+        for _ in range(steps):
+            bytes_kept, loss = _kept_bytes(model, lambda: functional.cross_entropy(model(x), labels))
+            losses.append(loss if with_graph else loss.item())
+            kept += bytes_kept if with_graph else 0
     what = "losses with their graphs" if with_graph else "losses as numbers"
     return Table((f"after {steps} steps, {what}: {size(kept)} of activations are kept",))
+
+
+# -- needless copies ---------------------------------------------------------------------------------------------------
+
+
+def kept_by_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]]) -> Table:
+    """The bytes of activations that one forward pass of each keeps; the weights of `model` are not counted."""
+    with waiting("counting the bytes of each forward pass"):
+        kept = {name: _kept_bytes(model, forward)[0] for name, forward in forwards.items()}
+    widest = max(map(len, kept), default=0)
+    return Table(tuple(f"{name:{widest}}  {size(amount):>10} of activations" for name, amount in kept.items()))
 
 
 # -- the exercises -----------------------------------------------------------------------------------------------------
@@ -451,6 +466,11 @@ QUESTIONS: Mapping[str, Question] = {
         "How many times as fast is the step with checkpointing (less than 1 is slower)?",
         "checkpointing",
         "with checkpointing",
+    ),
+    "copies": times(
+        "How many times as fast is the step without the needless copies?",
+        "copies",
+        "without needless copies",
     ),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"state": check_state, "checkpointing": check_checkpointing}

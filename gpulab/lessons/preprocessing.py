@@ -7,11 +7,13 @@ import json
 import os
 import shutil
 import tarfile
+import textwrap
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -19,13 +21,23 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gpulab.errors import GpulabError
+from gpulab.api.headspace import headspaces
+from gpulab.errors import GpulabError, UsageError
 from gpulab.formatting import duration, size
-from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 from gpulab.store.folders import default_root
+from gpulab.verdict import is_decided
+from gpulab.views.drawing import GREY, own_style
 from gpulab.views.running.waiting import waiting
+from gpulab.views.wording import PARTS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from gpulab.tuning.headspace.headspace import Headspace
 
 Storage = Literal["files", "memmap", "hdf5", "shards", "memory"]
 Sample = tuple[Tensor, Tensor]
@@ -35,6 +47,8 @@ STORED_PIXELS, PIXELS = 160, 32  # sides: of a stored picture, and of what the m
 SHARDS = 4
 WANTED = 3.0  # times as fast: to decode a picture against to read a row
 READ_BYTES = 1 << 16
+IMAGES, LABELS, HDF5 = "images.npy", "labels.npy", "pictures.h5"
+SHARD_NAMES = tuple(f"shard-{shard}.tar" for shard in range(SHARDS))
 BEGIN = "Write the body of the class in place of the dots, then run that cell and this one again."
 
 
@@ -57,11 +71,11 @@ def picture_folder(folder: Path | None = None) -> Path:
     if len(list(root.glob("*.jpg"))) == COUNT:
         return root
     try:
-        from sklearn.datasets import load_digits
-
-        digits = load_digits()
-        root.mkdir(parents=True, exist_ok=True)
         with waiting("writing the lesson's pictures"):
+            from sklearn.datasets import load_digits
+
+            digits = load_digits()
+            root.mkdir(parents=True, exist_ok=True)
             for number in range(COUNT):
                 grey = Image.fromarray((digits.images[number] * (255 / 16)).astype("uint8"))
                 large = grey.resize((STORED_PIXELS, STORED_PIXELS), Image.Resampling.BICUBIC).convert("RGB")
@@ -104,8 +118,8 @@ def prepare(folder: Path | None = None, kinds: tuple[str, ...] = ("memmap", "sha
     began = time.perf_counter()
     with waiting("decoding every picture once"):
         images = torch.stack([pictures[i][0] for i in range(len(pictures))]).numpy()
-        np.save(root / "images.npy", images)
-        np.save(root / "labels.npy", pictures.labels.numpy())
+        np.save(root / IMAGES, images)
+        np.save(root / LABELS, pictures.labels.numpy())
         if "shards" in kinds:
             _write_shards(root, images, pictures.labels.numpy())
         if "hdf5" in kinds:
@@ -113,19 +127,19 @@ def prepare(folder: Path | None = None, kinds: tuple[str, ...] = ("memmap", "sha
     lines = [f"decoded {len(pictures)} pictures once, in {time.perf_counter() - began:.1f} s"]
     files_bytes = sum(path.stat().st_size for path in pictures.paths)
     lines.append(f"{'JPEG files':12} {size(files_bytes):>10}  {len(pictures.paths)} files")
-    lines.append(f"{'memory map':12} {size((root / 'images.npy').stat().st_size):>10}  1 file")
+    lines.append(f"{'memory map':12} {size((root / IMAGES).stat().st_size):>10}  1 file")
     if "shards" in kinds:
-        shards = sorted(root.glob("shard-*.tar"))
-        lines.append(f"{'shards':12} {size(sum(s.stat().st_size for s in shards)):>10}  {len(shards)} files")
+        shards_bytes = sum((root / name).stat().st_size for name in SHARD_NAMES)
+        lines.append(f"{'shards':12} {size(shards_bytes):>10}  {SHARDS} files")
     if "hdf5" in kinds:
-        lines.append(f"{'HDF5':12} {size((root / 'pictures.h5').stat().st_size):>10}  1 file")
+        lines.append(f"{'HDF5':12} {size((root / HDF5).stat().st_size):>10}  1 file")
     return Table(tuple(lines))
 
 
 def _write_shards(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
     """Tar files, as webdataset has them: the numbers of a sample beside its label, one sample after the other."""
-    for shard, rows in enumerate(np.array_split(np.arange(len(labels)), SHARDS)):
-        with tarfile.open(root / f"shard-{shard}.tar", "w") as tar:
+    for name, rows in zip(SHARD_NAMES, np.array_split(np.arange(len(labels)), SHARDS), strict=True):
+        with tarfile.open(root / name, "w") as tar:
             for row in rows:
                 _add(tar, f"{row:04d}.npy", images[row].tobytes())
                 _add(tar, f"{row:04d}.json", json.dumps({"label": int(labels[row])}).encode())
@@ -142,18 +156,31 @@ def _write_hdf5(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any
         import h5py
     except ImportError as e:
         raise GpulabError("HDF5 needs h5py: pip install h5py") from e
-    with h5py.File(root / "pictures.h5", "w") as file:
+    with h5py.File(root / HDF5, "w") as file:
         file.create_dataset("images", data=images, chunks=(1, *images.shape[1:]))
         file.create_dataset("labels", data=labels)
 
 
+def _prepared(folder: Path | None, names: Sequence[str], call: str = "prepare()") -> Path:
+    """The folder with these files, which that call writes. Raises UsageError naming its cell where one is missing."""
+    root = lesson_folder() if folder is None else folder
+    missing = [name for name in names if not (root / name).is_file()]
+    if missing:
+        cell = "hdf5" if "hdf5" in call else "prepare"
+        raise UsageError(f"{missing[0]} is not in the lesson's folder: run the cell {cell} first, the one with {call}.")
+    return root
+
+
 class MemoryMap(Dataset[Sample]):
-    """The decoded pictures in one file that the system maps into memory: only the pages in use are read."""
+    """The decoded pictures in one file that the system maps into memory: only the pages in use are read.
+
+    Raises UsageError before `prepare`, as all that read what it writes.
+    """
 
     def __init__(self, folder: Path | None = None) -> None:
-        root = lesson_folder() if folder is None else folder
-        self.images = np.load(root / "images.npy", mmap_mode="r")
-        self.labels = torch.from_numpy(np.load(root / "labels.npy"))
+        root = _prepared(folder, (IMAGES, LABELS))
+        self.images = np.load(root / IMAGES, mmap_mode="r")
+        self.labels = torch.from_numpy(np.load(root / LABELS))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -169,8 +196,9 @@ class Hdf5(Dataset[Sample]):
     """The same in HDF5, one chunk per picture; each worker opens the file for itself."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.path = (lesson_folder() if folder is None else folder) / "pictures.h5"
-        self.labels = torch.from_numpy(np.load(self.path.parent / "labels.npy"))
+        root = _prepared(folder, (HDF5, LABELS), 'prepare(kinds=("hdf5",))')
+        self.path = root / HDF5
+        self.labels = torch.from_numpy(np.load(root / LABELS))
         self._file: Any = None
 
     def __len__(self) -> int:
@@ -188,7 +216,8 @@ class Shards(IterableDataset[Sample]):
     """The same from tar files, read from beginning to end: what storage far away is best at. Not shuffled."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.paths = sorted((lesson_folder() if folder is None else folder).glob("shard-*.tar"))
+        root = _prepared(folder, SHARD_NAMES)
+        self.paths = [root / name for name in SHARD_NAMES]
 
     def __iter__(self) -> Iterator[Sample]:
         for path in self.paths:
@@ -207,9 +236,9 @@ class InMemory(Dataset[Sample]):
     """All decoded pictures in memory: what a cache comes to."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        root = lesson_folder() if folder is None else folder
-        self.images = torch.from_numpy(np.load(root / "images.npy"))
-        self.labels = torch.from_numpy(np.load(root / "labels.npy"))
+        root = _prepared(folder, (IMAGES, LABELS))
+        self.images = torch.from_numpy(np.load(root / IMAGES))
+        self.labels = torch.from_numpy(np.load(root / LABELS))
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -235,10 +264,12 @@ def loader_of(storage: str, batch_size: int = 32) -> DataLoader[Any]:
 def same_samples(*storages: str) -> Table:
     """Whether each storage gives the same pictures and labels as the files, number for number."""
     lines = []
-    for storage in storages:
-        pairs = zip(loader_of("files"), loader_of(storage), strict=True)
-        same = all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
-        lines.append(f"{storage}: {'the same' if same else 'NOT the same'} as decoding each file")
+    loaders = {storage: loader_of(storage) for storage in storages}
+    with waiting("comparing every picture with its file"):
+        for storage, loader in loaders.items():
+            pairs = zip(loader_of("files"), loader, strict=True)
+            same = all(torch.equal(a[0], b[0]) and torch.equal(a[1], b[1]) for a, b in pairs)
+            lines.append(f"{storage}: {'the same' if same else 'NOT the same'} as decoding each file")
     return Table(tuple(lines))
 
 
@@ -262,10 +293,10 @@ def cold_and_warm(folder: Path | None = None) -> Table:
     Cold: the page cache was asked to forget the files before. A folder that lies in memory has no cold cache, and then
     both are alike.
     """
-    paths = PictureFiles(folder).paths
     mapped = MemoryMap(folder)
-    can_forget = forget(paths)
+    paths = PictureFiles(folder).paths
     with waiting("reading cold and warm"):
+        can_forget = forget(paths)
         cold_s = _read_all(paths) if can_forget else None
         warm_s = min(_read_all(paths) for _ in range(3))
         whole_s = seconds_of(lambda: [decoded(path) for path in paths])()
@@ -291,6 +322,103 @@ def _read_all(paths: list[Path]) -> float:
             while file.read(READ_BYTES):
                 pass
     return time.perf_counter() - began
+
+
+# -- three runs of a training ------------------------------------------------------------------------------------------
+
+FETCH_COLOUR = "#CC79A7"  # as the report of headspace has the files that are read from the disk
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a step spends on one thing; `certain`: the blocks show that it is more than chance."""
+
+    name: str
+    us: float
+    colour: str
+    certain: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    """One of the three runs: what a step takes, None with why where it was not measured, and what that consists of."""
+
+    run: str
+    us: float | None
+    parts: tuple[_Part, ...]
+    why: str = ""
+
+
+def draw_split() -> Figure | Note:
+    """The three runs of the latest `%gpulab headspace` as bars, each with what a step of it consists of.
+
+    A part that the runs leave open is hatched, and a run that is not possible here says why in the place of its bar.
+    """
+    if not headspaces:
+        return Note("Not measured.", "There are no three runs yet: run the cell with %gpulab headspace first.")
+    test = headspaces[-1].result
+    if test.ideal_us is None or test.step_us is None:
+        why = test.reasons.get("ideal", "no pair of blocks was measured")
+        return Note("Not measured.", f"The three runs have no figures: {why}.")
+    return _draw_bars(_bars(test))
+
+
+def _bars(test: Headspace) -> tuple[_Bar, ...]:
+    compute = _Part("computing", test.ideal_us or 0.0, PARTS["compute"].colour)
+    preparation = _part(test, "ideal", "preparation", test.preparation_us, PARTS["data_wait"].colour)
+    fetch = _part(test, "cold", "fetch", test.fetch_us, FETCH_COLOUR)
+    return (
+        _Bar("data on the device", test.ideal_us, (compute,)),
+        _Bar("files, warm cache", test.step_us, (compute, preparation)),
+        _Bar("files, cold cache", test.cold_us, (compute, preparation, fetch), test.reasons.get("cold", "")),
+    )
+
+
+def _part(test: Headspace, run: str, name: str, us: float | None, colour: str) -> _Part:
+    if run in test.certain:
+        return _Part(name, us or 0.0, colour)
+    is_nothing = is_decided(test.verdicts.get(run, "undecided"))
+    return _Part(f"{name}: {'nothing measurable' if is_nothing else 'undecided'}", us or 0.0, colour, certain=False)
+
+
+def _draw_bars(bars: Sequence[_Bar]) -> Figure:
+    from matplotlib.figure import Figure
+
+    longest_ms = max(bar.us or 0.0 for bar in bars) / 1e3
+    with own_style():
+        figure = Figure(figsize=(8, 2.4), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        for row, bar in enumerate(bars):
+            if bar.us is None:
+                words = f"not measurable here: {bar.why}"
+                axes.text(0.01 * longest_ms, row, textwrap.fill(words, 80), va="center", size=8, color=GREY)
+            else:
+                _draw_parts(axes, row, bar.parts)
+                axes.text(bar.us / 1e3 + 0.01 * longest_ms, row, duration(bar.us), va="center", size=9)
+        axes.set_yticks(range(len(bars)), [bar.run for bar in bars], size=9)
+        axes.set_ylim(len(bars) - 0.5, -0.5)
+        axes.set_xlim(0, 1.12 * longest_ms)
+        axes.set_xlabel("ms, by the median of the blocks", size=9)
+        axes.set_title("what a step of each run consists of, measured", loc="left", size=10)
+        shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each part once
+        axes.legend(
+            list(shown.values()),
+            list(shown),
+            fontsize=8,
+            frameon=False,
+            ncols=len(shown),
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.25),
+        )
+    return figure
+
+
+def _draw_parts(axes: Axes, row: int, parts: Sequence[_Part]) -> None:
+    left_ms = 0.0
+    for part in parts:
+        hatch = "" if part.certain else "////"
+        axes.barh(row, part.us / 1e3, left=left_ms, color=part.colour, hatch=hatch, edgecolor="white", label=part.name)
+        left_ms += part.us / 1e3
 
 
 # -- on the device -----------------------------------------------------------------------------------------------------
@@ -323,8 +451,10 @@ def check_dataset(MyDataset: Any) -> Checked:
     if is_unanswered(MyDataset):
         return unanswered(BEGIN)
     root = lesson_folder()
-    if not (root / "images.npy").exists():
-        return unanswered("The cell prepare writes the memory map that this needs: run it first.")
+    try:
+        _prepared(root, (IMAGES, LABELS))
+    except UsageError as why:
+        return unanswered(str(why))
     wanted = PictureFiles()
     samples = {index: wanted[index] for index in (0, 3, len(wanted) - 1)}
     with _decoding_counted() as decodings:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gpulab.formatting import size
 from gpulab.lessons.batch_size import DigitsInMemory
 from gpulab.lessons.memory import (
     Allocator,
@@ -25,6 +26,7 @@ from gpulab.lessons.memory import (
     draw_state,
     fragmented,
     kept_after,
+    kept_by_each,
     state_bytes,
 )
 
@@ -67,6 +69,25 @@ def test_kept_graphs_grow_and_numbers_do_not() -> None:
     assert repr(kept_after(5, with_graph=True)) != repr(kept_after(50, with_graph=True))
 
 
+def test_a_copy_is_kept_beside_what_it_copies() -> None:
+    layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+    x = torch.randn(16, 8)
+
+    def forward(copied: bool) -> Tensor:
+        y = x
+        for layer in layers:
+            y = torch.relu(layer(y))
+            y = y.clone() if copied else y
+        return y
+
+    table = kept_by_each(layers, {"copies": lambda: forward(True), "none": lambda: forward(False)})
+    each = 16 * 8 * 4  # bytes of a result: the input and three results; a copy of each that a layer reads
+    assert [line.split()[:3] for line in table.lines] == [
+        ["copies", *size(6 * each).split()],
+        ["none", *size(4 * each).split()],
+    ]
+
+
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40), st.integers(0, 9)), max_size=40), st.booleans())
 def test_blocks_never_overlap_and_never_exceed_the_device(requests: list[tuple[bool, int, int]], split: bool) -> None:
     allocator = Allocator(split=split)
@@ -89,6 +110,20 @@ def test_memory_that_is_free_may_not_be_enough() -> None:
     assert last.fault == "out of memory: 40 wanted, 70 free in all, 25 in one piece"
     texts = [text.get_text() for text in draw_allocators(fragmented()).axes[0].texts]
     assert "a model, not a measurement" in texts and last.fault in texts
+
+
+def test_another_order_of_requests_leaves_one_piece() -> None:
+    """What the lesson says of its own case: the largest batch first."""
+    small_first, large_first = Allocator(), Allocator()
+    for allocator, requests in (
+        (small_first, (("weights", 30), ("batch 1", 25), ("batch 2", 35))),
+        (large_first, (("weights", 30), ("batch 2", 35), ("batch 1", 25))),
+    ):
+        for name, mebibytes in requests:
+            allocator.allocate(name, mebibytes)
+        allocator.free(requests[1][0])
+    assert not small_first.allocate("batch 3", 30)
+    assert large_first.allocate("batch 3", 30)
 
 
 def test_convolutions_give_the_same_shape() -> None:

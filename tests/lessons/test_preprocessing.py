@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import jupytext
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from gpulab.errors import GpulabError
-from gpulab.lessons import preprocessing
+from gpulab.api.experiment import experiment
+from gpulab.api.headspace import headspace
+from gpulab.errors import GpulabError, UsageError
+from gpulab.lessons import open_lesson, preprocessing
+from gpulab.lessons.check import Note
 from gpulab.lessons.pairs import Speed
 from gpulab.lessons.preprocessing import (
+    Hdf5,
     InMemory,
     MemoryMap,
     PictureFiles,
@@ -24,6 +32,7 @@ from gpulab.lessons.preprocessing import (
     check_dataset,
     check_random,
     cold_and_warm,
+    draw_split,
     forget,
     lesson_folder,
     loader_of,
@@ -32,6 +41,8 @@ from gpulab.lessons.preprocessing import (
     remove_files,
     same_samples,
 )
+from gpulab.tuning.record import Experiment
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -79,6 +90,183 @@ def test_cold_and_warm_name_what_cannot_be_measured(folder: Path, monkeypatch: p
     monkeypatch.delattr(os, "posix_fadvise")
     assert not forget([])
     assert "fetch, cold cache      not measurable here" in repr(cold_and_warm())
+
+
+@pytest.mark.parametrize(
+    "early",
+    [
+        MemoryMap,
+        InMemory,
+        Shards,
+        cold_and_warm,
+        lambda: loader_of("shards"),
+        lambda: loader_of("memmap"),
+        lambda: same_samples("memory"),
+        lambda: same_samples("shards"),
+    ],
+)
+def test_what_comes_before_prepare_says_to_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: Callable[[], object]
+) -> None:
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
+    with pytest.raises(UsageError, match=r"run the cell prepare first, the one with prepare\(\)"):
+        early()
+    assert not lesson_folder().exists(), "nothing is written where nothing is done"
+
+
+def test_after_the_clean_up_it_says_to_run_prepare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
+    monkeypatch.setattr(preprocessing, "COUNT", 8)
+    prepare()
+    assert len(list(loader_of("shards", batch_size=4))) == 2
+    remove_files()
+    for storage in ("memmap", "shards", "memory"):
+        with pytest.raises(UsageError, match="run the cell prepare first"):
+            loader_of(storage)
+
+
+def test_hdf5_without_its_file_names_its_own_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
+    monkeypatch.setattr(preprocessing, "COUNT", 8)
+    prepare()
+    with pytest.raises(UsageError, match="run the cell hdf5 first"):
+        Hdf5()
+
+
+def test_without_h5py_everything_else_is_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
+    monkeypatch.setattr(preprocessing, "COUNT", 8)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(GpulabError, match="pip install h5py"):
+        prepare(kinds=("memmap", "shards", "hdf5"))
+    assert repr(same_samples("memmap", "shards", "memory")).count("the same as") == 3
+
+
+def cell_of_the_lesson(name: str) -> str:
+    text = jupytext.read(ROOT / "notebooks" / "lessons" / "04_preprocessing.md")
+    return next(str(cell.source) for cell in text.cells if cell.metadata.get("name") == name)
+
+
+def test_the_cell_hdf5_compares_it_with_decoding(folder: Path) -> None:
+    asked: list[Any] = []
+    names: dict[str, Any] = {
+        "lesson": SimpleNamespace(has=lambda package: package == "h5py"),
+        "prepare": prepare,
+        "same_samples": same_samples,
+        "loader_of": loader_of,
+        "train": list,  # a step is a batch
+        "compare_each": lambda code, settings, steps, pairs: asked.extend((code, *settings)),
+    }
+    exec(cell_of_the_lesson("hdf5"), names)
+    code, setting = asked
+    assert setting == {"storage": "hdf5"} and names["storage"] == "files"
+    result = experiment(code, setting, steps=1, pairs=1, show=False).result
+    assert isinstance(result, Experiment) and result.sides[1].label == "storage=hdf5"
+
+
+def test_the_cell_hdf5_says_one_command_without_h5py(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    lesson = open_lesson("04", {})
+    exec(cell_of_the_lesson("hdf5"), {"lesson": lesson})  # which has no other name: nothing else is done
+    lesson.close()
+    said = capsys.readouterr().out
+    assert said.startswith("Not installed. ") and said.count("%pip install h5py") == 1
+
+
+# -- the three runs of a training ----------------------------------------------------------------------------------
+
+
+def split(**changed: Any) -> Any:
+    """What a test of headspace measured, as far as the picture of it is concerned."""
+    measured: dict[str, Any] = {
+        "ideal_us": 2000.0,
+        "step_us": 16000.0,
+        "cold_us": 18000.0,
+        "preparation_us": 14000.0,
+        "fetch_us": 2000.0,
+        "verdicts": {"ideal": "faster", "cold": "slower"},
+        "certain": frozenset({"ideal", "cold"}),
+        "reasons": {},
+    }
+    return SimpleNamespace(result=SimpleNamespace(**{**measured, **changed}))
+
+
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    """The picture of the runs in a list that holds such a result."""
+
+    def draw(**changed: Any) -> Any:
+        monkeypatch.setattr(preprocessing, "headspaces", [split(**changed)])
+        return draw_split()
+
+    return draw
+
+
+def parts_of(figure: Any) -> dict[float, list[tuple[float, float]]]:
+    """Start and length in ms of the pieces of each bar, by its row."""
+    rows: dict[float, list[tuple[float, float]]] = {}
+    for patch in figure.axes[0].patches:
+        rows.setdefault(round(patch.get_y() + patch.get_height() / 2), []).append((patch.get_x(), patch.get_width()))
+    return rows
+
+
+def legend_of(figure: Any) -> list[str]:
+    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+
+
+def test_each_bar_adds_one_cost_to_the_one_before(drawn: Callable[..., Any]) -> None:
+    figure = drawn()
+    assert parts_of(figure) == {
+        0: [(0, 2.0)],
+        1: [(0, 2.0), (2.0, 14.0)],
+        2: [(0, 2.0), (2.0, 14.0), (16.0, 2.0)],
+    }
+    assert legend_of(figure) == ["computing", "preparation", "fetch"]
+    assert [t.get_text() for t in figure.axes[0].texts] == ["2.00 ms", "16.0 ms", "18.0 ms"]
+
+
+def test_a_part_that_is_not_certain_is_hatched_and_says_so(drawn: Callable[..., Any]) -> None:
+    figure = drawn(verdicts={"ideal": "faster", "cold": "undecided"}, certain=frozenset({"ideal"}))
+    assert legend_of(figure) == ["computing", "preparation", "fetch: undecided"]
+    assert [bool(patch.get_hatch()) for patch in figure.axes[0].patches] == [False] * 5 + [True]
+    none = drawn(verdicts={"ideal": "faster", "cold": "no measurable difference"}, certain=frozenset({"ideal"}))
+    assert "fetch: nothing measurable" in legend_of(none)
+
+
+def test_a_cache_that_cannot_be_dropped_has_no_bar(drawn: Callable[..., Any]) -> None:
+    why = "the system keeps the files in memory although it was asked to forget them"
+    figure = drawn(cold_us=None, fetch_us=None, verdicts={"ideal": "faster"}, reasons={"cold": why})
+    assert set(parts_of(figure)) == {0, 1}
+    said = figure.axes[0].texts[-1].get_text().replace("\n", " ")
+    assert said == f"not measurable here: {why}"
+
+
+def test_without_the_three_runs_there_is_no_picture(drawn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped = drawn(ideal_us=None, reasons={"ideal": "stopped before it was measured"})
+    assert isinstance(stopped, Note) and "stopped before it was measured" in stopped.words
+    monkeypatch.setattr(preprocessing, "headspaces", [])
+    early = draw_split()
+    assert isinstance(early, Note) and "run the cell with %gpulab headspace first" in early.words
+
+
+def test_the_picture_takes_what_headspace_measures(folder: Path) -> None:
+    """A real result: the names that the picture reads are those of headspace."""
+
+    def train() -> None:
+        weight = torch.zeros(3 * 32 * 32, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], lr=0.01)
+        for images, _ in loader_of("files", batch_size=4):
+            loss = (images.flatten(1) @ weight).square().mean()
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+
+    report = headspace(train, steps=5, pairs=3, show=False)
+    assert report.result.ideal_us is not None
+    assert len(draw_split().axes[0].get_yticklabels()) == 3  # type: ignore[union-attr]
 
 
 def test_the_lesson_takes_its_files_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,7 +359,7 @@ def test_equal_samples_are_judged_by_speed(
 
 def test_without_the_map_the_check_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPULAB_DIR", str(tmp_path))
-    assert "run it first" in check_dataset(Right).hint
+    assert "run the cell prepare first" in check_dataset(Right).hint
 
 
 @pytest.mark.parametrize(
