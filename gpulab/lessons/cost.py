@@ -63,6 +63,7 @@ def bill(experiment: str, price_per_hour: float) -> Table | Note:
         lines.append(f"{side.label:14} {long:>23} {spent.cost or 0.0:8.3f} {energy:>15} {works:>13}")
     if record is not None and not all(is_decided(c.verdict) for c in record.comparisons):
         lines.append("undecided: other programs disturbed it, so the rows may differ by chance")
+    lines.append("device works: its share of the steps of one profiled run of each")
     why = next((s.why_no_energy for s in (spending(side) for side in sides) if s.why_no_energy), "")
     return Table((*lines, *([f"energy: {why}"] if why else [])))
 
@@ -115,7 +116,7 @@ def _bars(names: Sequence[str], wait_ms: float, works_ms: Sequence[float]) -> Fi
     from matplotlib.figure import Figure
 
     with own_style():
-        figure = Figure(figsize=(8, 0.3 * len(names) + 1.1), dpi=90, layout="constrained")
+        figure = Figure(figsize=(8, 0.3 * len(names) + 1.3), dpi=90, layout="constrained")
         axes = figure.add_subplot()
         rows = range(len(names))
         axes.barh(rows, [wait_ms] * len(names), color=PARTS["data_wait"].colour, label="waiting for data, as measured")
@@ -124,7 +125,7 @@ def _bars(names: Sequence[str], wait_ms: float, works_ms: Sequence[float]) -> Fi
         axes.invert_yaxis()
         axes.set_xlabel("ms of a step", size=9)
         axes.set_title("the step with another GPU: an estimate from peaks, at best", loc="left", size=10)
-        axes.legend(loc="lower right", fontsize=8, frameon=False)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
         axes.text(1, 1.02, "a model, but for the first bar", transform=axes.transAxes, ha="right", size=8, color=GREY)
     return figure
 
@@ -285,7 +286,10 @@ def times_as_dear(experiment: str) -> Note:
 
 QUESTIONS: Mapping[str, Question] = {
     "workers": times(
-        "How many times as cheap is a sample with two workers, on the same machine?", "two-workers", "with two workers"
+        "How many times as cheap is a sample with two workers, on the same machine?",
+        "two-workers",
+        "with two workers",
+        "as cheap",
     ),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {

@@ -18,6 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.check import Checked, Note, Table, is_unanswered, unanswered, wrong
+from gpulab.lessons.figures import Block
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import experiment_named
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
@@ -26,7 +27,9 @@ from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -37,6 +40,8 @@ TOLERANCE = 1e-9  # in double precision
 PEAK_SIZE, COPIED_BYTES, REPEATS = 1024, 64 << 20, 5
 _NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}  # what a body of dots is compiled to
 _LEAST_SHARE = 0.01  # of the step: what takes less is not drawn
+_NAMED_SHARE, _MOST_NAMED, _LONGEST_NAME = 0.03, 10, 30  # in the figure: the table below it has all names in full
+_GAP_PX = 3
 
 
 def four_operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -50,6 +55,24 @@ def four_operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def one_operator(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """The same by PyTorch's own operator, which can do without writing the matrix of scores to memory."""
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def attention_lanes(
+    sequences: int = 8, heads: int = 4, tokens: int = 256, size: int = 16
+) -> list[tuple[str, list[Block]]]:
+    """MB of 32-bit numbers that a layer's attention reads and writes, forward: a model, in which caches hold nothing.
+
+    Each operator reads its inputs once and writes its result once. The matrix of scores has a number for each pair of
+    tokens; query, key, value and the result have `size` for each token.
+    """
+    scores = sequences * heads * tokens * tokens * 4 / 1e6
+    small = sequences * heads * tokens * size * 4 / 1e6
+    of_scores = ((scores, "product"), (2 * scores, "scale and mask"), (2 * scores, "softmax"), (scores, "product"))
+    blocks = [Block(0.0, 2 * small, "compute")]
+    for length, label in of_scores:
+        blocks.append(Block(blocks[-1].start + blocks[-1].length, length, "wait", label))
+    blocks.append(Block(blocks[-1].start + blocks[-1].length, 2 * small, "compute"))
+    return [("four operators", blocks), ("one operator", [Block(0.0, 4 * small, "compute")])]
 
 
 class Layer(nn.Module):
@@ -192,7 +215,8 @@ def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
     from matplotlib.figure import Figure
 
     step_s = sum(use.seconds for use in uses)
-    drawn = [use for use in uses if use.seconds >= _LEAST_SHARE * step_s and use.flops and use.bytes]
+    longest_first = sorted(uses, key=lambda use: -use.seconds)
+    drawn = [use for use in longest_first if use.seconds >= _LEAST_SHARE * step_s and use.flops and use.bytes]
     intensities = [use.intensity for use in drawn] or [1.0]
     low, high = min(*intensities, peak.ridge) / 4, max(*intensities, peak.ridge) * 4
     with own_style():
@@ -202,19 +226,101 @@ def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
         axes.plot(roof, [low * peak.bytes / 1e9, peak.flops / 1e9, peak.flops / 1e9], color=GREY, lw=2)
         for use in drawn:
             share = use.seconds / step_s
-            rate = use.flops / use.seconds / 1e9
             colour = PARTS["compute"].colour if use.intensity >= peak.ridge else PARTS["data_wait"].colour
-            axes.scatter([use.intensity], [rate], s=30 + 1500 * share, color=colour, alpha=0.6, linewidths=0)
-            if share >= 3 * _LEAST_SHARE:
-                label = f"{use.name.removeprefix('aten.')} {percent(share)}"
-                axes.annotate(label, (use.intensity, rate), size=8, xytext=(6, 4), textcoords="offset points")
+            axes.scatter([use.intensity], [_rate(use)], s=_area(share), color=colour, alpha=0.6, linewidths=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.margins(y=0.12)
         axes.set_xlabel("FLOP per byte read or written", size=9)
         axes.set_ylabel("GFLOP/s", size=9)
         axes.set_title("your operators under the roof that this device reached", loc="left", size=10)
         axes.grid(color="#DDDDDD", lw=0.5, which="major")
+        _name_dots(axes, drawn, step_s)
     return figure
+
+
+def _name_dots(axes: Axes, drawn: Sequence[OperatorUse], step_s: float) -> None:
+    """Beside each large dot its name and share; where a dot or a name lies, above or below it, with a line.
+
+    `drawn`: the one that took longest first, for it gets the nearest place.
+    """
+    from matplotlib.patheffects import withStroke
+    from matplotlib.transforms import Bbox
+
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # before it no text has a size, and no point a place
+    points = [axes.transData.transform((use.intensity, _rate(use))) for use in drawn]
+    radii_px = [math.sqrt(_area(use.seconds / step_s)) / 2 * figure.dpi / 72 for use in drawn]
+    dots = [Bbox.from_extents(x - r, y - r, x + r, y + r) for (x, y), r in zip(points, radii_px, strict=True)]
+    names: list[Bbox] = []
+    for use, (x, y), dot in zip(drawn[:_MOST_NAMED], points, dots, strict=False):
+        share = use.seconds / step_s
+        if share < _NAMED_SHARE:
+            break
+        label = f"{_short(use.name)} {percent(share)}"
+        sample = axes.text(0, 0, label, size=8, transform=axes.transAxes)
+        place = _beside(dot, sample.get_window_extent(), dots, names, axes.bbox)
+        sample.remove()
+        names.append(place)
+        line = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
+        line["relpos"] = (0 if place.x0 > x else 1, 0.5)
+        axes.annotate(
+            label,
+            (use.intensity, _rate(use)),
+            xytext=((place.x0 - x) * 72 / figure.dpi, (place.y0 - y) * 72 / figure.dpi),
+            textcoords="offset points",
+            va="bottom",
+            size=8,
+            arrowprops=None if place.y0 <= y <= place.y1 else line,
+            path_effects=[withStroke(linewidth=2, foreground="white")],
+            in_layout=False,  # the places were computed for the layout as it is
+        )
+
+
+def _beside(dot: Bbox, size: Bbox, dots: Sequence[Bbox], names: Sequence[Bbox], inside: Bbox) -> Bbox:
+    """Where a name of that size lies: right or left of its dot, whichever needs the smaller move up or down."""
+    from matplotlib.transforms import Bbox
+
+    low = (dot.y0 + dot.y1 - size.height) / 2
+    lefts = [dot.x1 + _GAP_PX, dot.x0 - _GAP_PX - size.width]
+    wanted = [
+        Bbox.from_bounds(left, low, size.width, size.height)
+        for left in lefts
+        if inside.x0 <= left and left + size.width <= inside.x1
+    ] or [Bbox.from_bounds(inside.x0, low, size.width, size.height)]
+    for taken in ([*dots, *names], names):
+        free = [place for one in wanted if (place := _free_place(one, taken, inside)) is not None]
+        if free:
+            return min(free, key=lambda place: abs(place.y0 - low))
+    return wanted[0]
+
+
+def _free_place(wanted: Bbox, taken: Sequence[Bbox], inside: Bbox) -> Bbox | None:
+    """`wanted`, moved up or down as little as it takes to touch nothing of `taken`; None where there is no room."""
+    from matplotlib.transforms import Bbox
+
+    lows = [wanted.y0, *(box.y1 + _GAP_PX for box in taken), *(box.y0 - _GAP_PX - wanted.height for box in taken)]
+    for low in sorted(lows, key=lambda low: abs(low - wanted.y0)):
+        moved = Bbox.from_bounds(wanted.x0, low, wanted.width, wanted.height)
+        if inside.y0 <= moved.y0 and moved.y1 <= inside.y1 and not any(moved.overlaps(box) for box in taken):
+            return moved
+    return None
+
+
+def _short(name: str) -> str:
+    words = name.removeprefix("aten.")
+    return words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
+
+
+def _rate(use: OperatorUse) -> float:
+    """GFLOP/s."""
+    return use.flops / use.seconds / 1e9
+
+
+def _area(share: float) -> float:
+    """Of an operator's dot, in square points."""
+    return 30 + 1500 * share
 
 
 def operator_table(uses: Sequence[OperatorUse], rows: int = 8) -> Table:

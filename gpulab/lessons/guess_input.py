@@ -23,7 +23,6 @@ _FIELD = (
     "color:inherit;background:rgba(128,128,128,0.12);border:1px solid rgba(128,128,128,0.5)"
 )
 _EXAMPLES = {"%": "40", "times": "1.5"}
-_UNITS = {"%": "per cent", "times": "times as fast"}
 
 
 class GuessInput:
@@ -38,8 +37,12 @@ class GuessInput:
 
     def __repr__(self) -> str:
         if self.value is not None:
-            return f"Your guess: {self.value:g} {_UNITS[self.question.unit]}."
+            return f"Your guess: {self.value:g} {self._unit}."
         return f"{self.question.text} Guess with a number: {self._assignment}"
+
+    @property
+    def _unit(self) -> str:
+        return "per cent" if self.question.unit == "%" else f"times {self.question.manner}"
 
     @property
     def _assignment(self) -> str:
@@ -51,7 +54,7 @@ class GuessInput:
 
     def html(self) -> str:
         """The output: a front end that never meets the widget shows the words alone."""
-        unit = _UNITS[self.question.unit]
+        unit = self._unit
         value = "" if self.value is None else f"{self.value:g}"
         # no name, no form: JupyterLab keeps <input> only in what it trusts, and then the words say how to answer
         field = (

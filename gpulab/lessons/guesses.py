@@ -29,12 +29,16 @@ _OPENINGS: dict[Closeness, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a learner guesses, and how it is measured. `what` follows the figure: "of each step waits for data"."""
+    """What a learner guesses, and how it is measured. `what` follows the figure: "of each step waits for data".
+
+    `manner` is what a factor says of it: "2.1 times as fast", or "as cheap".
+    """
 
     text: str
     unit: Unit
     measure: Callable[[], float | Faster | None]  # a share from 0 to 1, or a factor; None: not measured yet
     what: str
+    manner: str = "as fast"
 
 
 def share(text: str, measure: Callable[[], float | None], what: str) -> Question:
@@ -42,9 +46,9 @@ def share(text: str, measure: Callable[[], float | None], what: str) -> Question
     return Question(text, "%", measure, what)
 
 
-def times(text: str, experiment: str, what: str) -> Question:
+def times(text: str, experiment: str, what: str, manner: str = "as fast") -> Question:
     """A question for how many times as fast the experiment of that name makes the cell."""
-    return Question(text, "times", lambda: times_faster(experiment), what)
+    return Question(text, "times", lambda: times_faster(experiment), what, manner)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -73,7 +77,7 @@ def reveal(guess: object, question: Question) -> Revealed:
     if measured is None:
         return Revealed("not measured", f"There is no figure yet {question.what}. Run the cell that measures it first.")
     if isinstance(measured, Faster):
-        return _times(guess, measured, question.what)
+        return _times(guess, measured, f"{question.manner} {question.what}")
     return _share(guess, measured, question.what)
 
 
@@ -90,11 +94,11 @@ def _share(guess: object, measured: float, what: str) -> Revealed:
 def _times(guess: object, measured: Faster, what: str) -> Revealed:
     if not measured.sure:
         words = (
-            f"It was {factor(measured.times)} times as fast {what}, and that may be chance. If other programs are "
+            f"It was {factor(measured.times)} times {what}, and that may be chance. If other programs are "
             "running, run that cell again when they have ended. What the lesson says below is true of a quiet machine."
         )
         return Revealed("undecided", words, _number(guess))
-    measured_words = f"Measured: {factor(measured.times)} times as fast {what}."
+    measured_words = f"Measured: {factor(measured.times)} times {what}."
     number = _number(guess)
     if number is None or number <= 0:
         return _without(guess, measured.times, measured_words, "1.5, for one and a half times")

@@ -735,7 +735,7 @@ QUESTIONS: Mapping[str, Question] = {
     "moving": times(
         "How many times as fast is a step of normalizations and activations with bf16?",
         "moving",
-        "with bf16 where no matrices are multiplied",
+        "with bf16 where few matrices are multiplied",
     ),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"amp-step": check_step}

@@ -6,10 +6,11 @@ them in order, each when it was launched and the one before has ended. definitio
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gpulab.lessons.figures import Block, draw_lanes
+from gpulab.lessons.figures import Block, draw_lanes, png
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -83,8 +84,24 @@ def draw(setting: Setting) -> Figure:
     return draw_lanes([("host", played.host), ("device", played.device)], title, unit="µs")
 
 
-def turn_by_hand() -> Any:
-    """Sliders for the model; where there is no notebook with widgets, the drawing of the first setting."""
+class ByHand:
+    """Sliders for the model. A page without a kernel, such as GitHub's, shows the drawing of the first setting."""
+
+    def __init__(self, sliders: Any) -> None:
+        self.sliders = sliders
+
+    def __repr__(self) -> str:
+        return "The model as the sliders have it at first. To turn it, run this cell in a notebook with widgets."
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        """A front end with widgets takes the sliders, every other one the image."""
+        widget = self.sliders._repr_mimebundle_() if self.sliders._repr_mimebundle_ else {}
+        image = base64.b64encode(png(draw(Setting()))).decode("ascii")
+        return {**widget, "text/plain": repr(self), "image/png": image}
+
+
+def turn_by_hand() -> ByHand | Figure:
+    """Sliders for the model; without ipywidgets the drawing of the first setting."""
     try:
         from ipywidgets import FloatSlider, IntSlider, ToggleButton, interactive
     except ImportError:
@@ -95,7 +112,7 @@ def turn_by_hand() -> Any:
         display(draw(Setting(**values)))  # type: ignore[no-untyped-call]
 
     later = {"continuous_update": False}
-    return interactive(
+    sliders = interactive(
         shown,
         kernels=IntSlider(20, 1, MOST_KERNELS, description="kernels", **later),
         kernel_us=FloatSlider(value=5.0, min=0.5, max=60, step=0.5, description="kernel µs", **later),
@@ -104,3 +121,4 @@ def turn_by_hand() -> Any:
         data_us=FloatSlider(value=0.0, min=0, max=500, step=10, description="data µs", **later),
         graph=ToggleButton(False, description="CUDA graph"),
     )
+    return ByHand(sliders)

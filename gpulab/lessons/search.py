@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from gpulab.analysis.facts import facts
 from gpulab.errors import GpulabError
-from gpulab.formatting import factor, percent, plural
+from gpulab.formatting import factor, plural
 from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
 from gpulab.lessons.figures import Block
 from gpulab.lessons.guesses import Question, share, times
@@ -153,9 +153,17 @@ class Trial:
 
     @property
     def words(self) -> str:
-        """ "conv, width 32, depth 2, batch 64, shift"."""
-        c = self.choice
-        return f"{c['kind']}, width {c['width']}, depth {c['depth']}, batch {c['batch_size']}, {c['augment']}"
+        """All of its choice: "conv, width 32, depth 2, batch 64, rate 0.001, decay 0.1, shift"."""
+        parts = (v if isinstance(v, str) else f"{_heading(name)} {_value(v)}" for name, v in self.choice.items())
+        return ", ".join(parts)
+
+
+def _heading(name: str) -> str:
+    return name.removesuffix("_size")
+
+
+def _value(value: object) -> str:
+    return f"{value:g}" if isinstance(value, (int, float)) else str(value)
 
 
 def run_trials(count: int, one: Callable[[list[Trial]], Trial]) -> list[Trial]:
@@ -184,20 +192,34 @@ def table_of(trials: Sequence[Trial]) -> Table:
 
     Where their first steps were looked at, with the share in which the device worked.
     """
-    front, looked = front_of(trials), any(trial.look for trial in trials)
-    heading = f"   {'time per sample':>15}  {'loss':>6}  {'seconds':>7}"
-    lines = [heading + ("  works" if looked else "") + "  choice"]
-    for trial in sorted(trials, key=lambda t: (t.loss is None, t.loss or t.us_per_sample)):
-        loss = "     -" if trial.loss is None else f"{trial.loss:6.3f}"
-        works = f"  {_share_words(trial.look):>5}" if looked else ""
-        why = f" (stopped: {trial.stopped})" if trial.stopped else ""
-        mark = " * " if trial in front else "   "
-        lines.append(f"{mark}{trial.us_per_sample:12.0f} us  {loss}  {trial.seconds:7.2f}{works}  {trial.words}{why}")
-    return Table(tuple(lines))
+    front = front_of(trials)
+    rows = sorted(trials, key=lambda t: (t.loss is None, t.loss or t.us_per_sample))
+    columns = [
+        _column("", ["*" if t in front else "" for t in rows]),
+        _column("per sample", [f"{t.us_per_sample:.0f} us" for t in rows], right=True),
+        _column("loss", ["-" if t.loss is None else f"{t.loss:.3f}" for t in rows], right=True),
+        _column("seconds", [f"{t.seconds:.2f}" for t in rows], right=True),
+    ]
+    if any(t.look for t in rows):
+        columns.append(_column("works", [_share_words(t.look) for t in rows], right=True))
+    for name in dict.fromkeys(name for t in rows for name in t.choice):
+        values = [t.choice.get(name, "") for t in rows]
+        are_numbers = all(isinstance(value, (int, float)) for value in values)
+        columns.append(_column(_heading(name), [_value(value) for value in values], right=are_numbers))
+    if any(t.stopped for t in rows):
+        columns.append(_column("stopped", [t.stopped for t in rows]))
+    return Table(tuple(" ".join(line).rstrip() for line in zip(*columns, strict=True)))
+
+
+def _column(heading: str, cells: Sequence[str], *, right: bool = False) -> list[str]:
+    """All of one width."""
+    width = max(map(len, (heading, *cells)))
+    return [cell.rjust(width) if right else cell.ljust(width) for cell in (heading, *cells)]
 
 
 def _share_words(look: Look | None) -> str:
-    return "-" if look is None or math.isnan(look.share) else percent(look.share)
+    """With one decimal, rounded down: 19.96 % is less than a fifth, and 20.0 % would not show it."""
+    return "-" if look is None or math.isnan(look.share) else f"{math.floor(1000 * look.share) / 10:.1f} %"
 
 
 def compare_searches(full: Sequence[Trial], pruned: Sequence[Trial]) -> Table:
@@ -257,6 +279,8 @@ def draw_front(trials: Sequence[Trial], title: str = "") -> Figure:
             axes.scatter(
                 stopped, [top] * len(stopped), marker="x", s=42, c=PARTS["data_wait"].colour, label="stopped, no loss"
             )
+        if not ended and not stopped:
+            axes.set(xlim=(1, 1000), ylim=(0.1, 10))  # a logarithmic axis must have some limits
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.xaxis.set_major_formatter("{x:g}")
@@ -499,22 +523,24 @@ def draw_curves() -> Figure:
     from matplotlib.figure import Figure
 
     with own_style():
-        figure = Figure(figsize=(8, 3.2), dpi=90, layout="constrained")
+        figure = Figure(figsize=(8, 3.6), dpi=90, layout="constrained")
         axes = figure.add_subplot()
         steps = range(1, len(BEST.step_us) + 1)
         shown: set[str] = set()
         for curve in CURVES:
             ratio = curve.times_as_long(BEST.later_us)
             label, colour = (
-                (f"hopeless: at least {HOPELESS:g} times the best", PARTS["data_wait"].colour)
+                (f"hopeless: at least {HOPELESS:g} times", PARTS["data_wait"].colour)
                 if ratio >= HOPELESS
-                else (f"worth their rest: up to {WORTHWHILE:g} times", "#56B4E9")
+                else (f"never to stop: faster, or up to {WORTHWHILE:g} times", "#56B4E9")
                 if ratio <= WORTHWHILE
                 else ("in between: either is right", GREY)
             )
             if curve is BEST:
-                label, colour = "the best", "#000000"
-            axes.plot(steps, curve.step_us, color=colour, lw=1.3, label=None if label in shown else label)
+                label, colour = "the best so far", "#000000"
+            width, above = (2.2, 3) if curve is BEST else (1.3, 2)  # another trial takes nearly the same times
+            label_once = None if label in shown else label
+            axes.plot(steps, curve.step_us, color=colour, lw=width, zorder=above, label=label_once)
             shown.add(label)
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
@@ -523,7 +549,7 @@ def draw_curves() -> Figure:
         axes.set_ylabel("us per sample", size=9)
         axes.set_title("recorded: time per sample of the first steps of 12 trials", loc="left", size=10)
         axes.grid(color="#DDDDDD", lw=0.6, which="major")
-        axes.legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
+        figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=4)
     return figure
 
 

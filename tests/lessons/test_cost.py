@@ -22,6 +22,10 @@ from gpulab.lessons.cost import (
     step_time,
     times_as_dear,
 )
+from gpulab.lessons.fused_kernels import Peak
+from gpulab.lessons.guess_input import GuessInput
+from gpulab.lessons.guesses import reveal
+from gpulab.lessons.measured import Faster
 from gpulab.tuning.record import Experiment
 from tests.support.comparisons import a_comparison
 
@@ -113,7 +117,26 @@ def test_nothing_is_decided_without_measurements() -> None:
 def test_the_bill_has_a_row_per_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, 0.5, 1.05, (30.0, 10.0))
     lines = repr(bill("two-workers", 3.6)).splitlines()
-    assert len(lines) == 4 and "not measurable" in lines[1] and lines[-1].startswith("energy: ")
+    assert len(lines) == 5 and "not measurable" in lines[1] and lines[-1].startswith("energy: ")
+    assert lines[3] == "device works: its share of the steps of one profiled run of each"
+
+
+def test_the_legend_lies_on_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured(monkeypatch, 0.5, 1.05, (40.0, 6.6))
+    monkeypatch.setattr(cost, "measured_peak", lambda device: Peak(200e9, 40e9))
+    figure = draw_gpus("idle")
+    assert not isinstance(figure, Note)
+    figure.draw_without_rendering()
+    [legend] = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["waiting for data, as measured", "the rest"]
+    assert not legend.get_window_extent().overlaps(figure.axes[0].get_window_extent())
+
+
+def test_a_price_is_revealed_as_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    question = cost.QUESTIONS["workers"]
+    decided = replace(question, measure=lambda: Faster(2.2, sure=True))
+    assert "2.2 times as cheap with two workers" in reveal(2, decided).words
+    assert "times as cheap" in GuessInput("guess_workers", question).html()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from itertools import pairwise
 from typing import Any
@@ -15,8 +16,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from gpulab.lessons import host
+from gpulab.lessons.figures import png
 from gpulab.lessons.host import ManyHeads, as_given, check_distances, check_loop, given_loop
-from gpulab.lessons.model_timeline import Setting, draw, play, turn_by_hand
+from gpulab.lessons.model_timeline import ByHand, Setting, draw, play, turn_by_hand
 from gpulab.lessons.pairs import Speed
 
 times_us = st.floats(0.5, 100)
@@ -75,9 +77,18 @@ def test_the_model_says_that_it_is_one() -> None:
     assert "a model, not a measurement" in texts
     with pytest.raises(ValueError, match="at least one kernel"):
         Setting(kernels=0)
-    slider = turn_by_hand()
-    assert {child.description for child in slider.children if hasattr(child, "description")} >= {"kernel µs", "syncs"}
-    for widget in (*slider.children, slider):
+
+
+def test_sliders_have_a_static_twin() -> None:
+    turned = turn_by_hand()
+    assert isinstance(turned, ByHand)
+    children = turned.sliders.children
+    assert {child.description for child in children if hasattr(child, "description")} >= {"kernel µs", "syncs"}
+    bundle = turned._repr_mimebundle_()
+    assert "application/vnd.jupyter.widget-view+json" in bundle
+    assert base64.b64decode(bundle["image/png"]) == png(draw(Setting())), "what a reader without a kernel sees"
+    assert "interactive(" not in bundle["text/plain"] and "sliders" in bundle["text/plain"]
+    for widget in (*children, turned.sliders):
         widget.close()
 
 

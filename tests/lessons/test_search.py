@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
+import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 
+import jupytext
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -16,6 +18,9 @@ from torch.utils.data import DataLoader
 from gpulab.api.profile import profile
 from gpulab.errors import GpulabError
 from gpulab.lessons import search
+from gpulab.lessons.catalogue import lesson_named
+from gpulab.lessons.lesson import Lesson
+from gpulab.lessons.progress import Progress
 from gpulab.lessons.search import (
     BEST,
     CURVES,
@@ -39,13 +44,22 @@ from gpulab.lessons.search import (
     table_of,
     validation_loss,
 )
+from tests.support.paths import ROOT
+
+LESSON = ROOT / "notebooks" / "lessons" / "10_search.md"
 
 Pairs = Sequence[Pair]
 
 
 def trial(us: float, loss: float | None, *, kind: str = "conv", stopped: str = "", seconds: float = 1.0) -> Trial:
-    choice = {"kind": kind, "width": 16, "depth": 2, "batch_size": 32, "augment": "none"}
+    choice = {"kind": kind, "width": 16, "depth": 2, "batch_size": 32, "rate": 0.01, "decay": 0.0, "augment": "none"}
     return Trial(choice, seconds, us, loss, Look(us, 0.5), stopped)
+
+
+def optuna_cell() -> str:
+    """The cell of the notebook."""
+    cells = {cell.metadata.get("name"): cell.source for cell in jupytext.read(LESSON).cells}
+    return str(cells["optuna"])
 
 
 # -- the parts of a search ---------------------------------------------------------------------------------------------
@@ -117,10 +131,56 @@ def test_the_front_leaves_out_what_is_beaten_stopped_or_diverged() -> None:
     ]
     assert [(t.us_per_sample, t.loss) for t in front_of(trials)] == [(10, 3), (30, 1), (30, 1)]
     lines = table_of(trials).lines
-    assert [line[:3] for line in lines[1:]].count(" * ") == 3
-    assert lines[-1].endswith("(stopped: slow)") and "  50 %  conv" in lines[-1]
+    assert [line[0] for line in lines[1:]].count("*") == 3
+    chosen = ["conv", "16", "2", "32", "0.01", "0", "none"]
+    assert lines[-1].split() == ["1", "us", "-", "1.00", "50.0", "%", *chosen, "slow"]
     unseen = replace(trials[0], look=None)
-    assert "works" not in repr(table_of([unseen])) and "      -  conv" in table_of([unseen, trials[1]]).lines[1]
+    assert "works" not in repr(table_of([unseen])) and " - conv" in table_of([unseen, trials[1]]).lines[1]
+
+
+def test_a_row_says_all_that_was_chosen() -> None:
+    """Two trials that differ in the learning rate alone are two rows."""
+    slow, fast = (replace(trial(1, 1.0), choice={**trial(1, 1.0).choice, "rate": rate}) for rate in (0.01, 0.0003))
+    assert slow.words == "conv, width 16, depth 2, batch 32, rate 0.01, decay 0, none"
+    head, one, other = table_of([slow, fast]).lines
+    assert head.split()[-7:] == ["kind", "width", "depth", "batch", "rate", "decay", "augment"]
+    assert one != other and "0.0003" in other
+    longest = {"kind": "depthwise", "width": 128, "depth": 3, "batch_size": 128, "rate": 0.0003, "decay": 0.01}
+    row = replace(trial(9999, None, seconds=99, stopped="starves"), choice={**longest, "augment": "shift"})
+    assert max(map(len, table_of([row, trial(1, 10.0)]).lines)) <= 96, "as wide as a cell of the notebook"
+
+
+def test_a_share_below_the_limit_never_looks_like_it() -> None:
+    shares = [search._share_words(Look(1.0, share)) for share in (0.19999, 0.2, 0.196, math.nan)]
+    assert shares == ["19.9 %", "20.0 %", "19.6 %", "-"]
+
+
+def test_without_optuna_its_cell_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    names: dict[str, object] = {}
+    names["lesson"] = Lesson(lesson_named("10"), names, Progress(outlets=()))
+    exec(optuna_cell(), names)
+    out, err = capsys.readouterr()
+    assert "%pip install optuna" in out and "Traceback" not in out + err
+    assert "study" not in names, "nothing else of the cell ran"
+
+
+def test_with_optuna_its_cell_searches_and_draws(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+
+    def try_out(choice: Mapping[str, object], hopeless: object, so_far: Sequence[Trial]) -> Trial:
+        us = 10.0 + len(so_far)
+        return Trial(choice, 1.0, us, stopped="slow") if len(so_far) == 2 else Trial(choice, 1.0, us, 0.5)
+
+    names: dict[str, object] = {"run_trials": run_trials, "draw_front": draw_front, "display": lambda figure: None}
+    names |= {"try_out": try_out, "hopeless": None, "SPACE": {"kind": ["dense", "conv"], "width": [16, 32]}}
+    names["lesson"] = Lesson(lesson_named("10"), names, Progress(outlets=()))
+    exec(optuna_cell(), names)
+    out = capsys.readouterr().out
+    assert out.startswith("Importing Optuna takes some seconds"), "a sign of life comes before the import"
+    assert "1 trials stopped; on Optuna's front:" in out and "10 us per sample, loss 0.500" in out
 
 
 def test_what_stopping_saved_and_lost_is_added_up() -> None:
@@ -141,8 +201,12 @@ def test_the_figures_are_drawn_also_of_nothing() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for trials in ([], [trial(10, 2.0)], [trial(10, None, stopped="slow"), trial(9, 1.0, kind="dense")]):
-            draw_front(trials).canvas.draw()
-        draw_curves().canvas.draw()
+            draw_front(trials).draw_without_rendering()
+        curves = draw_curves()
+        curves.draw_without_rendering()
+    best, *others = curves.axes[0].lines
+    assert (best.get_label(), best.get_color()) == ("the best so far", "#000000")
+    assert all(best.get_zorder() > other.get_zorder() for other in others), "another trial took nearly the same"
 
 
 def test_the_model_of_a_search_stops_the_slow_trials() -> None:
