@@ -296,7 +296,7 @@ def test_a_section_tells_all_that_is_known_of_a_finding() -> None:
     (section,) = finding_sections(full(), below_headline=False)
     rows = {row.cells[0]: row.cells[1] for row in section.rows}
     assert section.title == "1. Starting work on the GPU" and section.lead
-    assert rows["would give back"] == "at most 4.00 ms per step, 20 % of a typical step (this was measured)"
+    assert rows["would give back"] == "at most about 4.00 ms per step, 20 % of a typical step (this was measured)"
     assert rows["predicted"].startswith("1.25 times as fast, between 1.11 and 1.43")
     assert "the peak of the GPU's memory becomes 1.10 of today's" in rows["predicted"]
     assert rows["your line"] == "line 3 of the cell: model(x)" and "--ab compile=default" in rows["try it"]

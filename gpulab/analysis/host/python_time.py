@@ -28,8 +28,9 @@ MOSTLY = 0.6  # of the looks at a function; ours: a line that also runs operator
 class OwnCode:
     """`place`: the line that takes most; None where none surely does. `function` that it is in, empty for a cell.
 
-    `times` within the profiled steps, [n, 2] in ns. `share`: median of a step. `source`: the lines around, each with
-    its share of the time in which PyTorch runs nothing.
+    `times` within the profiled steps, [n, 2] in ns, each up to a look: of the last of them before PyTorch runs again,
+    the rest is missing. `share` of a typical step, without that gap where looks are draws: of them, those at these
+    lines. `source`: the lines around, each with its share of the time in which PyTorch runs nothing.
     """
 
     place: Place | None
@@ -69,7 +70,7 @@ def library_time(run: Run, account: Breakdown) -> LibraryTime | None:
     number = int(np.argmax(counts))
     rows = (stack.library == number) & (stack.throughout == 1)
     times = intersect(union(stack.since_ns[rows], stack.t_ns[rows]), bare)
-    return LibraryTime(run.libraries[number], times, _share(windows, times))
+    return LibraryTime(run.libraries[number], times, first / int(within.sum()) * _share(windows, bare))
 
 
 def _bare(run: Run, account: Breakdown, windows: Intervals) -> Intervals:
@@ -115,7 +116,7 @@ def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
     total = looks_within(stack, bare)
     hot = hot_place(mine, total)
     source = lines_beside_cost(run, hot, lines, total) if hot is not None else ()
-    return OwnCode(hot, place.function, times, _share(windows, times), source)
+    return OwnCode(hot, place.function, times, share * _share(windows, bare), source)
 
 
 def _holds_others(stack: StackSamples) -> npt.NDArray[np.bool_]:

@@ -136,7 +136,7 @@ def _most(finding: Finding, diagnosis: Diagnosis) -> str:
     of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
     share = f", {percent(time_us / of_us)} of {of}" if of_us else ""
     per = "" if diagnosis.whole_window else " per step"
-    return f"at most {duration(time_us)}{per}{share}"
+    return f"at most about {duration(time_us)}{per}{share}"
 
 
 def _predicted(prediction: Prediction | None) -> str:

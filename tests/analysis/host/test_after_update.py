@@ -121,6 +121,22 @@ def test_a_computing_function_is_not_blamed_for_operator_gaps(computing_us: floa
     assert any("Python code of yours" in w for w in words) is blamed
 
 
+@pytest.mark.parametrize("library", [False, True])
+def test_time_between_the_last_look_and_the_next_operator_counts(library: bool) -> None:
+    def step(loop: HostLoop) -> None:
+        loop.python(5_000, 0)
+        loop.operator("aten::mm", 2_300, 1)
+
+    run = played(step, FUNCTION, STEP_LINE, steps=20).run()
+    assert run.stack is not None
+    count = len(run.stack.t_ns)
+    throughout, number = (run.stack.place == 0).astype(np.uint8) * library, np.zeros(count, np.int32)
+    stack = dataclasses.replace(run.stack, exact=True, throughout=throughout, library=number)
+    found = gpulab.diagnose(dataclasses.replace(run, stack=stack, libraries=("keras",))).of("logging_or_eval")
+    assert found is not None and ("keras" in found.summary) is library
+    assert found.recoverable_us_per_step == pytest.approx(5_000, rel=0.04)
+
+
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_library_that_calls_back_keeps_its_own_time(comes_back: bool) -> None:
     def step(loop: HostLoop) -> None:
