@@ -17,7 +17,8 @@ def block(inputs, outputs):
 torch.manual_seed(0)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
-dataset = DigitsFolder()  # 1797 handwritten digits: PNG files, decoded and augmented on demand
+# 1797 handwritten digits: PNG files that take 2 ms to arrive, decoded and augmented on demand
+dataset = DigitsFolder(arrive_ms=2)
 model = nn.Sequential(block(1, 24), block(24, 48), nn.Flatten(), nn.Linear(48 * 8 * 8, 10))
 model = model.to(device)
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)

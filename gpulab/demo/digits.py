@@ -111,12 +111,13 @@ class DigitsFolder(Dataset[tuple[torch.Tensor, int]]):
     """Handwritten digits read from PNG files: each sample is opened, decoded, augmented and normalised on demand.
 
     `slow_ms` adds that many milliseconds of busy work to each sample, to make the loader slower by a known amount.
+    `arrive_ms` pass before a file is there, asleep, as from a disk in a network.
     Raises GpulabError where the files cannot be written on first use.
     """
 
-    def __init__(self, root: Path | str | None = None, *, slow_ms: float = 0.0) -> None:
+    def __init__(self, root: Path | str | None = None, *, slow_ms: float = 0.0, arrive_ms: float = 0.0) -> None:
         self.root = default_root() if root is None else Path(root)
-        self.slow_ms = slow_ms
+        self.slow_ms, self.arrive_ms = slow_ms, arrive_ms
         write_digits(self.root)
         self.paths = _image_paths(self.root)
         self.labels = [int(path.parent.name) for path in self.paths]
@@ -125,6 +126,8 @@ class DigitsFolder(Dataset[tuple[torch.Tensor, int]]):
         return len(self.paths)
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if self.arrive_ms > 0:
+            time.sleep(self.arrive_ms / 1000)
         sample = _normalised(_augmented(self.paths[index]))
         if self.slow_ms > 0:
             _keep_busy(self.slow_ms)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -12,6 +12,7 @@ from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+    from matplotlib.patches import Patch
 
 Kind = Literal["compute", "load", "wait", "launch", "copy", "communicate"]
 
@@ -23,7 +24,16 @@ COLOURS: dict[Kind, str] = {  # those of the report, where it has the same thing
     "copy": PARTS["memcpy"].colour,
     "communicate": PARTS["communication"].colour,
 }
-WIDTH_IN, LANE_IN, MARGIN_IN = 8.0, 0.42, 0.95
+MEANINGS: dict[Kind, str] = {  # in a figure of steps
+    "compute": "computing",
+    "load": "loading a batch",
+    "wait": "waiting",
+    "launch": "launching a kernel",
+    "copy": "copying",
+    "communicate": "exchanging between devices",
+}
+STEP_UNITS = ("ms", "µs")  # in another unit a figure is no figure of steps
+WIDTH_IN, LANE_IN, MARGIN_IN, LEGEND_IN = 8.0, 0.42, 0.95, 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +46,25 @@ class Block:
     label: str = ""
 
 
-def draw_lanes(lanes: Sequence[tuple[str, Sequence[Block]]], title: str, *, unit: str = "ms") -> Figure:
-    """A figure with one lane per row, from top to bottom; it says that it is a model, not a measurement."""
+def draw_lanes(
+    lanes: Sequence[tuple[str, Sequence[Block]]],
+    title: str,
+    *,
+    unit: str = "ms",
+    meanings: Mapping[Kind, str] | None = None,
+) -> Figure:
+    """A figure with one lane per row, from top to bottom; it says that it is a model, not a measurement.
+
+    `meanings`: what the legend calls each colour, those without a word are left out; None: the usual words in a figure
+    of steps, else no legend.
+    """
     from matplotlib.figure import Figure
 
+    usual = MEANINGS if unit in STEP_UNITS else {}
+    shown = _legend(lanes, usual if meanings is None else meanings)
+    height_in = LANE_IN * len(lanes) + MARGIN_IN + (LEGEND_IN if shown else 0)
     with own_style():
-        figure = Figure(figsize=(WIDTH_IN, LANE_IN * len(lanes) + MARGIN_IN), dpi=90, layout="constrained")
+        figure = Figure(figsize=(WIDTH_IN, height_in), dpi=90, layout="constrained")
         axes = figure.add_subplot()
         for row, (_, blocks) in enumerate(lanes):
             for block in blocks:
@@ -60,7 +83,19 @@ def draw_lanes(lanes: Sequence[tuple[str, Sequence[Block]]], title: str, *, unit
             axes.spines[side].set_visible(False)
         axes.set_title(title, loc="left", size=10, family=FONT)
         axes.text(1, 1.02, "a model, not a measurement", transform=axes.transAxes, ha="right", size=8, color=GREY)
+        if shown:
+            figure.legend(
+                handles=shown, loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8, handlelength=1.2
+            )
     return figure
+
+
+def _legend(lanes: Sequence[tuple[str, Sequence[Block]]], meanings: Mapping[Kind, str]) -> list[Patch]:
+    """A patch for each kind that the lanes have and that has a meaning, in the order of the colours."""
+    from matplotlib.patches import Patch
+
+    kinds = {block.kind for _, blocks in lanes for block in blocks}
+    return [Patch(color=COLOURS[kind], label=meanings[kind]) for kind in COLOURS if kind in kinds & meanings.keys()]
 
 
 def png(figure: Figure) -> bytes:

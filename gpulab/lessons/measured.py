@@ -13,12 +13,13 @@ from gpulab.analysis.facts import facts
 from gpulab.api.experiment import experiment, experiments
 from gpulab.api.reading import runs
 from gpulab.errors import UsageError
-from gpulab.formatting import factor, percent
+from gpulab.formatting import factor, percent, plural
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.run import Run
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.verdict import is_decided
+from gpulab.views.comparison.comparison import Compared
 from gpulab.views.comparison.part_times import us
 from gpulab.views.running.waiting import waiting
 
@@ -69,10 +70,20 @@ class Faster:
 def times_faster(name: str) -> Faster | None:
     """Of the first setting of the experiment of that name; None where that is not known."""
     measured = experiment_named(name)
-    first = measured.comparisons[0] if measured is not None and measured.comparisons else None
-    if first is None or first.ratio is None:
+    return _faster(next(iter(measured.comparisons), None)) if measured is not None else None
+
+
+def times_faster_with(name: str, knob: str, value: str) -> Faster | None:
+    """Of the setting `knob=value` of the experiment of that name; None where that is not known."""
+    measured = experiment_named(name)
+    compared = measured.comparisons if measured is not None else ()
+    return _faster(next((one for one in compared if one.b.settings.get(knob) == value), None))
+
+
+def _faster(compared: Comparison | None) -> Faster | None:
+    if compared is None or compared.ratio is None:
         return None
-    return Faster(1 / first.ratio, is_decided(first.verdict))
+    return Faster(1 / compared.ratio, is_decided(compared.verdict))
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,17 +148,37 @@ def _around(time_us: float, compared: Comparison | None) -> tuple[float, float]:
     return time_us * low / compared.ratio, time_us * high / compared.ratio
 
 
-def compare_each(code: Callable[[], object], settings: Iterable[Mapping[str, object]], steps: int, pairs: int) -> None:
-    """Compare each setting with `code` as written and print the verdict; what cannot be compared here, with why."""
+def compare_each(
+    code: Callable[[], object],
+    settings: Iterable[Mapping[str, object]],
+    steps: int,
+    pairs: int,
+    budget_s: float = EACH_S,
+) -> None:
+    """Compare each setting with `code` as written, in `budget_s` seconds each, and print the verdict; of fewer than
+    `pairs` that decide nothing no factor, and of what cannot be compared here, why.
+    """
     for setting in settings:
         named = ", ".join(f"{knob}={value}" for knob, value in setting.items())
         try:
             with waiting(f"comparing {named}"):
-                compared = experiment(code, setting, steps=steps, pairs=pairs, budget_s=EACH_S, show=False)
+                compared = experiment(code, setting, steps=steps, pairs=pairs, budget_s=budget_s, show=False)
         except UsageError as why:  # such as pin_memory without a GPU: there is nothing to measure
             print(f"{why}\n")
         else:
-            print(f"{compared.headline.sentence}\n")
+            print(f"{_verdict_on(named, compared, pairs)}\n")
+
+
+def _verdict_on(setting: str, compared: Compared, pairs: int) -> str:
+    """Its headline; an undecided one of too few blocks has a factor that says nothing."""
+    result = compared.result
+    one = result.comparisons[0] if isinstance(result, Experiment) and result.comparisons else None
+    if one is None or one.pairs >= pairs or one.b.failure or is_decided(one.verdict):
+        return compared.headline.sentence
+    return (
+        f"Undecided: {setting}: only {one.pairs} of {plural(pairs, 'pair')} of blocks ran in the time, too few to "
+        "tell. If other programs are running, run this cell again when they have ended."
+    )
 
 
 def check_enough(answer: object, name: str, knob: str, as_written: int) -> Checked:

@@ -33,12 +33,14 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gpulab.run import Run
+    from gpulab.views.report.diagnosis import Diagnosed
 
 Images: TypeAlias = npt.NDArray[Any]
 Shift: TypeAlias = Callable[[Images, Images], object]
 
 DEPTH = 3  # rows of nested operators that are drawn
 ROW_IN, MARGIN_IN = 0.36, 1.0
+LIMIT_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of a step, as the formula is marked at
 LABELLED = 0.07  # of the step: a shorter span has no room for its name
 PLUGIN_S = 120.0
 WANTED = 3.0  # times as fast as the given function
@@ -46,6 +48,71 @@ SHAPES = ((4, 8, 6), (1, 3, 5), (7, 5, 5))  # images, rows, columns
 TIMED_SHAPE = (64, 32, 32)
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
+
+
+# -- what a share can bring --------------------------------------------------------------------------------------------
+
+
+def draw_limit() -> Figure:
+    """How many times as fast a step becomes at most, by the share of it that is taken away: Amdahl's law."""
+    from matplotlib.figure import Figure
+
+    shares = np.linspace(0, max(LIMIT_SHARES), 200)
+    with own_style():
+        figure = Figure(figsize=(8, 2.6), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        axes.plot(100 * shares, 1 / (1 - shares), color=PARTS["compute"].colour)
+        for part in LIMIT_SHARES:
+            axes.plot(100 * part, 1 / (1 - part), "o", color=PARTS["compute"].colour, markersize=4)
+            axes.annotate(
+                factor(1 / (1 - part)),
+                (100 * part, 1 / (1 - part)),
+                (-6, 6),
+                textcoords="offset points",
+                ha="right",
+                size=8,
+            )
+        axes.set_xlim(0, 100)
+        axes.set_ylim(0, 12)
+        axes.set_xlabel("share of the step that is taken away, %", size=9)
+        axes.set_ylabel("times as fast", size=9)
+        axes.tick_params(labelsize=9)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+        axes.set_title("the most that a share can bring: 1 / (1 \u2212 share)", loc="left", size=10)
+        axes.text(1, 1.02, "a formula, not a measurement", transform=axes.transAxes, ha="right", size=8, color=GREY)
+    return figure
+
+
+def limit_beside_share(run_name: str, experiment: str) -> Table | Note:
+    """What the report's share promised, beside what was measured without the shift, each as a factor and as a share."""
+    run, most = run_named(run_name), times_faster(experiment)
+    diagnosed = diagnose(run) if run is not None else None
+    promised = _share_at_a_line(diagnosed) if diagnosed is not None else None
+    if diagnosed is None or promised is None or most is None:
+        return Note(
+            "Not measured.", f"That needs the run {run_name!r} and the experiment {experiment!r}: run both first."
+        )
+    rows = (
+        ("the report's share", promised, 1 / (1 - promised)),
+        ("measured without the shift", 1 - 1 / most.times, most.times),
+    )
+    lines = [f"{'':28} {'of a step':>10} {'times as fast':>14}"]
+    lines += [f"{label:28} {percent(part):>10} {factor(gain):>14}" for label, part, gain in rows]
+    if not diagnosed.first.source_line:
+        lines.append("The report names another cause first, so its share may be far from what the line really takes.")
+    if not most.sure:
+        lines.append("What was measured may be chance: run the comparison again when other programs have ended.")
+    return Table(tuple(lines))
+
+
+def _share_at_a_line(diagnosed: Diagnosed) -> float | None:
+    """Of a typical step: the time of the finding that names a line; None where none does, or it takes all."""
+    named = next((finding for finding in diagnosed.findings if finding.source_line), None)
+    if named is None or not named.recoverable_us_per_step or not diagnosed.step_us:
+        return None
+    part = named.recoverable_us_per_step / diagnosed.step_us
+    return part if part < 1 else None
 
 
 # -- the trace ---------------------------------------------------------------------------------------------------------
@@ -67,7 +134,8 @@ def draw_trace(name: str) -> Figure | Note:
         return Note("Not measured.", f"There is no run {name!r} with a trace yet: run that cell first.")
     step = rows[len(rows) // 2]
     window = int(run.steps.start_ns[step]), int(run.steps.end_ns[step])
-    return _drawn(run.timeline, window, f"step {int(run.steps.number[step])} of your run, from its trace")
+    with waiting("drawing a step"):
+        return _drawn(run.timeline, window, f"step {int(run.steps.number[step])} of your run, from its trace")
 
 
 def _drawn(timeline: Timeline, window: tuple[int, int], title: str) -> Figure:

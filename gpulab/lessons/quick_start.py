@@ -1,10 +1,10 @@
-"""The quick start has one guess and no exercise."""
+"""The quick start has two guesses and no exercise."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpulab.lessons.guesses import Question, share
+from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named
 from gpulab.lessons.starving import waiting_share
 
@@ -16,4 +16,5 @@ def _waiting() -> float | None:
 
 QUESTIONS: Mapping[str, Question] = {
     "waiting": share("What share of each step waits for data?", _waiting, "of each step waits for data"),
+    "workers": times("How many times as fast is it with two workers?", "two-workers", "with two workers"),
 }

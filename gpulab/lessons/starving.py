@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +14,16 @@ import torch
 from torch.utils.data import Dataset
 
 from gpulab.analysis.facts import facts
+from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.capture.short_run import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
 from gpulab.formatting import factor, percent, plural
-from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, Note, is_unanswered, right, unanswered, wrong
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import check_enough, run_named
+from gpulab.lessons.measured import check_enough, experiment_named, run_named, working_share
 from gpulab.lessons.pairs import Speed, judge_speed, time_pairs
+from gpulab.verdict import is_decided
+from gpulab.views.running.waiting import waiting
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -31,6 +35,9 @@ EVERY = 3  # of the 1797 digits: an epoch is short, a cache soon filled
 COUNTED = 8  # steps of a measurement: whole rounds of 1, 2, 4 or 8 workers
 PAIRS, BUDGET_S = 5, 20.0
 WANTED = 2.0  # times as fast
+CLAIMED = 0.9  # of a step the device works, where the pipeline is in order
+CLOSE = 0.03  # one profiled run tells a share no better: nearer to the claimed one it decides nothing
+USUAL_STEP_US, LONGEST_MS = 10_000.0, 250.0  # where no step was measured; on a busy machine
 HARDLY_WAITS = 0.15  # of a step: then the loader is not what to improve
 
 Train = Callable[[Any], object]
@@ -74,6 +81,29 @@ class HeavyDigits(DigitsFolder):
             large = file.convert("L").resize(size, Image.Resampling.BICUBIC)
         smooth = large.rotate(7, Image.Resampling.BICUBIC).filter(ImageFilter.GaussianBlur(3))
         return _as_sample(smooth), self.labels[index]
+
+
+class SomeDistantDigits(Dataset[tuple[torch.Tensor, int]]):
+    """The digits in memory, as a cache would hold them, but for a few: `fetch_ms` pass before one of those is there.
+
+    Which these are is the same each time: every 150th. Raises GpulabError where the files cannot be written.
+    """
+
+    MISSING_EVERY = 150
+
+    def __init__(self, fetch_ms: float, root: Path | str | None = None) -> None:
+        files = DistantDigits(0.0, root)
+        with waiting("reading the images into memory"):
+            self.images = [_read(path) for path in files.paths]
+        self.labels, self.fetch_ms = files.labels, fetch_ms
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index % self.MISSING_EVERY == 0:
+            time.sleep(self.fetch_ms / 1e3)
+        return self.images[index], self.labels[index]
 
 
 class ItemsInMemory(Dataset[tuple[torch.Tensor, torch.Tensor]]):
@@ -205,6 +235,55 @@ def _judged(workers: int, speed: Speed, mine: Feeding) -> Checked:
             f"{min(math.ceil(times_longer), 8)} workers could keep up."
         )
     return judge_speed(speed, WANTED, good=f"That is with {who}. {waits}.", hint=hint)
+
+
+# -- a claim, and a dataset in the rhythm of the training --------------------------------------------------------------
+
+
+def judge_claim(*names: str) -> Note:
+    """Whether the device works for more than `CLAIMED` of each step with the best loader of those experiments."""
+    tried = [loader for name in names for loader in _loaders(name)]
+    if not tried:
+        return Note("Not measured.", "Run the experiments above first.")
+    best = max(tried, key=lambda loader: loader.works)
+    figures = f"The most is {percent(best.works)}, with {best.label}; the claim is above {percent(CLAIMED)}."
+    if not best.is_decided:
+        return Note("Undecided.", f"{figures} Whether that loader is faster, its experiment could not tell.")
+    if abs(best.works - CLAIMED) < CLOSE:
+        return Note("Undecided.", f"{figures} That is too close for one profiled run to tell.")
+    if best.works > CLAIMED:
+        return Note("It holds here.", figures)
+    if any(loader.is_disturbed for loader in tried):
+        return Note("Undecided.", f"{figures} But other programs took cores meanwhile: without them it may be more.")
+    return Note("It does not hold here.", figures)
+
+
+@dataclass(frozen=True, slots=True)
+class _Loader:
+    """A setting of an experiment: the share of its steps in which the device works, and how far that can be trusted."""
+
+    label: str
+    works: float
+    is_decided: bool
+    is_disturbed: bool
+
+
+def _loaders(name: str) -> Iterator[_Loader]:
+    measured = experiment_named(name)
+    for one in measured.comparisons if measured is not None else ():
+        figures = one.b.facts
+        works = working_share(figures.run) if figures is not None else None
+        if figures is None or works is None:
+            continue
+        others = figures.cores.others_fraction if figures.cores is not None else None
+        yield _Loader(one.b.label, works, is_decided(one.verdict), others is not None and others >= LEAST_OTHERS)
+
+
+def steps_ms(name: str, count: int) -> float:
+    """How long so many steps of the last setting of that experiment take, within what a lesson has time for."""
+    measured = experiment_named(name)
+    step_us = measured.sides[-1].us_per_step if measured is not None else None
+    return min(count * (step_us or USUAL_STEP_US) / 1e3, LONGEST_MS)
 
 
 # -- what the notebook asks --------------------------------------------------------------------------------------------

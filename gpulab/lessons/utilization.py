@@ -18,7 +18,7 @@ from gpulab.formatting import difference, percent, rate
 from gpulab.lessons.batch_size import Batch, DigitsInMemory
 from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
 from gpulab.lessons.guesses import Question, share
-from gpulab.lessons.measured import experiment_named, run_named, working_share
+from gpulab.lessons.measured import Faster, experiment_named, run_named, times_faster_with, working_share
 from gpulab.thresholds import DEFAULT
 from gpulab.views.drawing import GREY, own_style
 from gpulab.views.running.waiting import waiting
@@ -529,6 +529,10 @@ def _polling() -> float | None:
     return None if run is None else _thread_share(facts(run))
 
 
+def _without_waiting() -> Faster | None:
+    return times_faster_with("three-ways", "waiting", "none")
+
+
 def _best_mfu() -> float | None:
     """The largest of the ladders that were drawn: that of the setting which never waits."""
     shares = [one.rungs[-1].share for one in _latest.get("three-ways", ())]
@@ -536,6 +540,12 @@ def _best_mfu() -> float | None:
 
 
 QUESTIONS: Mapping[str, Question] = {
+    "without-waiting": Question(
+        "How many times as fast is it when each batch is there at once?",
+        "times",
+        _without_waiting,
+        "with each batch there at once",
+    ),
     "top": share("What does top show for it, in % of a core?", _polling, "of the time the training has a core"),
     "mfu": share("What is its MFU?", _best_mfu, "of the measured peak is what the profiled steps reach (MFU)"),
 }

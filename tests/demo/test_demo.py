@@ -173,6 +173,15 @@ def test_the_command_prints_the_report_and_writes_one_page(root: Path, tmp_path:
     assert list(tmp_path.glob("*.tmp")) == []
 
 
+def test_a_file_that_arrives_late_is_waited_for_asleep(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    torch.manual_seed(0)
+    late = DigitsFolder(root, arrive_ms=2)[3]
+    torch.manual_seed(0)
+    assert torch.equal(late[0], DigitsFolder(root)[3][0]) and slept == [0.002]
+
+
 @pytest.fixture
 def demo(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
     """The command in this process, in an empty folder."""

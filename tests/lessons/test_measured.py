@@ -10,7 +10,7 @@ import pytest
 
 from gpulab.errors import UsageError
 from gpulab.lessons import check_enough, compare_each, measured, times_faster
-from gpulab.lessons.measured import Faster, Swept
+from gpulab.lessons.measured import Faster, Swept, times_faster_with
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.verdict import verdict
 from gpulab.views.comparison.comparison import Compared
@@ -115,6 +115,25 @@ def test_what_was_measured_is_known_by_its_name(ran: Ran) -> None:
     assert times_faster("two-workers") == Faster(2.5, sure=True), "the latest of the name"
     ran("two-workers", swept({2: None}))
     assert times_faster("two-workers") is None, "it failed"
+
+
+def test_one_setting_of_a_sweep_is_asked_for_by_its_value(ran: Ran) -> None:
+    ran("ways", swept({2: 0.5, 4: 0.2}))
+    assert times_faster_with("ways", "workers", "4") == Faster(5.0, sure=True)
+    assert times_faster_with("ways", "workers", "8") is None and times_faster_with("other", "workers", "4") is None
+
+
+def test_of_too_few_blocks_no_factor_is_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for spread, pairs, shows_factor in ((9.0, 2, False), (9.0, 5, True), (1.01, 2, True)):
+        sweep = swept({4: 0.27}, knob="prefetch", spread=spread)
+        result = replace(sweep, comparisons=(replace(sweep.comparisons[0], pairs=pairs),))
+        monkeypatch.setattr(measured, "experiment", lambda *a, result=result, **k: Compared(result))
+        compare_each(lambda: None, [{"prefetch": 4}], steps=4, pairs=5)
+        said = capsys.readouterr().out
+        assert ("times as fast" in said) is shows_factor, said
+        assert ("prefetch=4: only 2 of 5 pairs of blocks" in said) is not shows_factor
 
 
 def test_each_setting_gets_its_verdict_or_why_it_has_none(

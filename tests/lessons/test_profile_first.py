@@ -13,7 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from gpulab.lessons import profile_first
-from gpulab.lessons.check import Note
+from gpulab.lessons.check import Note, Table
+from gpulab.lessons.measured import Faster
 from gpulab.lessons.pairs import Speed
 from gpulab.lessons.profile_first import (
     CULPRIT,
@@ -24,7 +25,9 @@ from gpulab.lessons.profile_first import (
     _rolled,
     check_costliest,
     check_rewrite,
+    draw_limit,
     draw_trace,
+    limit_beside_share,
     plugin_beside,
 )
 
@@ -52,6 +55,42 @@ def test_both_definitions_of_the_shift_agree() -> None:
     for shape in SHAPES:
         images, offsets = _example(shape)
         assert np.array_equal(shift(images, offsets), _rolled(images, offsets))
+
+
+# -- what a share can bring --------------------------------------------------------------------------------------------
+
+
+def test_the_formula_is_drawn_and_says_that_it_is_one() -> None:
+    axes = draw_limit().axes[0]
+    points = [np.asarray(line.get_xydata())[0] for line in axes.lines[1:]]
+    marked = {(round(float(x)), round(float(y), 2)) for x, y in points}
+    assert {(50, 2.0), (75, 4.0), (90, 10.0)} <= marked
+    assert "a formula, not a measurement" in [text.get_text() for text in axes.texts]
+
+
+@pytest.mark.parametrize(("sure", "is_first"), [(True, True), (True, False), (False, True)])
+def test_a_promised_share_stands_beside_the_measured_one(
+    monkeypatch: pytest.MonkeyPatch, sure: bool, is_first: bool
+) -> None:
+    findings = [SimpleNamespace(source_line="", recoverable_us_per_step=9.0) for _ in range(2)]
+    findings[1].source_line, findings[1].recoverable_us_per_step = "np.roll(...)", 12.0
+    first = findings[1] if is_first else findings[0]
+    diagnosed = SimpleNamespace(findings=findings, step_us=16.0, first=first)
+    monkeypatch.setattr(profile_first, "run_named", lambda name: name)
+    monkeypatch.setattr(profile_first, "diagnose", lambda run: diagnosed)
+    monkeypatch.setattr(profile_first, "times_faster", lambda name: Faster(5.0, sure))
+    table = limit_beside_share("first", "limit")
+    assert isinstance(table, Table)
+    assert [line.split()[-4:] for line in table.lines[1:3]] == [
+        ["share", "75", "%", "4.0"],
+        ["shift", "80", "%", "5.0"],
+    ]
+    assert any("may be chance" in line for line in table.lines) is not sure
+    assert any("another cause first" in line for line in table.lines) is not is_first
+    findings[1].recoverable_us_per_step = 16.0
+    assert isinstance(limit_beside_share("first", "limit"), Note), "no factor where nothing would be left"
+    monkeypatch.setattr(profile_first, "times_faster", lambda name: None)
+    assert isinstance(limit_beside_share("first", "limit"), Note)
 
 
 # -- the trace ---------------------------------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +15,17 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpulab.lessons import starving
 from gpulab.lessons.pairs import Speed
-from gpulab.lessons.starving import DistantDigits, Feeding, HeavyDigits, ItemsInMemory, check_loader, pass_on
+from gpulab.lessons.starving import (
+    DistantDigits,
+    Feeding,
+    HeavyDigits,
+    ItemsInMemory,
+    SomeDistantDigits,
+    check_loader,
+    judge_claim,
+    pass_on,
+    steps_ms,
+)
 
 DATA = TensorDataset(torch.zeros(64, 1), torch.zeros(64))
 
@@ -107,6 +119,59 @@ def test_distant_digits_repeat_and_take_their_time(tmp_path: Path, monkeypatch: 
     assert digits.labels == [int(path.parent.name) for path in digits.paths]
     assert len(digits) == len(digits.labels) == 599 and set(digits.labels) == set(range(10))
     assert slept == [0.005, 0.005]
+
+
+def test_some_distant_digits_are_the_same_and_few_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
+    some, all_ = SomeDistantDigits(fetch_ms=80), DistantDigits(0.0)
+    assert len(some) == len(all_) == 599
+    assert torch.equal(some[100][0], all_[100][0]) and some[100][1] == all_[100][1]
+    slept.clear()
+    for index in range(len(some)):
+        some[index]
+    assert slept == [0.08] * 4
+
+
+def case(label: str, works: float | None, verdict: str, others: float = 0.02) -> Any:
+    figures = None if works is None else SimpleNamespace(run=works, cores=SimpleNamespace(others_fraction=others))
+    return SimpleNamespace(b=SimpleNamespace(label=label, facts=figures), verdict=verdict)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "begin", "words"),
+    [
+        ([("workers=2", 0.8, "faster"), ("cache=on", 0.96, "faster")], "It holds here.", "96 %, with cache=on"),
+        (
+            [("workers=2", 0.8, "faster"), ("workers=4", 0.7, "faster")],
+            "It does not hold here.",
+            "80 %, with workers=2",
+        ),
+        ([("workers=2", 0.89, "faster")], "Undecided.", "too close"),
+        ([("workers=2", 0.92, "faster")], "Undecided.", "too close"),
+        ([("workers=2", 0.5, "faster"), ("cache=on", 0.97, "undecided")], "Undecided.", "could not tell"),
+        ([("workers=2", 0.5, "faster", 0.4), ("cache=on", 0.7, "faster")], "Undecided.", "other programs took cores"),
+        ([("workers=2", 0.5, "faster", 0.4), ("cache=on", 0.97, "faster")], "It holds here.", "97 %"),
+        ([("workers=2", None, "faster")], "Not measured.", "Run"),
+        ([], "Not measured.", "Run"),
+    ],
+)
+def test_a_claim_gets_a_verdict_from_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, loaders: list[tuple[Any, ...]], begin: str, words: str
+) -> None:
+    experiments = {"how-many": SimpleNamespace(comparisons=[case(*one) for one in loaders])}
+    monkeypatch.setattr(starving, "experiment_named", experiments.get)
+    monkeypatch.setattr(starving, "working_share", lambda share: share)
+    note = judge_claim("how-many", "no-loading")
+    assert note.opening == begin and words in note.words
+
+
+def test_a_late_image_keeps_step_with_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    sides = [SimpleNamespace(us_per_step=50_000.0), SimpleNamespace(us_per_step=6_000.0)]
+    monkeypatch.setattr(starving, "experiment_named", {"cache": SimpleNamespace(sides=sides)}.get)
+    assert steps_ms("cache", 8) == pytest.approx(48) and steps_ms("never ran", 8) == pytest.approx(80)
+    sides[-1].us_per_step = 1e6
+    assert steps_ms("cache", 8) == 250, "on a busy machine the lesson ends all the same"
 
 
 def test_heavy_digits_repeat_and_are_no_less() -> None:
