@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +18,28 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 import gpulab
+from gpulab.analysis.facts import facts
 from gpulab.api.climb import climbs
 from gpulab.formatting import factor, percent, plural
+from gpulab.knobs.catalogue import KNOBS, changes_steps
 from gpulab.lessons.check import Checked, Note, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.lessons.figures import png
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import experiment_named, run_named, working_share
 from gpulab.lessons.pairs import Speed, judge_speed, seconds_of, time_pairs
 from gpulab.lessons.starving import DistantDigits
+from gpulab.run import Run
+from gpulab.tuning.climb.record import Climb
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import Verdict
+from gpulab.views.drawing import FONT, GREY, ink, ink_lines, own_style
+from gpulab.views.wording import PARTS, part_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from gpulab.lessons.lesson import Lesson
 
 WANTED = 3.0  # times as fast as the given training
 SAMPLES = 256  # of a measurement
@@ -33,9 +47,29 @@ FETCH_MS = 16  # of the exercise: what eight workers gain is more than what star
 FEWEST_UPDATES = 3  # of so many samples: fewer would be another training
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
+AS_FOUND = "as-found"
+DATA, BATCH, BATCH_ON_DATA, PRECISION = "data-first", "batch-first", "then-batch", "then-amp"
+EVERYTHING = "then-metric"
+GOAL = 0.9  # share of the profiled steps in which the device works
+GOAL_MARGIN = 0.02  # nearer to the goal than this, one profiled run does not decide whether it is reached
+LEAST_REST = 0.01  # a smaller part of what is left is not named
+MOST_PARTS = 3  # of what is left
+CORE_WAIT = PARTS["core_wait"].label
+
+Interval = tuple[float, float]
+NO_GAIN: Interval = (1.0, 1.0)  # as fast as before
+
+
+def wide_network() -> nn.Module:
+    """Convolutions and a wide layer for digits of 32 x 32 pixels: a quarter of a million weights to update."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(2048, 128), nn.ReLU(), nn.Linear(128, 10),
+    )  # fmt: skip
+
 
 def small_network() -> nn.Module:
-    """Convolutions for digits of 32 x 32 pixels."""
+    """Convolutions for digits of 32 x 32 pixels: the exercise's, cheap to train on one core."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(),
         nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(512, 10),
@@ -43,38 +77,109 @@ def small_network() -> nn.Module:
 
 
 def distant_digits() -> DistantDigits:
-    """Images that take 2 ms each to arrive."""
-    return DistantDigits(fetch_ms=2)
+    """Images that take 1.5 ms each to arrive."""
+    return DistantDigits(fetch_ms=1.5)
 
 
 # -- the ladder --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Rung:
-    """One step up, measured: how many times as fast as the cell as written, and what the device then does."""
+class Gain:
+    """How many times as fast, and between which values that lies."""
 
-    name: str
+    times: float
+    interval: Interval
+
+    @property
+    def words(self) -> str:
+        """ "1.5 times as fast (1.3 to 1.7)"."""
+        return f"{factor(self.times)} times as fast ({_range(self.interval)})"
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """One step up, measured: how many times as fast as the cell as found, and what the device then does.
+
+    `working` is the share of the profiled steps in which the device works, `before` that of the cell as found in the
+    same experiment; `rest` has the shares of the other parts, by their labels. `on` names the rung that it stands on.
+    """
+
+    name: str  # of its experiment
+    label: str  # what was set, as in `--ab`
     times: float | None
-    interval: tuple[float, float] | None
+    interval: Interval | None
     verdict: Verdict
-    working: float | None  # share of the profiled steps in which the device works
+    unit: str = "sample"
+    settings: Mapping[str, str] = field(default_factory=dict)
+    before: float | None = None
+    working: float | None = None
+    rest: Mapping[str, float] = field(default_factory=dict)
+    on: str = ""
 
     @classmethod
-    def of(cls, name: str, comparison: Comparison) -> Rung:
-        """Of the B side of a comparison with the cell as written."""
-        facts = comparison.b.facts
-        working = working_share(facts.run) if facts is not None else None
-        return cls(name, comparison.times_as_fast, comparison.times_as_fast_interval, comparison.verdict, working)
+    def of(cls, name: str, comparison: Comparison, on: str = "") -> Rung:
+        """Of the B side of a comparison with the cell as found."""
+        a, b = (None if side.facts is None else side.facts.run for side in (comparison.a, comparison.b))
+        return cls(
+            name=name,
+            label=comparison.b.label,
+            times=comparison.times_as_fast,
+            interval=comparison.times_as_fast_interval,
+            verdict=comparison.verdict,
+            unit=comparison.unit,
+            settings=comparison.b.settings,
+            before=working_share(a),
+            working=working_share(b),
+            rest=_rest(b),
+            on=on,
+        )
+
+    @property
+    def counts(self) -> bool:
+        """Only what is faster for certain is a step up."""
+        return self.verdict == "faster" and self.times is not None
 
     @property
     def words(self) -> str:
         """ "3.1 times as fast (2.9 to 3.3)", or that it is undecided."""
         if self.times is None:
             return "not measured"
-        interval = "" if self.interval is None else f" ({factor(self.interval[0])} to {factor(self.interval[1])})"
+        interval = "" if self.interval is None else f" ({_range(self.interval)})"
         doubt = "" if self.verdict in ("faster", "slower") else f", {self.verdict}"
         return f"{factor(self.times)} times as fast{interval}{doubt}"
+
+    def gain_on(self, below: Rung) -> Gain | None:
+        """Against another rung; both were measured against the cell as found.
+
+        The interval has all quotients of both intervals, so it is rather too wide than too narrow.
+        """
+        if self.times is None or below.times is None or self.interval is None or below.interval is None:
+            return None
+        low, high = self.interval[0] / below.interval[1], self.interval[1] / below.interval[0]
+        return Gain(self.times / below.times, (low, high))
+
+
+def _range(interval: Interval) -> str:
+    return f"{factor(interval[0])} to {factor(interval[1])}"
+
+
+def _rest(run: Run | None) -> dict[str, float]:
+    """The shares of the parts in which the device does not work, by label, the largest first."""
+    breakdown = facts(run).breakdown if run is not None else None
+    if breakdown is None:
+        return {}
+    on_gpu = breakdown.busy_fraction is not None
+    work = ("compute", "memcpy", "memset", "communication") if on_gpu else ("compute", "optimizer")
+    idle = {part_of(name, breakdown).label: part for name, part in breakdown.share.items() if name not in work}
+    return dict(sorted(idle.items(), key=lambda item: -item[1]))
+
+
+def _ahead(mine: Interval | None, other: Interval | None) -> bool | None:
+    """Whether the first is more for certain; None where the intervals overlap, or one is missing."""
+    if mine is None or other is None:
+        return None
+    return True if mine[0] > other[1] else False if mine[1] < other[0] else None
 
 
 @dataclass
@@ -83,49 +188,204 @@ class Ladder:
 
     rungs: list[Rung] = field(default_factory=list)
 
-    def add(self, experiment: str) -> Ladder | Note:
-        """Put the experiment of that name onto the ladder, or put it there again."""
+    def add(self, experiment: str, on: str = "") -> Ladder | Note:
+        """Put the experiment of that name onto the ladder, or put it there again. `on`: the rung that it stands on."""
         record = experiment_named(experiment)
         if record is None or not record.comparisons:
             return Note("Not measured.", f"There is no experiment {experiment!r} yet: run its cell first.")
-        rung = Rung.of(f"{experiment}: {record.comparisons[0].b.label}", record.comparisons[0])
-        self.rungs = [r for r in self.rungs if not r.name.startswith(f"{experiment}: ")] + [rung]
+        if on and self.rung(on) is None:
+            return Note("Not yet.", f"There is no rung {on!r} to stand on: add that one first.")
+        rung = Rung.of(experiment, record.comparisons[0], on)
+        names = [r.name for r in self.rungs]
+        place = names.index(experiment) if experiment in names else len(names)
+        self.rungs[place : place + 1] = [rung]
         return self
+
+    def rung(self, name: str) -> Rung | None:
+        """The one of that experiment; None where it was not added."""
+        return next((rung for rung in self.rungs if rung.name == name), None)
 
     @property
     def best(self) -> Rung | None:
-        """The fastest that is faster for certain."""
-        faster = [rung for rung in self.rungs if rung.verdict == "faster" and rung.times]
-        return max(faster, key=lambda rung: rung.times or 0.0, default=None)
+        """The fastest of those that count."""
+        return max((r for r in self.rungs if r.counts), key=lambda rung: rung.times or 0.0, default=None)
+
+    @property
+    def busiest(self) -> Rung | None:
+        """Of those that count the one whose device works most."""
+        with_share = [rung for rung in self.rungs if rung.counts and rung.working is not None]
+        return max(with_share, key=lambda rung: rung.working or 0.0, default=None)
+
+    @property
+    def before(self) -> float | None:
+        """The share in which the device works as found: of that run, else of the first rung's own."""
+        measured = working_share(run_named(AS_FOUND))
+        return measured if measured is not None or not self.rungs else self.rungs[0].before
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Name, speed and share of each rung, as shown."""
-        return [
-            (rung.name, rung.words, "unknown" if rung.working is None else percent(rung.working)) for rung in self.rungs
+        """Each rung, the share in which its device works, and its speed, as shown; the cell as found comes first."""
+        first = (AS_FOUND, _share_words(self.before), "the cell as found")
+        rows = [
+            (f"{rung.name}: {rung.label}", _share_words(rung.working), self.speed_words(rung)) for rung in self.rungs
         ]
+        return [first, *rows]
+
+    def speed_words(self, rung: Rung) -> str:
+        """How fast it is, what it adds to the rung that it stands on, and that it does not count where that is so."""
+        below = self.rung(rung.on)
+        gain = rung.gain_on(below) if below is not None else None
+        words = rung.words if rung.counts else f"{rung.words}: does not count"
+        if gain is None:
+            return words
+        doubt = ", undecided" if _ahead(gain.interval, NO_GAIN) is None else ""
+        return f"{words}; {gain.words} on top of {rung.on}{doubt}"
 
     def __repr__(self) -> str:
         if not self.rungs:
             return "The ladder is empty."
-        width = max(len(name) for name, _, _ in self.rows())
-        head = f"{'rung':{width}}  against the cell as written; in its profiled run the device works"
-        return "\n".join((head, *(f"{name:{width}}  {words}; {works}" for name, words, works in self.rows())))
+        rows = [_HEAD, *self.rows()]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        return "\n".join(f"{name:{widths[0]}}  {works:>{widths[1]}}  {speed}" for name, works, speed in rows)
 
     def _repr_html_(self) -> str:
+        """Without colours of its own, so that it can be read on light and dark pages."""
         cell = 'style="text-align:left;padding:3px 10px"'
         rows = "".join(f"<tr>{''.join(f'<td {cell}>{escape(text)}</td>' for text in row)}</tr>" for row in self.rows())
-        names = "".join(
-            f"<th {cell}>{text}</th>" for text in ("rung", "against the cell as written", "the device works")
-        )
-        return f"<table><tr>{names}</tr>{rows}</table>"
+        names = "".join(f"<th {cell}>{text}</th>" for text in _HEAD)
+        return f'<table style="color:inherit"><tr>{names}</tr>{rows}</table>' if self.rungs else f"<div>{self!r}</div>"
+
+
+_HEAD = ("rung", "the device works", "against the cell as found")
+
+
+def _share_words(working: float | None) -> str:
+    return "not measurable" if working is None else percent(working)
+
+
+# -- the picture -------------------------------------------------------------------------------------------------------
+
+_ROW_IN, _MARGIN_IN, _WIDTH_IN = 0.52, 0.95, 9.0
+_LABEL_LETTERS = 40
+_PALE = "#B9C7D3"  # of a bar that does not count
+
+
+def draw_ladder(ladder: Ladder) -> Figure | Note:
+    """A bar for each rung: the share in which the device works; beside it how many times as fast the rung is."""
+    if not ladder.rungs:
+        return Note("Not measured.", "The ladder is empty: measure a rung, and add it.")
+    from matplotlib.figure import Figure
+
+    rows = len(ladder.rungs) + 1
+    with own_style():
+        figure = Figure(figsize=(_WIDTH_IN, _ROW_IN * rows + _MARGIN_IN), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        _bar(axes, 0, ladder.before, "", counts=True)
+        for row, rung in enumerate(ladder.rungs, 1):
+            speed = rung.words if rung.counts else f"{rung.words}:\ndoes not count"
+            _bar(axes, row, rung.working, speed, counts=rung.counts)
+        axes.axvline(100 * GOAL, color=GREY, lw=1, ls="--", zorder=0)
+        labels = [AS_FOUND, *("\n".join(_label(rung)) for rung in ladder.rungs)]
+        axes.set_yticks(range(rows), labels, fontsize=9, family=FONT)
+        axes.set_ylim(rows - 0.5, -0.6)
+        axes.set_xlim(0, 100)
+        axes.set_xticks((0, 25, 50, 75, 90, 100))
+        axes.tick_params(length=0, labelsize=9)
+        axes.set_xlabel("share of the profiled steps in which the device works, %", size=9, family=FONT)
+        axes.set_title("your ladder (dashed: 90 %)", loc="left", size=10, family=FONT)
+        for side in ("top", "right", "left"):
+            axes.spines[side].set_visible(False)
+    return figure
+
+
+def _bar(axes: Axes, row: int, working: float | None, speed: str, *, counts: bool) -> None:
+    colour = PARTS["compute"].colour if counts else _PALE
+    if working is not None:
+        axes.barh(row, 100 * working, height=0.62, color=colour, hatch=None if counts else "///", edgecolor="white")
+    is_long = working is not None and working > 0.2
+    axes.text(
+        100 * (working or 0.0) + (-1 if is_long else 1),
+        row,
+        ink(_share_words(working)),
+        ha="right" if is_long else "left",
+        va="center",
+        color="white" if is_long and counts else "black",
+        size=9,
+        family=FONT,
+    )
+    axes.text(102, row, "\n".join(ink(line) for line in speed.splitlines()), va="center", size=9, family=FONT)
+
+
+def _label(rung: Rung) -> list[str]:
+    return [ink(rung.name), *ink_lines(rung.label, _LABEL_LETTERS, 2)]
+
+
+# -- what the rungs say ------------------------------------------------------------------------------------------------
+
+
+def judge_order(ladder: Ladder) -> Note:
+    """Whether "data, then batch, then mixed precision" was the order here, by the learner's own rungs."""
+    data, batch, on_data = (ladder.rung(name) for name in (DATA, BATCH, BATCH_ON_DATA))
+    if data is None or batch is None or on_data is None:
+        return Note("Not measured.", f"This needs the rungs {DATA}, {BATCH} and {BATCH_ON_DATA}: add them first.")
+    parts = (_data_before_batch(data, batch), _batch_once_fed(batch, on_data.gain_on(data)), _precision(ladder))
+    holds = [part for _, part in parts]
+    opening = "It holds here." if all(holds) else "Not all of it holds here." if False in holds else "Undecided."
+    return Note(opening, " ".join(words for words, _ in parts))
+
+
+def _data_before_batch(data: Rung, batch: Rung) -> tuple[str, bool | None]:
+    words = f"Data first: {data.words}. Batch first: {batch.words}."
+    holds = _ahead(data.interval, batch.interval)
+    said = {True: "Data brought more.", False: "The batch brought more.", None: "Which brought more is undecided."}
+    return f"{words} {said[holds]}", holds
+
+
+def _batch_once_fed(alone: Rung, on_data: Gain | None) -> tuple[str, bool | None]:
+    if on_data is None:
+        return "What the batch brings on top of the data is not measured.", None
+    holds = _ahead(on_data.interval, alone.interval)
+    said = {
+        True: "more than alone.",
+        False: "less than alone.",
+        None: "whether that is more than alone is undecided.",
+    }
+    return f"On top of the data the larger batch brought {on_data.words}: {said[holds]}", holds
+
+
+def _precision(ladder: Ladder) -> tuple[str, bool | None]:
+    rung = ladder.rung(PRECISION)
+    below = ladder.rung(rung.on) if rung is not None else None
+    gain = rung.gain_on(below) if rung is not None and below is not None else None
+    if gain is None:
+        return "Mixed precision is not measured.", None
+    holds = _ahead(gain.interval, NO_GAIN)
+    said = {True: "it helps here.", False: "it costs time here.", None: "whether it helps here is undecided."}
+    return f"Mixed precision on top of the rest: {gain.words}: {said[holds]}", holds
+
+
+def what_is_left(ladder: Ladder) -> Note:
+    """Whether the device works 90 % of the time on a rung that counts, and what the rest of its steps is."""
+    top = ladder.busiest
+    if top is None or top.working is None:
+        return Note("Not measured.", "No rung counts yet, or no share was measured: add a rung that is faster.")
+    words = f"In the profiled run of {top.name} ({top.label}) the device works {percent(top.working)} of each step."
+    parts = [f"{percent(part)} {label}" for label, part in top.rest.items() if part >= LEAST_REST][:MOST_PARTS]
+    words += f" Most of the rest: {', '.join(parts)}." if parts else " No other part is as much as 1 %."
+    if any(CORE_WAIT in part for part in parts):
+        words += f" {CORE_WAIT.capitalize()} comes from other programs, or from more processes than cores."
+    if abs(top.working - GOAL) < GOAL_MARGIN:
+        return Note("Undecided.", f"{words} One profiled run does not tell whether that is 90 % or not.")
+    if top.working > GOAL:
+        return Note("90 % is reached.", words)
+    return Note("90 % is not reached.", f"{words} To come further, that is what would have to go.")
 
 
 def compare_with_climb(ladder: Ladder) -> Note:
-    """Who got further: the learner's ladder or gpulab's latest climb."""
+    """Who got further, the learner's ladder or gpulab's latest climb, and why the two may end elsewhere."""
     if not climbs:
         return Note("Not measured.", "There is no climb yet: run %gpulab climb first.")
     climbed = climbs[-1]
-    kept = ", ".join(f"{name}={value}" for name, value in climbed.kept.items()) or "nothing"
+    kept = _settings_words(climbed.kept)
     whole = climbed.result.whole
     if not climbed.kept:
         return Note("Undecided.", "The climb kept nothing: no setting that it tried was faster for certain.")
@@ -136,13 +396,60 @@ def compare_with_climb(ladder: Ladder) -> Note:
     words = f"The climb kept {kept}: {theirs.words}."
     if mine is None:
         return Note("So far.", f"{words} No rung of yours is faster for certain yet.")
-    words += f" Your best rung, {mine.name}: {mine.words}."
-    if mine.interval is not None and theirs.interval is not None:
-        if mine.interval[0] > theirs.interval[1]:
-            return Note("You got further.", words)
-        if theirs.interval[0] > mine.interval[1]:
-            return Note("The climb got further.", f"{words} What did it turn that you did not?")
-    return Note("Nobody is ahead for certain.", words)
+    words += f" Your best rung, {mine.name} ({mine.label}): {mine.words}."
+    words += "".join(f" {sentence}" for sentence in _why_elsewhere(mine, theirs, climbed.result))
+    mine_is_ahead = _ahead(mine.interval, theirs.interval)
+    if mine_is_ahead is None:
+        return Note("Nobody is ahead for certain.", words)
+    return Note("You got further." if mine_is_ahead else "The climb got further.", words)
+
+
+def _why_elsewhere(mine: Rung, theirs: Rung, climb: Climb) -> list[str]:
+    """What the two have in common and what not; only what was measured or is in the climb's record."""
+    kept, sentences = climb.kept, []
+    if mine.unit != theirs.unit:
+        sentences.append(
+            f"Yours is per {mine.unit}, the climb's per {theirs.unit}: where the batch is as found, both are the same."
+        )
+    shared = [name for name in mine.settings if kept.get(name, mine.settings[name]) != mine.settings[name]]
+    sentences += [f"Your {name} is {mine.settings[name]}, the climb's {kept[name]}." for name in shared]
+    sentences += [
+        f"It did not keep {name}={value}: {_why_not(name, climb)}."
+        for name, value in mine.settings.items()
+        if name not in kept
+    ]
+    more = {name: value for name, value in kept.items() if name not in mine.settings}
+    if more:
+        sentences.append(f"You did not set {_settings_words(more)}.")
+    if climb.ended in _CUT_SHORT:
+        sentences.append(_CUT_SHORT[climb.ended])
+    return sentences
+
+
+_CUT_SHORT = {
+    "budget": "The climb ended because its time was over (--budget), so there may be more to gain.",
+    "rungs": "The climb ended after as many tries as were asked for (--rungs), so there may be more to gain.",
+}
+
+
+def _why_not(name: str, climb: Climb) -> str:
+    """Why the climb did not keep any value of that setting, as its record has it."""
+    if name not in KNOBS:
+        return "that is a variable of your cell, and the climb turns knobs only"
+    tried = [rung for rung in climb.rungs if name in rung.settings]
+    if tried:
+        return f"it tried {tried[-1].label}, {tried[-1].words.rstrip('.')}"
+    passed = [passed for passed in climb.passed if passed.label.startswith(f"{name}=")]
+    if passed:
+        return passed[-1].why.rstrip(".")
+    changes = KNOBS[name].changes_training
+    if changes and changes_steps(name):
+        return f"it changes what the training learns, and is tried only with --allow {name}"
+    return "it did not come to try that"
+
+
+def _settings_words(settings: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 # -- the certificate ---------------------------------------------------------------------------------------------------
@@ -154,43 +461,51 @@ body {{ font: 16px/1.5 Georgia, serif; max-width: 46em; margin: 3em auto; paddin
 h1 {{ font-size: 1.9em; margin: 0; color: #0072B2; }} .name {{ font-size: 1.6em; margin: 0.6em 0 0.2em; }}
 table {{ border-collapse: collapse; width: 100%; margin: 1em 0; font: 14px/1.4 sans-serif; }}
 td, th {{ text-align: left; padding: 6px 10px; border-bottom: 1px solid #ddd; }}
+img {{ max-width: 100%; }} dt {{ font-weight: bold; margin-top: 0.6em; }} dd {{ margin: 0; }}
 .small {{ font: 12px sans-serif; color: #555; }}
 @media print {{ body {{ margin: 0; }} }}
 </style></head><body>
-<h1>From the first figure to a proven cure</h1>
+<h1>{title}</h1>
 <div class="name">{name}</div>
-<p>{sentence}</p>
-<table><tr><th>rung</th><th>against the cell as written</th><th>the device works</th></tr>{rows}</table>
-<p>{climb}</p>
-<p class="small">Each factor is the median of pairs of blocks that ran in turn on this machine, with its 95 % interval.
-What is undecided is called so. {machine} {when}. gpulab {version}, torch {torch}.</p>
+<p><b>{solved}</b></p>
+<p>{best}</p>
+<img alt="The ladder as bars; the table has the same figures." src="data:image/png;base64,{picture}">
+<table><tr>{head}</tr>{rows}</table>
+<dl>{parts}</dl>
+<p class="small">Each factor is the median of pairs of blocks that ran in turn on this machine, with its 95 % interval;
+each share is of the profiled steps of one run. What is undecided is called so. {machine} {when}. gpulab {version},
+torch {torch}.</p>
 </body></html>
 """
+_DPI = 160  # of the picture: sharp on paper too
 
 
-def certificate(name: str, ladder: Ladder, path: Path | str = "certificate.html") -> Note:
-    """Write a page with the learner's own figures. A name is shown as it is, and never run."""
-    if not ladder.rungs:
-        return Note("Not yet.", "The ladder is empty: measure a rung, and add it.")
-    best = ladder.best
-    before = working_share(run_named("as-found"))
-    sentence = (
-        "has measured a training, turned its knobs and kept what helped."
-        if best is None
-        else f"has made a training {best.words}, with {best.name}."
-    )
-    if best is not None and before is not None and best.working is not None:
-        sentence += f" The device worked {percent(before)} of the time before, and {percent(best.working)} after it."
-    rows = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in ladder.rows())
-    machine = (
-        "A GPU: " + torch.cuda.get_device_name() + "." if torch.cuda.is_available() else "No GPU: the CPU computed."
-    )
+def certificate(lesson: Lesson, ladder: Ladder, path: Path | str = "certificate.html") -> Note:
+    """Write a page with the learner's own figures, and with what was solved and what not.
+
+    A name is shown as it is, and never run.
+    """
+    figure = draw_ladder(ladder)
+    if isinstance(figure, Note):
+        return Note("Not yet.", figure.words)
+    figure.set_dpi(_DPI)
+    name = " ".join(str(lesson.name).split()) or "A learner"
+    solved = _solved_words(lesson)
+    parts = {
+        "90 % of the time at work?": what_is_left(ladder),
+        "Data, then batch, then mixed precision?": judge_order(ladder),
+        "The climb": compare_with_climb(ladder),
+    }
     page = _PAGE.format(
-        name=escape(" ".join(str(name).split()) or "A learner"),
-        sentence=escape(sentence),
-        rows=rows,
-        climb=escape(compare_with_climb(ladder).words if climbs else ""),
-        machine=escape(machine),
+        title=escape(f"Lesson {lesson.entry.number}: {lesson.entry.title}"),
+        name=escape(name),
+        solved=escape(solved),
+        best=escape(_best_words(ladder)),
+        picture=b64encode(png(figure)).decode(),
+        head="".join(f"<th>{text}</th>" for text in _HEAD),
+        rows="".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in ladder.rows()),
+        parts="".join(f"<dt>{title}</dt><dd>{escape(repr(note))}</dd>" for title, note in parts.items()),
+        machine=escape(_machine_words()),
         when=escape(datetime.now().astimezone().strftime("%Y-%m-%d")),
         version=escape(gpulab.__version__),
         torch=escape(torch.__version__),
@@ -199,7 +514,30 @@ def certificate(name: str, ladder: Ladder, path: Path | str = "certificate.html"
         Path(path).write_text(page, encoding="utf-8")
     except OSError as e:
         return Note("Not written.", f"{str(path)!r} cannot be written: {e.strerror or e}.")
-    return Note("Written.", f"Your certificate is in {str(path)!r}: open it, print it, show it.")
+    return Note("Written.", f"The certificate of {name!r} is in {str(path)!r}. {solved} Open it, print it, show it.")
+
+
+def _solved_words(lesson: Lesson) -> str:
+    """ "1 of 2 exercises solved. Not solved: train." """
+    left = [exercise for exercise in lesson.exercises if exercise not in lesson.solved]
+    words = f"{len(lesson.exercises) - len(left)} of {plural(len(lesson.exercises), 'exercise')} solved."
+    return f"{words} Not solved: {', '.join(left)}." if left else words
+
+
+def _best_words(ladder: Ladder) -> str:
+    best = ladder.best
+    if best is None:
+        return "No rung of the ladder is faster for certain."
+    words = f"The fastest rung is {best.name} ({best.label}): {best.words}."
+    if ladder.before is None or best.working is None:
+        return words
+    return f"{words} As found the device works {percent(ladder.before)} of each step, there {percent(best.working)}."
+
+
+def _machine_words() -> str:
+    if torch.cuda.is_available():
+        return f"A GPU: {torch.cuda.get_device_name()}."
+    return "No GPU: the CPU computed."
 
 
 # -- the exercise ------------------------------------------------------------------------------------------------------
@@ -301,7 +639,7 @@ def note_share(run: str) -> float | None:
     """Keep the share of a run in which the device works, for the guess."""
     measured = working_share(run_named(run))
     if measured is not None:
-        _shares["as-found"] = measured
+        _shares[AS_FOUND] = measured
     return measured
 
 
@@ -311,29 +649,24 @@ def check_order(order: object) -> Checked:
         return unanswered('Put "data" or "batch" in place of the dots, then run that cell and this one again.')
     if order not in ("data", "batch"):
         return wrong(f'{order!r} is neither "data" nor "batch".')
-    records = {name: experiment_named(name) for name in ("data-first", "batch-first")}
+    records = {name: experiment_named(name) for name in (DATA, BATCH)}
     rungs = {name: Rung.of(name, r.comparisons[0]) for name, r in records.items() if r is not None and r.comparisons}
-    if len(rungs) < 2:
-        return unanswered("The cells data-first and batch-first measure what this needs: run them first.")
-    data, batch = rungs["data-first"], rungs["batch-first"]
+    if len(rungs) < len(records):
+        return unanswered(f"The cells {DATA} and {BATCH} measure what this needs: run them first.")
+    data, batch = rungs[DATA], rungs[BATCH]
     words = f"Data first: {data.words}. Batch first: {batch.words}."
-    if data.interval is None or batch.interval is None:
-        return undecided(words)
-    if data.interval[0] > batch.interval[1]:
-        better = "data"
-    elif batch.interval[0] > data.interval[1]:
-        better = "batch"
-    else:
-        return undecided(f"{words} The intervals overlap, so neither is ahead for certain.")
-    return right(words) if order == better else wrong(words)
+    data_is_ahead = _ahead(data.interval, batch.interval)
+    if data_is_ahead is None:
+        return undecided(f"{words} The intervals overlap or are missing, so neither is ahead for certain.")
+    return right(words) if (order == "data") == data_is_ahead else wrong(words)
 
 
 QUESTIONS: Mapping[str, Question] = {
     "working": share(
         "What share of each step does the device work, as found?",
-        lambda: _shares.get("as-found"),
+        lambda: _shares.get(AS_FOUND),
         "of each step the device works",
     ),
-    "all": times("How many times as fast will it be with all of your knobs?", "everything", "with all of them"),
+    "all": times("How many times as fast will it be with all of your knobs?", EVERYTHING, "with all of them"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"order": check_order, "train": check_train}

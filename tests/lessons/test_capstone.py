@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 from torch.nn import functional
 
 from gpulab.lessons import capstone
@@ -19,10 +20,17 @@ from gpulab.lessons.capstone import (
     check_order,
     check_train,
     compare_with_climb,
+    draw_ladder,
     given_train,
+    judge_order,
     small_network,
+    what_is_left,
+    wide_network,
 )
+from gpulab.lessons.catalogue import lesson_named
+from gpulab.lessons.figures import png
 from gpulab.lessons.pairs import Speed
+from gpulab.tuning.climb.record import Climb, Ending, Passed
 from gpulab.tuning.record import Experiment
 from gpulab.verdict import Verdict
 from tests.support.comparisons import a_comparison
@@ -42,7 +50,20 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     monkeypatch.setattr(capstone, "experiment_named", named)
     monkeypatch.setattr(capstone, "climbs", [])
+    monkeypatch.setattr(capstone, "run_named", lambda name: None)
     return records
+
+
+def a_climb(comparison: Any, kept: dict[str, str], ended: Ending = "nothing left") -> Any:
+    climb = Climb(None, (), ended, 1.0, comparison, passed=(Passed("cache=on", "it does not fit into memory"),))
+    return SimpleNamespace(kept=kept, result=SimpleNamespace(**{f: getattr(climb, f) for f in _OF_CLIMB}, kept=kept))
+
+
+_OF_CLIMB = ("rungs", "ended", "whole", "passed")
+
+
+def a_lesson(name: str = "Ada", solved: tuple[str, ...] = ()) -> Any:
+    return SimpleNamespace(name=name, solved=set(solved), exercises=capstone.EXERCISES, entry=lesson_named("capstone"))
 
 
 def test_a_rung_is_what_was_measured(measured: dict[str, Any]) -> None:
@@ -54,7 +75,85 @@ def test_a_rung_is_what_was_measured(measured: dict[str, Any]) -> None:
     ladder.add("batch-first")
     ladder.add("data-first")
     assert len(ladder.rungs) == 2 and ladder.best is not None and ladder.best.times == pytest.approx(2)
-    assert "undecided" in repr(ladder) and "2.0 times as fast (1.9 to 2.1)" in repr(ladder)
+    assert "2.0 times as fast (1.9 to 2.1)" in repr(ladder) and repr(ladder).count("does not count") == 1
+    assert "undecided: does not count" in repr(ladder).splitlines()[-1]
+
+
+def test_a_rung_keeps_its_place_and_says_what_it_adds(measured: dict[str, Any]) -> None:
+    ladder = Ladder()
+    measured["data-first"], measured["then-batch"] = compared(2.0), compared(3.0)
+    assert "no rung 'data-first'" in repr(ladder.add("then-batch", on="data-first")) and not ladder.rungs
+    ladder.add("data-first")
+    ladder.add("then-batch", on="data-first")
+    assert "1.5 times as fast (1.36 to 1.7) on top of data-first" in repr(ladder)
+    assert "undecided" not in repr(ladder), "both are decided"
+    measured["data-first"] = compared(3.0)
+    ladder.add("data-first")
+    assert repr(ladder).endswith("on top of data-first, undecided")
+    measured["data-first"] = compared(1.5)
+    ladder.add("data-first")
+    assert [rung.name for rung in ladder.rungs] == ["data-first", "then-batch"]
+    assert "2.0 times as fast (1.8 to 2.2) on top of data-first" in repr(ladder)
+
+
+def rung(name: str, times: float, on: str = "", spread: float = 1.05, verdict: Verdict = "faster") -> Rung:
+    return Rung.of(name, compared(times, spread, verdict), on)
+
+
+@pytest.mark.parametrize(
+    ("alone", "on_data", "amp", "opening", "words"),
+    [
+        (1.2, 6.0, 9.0, "It holds here.", "the larger batch brought 2.0 times as fast (1.8 to 2.2): more than alone."),
+        (1.2, 6.0, 1.0, "Not all of it holds here.", "it costs time here."),
+        (1.2, 3.1, 9.0, "Not all of it holds here.", "less than alone."),
+        (1.2, 3.7, 9.0, "Undecided.", "whether that is more than alone is undecided."),
+        (4.0, 16.0, 30.0, "Not all of it holds here.", "The batch brought more."),
+        (1.2, 6.0, 6.1, "Undecided.", "whether it helps here is undecided."),
+    ],
+)
+def test_the_order_of_the_guides_is_judged_by_the_rungs(
+    alone: float, on_data: float, amp: float, opening: str, words: str
+) -> None:
+    rungs = [rung("data-first", 3.0), rung("batch-first", alone), rung("then-batch", on_data, "data-first")]
+    note = judge_order(Ladder([*rungs, rung("then-amp", amp, "then-batch")]))
+    assert note.opening == opening and words in note.words
+    if opening == "It holds here.":
+        assert judge_order(Ladder(rungs)).opening == "Undecided.", "precision is part of the claim"
+        assert judge_order(Ladder(rungs[:2])).opening == "Not measured."
+
+
+@pytest.mark.parametrize(
+    ("working", "opening"), [(0.97, "90 % is reached."), (0.91, "Undecided."), (0.5, "90 % is not reached.")]
+)
+def test_what_is_left_is_what_was_measured(working: float, opening: str) -> None:
+    idle = {"waiting for the DataLoader": 0.9 - 0.9 * working, "unknown": 0.001}
+    top = replace(rung("then-cache", 3.0), working=working, rest=idle)
+    lost = replace(rung("batch-first", 1.0, verdict="undecided"), working=0.99)
+    note = what_is_left(Ladder([lost, top]))
+    assert note.opening == opening and "then-cache" in note.words
+    assert ("waiting for the DataLoader" in note.words) and "unknown" not in note.words
+    disturbed = what_is_left(Ladder([replace(top, rest={"waiting for a core": 0.4})]))
+    assert ("other programs" in disturbed.words) and "other programs" not in note.words
+    assert what_is_left(Ladder([lost])).opening == "Not measured."
+
+
+def test_the_rest_is_what_the_device_does_not_work() -> None:
+    measured = rung("data-first", 3.0)
+    assert measured.working is not None and measured.before is not None and measured.before < measured.working
+    assert set(measured.rest) & {"computing", "optimizer"} == set()
+    assert sum(measured.rest.values()) == pytest.approx(1 - measured.working)
+
+
+def test_the_ladder_is_drawn_with_a_bar_for_each_rung() -> None:
+    assert "measure a rung" in repr(draw_ladder(Ladder()))
+    odd = rung("$x_1$ <b>", 3.0)
+    figure = draw_ladder(Ladder([odd, rung("batch-first", 1.0, verdict="undecided"), replace(odd, working=None)]))
+    assert isinstance(figure, Figure)
+    axes = figure.axes[0]
+    assert len(axes.patches) == 3, "the cell as found and two rungs: what has no share has no bar"
+    drawn = [text.get_text() for text in axes.texts]
+    assert "not measurable" in drawn and sum("does not count" in text for text in drawn) == 1
+    assert png(figure).startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(
@@ -70,26 +169,60 @@ def test_who_got_further_is_decided_by_intervals(
 ) -> None:
     ladder = Ladder([Rung.of("mine", compared(mine))])
     assert "run %gpulab climb first" in compare_with_climb(ladder).words
-    climb = SimpleNamespace(kept={"workers": "2"}, result=SimpleNamespace(whole=compared(theirs)))
-    monkeypatch.setattr(capstone, "climbs", [climb])
+    monkeypatch.setattr(capstone, "climbs", [a_climb(compared(theirs), {"workers": "2"})])
     assert compare_with_climb(ladder).opening == words
     assert compare_with_climb(Ladder()).opening == "So far."
-    nothing = SimpleNamespace(kept={}, result=SimpleNamespace(whole=None))
-    monkeypatch.setattr(capstone, "climbs", [nothing])
+    monkeypatch.setattr(capstone, "climbs", [a_climb(None, {})])
     assert "kept nothing" in compare_with_climb(ladder).words
 
 
+def test_why_the_climb_ended_elsewhere_is_what_its_record_says(
+    monkeypatch: pytest.MonkeyPatch, measured: dict[str, Any]
+) -> None:
+    own = {"workers": "4", "batch_size": "32", "cache": "on", "metric": "False"}
+    mine = replace(rung("mine", 4.0), settings=own, unit="sample")
+    theirs = replace(compared(2.0), unit="step")
+    climb = a_climb(theirs, {"workers": "8", "fused_optimizer": "on"}, "budget")
+    monkeypatch.setattr(capstone, "climbs", [climb])
+    words = compare_with_climb(Ladder([mine])).words
+    assert "Yours is per sample, the climb's per step" in words
+    assert "Your workers is 4, the climb's 8." in words
+    assert "It did not keep cache=on: it does not fit into memory." in words
+    assert "only with --allow batch_size." in words and "metric=False: that is a variable of your cell" in words
+    assert "You did not set fused_optimizer=on." in words and "(--budget)" in words
+
+
 def test_a_certificate_has_the_figures_and_runs_nothing(tmp_path: Path, measured: dict[str, Any]) -> None:
-    assert certificate("Ada", Ladder()).opening == "Not yet."
+    assert certificate(a_lesson(), Ladder()).opening == "Not yet."
     measured["<b>"] = compared(2.0)
     ladder = Ladder()
     ladder.add("<b>")
     path = tmp_path / "certificate.html"
-    assert certificate("<script>alert(1)</script>", ladder, path).opening == "Written."
+    assert certificate(a_lesson("<script>alert(1)</script>"), ladder, path).opening == "Written."
     page = path.read_text(encoding="utf-8")
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "<script" not in page and "<b>" not in page
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "<script" not in page and "<b>:" not in page
+    assert "&lt;b&gt;: workers=2" in page and "data:image/png;base64," in page
     assert "2.0 times as fast (1.9 to 2.1)" in page and "http" not in page
-    assert certificate("Ada", ladder, tmp_path / "no" / "folder.html").opening == "Not written."
+    assert certificate(a_lesson(), ladder, tmp_path / "no" / "folder.html").opening == "Not written."
+
+
+@pytest.mark.parametrize(
+    ("solved", "words"),
+    [
+        ((), "0 of 2 exercises solved. Not solved: order, train."),
+        (("order",), "1 of 2 exercises solved. Not solved: train."),
+        (("order", "train"), "2 of 2 exercises solved."),
+    ],
+)
+def test_a_certificate_says_what_was_not_done(
+    tmp_path: Path, measured: dict[str, Any], solved: tuple[str, ...], words: str
+) -> None:
+    path = tmp_path / "certificate.html"
+    ladder = Ladder([rung("batch-first", 1.0, verdict="undecided")])
+    assert words in certificate(a_lesson(solved=solved), ladder, path).words
+    page = path.read_text(encoding="utf-8")
+    assert f"<b>{words}</b>" in page and "No rung of the ladder is faster for certain." in page
+    assert "There is no climb yet" in page and "No rung counts yet" in page and "Not measured." in page
 
 
 @pytest.mark.parametrize(
@@ -166,7 +299,7 @@ def test_the_same_training_is_judged_by_speed(
 
 def test_the_given_training_trains() -> None:
     torch.manual_seed(0)
-    model = small_network()
+    model = wide_network()
     tried = capstone._tried(lambda dataset, m, samples: given_train(dataset, m, 16), capstone.distant_digits())
     assert (tried.samples, tried.updates, tried.moved) == (16, 2, True)
-    assert model(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
+    assert model(torch.zeros(2, 1, 32, 32)).shape == small_network()(torch.zeros(2, 1, 32, 32)).shape == (2, 10)
