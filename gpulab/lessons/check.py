@@ -10,6 +10,11 @@ import html
 from dataclasses import dataclass
 from typing import Literal
 
+QUIETER = (  # what helps an answer that other programs made uncertain
+    "If other programs are running, close them; where you cannot, leave them a core (torch.set_num_threads(1), once). "
+    "Then run the cell again."
+)
+
 Tone = Literal["neutral", "good", "bad"]
 State = Literal["unanswered", "wrong", "undecided", "right"]
 

@@ -185,8 +185,8 @@ def check_loop(my_loop: Any) -> Checked:
     values = torch.tensor([float(value) for value in logs if isinstance(value, Real)])
     if not torch.allclose(values, wanted, rtol=1e-4):
         return wrong(
-            f"The first value is {values[0]:.4f}, and the mean loss of the first ten steps is {wanted[0]:.4f}. Is the "
-            "sum set to zero after each log, and divided by ten?"
+            f"The first value is {values[0]:.4f}, and the mean loss of the first ten steps is {wanted[0]:.4f}. "
+            "Is it the mean of all ten losses, not the last one alone? And is the sum set to zero after each log?"
         )
     if len(reads) > 2 * len(logs):
         return wrong(

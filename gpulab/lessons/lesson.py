@@ -161,8 +161,8 @@ class Lesson:
         missing = [name for name in wanted if name not in self._names]
         if missing:
             return unanswered(
-                f"`{missing[0]}` is not there yet. Run the cells above from the top (menu Run, Run All Above Selected "
-                "Cell), then this one again."
+                f"`{missing[0]}` is not there yet. Run the cell that makes it (where it showed an error, correct that "
+                "first), then this one again. If several are missing: menu Run, Run All Above Selected Cell."
             )
         try:
             with waiting("checking your answer"), time_limit(limit_s):

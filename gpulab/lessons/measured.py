@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import permutations
 
 from gpulab.analysis.facts import facts
 from gpulab.api.experiment import experiment, experiments
@@ -15,9 +16,12 @@ from gpulab.api.reading import runs
 from gpulab.errors import UsageError
 from gpulab.formatting import factor, percent, plural
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.lessons.check import QUIETER, Checked, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.run import Run
-from gpulab.tuning.record import Comparison, Experiment
+from gpulab.tuning.compare.blocks import pair_ratios
+from gpulab.tuning.compare.statistics import paired
+from gpulab.tuning.compare.verdicts import chosen_unit, counted
+from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.verdict import is_decided
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.comparison.part_times import us
@@ -90,24 +94,26 @@ def _faster(compared: Comparison | None) -> Faster | None:
 class Swept:
     """The time of a sample (of a step, where all batches are alike) by value, as the table of the sweep shows it.
 
-    `around_us` is where each time may lie with 95 % certainty, against that of the cell as written.
+    `longer` says between which factors the first value takes as long as the second, with 95 % certainty: from their
+    blocks of the same turns, so that what disturbed both counts for neither.
     """
 
     times_us: dict[int, float]
-    around_us: dict[int, tuple[float, float]]
+    longer: dict[tuple[int, int], tuple[float, float]]
 
     @classmethod
     def of(cls, sweep: Experiment, knob: str, as_written: int) -> Swept:
         """Of a sweep of one knob over whole numbers; the cell has `as_written`. What failed is left out."""
         times: dict[int, float] = {}
-        around: dict[int, tuple[float, float]] = {}
+        timed: dict[int, tuple[Side, tuple[float, float]]] = {}
         for side, compared in zip(sweep.sides, (None, *sweep.comparisons), strict=True):
             value = side.settings.get(knob, str(as_written) if compared is None else None)
             time_us = us(side, sweep)
             if value is not None and time_us and not side.failure:
                 times[int(value)] = time_us
-                around[int(value)] = _around(time_us, compared)
-        return cls(dict(sorted(times.items())), around)
+                timed[int(value)] = side, _around(time_us, compared)
+        longer = {(v, u): _times_as_long(timed[u], timed[v]) for v, u in permutations(timed, 2)}
+        return cls(dict(sorted(times.items())), longer)
 
     @property
     def best(self) -> int:
@@ -122,7 +128,7 @@ class Swept:
 
     @property
     def may_be_enough(self) -> list[int]:
-        """All that the intervals leave open: one value where the sweep decides it."""
+        """All that the blocks leave open: one value where the sweep decides it."""
         return [
             value
             for value in self.times_us
@@ -130,12 +136,21 @@ class Swept:
         ]
 
     def _surely_longer(self, value: int) -> bool:
-        limit = (1 + AS_GOOD) * min(high for _, high in self.around_us.values())
-        return self.around_us[value][0] > limit
+        return value != self.best and self.longer[value, self.best][0] > 1 + AS_GOOD
 
     def _surely_good(self, value: int) -> bool:
-        others = [low for other, (low, _) in self.around_us.items() if other != value]
-        return self.around_us[value][1] <= (1 + AS_GOOD) * min(others)
+        return all(self.longer[value, u][1] <= 1 + AS_GOOD for u in self.times_us if u != value)
+
+
+def _times_as_long(a: tuple[Side, tuple[float, float]], b: tuple[Side, tuple[float, float]]) -> tuple[float, float]:
+    """B against A by their blocks; without blocks, by where the time of each may lie against the cell as written."""
+    (side_a, (least_a, most_a)), (side_b, (least_b, most_b)) = a, b
+    counted_a, counted_b, _ = counted(side_a, side_b)
+    unit, unfair = chosen_unit(counted_a, counted_b)
+    estimate = None if unfair else paired(pair_ratios(counted_a, counted_b, unit))
+    if estimate is not None:
+        return estimate.interval or (0.0, math.inf)
+    return least_b / most_a, most_b / least_a if least_a else math.inf
 
 
 def _around(time_us: float, compared: Comparison | None) -> tuple[float, float]:
@@ -177,7 +192,7 @@ def _verdict_on(setting: str, compared: Compared, pairs: int) -> str:
         return compared.headline.sentence
     return (
         f"Undecided: {setting}: only {one.pairs} of {plural(pairs, 'pair')} of blocks ran in the time, too few to "
-        "tell. If other programs are running, run this cell again when they have ended."
+        f"tell; compare_each(…, budget_s=60) gives it more. {QUIETER}"
     )
 
 
@@ -201,9 +216,9 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
     if answer in possible and len(possible) > 1:
         others = " or ".join(f"{knob}={value}" for value in possible if value != answer)
         return undecided(
-            f"It may be {knob}={answer}, but also {others}: the times vary too much to tell. If other programs are "
-            "running, run the sweep again when they have ended; if not, with more pairs (--pairs 10). The lesson goes "
-            "on without it, and this check can be run at any time."
+            f"It may be {knob}={answer}, as far as this measurement tells, but also {others}. {QUIETER} Or run the "
+            "sweep again with more pairs (--pairs 10). The lesson goes on without it, and this check can be run at any "
+            "time."
         )
     if answer in possible:
         return right(f"{knob}={answer} is the smallest value within {percent(AS_GOOD)} of the fastest. {cost}")

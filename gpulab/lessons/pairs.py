@@ -18,7 +18,7 @@ import numpy as np
 from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.devices.core_clock import MachineClock
 from gpulab.formatting import factor, percent
-from gpulab.lessons.check import Checked, right, undecided, wrong
+from gpulab.lessons.check import QUIETER, Checked, right, undecided, wrong
 from gpulab.tuning.compare.statistics import paired
 
 PAIRS = 7
@@ -107,12 +107,11 @@ def judge_speed(speed: Speed, wanted: float, *, good: str = "", hint: str = "") 
     if high < wanted:
         return undecided(
             f"{speed.words}, and {factor(wanted)} is wanted. But other programs took "
-            f"{percent(speed.others_fraction or 0.0)} of the processor meanwhile, and may be the cause. Run this cell "
-            f"again when they have ended. {hint}".strip()
+            f"{percent(speed.others_fraction or 0.0)} of the processor meanwhile, and may be the cause. {QUIETER} "
+            f"{hint}".strip()
         )
     return undecided(
-        f"{speed.words}, and {factor(wanted)} is wanted: the measurement leaves open whether it is reached. If other "
-        "programs are running, run this cell again when they have ended."
+        f"{speed.words}, and {factor(wanted)} is wanted: the measurement leaves open whether it is reached. {QUIETER}"
     )
 
 

@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 
 from gpulab.errors import UsageError
 from gpulab.lessons import check_enough, compare_each, measured, times_faster
 from gpulab.lessons.measured import Faster, Swept, times_faster_with
-from gpulab.tuning.record import Comparison, Experiment
+from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.verdict import verdict
 from gpulab.views.comparison.comparison import Compared
 from tests.support.comparisons import a_comparison
@@ -42,10 +43,10 @@ def _of(knob: str, value: int, time: float | None, unit: Unit, spread: float = 1
     other = None if time is None else 1 / time
     step, sample = (time, other) if unit == "step" else (other, time)
     changed: dict[str, Any] = {"us_per_step": step, "us_per_sample": sample, "failure": "" if time else "out of memory"}
-    b = replace(made.b, label=f"{knob}={value}", settings={knob: str(value)}, **changed)
+    b = replace(made.b, label=f"{knob}={value}", settings={knob: str(value)}, blocks=(), **changed)
     interval = None if time is None else (time / spread, time * spread)
     said = verdict(time, interval, made.noise_floor, made.pairs)
-    a = replace(made.a, us_per_step=1.0, us_per_sample=1.0)
+    a = replace(made.a, us_per_step=1.0, us_per_sample=1.0, blocks=())
     return replace(made, a=a, b=b, ratio=time, interval=interval, verdict=said, unit=unit)
 
 
@@ -87,6 +88,32 @@ def test_what_is_certainly_too_few_is_wrong_all_the_same(ran: Ran) -> None:
     assert check_enough(2, "how-many", "workers", as_written=0).state == "undecided"
     ran("how-many", swept({2: 0.44}))
     assert check_enough(2, "how-many", "workers", as_written=0).state == "right"
+
+
+def disturbed(times: dict[int, float], noise: float) -> Experiment:
+    """A sweep in which each turn met another load, which all its blocks shared, and each block a little of its own."""
+    random = np.random.default_rng(3)
+    load = random.uniform(1, 3, 8)
+
+    def ran(arm: int, ms: float) -> tuple[Block, ...]:
+        own = np.exp(random.normal(0, noise, len(load)))
+        return tuple(
+            Block(arm, turn, 10 * turn + arm, 10, 3, 320, int(1e7 * ms * load[turn] * own[turn]))
+            for turn in range(len(load))
+        )
+
+    made = swept(dict(times), spread=2.0)
+    sides = [replace(made.sides[arm], blocks=ran(arm, ms)) for arm, ms in enumerate((1.0, *times.values()))]
+    compared = [replace(c, a=sides[0], b=b) for c, b in zip(made.comparisons, sides[1:], strict=True)]
+    return replace(made, sides=tuple(sides), comparisons=tuple(compared))
+
+
+def test_blocks_of_the_same_turns_decide_what_intervals_leave_open(ran: Ran) -> None:
+    ran("how-many", disturbed(SWEEP, noise=0.01))
+    states = [check_enough(answer, "how-many", "workers", as_written=0).state for answer in (0, 1, 2, 4, 8)]
+    assert states == ["wrong", "wrong", "right", "wrong", "wrong"]
+    ran("how-many", disturbed(SWEEP, noise=0.4))
+    assert check_enough(2, "how-many", "workers", as_written=0).state == "undecided"
 
 
 def test_a_factor_of_an_undecided_experiment_is_not_sure(ran: Ran) -> None:
