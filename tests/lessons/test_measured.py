@@ -108,7 +108,7 @@ def disturbed(times: dict[int, float], noise: float) -> Experiment:
     return replace(made, sides=tuple(sides), comparisons=tuple(compared))
 
 
-def test_blocks_of_the_same_turns_decide_what_intervals_leave_open(ran: Ran) -> None:
+def test_blocks_of_the_same_turns_decide(ran: Ran) -> None:
     ran("how-many", disturbed(SWEEP, noise=0.01))
     states = [check_enough(answer, "how-many", "workers", as_written=0).state for answer in (0, 1, 2, 4, 8)]
     assert states == ["wrong", "wrong", "right", "wrong", "wrong"]
