@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
 from gpulab import magics
-from gpulab.api import profile
+from gpulab.api import reading
 from gpulab.completion import LineCompletion
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.store.folders import Store
@@ -32,7 +32,7 @@ def named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("baseline", "it's a name", ""):
         run = cpu_case().run
         runs.add(replace(run, id=f"20260101-000000-{len(runs):06x}", settings=replace(run.settings, name=name)))
-    monkeypatch.setattr(profile, "runs", runs)
+    monkeypatch.setattr(reading, "runs", runs)
 
 
 @pytest.mark.parametrize(
