@@ -1,4 +1,4 @@
-"""Takes the README's picture from a real run: `python tests/browser/take_readme_picture.py [FILE.png]`.
+"""Takes the README's picture from a real run: `python -m tests.browser.take_readme_picture [FILE.png]`.
 
 Runs the quick-start notebook in JupyterLab and cuts the profiled cell and its report out of the page. Take it on a
 quiet machine and look at it before it is committed.
@@ -18,7 +18,7 @@ from tests.support.paths import ROOT
 
 QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
 TARGET = ROOT / "docs" / "images" / "report.png"
-LOAD, SETUP, TRAINING = range(3)  # its code cells
+LOAD, SETUP, _GUESS, TRAINING = range(4)  # its code cells
 WINDOW: ViewportSize = {
     "width": 1292,
     "height": 4000,
