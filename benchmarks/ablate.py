@@ -11,10 +11,11 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from benchmarks.harness import RESULTS
 from benchmarks.planted import judging, traces
@@ -27,16 +28,14 @@ QUESTIONS = ("headline", "second cause", "interval", "trace", "simulated loop")
 MOST_NAMES = 3  # in a line of the table
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
+class Outcome(Struct, frozen=True):
     """One diagnosis of a case. `right` answers those of QUESTIONS that can be asked; `words` is all that it says."""
 
     right: Mapping[str, bool]
     words: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """A run, or the ranks of a job, whose truth is known. `right` judges what is said of it (`judging.said`)."""
 
     name: str
@@ -68,8 +67,7 @@ def _diagnosis_of(run: Any, figures: Any) -> Any:
     return diagnose(facts(run) if figures is None else figures)
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """What turning a special case off changes, by question: names of cells that are no longer right, and newly so.
 
     `differing`: the cells of which the diagnosis says anything else, if only a word of its advice.

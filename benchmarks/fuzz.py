@@ -18,8 +18,9 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+from msgspec import Struct, field
 
 import gpulab
 from benchmarks import synthetic_trace
@@ -36,8 +37,7 @@ _TOKENS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(Struct):
     """What a fuzz run found: how the inputs ended, and the inputs that ended otherwise."""
 
     inputs: int = 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import asdict
 
 RESULTS = Path(__file__).parent / "results"
 RESAMPLES = 5000

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from msgspec.structs import replace
+
 from benchmarks.harness import ratio_with_interval
 
 OPERATORS = 120_000  # about five events each
@@ -22,7 +24,6 @@ def measure() -> dict[str, object]:
 
 
 def _once() -> dict[str, float]:
-    import dataclasses
 
     import torch
 
@@ -42,7 +43,7 @@ def _once() -> dict[str, float]:
     recording = window.stop()
     began = time.perf_counter()
     timeline = recording.timeline(origin_ns)
-    facts(dataclasses.replace(frame.run, timeline=timeline, traced_numbers=()))
+    facts(replace(frame.run, timeline=timeline, traced_numbers=()))
     accounted = time.perf_counter()
     recording.profile.key_averages()
     return {

@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from benchmarks.harness import RESULTS
 from benchmarks.planted import judging

@@ -7,12 +7,13 @@ import math
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.catalogue import RULE_MODULES
@@ -21,8 +22,7 @@ from gpulab.prediction.predict import PREDICTORS, Formula
 _OFF = "turned off"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Switch:
+class Switch(Struct, frozen=True, eq=False):
     """One special case. With `off` in place of the attribute `where`, diagnoses are as if it had not been written.
 
     `needs_gpu`: no cell for the CPU can show what it serves.

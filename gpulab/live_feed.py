@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
+
+from msgspec import Struct, field
 
 if TYPE_CHECKING:  # the sampling process reads `SeriesInfo` here and starts without NumPy
     from gpulab.run import Float32
@@ -11,8 +12,7 @@ if TYPE_CHECKING:  # the sampling process reads `SeriesInfo` here and starts wit
 CapturePhase = Literal["warm-up", "measuring", "profiling", "after profiling", "ending"]
 
 
-@dataclass(frozen=True, slots=True)
-class SeriesInfo:
+class SeriesInfo(Struct, frozen=True):
     """The legend of one curve: what is read, in which unit, by which instrument."""
 
     name: str
@@ -21,8 +21,7 @@ class SeriesInfo:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
-class Status:
+class Status(Struct, frozen=True):
     """Where the run stands. `total`: the number of steps where it is known; `total_of`: of what ("epoch", "run")."""
 
     phase: CapturePhase
@@ -36,8 +35,7 @@ class Status:
     alert: str = ""  # a sentence about what has gone wrong for long
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(Struct, frozen=True):
     """What is new since the last `drain`.
 
     `steps`: float32 [k, 4]: end of the step in s since the run began, wall ms, data wait ms, samples per s (NaN where

@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -23,6 +22,7 @@ from IPython.core.magic import (
     needs_local_scope,
     no_var_expand,
 )
+from msgspec import Struct
 from traitlets import Bool, Int, Unicode
 
 from gpulab.errors import GpulabError, UsageError
@@ -106,8 +106,7 @@ _OF_COMPARISONS = ("pairs", "budget", "seeds")
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what stands in quotes
 
 
-@dataclass(frozen=True, slots=True)
-class Comparing:
+class Comparing(Struct, frozen=True):
     """An experiment that is ready to run."""
 
     code: Code

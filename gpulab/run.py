@@ -8,13 +8,13 @@ for steps, samples and timeline). A reader that cannot put two sources on one cl
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
+from msgspec.structs import asdict
 
 from gpulab.formatting import duration, plural
 
@@ -69,8 +69,7 @@ class Category(IntEnum):
 DEVICE_CATEGORIES = (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
 
 
-@dataclass(frozen=True, slots=True)
-class Steps:
+class Steps(Struct, frozen=True):
     """Columns, one row per step found, in order of time; all arrays have the same length.
 
     Steps do not overlap. Time between two steps (evaluation, a new epoch's first line) belongs to no step.
@@ -114,12 +113,11 @@ class Steps:
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame, one row per step. Raises ImportError where pandas is missing."""
-        columns = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        columns = asdict(self)
         return _frame({name: column for name, column in columns.items() if len(column) == len(self)})
 
 
-@dataclass(frozen=True, slots=True)
-class Series:
+class Series(Struct, frozen=True):
     """One curve: readings of one meter over the run.
 
     `label` is what a legend shows; `source` names the instrument ("NVML", "NVML GPM", "psutil").
@@ -145,8 +143,7 @@ THROTTLE_NAMES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Samples:
+class Samples(Struct, frozen=True):
     """All curves of a run."""
 
     series: tuple[Series, ...] = ()
@@ -167,8 +164,7 @@ class Samples:
         return _frame(columns)
 
 
-@dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(Struct, frozen=True):
     """One row of a timeline: a host thread or a device stream."""
 
     kind: Literal["thread", "stream"]
@@ -177,8 +173,7 @@ class Lane:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Timeline:
+class Timeline(Struct, frozen=True, eq=False, weakref=True):
     """Spans of the profiled window as columns, sorted by start (ties: longer first, so parents precede children).
 
     `names[name_id]` is a span's name, `lanes[lane_id]` its thread or stream. `correlation` joins a launch
@@ -226,8 +221,7 @@ class Timeline:
         return _frame({**columns, **self.extra})
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryEvents:
+class MemoryEvents(Struct, frozen=True):
     """What the allocators reported while the profiler ran: one row per allocation or release, in order of time.
 
     `bytes` is signed: a release is negative. Totals are the allocator's own, after the event; -1 where not recorded.
@@ -245,11 +239,10 @@ class MemoryEvents:
 
     def to_frame(self) -> pd.DataFrame:
         """A pandas DataFrame, one row per event. Raises ImportError where pandas is missing."""
-        return _frame({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+        return _frame(asdict(self))
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+class Damage(Struct, frozen=True):
     """Something in a trace file that was not as it should be, and how often; the rest was read."""
 
     name: str  # "truncated tail", "missing dur", "unreadable events", …
@@ -257,8 +250,7 @@ class Damage:
     detail: str = ""  # where it was met first
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceProperties:
+class DeviceProperties(Struct, frozen=True):
     """One GPU as the trace describes it; None is "not in the trace"."""
 
     id: int
@@ -273,8 +265,7 @@ class DeviceProperties:
     shared_memory_per_sm_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TraceOrigin:
+class TraceOrigin(Struct, frozen=True):
     """The file a timeline was read from: its format, what it says of the job, and what was broken in it.
 
     `zero_ns` is the trace's own time (with `base_time_ns` added where there is one: Unix time) at 0 of the timeline;
@@ -309,8 +300,7 @@ class TraceOrigin:
         return self.damaged("truncated tail") > 0
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
+class Settings(Struct, frozen=True):
     """What the user asked for. `None` means: gpulab chooses, and says so in `Run.choices`."""
 
     name: str = ""
@@ -325,8 +315,7 @@ class Settings:
     knobs: dict[str, str] = field(default_factory=dict)  # what was changed for this run, as written: workers → 4
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
+class Device(Struct, frozen=True):
     """The device whose time is accounted: a GPU, or the CPU where there is none.
 
     "unknown": of a trace file that ends before it says which.
@@ -340,8 +329,7 @@ class Device:
     details: dict[str, str | int | float | None] = field(default_factory=dict)  # driver, sm_count, power_limit_w, …
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(Struct, frozen=True):
     """The machine and the software, as far as they matter for reading the figures."""
 
     python: str
@@ -357,8 +345,7 @@ class Environment:
     core_quota: float | None = None  # of the control group (container): so many cores at once; None: no quota
 
 
-@dataclass(frozen=True, slots=True)
-class Loader:
+class Loader(Struct, frozen=True, eq=False):
     """The DataLoader that fed the steps, as found; nothing was changed."""
 
     dataset: str
@@ -372,17 +359,28 @@ class Loader:
     iterable: bool
     own_collate: bool | None = None  # a collate_fn that is not torch's puts batches together; None: not known
     # What the run showed of it besides, which is not how it was built:
-    remade: bool | None = field(default=None, compare=False)  # anew for each epoch, so its workers cannot stay
-    batch_tensors: int | None = field(default=None, compare=False)  # in a batch, each of which is handed over by itself
-    worker_threads: int | None = field(default=None, compare=False)  # that a worker's operator is split among
+    remade: bool | None = None  # anew for each epoch, so its workers cannot stay
+    batch_tensors: int | None = None  # in a batch, each of which is handed over by itself
+    worker_threads: int | None = None  # that a worker's operator is split among
     # Where the user's code is written that makes a batch, as `str(Place)`; empty where it is a library's:
-    items_line: str = field(default="", compare=False)  # the dataset's method that gives an item
-    transform_line: str = field(default="", compare=False)
-    collate_line: str = field(default="", compare=False)
+    items_line: str = ""  # the dataset's method that gives an item
+    transform_line: str = ""
+    collate_line: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        """Two are equal that were built alike, whatever the run showed of them besides."""
+        return self._built == other._built if isinstance(other, Loader) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._built)
+
+    @property
+    def _built(self) -> tuple[object, ...]:
+        last = self.__struct_fields__.index("own_collate")
+        return tuple(getattr(self, name) for name in self.__struct_fields__[: last + 1])
 
 
-@dataclass(frozen=True, slots=True)
-class Batches:
+class Batches(Struct, frozen=True):
     """What it took to make each batch, timed in the process that made it; one row per batch, in order of arrival.
 
     `read_ns` is the dataset's own time (`__getitem__`, `__getitems__`, `__next__`) without its transforms, which are
@@ -408,8 +406,7 @@ class Batches:
         return len(self.worker)
 
 
-@dataclass(frozen=True, slots=True)
-class CoreTimes:
+class CoreTimes(Struct, frozen=True):
     """What the training thread had of the processor: readings at the ends of steps, a millisecond apart or more.
 
     All but `t_ns` and `profiler` count from some fixed time on: two readings make a stretch.
@@ -425,8 +422,7 @@ class CoreTimes:
         return len(self.t_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class CoreUse:
+class CoreUse(Struct, frozen=True):
     """Who used the cores that the process may use, at the run's beginning and end, and at steps between.
 
     All but `t_ns` count from some fixed time on; -1: not known.
@@ -449,8 +445,7 @@ class CoreUse:
 _GOES_ON = ("(", "[", "{", ",", "\\")  # a line that ends so is the first of several
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(Struct, frozen=True):
     """A statement of several lines, or a loop within a function; a loop that holds whole training steps is none."""
 
     first: int
@@ -458,8 +453,7 @@ class Unit:
     text: str = ""  # of its first line, without indent
 
 
-@dataclass(frozen=True, slots=True)
-class Excerpt:
+class Excerpt(Struct, frozen=True):
     """A few lines of the user's source around one that takes long, as they were when they ran."""
 
     file: str  # as `Place` has it
@@ -467,8 +461,7 @@ class Excerpt:
     lines: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(Struct, frozen=True, eq=False):
     """A line of the user's code. `file` is "cell" for the profiled cell, else the file's name as Python has it.
 
     Lines of the profiled cell count as the notebook shows it, its `%%gpuprofile` included. Other cells are "cell [3]".
@@ -478,7 +471,18 @@ class Place:
     line: int
     function: str = ""
     text: str = ""  # the line itself, without indent
-    units: tuple[Unit, ...] = field(default=(), compare=False)  # that enclose it, the innermost first
+    units: tuple[Unit, ...] = ()  # that enclose it, the innermost first
+
+    def __eq__(self, other: object) -> bool:
+        """Two are equal that are the same line, whatever is known of what encloses it."""
+        return self._line == other._line if isinstance(other, Place) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._line)
+
+    @property
+    def _line(self) -> tuple[object, ...]:
+        return self.file, self.line, self.function, self.text
 
     def __str__(self) -> str:
         where = f"line {self.line} of the cell" if self.file == "cell" else f"{self.file}, line {self.line}"
@@ -489,8 +493,7 @@ class Place:
 PauseKind = Literal["gc", "checkpoint_save", "logging", "evaluation", "compile", "callback"]
 
 
-@dataclass(frozen=True, slots=True)
-class Pause:
+class Pause(Struct, frozen=True):
     """A stretch of the training thread's time that trains nothing, whether inside a step or between two."""
 
     kind: PauseKind
@@ -500,8 +503,7 @@ class Pause:
     detail: str = ""  # "generation 2", the file that was written
 
 
-@dataclass(frozen=True, slots=True)
-class PauseSum:
+class PauseSum(Struct, frozen=True):
     """Pauses that were only counted: shorter than a millisecond each, or beyond the first ten thousand."""
 
     kind: PauseKind
@@ -509,8 +511,7 @@ class PauseSum:
     total_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class StackSamples:
+class StackSamples(Struct, frozen=True):
     """Where the training thread was, looked at every few milliseconds while the profiler ran.
 
     Each row stands for the time since the one before it, the first for the time since `began_ns`. `exact`: another
@@ -546,8 +547,7 @@ class StackSamples:
         return np.concatenate(([min(self.began_ns, int(self.t_ns[0]))], self.t_ns[:-1]))
 
 
-@dataclass(frozen=True, slots=True)
-class OwnBatches:
+class OwnBatches(Struct, frozen=True):
     """Looks at the training thread beside the profiled steps, in a loop without a DataLoader: at making a batch or not.
 
     Each look stands for the time since the one before it.
@@ -559,8 +559,7 @@ class OwnBatches:
     preparing_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadingLooks:
+class LoadingLooks(Struct, frozen=True):
     """Where the code was that makes the batches, in the training process or in workers, looked at from outside.
 
     One row per line. `count`: looks; `collating`: 1 within `collate_fn`.
@@ -574,8 +573,7 @@ class LoadingLooks:
         return len(self.place)
 
 
-@dataclass(frozen=True, slots=True)
-class Alert:
+class Alert(Struct, frozen=True):
     """Something that went on for so long that the live view said it. `until_ns` is None where it went on to the end."""
 
     key: str  # of the finding that it hints at, "data_starved", or "gpu_idle"
@@ -584,8 +582,7 @@ class Alert:
     until_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Memory:
+class Memory(Struct, frozen=True):
     """Peaks over the run; None where the device does not report them."""
 
     peak_allocated_bytes: int | None = None  # torch.cuda.max_memory_allocated
@@ -594,8 +591,7 @@ class Memory:
     total_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Missing:
+class Missing(Struct, frozen=True):
     """Something that could not be measured, and why. `since_ns` is set when it stopped in the middle.
 
     `key` names it for programs and never changes with the words: "steps", "breakdown", "curves" (those of a whole
@@ -609,8 +605,7 @@ class Missing:
     key: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(Struct, frozen=True):
     """A decision gpulab took, with its reason."""
 
     what: str
@@ -618,8 +613,7 @@ class Choice:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(Struct, frozen=True):
     """One thing that was changed for a run without an edit of its code, and whether it took effect.
 
     `state`: "took effect", "no effect", "cannot tell"; `evidence`: how that is known, a sentence without a full stop.
@@ -633,8 +627,7 @@ class Change:
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Observer:
+class Observer(Struct, frozen=True):
     """What the measuring itself cost."""
 
     hooks_ns: int = 0  # time inside our hooks, over all steps
@@ -648,8 +641,7 @@ class Observer:
 Outcome = Literal["completed", "stopped", "interrupted", "failed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(Struct, frozen=True):
     """One measured execution of a cell, a `with` block, a script, or one loaded trace."""
 
     id: str
@@ -714,7 +706,7 @@ class Run:
     def check(self) -> None:
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""
         s = self.steps
-        lengths = {len(getattr(s, f.name)) for f in dataclasses.fields(s) if f.name not in ("device_ns", "own_ns")}
+        lengths = {len(column) for name, column in asdict(s).items() if name not in ("device_ns", "own_ns")}
         assert len(lengths) == 1, f"step columns differ in length: {lengths}"
         assert len(s.device_ns) in (0, len(s)), f"{len(s)} steps have {len(s.device_ns)} times on the GPU"
         assert len(s.own_ns) in (0, len(s)), f"{len(s)} steps have {len(s.own_ns)} times of gpulab's own"
@@ -738,7 +730,7 @@ class Run:
             (self.core_use, "core use"),
         ):
             if columns is not None:
-                lengths = {len(getattr(columns, f.name)) for f in dataclasses.fields(columns)}
+                lengths = {len(column) for column in asdict(columns).values()}
                 assert lengths == {len(columns)}, f"{what} columns differ in length"
         if self.memory_events is not None:
             t_ns = self.memory_events.t_ns
@@ -760,8 +752,7 @@ class Run:
         assert set(self.traced_numbers) <= set(s.number.tolist()), "a traced step is not among the steps"
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+class Ranks(Struct, frozen=True):
     """The ranks of one distributed job, each a run loaded from its own trace."""
 
     path: str  # the folder

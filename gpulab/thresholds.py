@@ -5,7 +5,9 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.errors import UsageError
 
@@ -52,8 +54,7 @@ IN_ORDER = (  # the first of two must not be larger
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Thresholds:
+class Thresholds(Struct, frozen=True):
     """Shares are fractions of a step unless they say otherwise; `SOURCES` says where each comes from."""
 
     silence: float = 0.03
@@ -104,7 +105,7 @@ class Thresholds:
 
 
 def _checked(name: str, value: object) -> float:
-    names = [f.name for f in fields(Thresholds)]
+    names = Thresholds.__struct_fields__
     if name not in names:
         nearest = difflib.get_close_matches(name, names, n=1, cutoff=0)[0]
         raise UsageError(f"There is no threshold {name!r}. Nearest: {nearest} (of {', '.join(sorted(names))}).")

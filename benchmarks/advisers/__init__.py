@@ -6,9 +6,10 @@ import json
 import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from benchmarks.advisers.advice import contradicted, keys_of, names_truth
 from benchmarks.advisers.asking import asked, hta
@@ -72,8 +73,7 @@ def _of_trace(case: Any, ours: Mapping[str, Any] | None) -> dict[str, Any]:
     return _row(case.name, truth, said, ours, reason) | {"hta": figures}
 
 
-@dataclass(frozen=True, slots=True)
-class _Truth:
+class _Truth(Struct, frozen=True):
     """What is known of a case."""
 
     causes: tuple[str, ...]

@@ -12,10 +12,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, TypedDict
+
+from msgspec import Struct, field
 
 from benchmarks.gpu_first.answer import Check, Contents, write_json
 
@@ -26,8 +27,7 @@ END_S = 5.0  # for the table, after the last part
 State = Literal["complete", "crashed", "timed out", "skipped"]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One question. `limit_s` is its share of the time; what earlier parts leave over is added to it."""
 
     name: str
@@ -51,8 +51,7 @@ class Result(TypedDict):
     checks: list[Check]
 
 
-@dataclass(frozen=True, slots=True)
-class Folder:
+class Folder(Struct, frozen=True):
     """What is brought back: at most eight files, at most two folders deep."""
 
     path: Path

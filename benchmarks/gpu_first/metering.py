@@ -7,12 +7,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 import numpy as np
 import torch
+from msgspec import Struct, field
 
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
@@ -26,8 +26,7 @@ SETTLE_S = 1.0  # the meters lag behind the load by up to a second
 Curve = list[tuple[float, float]]  # seconds, value
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(Struct, frozen=True):
     """Something the GPU is kept at. `run` launches some of it and waits for it; `bytes` and `flop` are of one run."""
 
     name: str
@@ -36,8 +35,7 @@ class Load:
     flop: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Metered:
+class Metered(Struct, frozen=True):
     """What the meters said while a load ran, and how often it ran."""
 
     curves: Mapping[str, Curve]

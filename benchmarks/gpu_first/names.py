@@ -11,12 +11,13 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from msgspec import Struct
+from msgspec.structs import asdict
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import profile
 
@@ -49,8 +50,7 @@ BACKENDS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """A network in a number format, its attention by one backend, eager or compiled."""
 
     network: str
@@ -83,8 +83,7 @@ COMPILED = (
 SMALL = (Case("GPT", "bf16", "math"), Case("CNN", "fp32"), Case("MLP", "fp16"))
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """One name under one operator: how often it ran and how long in all."""
 
     name: str

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+from msgspec import Struct
 
 import gpulab
 from benchmarks.gpu_first.answer import Answer
@@ -20,8 +20,7 @@ from gpulab.run import Category, Run, Timeline
 SETTLED = 4  # steps after which the queue is as full as it gets
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """A loop: `launches` kernels of equal length in a step, as one CUDA graph or one by one, with or without a wait."""
 
     launches: int
@@ -55,8 +54,7 @@ CASES = (
 SMALL = (Case(4), Case(6, graph=True, item=True))
 
 
-@dataclass(frozen=True, slots=True)
-class Truth:
+class Truth(Struct, frozen=True):
     """Milliseconds of the device's time between the ends of one step and the next, by events of our own."""
 
     step_ms: tuple[float, ...]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass
 from statistics import median
 
 import numpy as np
 import torch
+from msgspec import Struct
+from msgspec.structs import asdict
 from torch.profiler import profile
 
 from benchmarks.gpu_first.answer import Answer
@@ -26,8 +27,7 @@ LOOPS = 60
 FIRST_MARK, SECOND_MARK = "first kernels", "counted kernels"
 
 
-@dataclass(frozen=True, slots=True)
-class Session:
+class Session(Struct, frozen=True):
     """Counts of one session. `lost_at` are the positions of the launches without a kernel, the first launch is 0."""
 
     launches: int

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 
@@ -23,8 +23,7 @@ CALIBRATION_CYCLES = 50_000_000
 CAPTURE_WARMUPS = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Stage:
+class Stage(Struct, frozen=True):
     """A GPU, or the CPU in its place. A simulated part is also a small one."""
 
     simulated: bool

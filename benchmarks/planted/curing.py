@@ -7,9 +7,10 @@ import gc
 import random
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
+
+from msgspec import Struct
 
 from benchmarks.harness import ratio_with_interval
 from benchmarks.planted.planted import Planted
@@ -20,8 +21,7 @@ BUDGET_S = {"sick": 9.0, "healthy": 18.0}  # more arms and finer differences
 AGAIN = "as written, again"
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(Struct, frozen=True):
     """One way to run the cell. `samples`: per optimizer step."""
 
     label: str

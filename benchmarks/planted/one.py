@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from benchmarks.planted import judging, named
 from benchmarks.planted.curing import measured

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Literal
+
+from msgspec import Struct, field
 
 FOLDER = Path(__file__).parent / "cells"
 HEADER = ("# /// cell\n", "# ///\n")  # the lines above and below what a cell's file says of itself, in TOML
@@ -16,8 +17,7 @@ MARK = "# %% the training cell\n"  # parts what earlier cells of the notebook ho
 Framework = Literal["torch", "lightning", "transformers", "accelerate"]
 
 
-@dataclass(frozen=True, slots=True)
-class Planted:
+class Planted(Struct, frozen=True):
     """A training cell, `cells/CAUSE/NAME.py`, and what is true of it: what the header of its file says.
 
     `causes` are the keys of its planted causes, the costliest first; none: healthy, and every finding is a false
@@ -79,8 +79,7 @@ class Planted:
         return parted(text)
 
 
-@dataclass(frozen=True, slots=True)
-class PlantedTrace:
+class PlantedTrace(Struct, frozen=True):
     """A trace recorded elsewhere, by its path below GPULAB_TRACES, and what a diagnosis of it must and must not say.
 
     `headline`: keys of a right one; none where only `never` counts. `found`: keys that must be among the findings.

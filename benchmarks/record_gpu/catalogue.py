@@ -13,9 +13,10 @@ import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from benchmarks.planted.catalogue import CELLS as PLANTED
 from benchmarks.planted.planted import MARK, Planted, header_and_code, parted
@@ -43,8 +44,7 @@ _OF_A_RECORDING = {"name", "like", "because", "edits", "causes", "also"}
 Edits = Sequence[tuple[str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """One cell to record. `text` and `small_text`: earlier cells, the mark, and the training cell.
 
     `causes`: keys of the finding that must come first, the first one exact; empty: healthy; None: nobody knows.

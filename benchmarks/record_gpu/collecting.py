@@ -8,8 +8,10 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from pathlib import Path
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from benchmarks.record_gpu.outlet import DOCUMENT, SIMULATED, Outlet, document_of, shortcoming, size_of
 from benchmarks.record_gpu.packing import unpack
@@ -25,8 +27,7 @@ class CannotCollect(Exception):
     """Why nothing was copied, with the next step."""
 
 
-@dataclass(frozen=True, slots=True)
-class Collected:
+class Collected(Struct, frozen=True):
     """What was copied, what was left out and why, and the size of all that is shipped now."""
 
     names: tuple[str, ...]

@@ -6,9 +6,10 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from benchmarks.record_gpu.catalogue import Recording
 from gpulab.store import folders
@@ -18,8 +19,7 @@ SIMULATED = "simulated"  # the machine's name where the CPU stood in for a GPU
 _NO_NAME = re.compile(r"nvidia|tesla|geforce|amd|instinct|graphics|device|gpu|\d+gb|hbm\d\w*|sxm\d*")
 
 
-@dataclass(frozen=True, slots=True)
-class Outlet:
+class Outlet(Struct, frozen=True):
     """Where recordings are written. `brief` gets at most eight files: tables, the log, and all recordings packed."""
 
     path: Path

@@ -17,10 +17,11 @@ import shutil
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
+
+from msgspec.structs import replace
 
 from benchmarks.record_gpu.catalogue import Recording, every
 from benchmarks.record_gpu.outlet import DOCUMENT, SIMULATED, Outlet

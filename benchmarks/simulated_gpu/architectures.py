@@ -6,8 +6,9 @@ Kernel names and their proportions are those of recorded traces; `scale` makes a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from benchmarks.simulated_gpu.program import Item, Kernel, Operator, Update
 
@@ -79,8 +80,7 @@ TWICE = ("gemm", "bmm", "conv")  # backward: once for the weights, once for the 
 FUSED_OF_FOREACH = 28 / 80  # definitions.md, "Bytes of an optimizer's update": AdamW
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """One operator of a layer: a key of the tables above, and its kernel's µs at scale 1. `cured_by`: the finding
     whose cure takes it out."""
 
@@ -89,8 +89,7 @@ class Part:
     cured_by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(Struct, frozen=True):
     """Layers of one kind, one after the other, between a first and a last part."""
 
     name: str
@@ -161,8 +160,7 @@ ARCHITECTURES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Build:
+class Build(Struct, frozen=True):
     """How an architecture becomes a step: kernels `scale` times as long, `host_us` per operator, in which numbers."""
 
     scale: float = 1.0

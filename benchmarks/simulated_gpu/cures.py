@@ -6,7 +6,8 @@ The cure that shortens the steady step most is the true cause; a loop that none 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from benchmarks.simulated_gpu.architectures import FUSED_OF_FOREACH, KERNELS
 from benchmarks.simulated_gpu.program import (

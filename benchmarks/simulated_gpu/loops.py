@@ -6,7 +6,9 @@ Lengths are shares of the time that the GPU computes in a step, so that a cause 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from benchmarks.simulated_gpu.architectures import (
     ARCHITECTURES,
@@ -45,8 +47,7 @@ READY = LoadData(100_000)  # a batch that is ready
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedLoop:
+class SimulatedLoop(Struct, frozen=True):
     """A loop and what is true of it. `causes`: none is healthy; `also`: other names of the same time."""
 
     name: str

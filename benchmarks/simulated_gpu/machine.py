@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from benchmarks.simulated_gpu.program import (
     COMPUTE,
@@ -37,8 +38,7 @@ DATA = "enumerate(DataLoader)#_{}ProcessDataLoaderIter.__next__"
 UNNAMED_GAP_NS = 100_000  # definitions.md, "Step accounting": Python between two operators, up to so long
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """The costs of one machine, in ns; defaults are between those of the A100 and the H100 in recorded traces."""
 
     launch_ns: int = 6_000  # the host in cudaLaunchKernel
@@ -57,8 +57,7 @@ class Gpu:
     queue_depth: int = 1_024
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Span(Struct, frozen=True):
     """A row of the trace."""
 
     name: str
@@ -71,8 +70,7 @@ class Span:
     blocks_per_sm: float = float("nan")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(Struct, frozen=True):
     """What the device did, and the step that launched it."""
 
     step: int
@@ -88,8 +86,7 @@ class Task:
         return bool(self.kernel)
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Struct, frozen=True):
     """What the host did for a while."""
 
     state: State
@@ -97,8 +94,7 @@ class Stretch:
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
+class Stall(Struct, frozen=True):
     """A pause that hooks would have heard of."""
 
     kind: PauseKind
@@ -106,8 +102,7 @@ class Stall:
     end_ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(Struct, frozen=True):
     """One step on the host's clock; `device_end_ns`: the main stream has ended all that was launched before."""
 
     number: int
@@ -119,8 +114,7 @@ class Played:
     device_end_ns: int
 
 
-@dataclass(slots=True)
-class _Workers:
+class _Workers(Struct):
     """Batches made ahead: each worker makes every n-th, as soon as it is asked for."""
 
     count: int

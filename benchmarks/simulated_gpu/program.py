@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from gpulab.run import PauseKind
 
 COMPUTE, SIDE, COPIES = 7, 20, 14  # stream numbers; the first is the one that PyTorch computes on
 
 
-@dataclass(frozen=True, slots=True)
-class Kernel:
+class Kernel(Struct, frozen=True):
     """One kernel. `blocks_per_sm` below 1: it leaves multiprocessors empty."""
 
     name: str
@@ -20,8 +20,7 @@ class Kernel:
     blocks_per_sm: float = 4.0
 
 
-@dataclass(frozen=True, slots=True)
-class Operator:
+class Operator(Struct, frozen=True):
     """An operator that takes `host_ns` beside its launching calls. `node`: autograd's, on its own thread.
 
     `cured_by`: the key of the finding whose cure takes the operator out of the step.
@@ -34,24 +33,21 @@ class Operator:
     cured_by: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Graph:
+class Graph(Struct, frozen=True):
     """A CUDA graph is replayed: one launch, these kernels one after the other on one stream."""
 
     host_ns: int
     kernels: tuple[Kernel, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Read:
+class Read(Struct, frozen=True):
     """A value is read back with `.item()`: the host waits until the stream is empty."""
 
     operator: str = "aten::item"
     pinned: bool = False  # else the copying call itself waits
 
 
-@dataclass(frozen=True, slots=True)
-class Upload:
+class Upload(Struct, frozen=True):
     """A batch goes to the GPU. It overlaps with the host only if it is pinned and `non_blocking`."""
 
     bytes: int
@@ -60,38 +56,33 @@ class Upload:
     stream: int = COMPUTE
 
 
-@dataclass(frozen=True, slots=True)
-class Synchronize:
+class Synchronize(Struct, frozen=True):
     """The host waits until a stream is empty; None: until all are."""
 
     stream: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class RecordEvent:
+class RecordEvent(Struct, frozen=True):
     """The event has happened when all that was launched on the stream before it has ended."""
 
     event: str
     stream: int = COMPUTE
 
 
-@dataclass(frozen=True, slots=True)
-class AwaitEvent:
+class AwaitEvent(Struct, frozen=True):
     """What is launched on the stream from now on begins after the event."""
 
     event: str
     stream: int
 
 
-@dataclass(frozen=True, slots=True)
-class LoadData:
+class LoadData(Struct, frozen=True):
     """The loop takes its next batch, which takes `ns` to make, here or in a worker."""
 
     ns: int
 
 
-@dataclass(frozen=True, slots=True)
-class HostWork:
+class HostWork(Struct, frozen=True):
     """Python code that launches nothing. `annotation`: the trace names it; `pause`: the run's hooks name it."""
 
     ns: int
@@ -99,16 +90,14 @@ class HostWork:
     pause: PauseKind | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Allocate:
+class Allocate(Struct, frozen=True):
     """A call of the driver for memory. `cudaFree` waits for the device first."""
 
     ns: int
     call: Literal["cudaMalloc", "cudaFree"] = "cudaMalloc"
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(Struct, frozen=True):
     """`Optimizer.step` or `zero_grad` with what happens in it."""
 
     operators: tuple[Operator, ...]
@@ -121,8 +110,7 @@ Item = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
+class Loop(Struct, frozen=True):
     """A training loop: the items of each step, and `(n, items)` at the end of every n-th step.
 
     `workers` processes make the batches, 0: the loop itself.

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from benchmarks.simulated_gpu.machine import AUTOGRAD, TRAINING, Gpu, Machine, Played, Span, Task
 from benchmarks.simulated_gpu.program import LoadData, Loop
@@ -30,8 +30,7 @@ BATCH = 32
 A100 = Device("cuda", "NVIDIA A100-SXM4-40GB", 0, memory_total_bytes=40 << 30, details={"compute_capability": "8.0"})
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """How many steps are warm-up, measured, profiled, and measured after the profiler."""
 
     warmup: int = 3
@@ -40,8 +39,7 @@ class Plan:
     after: int = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Recorded:
+class Recorded(Struct, frozen=True):
     """The record, and what the machine did: the tasks and the host's stretches tell the truth about it."""
 
     run: Run

@@ -8,8 +8,10 @@ host launches and a task is on its way already, the task is "queued", as are all
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
 from itertools import pairwise
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from benchmarks.simulated_gpu.machine import Gpu, Machine, Played, Stretch, Task
 from benchmarks.simulated_gpu.program import COMPUTE, Loop
@@ -18,8 +20,7 @@ from benchmarks.simulated_gpu.record import Recorded
 BEFORE_QUEUED = ("data_wait", "sync_wait", "blocking_copy", "allocator")
 
 
-@dataclass(frozen=True, slots=True)
-class StepTruth:
+class StepTruth(Struct, frozen=True):
     """One step: `[start_ns, end_ns)` on the device, kernels that it launched, idle time by cause."""
 
     number: int

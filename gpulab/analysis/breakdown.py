@@ -11,9 +11,10 @@ it, each in proportion to its time.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.analysis.host import core_wait
 from gpulab.analysis.host.own_batches import prepared
@@ -49,8 +50,7 @@ PYTHON_GAP_NS = 100_000
 DEVICE_PARTS = ("compute", "communication", "memcpy", "memset")  # the rest of a GPU's step is idle
 
 
-@dataclass(frozen=True, slots=True)
-class StepParts:
+class StepParts(Struct, frozen=True):
     """One profiled step: `parts_ns` has every name of `PARTS` and sums to `end_ns - start_ns` exactly.
 
     `start_ns` and `end_ns` are the step's window on the accounted device, `host` the one of the training loop: they
@@ -70,8 +70,7 @@ class StepParts:
         return self.end_ns - self.start_ns - self.parts_ns.get("start_up", 0)
 
 
-@dataclass(frozen=True, slots=True)
-class Breakdown:
+class Breakdown(Struct, frozen=True):
     """The accounting of a profiled window on one device.
 
     `device_index` is its number, None on a CPU. `median_us` is the per-part median over the steps; `share` is each
@@ -199,8 +198,7 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
     return tuple(sorted(accounts, key=lambda b: -(b.busy_fraction or 0)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Heard:
+class _Heard(Struct, frozen=True):
     """What the trace does not name: fields of `Breakdown`."""
 
     pauses_ns: tuple[tuple[int, int], ...]
@@ -378,8 +376,7 @@ def median_window(windows: Intervals) -> int:
 # -- where in a step its parts lie, for views that draw it -------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Pieces:
+class Pieces(Struct, frozen=True):
     """Columns by time: disjoint pieces that fill the accounted steps, none of them empty."""
 
     start_ns: Int64

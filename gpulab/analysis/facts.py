@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown, breakdowns
 from gpulab.analysis.compat.hta import HtaView, hta
@@ -27,8 +27,7 @@ from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
 
-@dataclass(frozen=True, slots=True)
-class CurveFact:
+class CurveFact(Struct, frozen=True):
     """One sampled curve in figures: mean and maximum over the run, in the series' own unit."""
 
     name: str
@@ -40,8 +39,7 @@ class CurveFact:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class TraceFacts:
+class TraceFacts(Struct, frozen=True):
     """What only the trace of a GPU tells of the profiled steps; None is "not measurable" or withheld by the checks.
 
     `kernels`, `copies` and `launches` are those that the steps made. `devices` is the accounting of every GPU of the
@@ -56,8 +54,7 @@ class TraceFacts:
     hta: HtaView | None
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(Struct, frozen=True):
     """The figures of one run. None is "not measurable" and a view says so."""
 
     run: Run

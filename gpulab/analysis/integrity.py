@@ -7,10 +7,10 @@ withholds exactly the figures that depend on what it found broken; everything el
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.formatting import duration
 from gpulab.run import Int64, Run, Timeline
@@ -41,8 +41,7 @@ ALL_OF_THE_DEVICE = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fractio
 SUMS_OVER_A_STEP = ("data_wait", "optimizer", "operators", "memory")  # what a part of the events makes too small
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One thing looked for. `count` is how often it was found; `withholds` names the figures it makes unreliable."""
 
     name: str
@@ -57,8 +56,7 @@ def check_of_count(name: str, count: int, state: State, meaning: str, withholds:
     return Check(name, count, state, withholds, meaning) if count else Check(name, 0, "ok", (), "")
 
 
-@dataclass(frozen=True, slots=True)
-class Integrity:
+class Integrity(Struct, frozen=True):
     """The verdict on one trace: as bad as its worst check."""
 
     checks: tuple[Check, ...]
@@ -84,8 +82,7 @@ def integrity(run: Run) -> Integrity | None:
     return Integrity(tuple(check(seen) for check in _CHECKS))
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     """What several checks look at, found once."""
 
     run: Run

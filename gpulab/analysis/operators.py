@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.kernel_classes import names_tell
@@ -18,8 +17,7 @@ from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.launches import CallTree
 
 
-@dataclass(frozen=True, slots=True)
-class CostRow:
+class CostRow(Struct, frozen=True):
     """One name: how often it ran per step, and its time per step.
 
     `self_us` is time in the span itself, without the spans nested in it (host) or the sum of a kernel's own durations

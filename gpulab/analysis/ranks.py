@@ -8,9 +8,9 @@ that rank. Only durations are compared, so the clocks of the machines need not a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
@@ -20,8 +20,7 @@ from gpulab.run import Category, Int64, Missing, Timeline
 from gpulab.timeline import spans
 
 
-@dataclass(frozen=True, slots=True)
-class RankFacts:
+class RankFacts(Struct, frozen=True):
     """One rank; times are µs per step, on its own clock.
 
     `communication_us` is the time in which a communication kernel ran; `exposed_us` is the part with no compute kernel
@@ -39,8 +38,7 @@ class RankFacts:
     transfer_us: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class RankComparison:
+class RankComparison(Struct, frozen=True):
     """Every rank that was read, in order. `straggler` is the rank that the others wait for, None where none stands out.
 
     `collectives` is how many communication kernels per rank were matched; None with `mismatch` saying why not.

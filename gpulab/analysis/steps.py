@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.run import Int64, Loader, Phase, Run, StepFlag
 
 
-@dataclass(frozen=True, slots=True)
-class Spread:
+class Spread(Struct, frozen=True):
     """Median and the 10th and 90th percentile of a column, in the unit of its name; `count` values went in."""
 
     median: float
@@ -23,14 +22,12 @@ FEWEST_ROUNDS = 3  # ours: of fewer no median is worth the name
 BUNCHED = 0.05  # ours, of a step: so far apart are the waits of a typical step and of a typical round
 
 
-@dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Struct, frozen=True):
     count: int
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(Struct, frozen=True):
     """Row indices (into `run.steps`) that count as unprofiled throughput, and why others do not."""
 
     rows: Int64

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.ranks import RankComparison, compare_ranks
@@ -46,8 +48,7 @@ def diagnosis_for_report(figures: Facts, learned: PriorEvidence = NOTHING) -> Di
     return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
+class Job(Struct, frozen=True):
     """The figures of each rank, their comparison, what was found about each by itself, and about the job as a whole.
 
     Nothing is predicted of a rank: what one of them saves the others may wait for all the same.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import html as markup
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.devices.doctor import Check, State
 
@@ -14,8 +15,7 @@ MARKS: Mapping[str, str] = {"ok": "ok", "limited": "partly", "refused": "no", "a
 _COLOURS: Mapping[State, str] = {"ok": "#1E7B45", "limited": "#B3541E", "refused": "#5B6B7F", "absent": "#5B6B7F"}
 
 
-@dataclass(frozen=True, slots=True)
-class Examination:
+class Examination(Struct, frozen=True):
     """What the doctor saw, to `display`."""
 
     checks: Sequence[Check]

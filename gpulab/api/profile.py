@@ -6,10 +6,11 @@ import sys
 import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+
+from msgspec.structs import replace
 
 from gpulab.api.reading import report, runs
 from gpulab.capture.dataloader.worker_faults import deaths_unheard

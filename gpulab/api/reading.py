@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
+
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row

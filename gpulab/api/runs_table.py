@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import html as markup
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import datetime
+
+from msgspec import Struct
 
 from gpulab.analysis.steps import select, spread_of_rounds, steps_per_round
 from gpulab.formatting import duration, plural
@@ -39,8 +40,7 @@ def html(runs: Runs, count: int | None = SHOWN) -> str:
     return table + remarks
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(Struct, frozen=True):
     """Runs to `display`: the newest `count`, or all (None)."""
 
     runs: Runs

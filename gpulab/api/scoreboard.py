@@ -5,9 +5,9 @@ from __future__ import annotations
 import html as markup
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.formatting import factor, percent, plural, speed_figures
 from gpulab.store.prediction_log import Board, Record
@@ -28,8 +28,7 @@ _NUMBERS = frozenset({"predictions", "median error", "off by"})
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
 
-@dataclass(frozen=True, slots=True)
-class ScoreboardView:
+class ScoreboardView(Struct, frozen=True):
     """To display: as text, and as tables in a notebook."""
 
     board: Board

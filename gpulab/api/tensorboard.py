@@ -13,8 +13,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpulab.api.arguments import Parser, split, take_store
 from gpulab.devices.own_processes import marked
@@ -55,8 +56,7 @@ run_main()
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Server:
+class _Server(Struct, frozen=True):
     root: Path
     url: str
     process: subprocess.Popen[bytes]

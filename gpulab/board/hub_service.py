@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from urllib.parse import urlparse
 
 from jupyterhub.services.auth import HubAuth, HubOAuthCallbackHandler, HubOAuthenticated
 from jupyterhub.utils import url_path_join
+from msgspec.structs import replace
 from tornado.httpserver import HTTPServer
 from tornado.ioloop import IOLoop
 from tornado.web import Application, HTTPError, RequestHandler, authenticated

@@ -7,10 +7,11 @@ import shlex
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.board import page
 from gpulab.board.folder import read_folder, warning
@@ -29,8 +30,7 @@ HELP = """\
 Learners take part when GPULAB_CLASS=FOLDER is set where their notebooks run: see docs/class.md."""
 
 
-@dataclass(slots=True)
-class LiveBoard:
+class LiveBoard(Struct):
     """A board in an output of the notebook, and the thread that renews it."""
 
     folder: Path

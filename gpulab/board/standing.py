@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Literal
+
+from msgspec import Struct, field
 
 from gpulab.lessons.catalogue import LESSONS, Entry
 from gpulab.lessons.progress import Line
@@ -22,8 +23,7 @@ _SAFE_QUESTION = re.compile(r"[a-z0-9-]{1,40}")
 _BY_NAME = {entry.name: entry for entry in LESSONS}
 
 
-@dataclass(slots=True)
-class LearnerStanding:
+class LearnerStanding(Struct):
     """One learner. `states` by lesson and exercise: the latest, but what was right once stays right."""
 
     key: str  # of the file: two learners of one name stay apart
@@ -50,8 +50,7 @@ class LearnerStanding:
         return entry is not None and all(self.states.get((entry.name, e)) == "right" for e in entry.exercises)
 
 
-@dataclass(frozen=True, slots=True)
-class Guess:
+class Guess(Struct, frozen=True):
     """One learner's latest guess beside their measurement, both in per cent or both factors."""
 
     learner: str
@@ -60,8 +59,7 @@ class Guess:
     unit: str = "times"  # or "%"
 
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+class Standing(Struct, frozen=True):
     """The class: learners by name, the columns, and the guesses by lesson and question."""
 
     learners: tuple[LearnerStanding, ...]

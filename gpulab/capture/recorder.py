@@ -7,13 +7,13 @@ import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Literal
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.capture import exclusive
 from gpulab.capture.dataloader.batch_clock import LoadingClock

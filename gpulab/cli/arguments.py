@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from gpulab.errors import UsageError
-from gpulab.lessons.editions import EDITIONS
-from gpulab.lessons.own_folder import FOLDER
+from gpulab.lessons.editions import EDITIONS, FOLDER
 from gpulab.options import add_run_options
 
 

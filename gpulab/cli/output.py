@@ -6,7 +6,6 @@ import argparse
 import io
 import json
 import os
-import secrets
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -40,7 +39,7 @@ def write_whole(path: Path, content: str) -> None:
     """Write a text file whole or not at all. Raises StoreError with the reason."""
     if not path.name or path.is_dir():
         raise StoreError(f"{str(path)!r} is a folder: name a file in it.")
-    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(3)}")
+    unfinished = path.with_name(f".{path.name}-{os.urandom(3).hex()}")
     try:
         unfinished.write_text(content, encoding="utf-8")
         os.replace(unfinished, path)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import get_native_id
 from time import process_time_ns, thread_time_ns
+
+from msgspec import Struct
 
 from gpulab.devices.cgroups import ROOT, quota_periods
 from gpulab.devices.core_wait import CoreWait
@@ -36,8 +37,7 @@ class ThreadClock:
         self._wait.close()
 
 
-@dataclass(frozen=True, slots=True)
-class MachineReading:
+class MachineReading(Struct, frozen=True):
     """All in ns but the two counts of periods, over all the cores that this process may use.
 
     `tree_cpu_ns`: CPU time of this process and its children, without gpulab's own. `others_cpu_ns`: of all other

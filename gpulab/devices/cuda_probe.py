@@ -13,8 +13,10 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
 from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
 
 from gpulab.devices.child_path import import_path
 from gpulab.devices.cuda_visible_devices import Gpu
@@ -36,8 +38,7 @@ _CUPTI_LINE = re.compile(r"^.*(?:CUPTI|[Ii]nsufficient [Pp]rivilege).*$", re.MUL
 _LOG_PREFIX = re.compile(r"^(?:\[[^\]]*\]|\w+:\S+ \S+ \S+ \S+\]|\s)+")
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
+class ProbeResult(Struct, frozen=True):
     """What came of `LAUNCHED` small profiled kernels: how many came back, or why none did."""
 
     kernels: int
@@ -95,7 +96,7 @@ def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
 
 def answer(question: Question) -> None:
     """The process's own part: write the answer."""
-    print(json.dumps({"gpus": [asdict(g) for g in _own_gpus()]} if question == "gpus" else {"kernels": _kernels()}))
+    print(json.dumps({"gpus": msgspec.to_builtins(_own_gpus())} if question == "gpus" else {"kernels": _kernels()}))
 
 
 def _own_gpus() -> list[Gpu]:

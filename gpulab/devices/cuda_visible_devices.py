@@ -10,9 +10,10 @@ import contextlib
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeVar
+
+from msgspec import Struct
 
 from gpulab.devices.nvml import bare_uuid, mig_parts, session
 
@@ -26,8 +27,7 @@ CORES_PER_SM = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Gpu:
+class Gpu(Struct, frozen=True):
     """A GPU, or a MIG part of one, as a process may use it; None is what is not known."""
 
     name: str

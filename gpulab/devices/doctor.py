@@ -8,10 +8,11 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
+
+from msgspec import Struct
 
 from gpulab.devices import cuda_probe, machine, nvml
 from gpulab.devices.cgroups import memory_limit_bytes
@@ -24,8 +25,7 @@ SMALL_SHARED_MEMORY_BYTES = 2**30  # PyTorch's own advice for containers: more t
 SMALL_MEMORY_BYTES = 2 * 2**30
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(Struct, frozen=True):
     """One thing looked at: its state, what was seen, and what to do (empty where there is nothing to do)."""
 
     name: str

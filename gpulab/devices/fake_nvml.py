@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import NotRequired, TypedDict, TypeVar
+
+from msgspec import Struct, field
 
 ERROR_CODES = {
     "InvalidArgument": 2,
@@ -136,8 +137,7 @@ def _given(value: Given | None) -> Given:
     return value
 
 
-@dataclass
-class GpmMetric:
+class GpmMetric(Struct):
     """One slot of a GPM request."""
 
     metricId: int = 0
@@ -145,8 +145,7 @@ class GpmMetric:
     value: float = 0.0
 
 
-@dataclass
-class GpmRequest:
+class GpmRequest(Struct):
     """As pynvml's c_nvmlGpmMetricsGet_t."""
 
     version: int = 0

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gpulab.devices.meters import Answer, Meter, Query, Unavailable
 from gpulab.devices.own_processes import is_gpulabs
@@ -54,8 +55,7 @@ def _reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-@dataclass(slots=True)
-class _Member:
+class _Member(Struct):
     process: psutil.Process
     cpu_s: float
     new_since_s: float | None  # how long it had lived unseen when it was found

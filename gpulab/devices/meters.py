@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.live_feed import SeriesInfo
 
 FAILURES_UNTIL_LOST = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(Struct, frozen=True):
     """A series that cannot be read. `since_ns` (`time.perf_counter_ns`) is None where it never could."""
 
     what: str
@@ -27,8 +27,7 @@ class Unavailable:
     since_ns: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(Struct, frozen=True):
     """An answer that is no value, with its reason."""
 
     reason: str

@@ -15,8 +15,9 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import ModuleType
+
+from msgspec import Struct
 
 from gpulab.devices.meters import Answer, Failure, Meter, Query, Unavailable
 from gpulab.live_feed import SeriesInfo
@@ -123,8 +124,7 @@ def mig_parts(nv: ModuleType, handle: object) -> Iterator[object]:
             yield nv.nvmlDeviceGetMigDeviceHandleByIndex(handle, number)
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
+class _Place(Struct, frozen=True):
     """A GPU as NVML numbers it; of a MIG part also its own handle: `handle` is what memory and processes belong to."""
 
     index: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.source_lines import line_of, sees_python
@@ -20,8 +20,7 @@ FEWEST_STEPS = 6  # ours: a warm-up, a step that counts, the profiled ones and t
 _MOST = 0.5  # ours: what makes up half of it is its first cause
 
 
-@dataclass(frozen=True, slots=True)
-class RuleContext:
+class RuleContext(Struct, frozen=True):
     """The figures of one run, and from where on something is worth telling."""
 
     facts: Facts

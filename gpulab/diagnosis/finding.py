@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from gpulab.analysis.host.line_shares import SourceLine
 from gpulab.intervals import Intervals
@@ -15,16 +16,14 @@ Level = Literal["good", "notice", "bad", "unknown"]
 BETWEEN = "between_steps"  # a claim on time that the typical step does not hold: pauses, spread over all steps
 
 
-@dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Struct, frozen=True):
     """One figure that supports a finding, as a sentence without a full stop; `span` is where to look, by the clock."""
 
     words: str
     span: tuple[int, int] | None = None  # ns since the start of the run
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+class Finding(Struct, frozen=True):
     """One cause.
 
     `summary` is a sentence for a person who knows none of our words. `recoverable_us_per_step` is the most that its
@@ -78,8 +77,7 @@ class Finding:
         return self.prediction.interval if self.prediction is not None else None
 
 
-@dataclass(frozen=True, slots=True)
-class Undetermined:
+class Undetermined(Struct, frozen=True):
     """A rule cannot tell, because something was not recorded. `what` it would tell, `record` what to do next time."""
 
     key: str
@@ -87,8 +85,7 @@ class Undetermined:
     record: str
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(Struct, frozen=True):
     """All that was found, the costliest first. `untold` are rules that could not tell, and what to record for them.
 
     `step_us` is the typical step; `total_us` is the time per step with all that the typical one does not hold (saving

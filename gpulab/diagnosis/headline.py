@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpulab.diagnosis.finding import Finding
 from gpulab.formatting import sentence
 
 
-@dataclass(frozen=True, slots=True)
-class Headline:
+class Headline(Struct, frozen=True):
     """`sentence` is for a person who knows none of our words; `evidence` is the figure; `key` names the cause.
 
     `level`: "bad" (a clear bottleneck), "notice", "good" (nothing to report), "unknown" (cannot tell).

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from gpulab.diagnosis.context import Rule
 from gpulab.prediction.removal import Pauses, Waits
@@ -11,8 +12,7 @@ from gpulab.prediction.removal import Pauses, Waits
 Role = Literal["cause", "all is well", "open question"]
 
 
-@dataclass(frozen=True, slots=True)
-class FindingKind:
+class FindingKind(Struct, frozen=True):
     """One key, and all that is said of it by name.
 
     `title` is a few plain words, as a title and within a sentence. `rule` returns findings of this kind; None where

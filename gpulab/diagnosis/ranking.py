@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
 from gpulab.diagnosis.context import RuleContext
@@ -55,8 +57,7 @@ def _without_symptoms(findings: list[Finding]) -> list[Finding]:
 # -- time, each part of it once ----------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Budget:
+class _Budget(Struct):
     """What is left of each part of the step (µs), and what was claimed within a part and by whom."""
 
     left: dict[str, float]

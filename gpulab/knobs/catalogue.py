@@ -10,8 +10,9 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import product
+
+from msgspec import Struct
 
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.dataset_cache import CACHE
@@ -52,8 +53,7 @@ _PAIR = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*=(?!=)(?P<value>.*)", re.DOTALL)
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(Struct, frozen=True):
     """What a name means in this code. `knob` is None for a variable."""
 
     knob: Knob | None

@@ -12,8 +12,9 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import reduce
+
+from msgspec import Struct
 
 from gpulab.knobs.knob import CodeEdit, LoopEnd
 from gpulab.knobs.variables import literal_places
@@ -35,8 +36,7 @@ _FSTRING_END = getattr(tokenize, "FSTRING_END", tokenize.STRING)  # from Python 
 _CONTEXT = 2  # lines around a change
 
 
-@dataclass(frozen=True, slots=True)
-class Edit:
+class Edit(Struct, frozen=True):
     """What makes values permanent. `text` is a unified diff of the cell (`is_diff`) with notes, or a snippet.
 
     `cell` is the cell with all that could be located changed.

@@ -8,9 +8,10 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
+
+from msgspec import Struct, field
 
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import choice, switch, whole_number
@@ -21,8 +22,7 @@ Kind = Literal["DataLoader option", "module call", "optimizer option", "backend 
 State = Literal["took effect", "no effect", "cannot tell"]
 
 
-@dataclass(slots=True)
-class KnobEffects:
+class KnobEffects(Struct):
     """What a knob really did while the code ran: written by the knob, read by its `verify`.
 
     `counts` says how often something was changed ("loaders", "module calls", "optimizers"); `refused` why something
@@ -48,16 +48,14 @@ class KnobEffects:
             self.notes.append(what)
 
 
-@dataclass(frozen=True, slots=True)
-class Verification:
+class Verification(Struct, frozen=True):
     """Whether a change took effect, and by which evidence: a sentence without a full stop."""
 
     state: State
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class LoopEnd:
+class LoopEnd(Struct, frozen=True):
     """The last lines of a training loop: the backward pass and the step, every `batches` batches, `scaled` or not."""
 
     batches: int = 1
@@ -82,8 +80,7 @@ class LoopEnd:
         return "\n".join([backward, *step])
 
 
-@dataclass(frozen=True, slots=True)
-class CodeEdit:
+class CodeEdit(Struct, frozen=True):
     """How to keep a value: `call` is given `keyword=literal` where the cell has it, else `snippet` is shown.
 
     `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet, which is
@@ -102,8 +99,7 @@ class CodeEdit:
         return "\n".join(part for part in (self.lines, end) if part)
 
 
-@dataclass(frozen=True, slots=True)
-class StepTimes:
+class StepTimes(Struct, frozen=True):
     """What a climb has measured when it asks for the next value. `cores`: those that this process may use."""
 
     cores: float = 1.0

@@ -15,9 +15,10 @@ import inspect
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import CodeType, FunctionType
 from typing import Any, TypeGuard
+
+from msgspec import Struct
 
 from gpulab.errors import UsageError
 from gpulab.knobs.knob import CodeEdit
@@ -32,8 +33,7 @@ _ABSENT = object()
 _BUILDING = frozenset({"__new__", "__init__", "__post_init__"})  # of an object that is there they have run
 
 
-@dataclass(frozen=True, slots=True)
-class Variables:
+class Variables(Struct, frozen=True):
     """The names that code could have set. `literals`: its own, with their values; `read`: those it takes from outside.
 
     `namespace` is the live one, where the code is going to run. `used`: all that it may read, wherever it is from.
@@ -215,8 +215,7 @@ def _unfit(name: str, given: Plain, present: Plain) -> str:
 # -- literals in the code ----------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class LiteralSpot:
+class LiteralSpot(Struct):
     """Where a literal stands: the value of an assignment, or one element of it."""
 
     statement: ast.Assign | ast.AnnAssign

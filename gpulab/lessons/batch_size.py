@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from msgspec import Struct
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -165,8 +165,7 @@ def kept_for_backward(model: nn.Module, digits: DigitsInMemory, batch_sizes: Seq
 # -- the exercise ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Outcome:
+class _Outcome(Struct):
     """What the reader's function did to a small model."""
 
     moved: tuple[Tensor, Tensor]  # by the first and by the second call, all weights in one vector

@@ -5,13 +5,13 @@ from __future__ import annotations
 from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import datetime
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct, field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -84,8 +84,7 @@ def distant_digits() -> DistantDigits:
 # -- the ladder --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Gain:
+class Gain(Struct, frozen=True):
     """How many times as fast, and between which values that lies."""
 
     times: float
@@ -97,8 +96,7 @@ class Gain:
         return f"{factor(self.times)} times as fast ({_range(self.interval)})"
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
+class Rung(Struct, frozen=True):
     """One step up, measured: how many times as fast as the cell as found, and what the device then does.
 
     `working` is the share of the profiled steps in which the device works, `before` that of the cell as found in the
@@ -182,8 +180,7 @@ def _ahead(mine: Interval | None, other: Interval | None) -> bool | None:
     return True if mine[0] > other[1] else False if mine[1] < other[0] else None
 
 
-@dataclass
-class Ladder:
+class Ladder(Struct):
     """The rungs that a learner has measured; each is added under the name of its experiment."""
 
     rungs: list[Rung] = field(default_factory=list)
@@ -559,8 +556,7 @@ def given_train(dataset: Any, model: nn.Module, samples: int) -> None:
             return
 
 
-@dataclass
-class _Training:
+class _Training(Struct):
     """What one call of a training did to a model of its own."""
 
     samples: int = 0

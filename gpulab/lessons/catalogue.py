@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.errors import UsageError
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One lesson. `minutes` are a learner's, with guessing, reading and the exercise."""
 
     name: str  # of the notebook, without its ending

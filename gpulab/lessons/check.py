@@ -7,8 +7,9 @@ same machine measured a moment before, never by absolute times.
 from __future__ import annotations
 
 import html
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 QUIETER = (  # what helps an answer that other programs made uncertain
     "If other programs are running, close them; where you cannot, leave them a core (torch.set_num_threads(1), once). "
@@ -27,8 +28,7 @@ _OPENINGS: dict[State, tuple[str, Tone]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(Struct, frozen=True):
     """What a lesson says to its reader: an opening and what follows it, in a coloured frame."""
 
     opening: str
@@ -48,8 +48,7 @@ class Note:
         )
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Table:
+class Table(Struct, frozen=True):
     """A few lines that a lesson computed, in a type whose letters are equally wide."""
 
     lines: tuple[str, ...]
@@ -58,8 +57,7 @@ class Table:
         return "\n".join(self.lines)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Checked:
+class Checked(Struct, frozen=True):
     """What came of a check. `hint` says what is missing or wrong, or why the answer is right."""
 
     state: State

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 Edition = Literal["self-study", "class", "instructor"]
 EDITIONS: tuple[Edition, ...] = ("self-study", "class", "instructor")
+FOLDER = "gpulab-lessons"  # a learner's own copy of the notebooks
 EXERCISE = "exercise-"
 
 _FOLDED = re.compile(r"<details>\s*<summary>(?P<title>.*?)</summary>(?P<content>.*?)</details>\n*", re.DOTALL)

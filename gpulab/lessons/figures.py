@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from gpulab.views.drawing import FONT, GREY, own_style
 from gpulab.views.wording import PARTS
@@ -36,8 +37,7 @@ STEP_UNITS = ("ms", "µs")  # in another unit a figure is no figure of steps
 WIDTH_IN, LANE_IN, MARGIN_IN, LEGEND_IN = 8.0, 0.42, 0.95, 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """One piece of work in a lane; all times in the same unit."""
 
     start: float

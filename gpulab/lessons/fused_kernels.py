@@ -6,10 +6,10 @@ import dis
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -118,8 +118,7 @@ def counting_tokens(sequences: int, length: int, vocabulary: int = 64) -> Tensor
 # -- the roofline ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Peak:
+class Peak(Struct, frozen=True):
     """What this device reached: FLOP/s of one large matrix product, bytes/s of one large copy, read and written."""
 
     flops: float
@@ -131,8 +130,7 @@ class Peak:
         return self.flops / self.bytes
 
 
-@dataclass(frozen=True, slots=True)
-class OperatorUse:
+class OperatorUse(Struct, frozen=True):
     """All calls of one operator in a step. `flops` counts products and convolutions, else one per number written."""
 
     name: str

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Note, is_unanswered
@@ -27,8 +28,7 @@ _OPENINGS: dict[Closeness, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(Struct, frozen=True):
     """What a learner guesses, and how it is measured. `what` follows the figure: "of each step waits for data".
 
     `manner` is what a factor says of it: "2.1 times as fast", or "as cheap".
@@ -51,8 +51,7 @@ def times(text: str, experiment: str, what: str, manner: str = "as fast") -> Que
     return Question(text, "times", lambda: times_faster(experiment), what, manner)
 
 
-@dataclass(frozen=True, slots=True, repr=False)
-class Revealed:
+class Revealed(Struct, frozen=True):
     """A guess beside its measurement; both in per cent or both as a factor. None where there is none."""
 
     closeness: Closeness

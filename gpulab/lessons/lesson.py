@@ -13,8 +13,9 @@ import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from gpulab import recordings
 from gpulab.api.reading import compare

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from itertools import permutations
+
+from msgspec import Struct
 
 from gpulab.analysis.facts import facts
 from gpulab.api.experiment import experiment, experiments
@@ -63,8 +64,7 @@ def working_shares(name: str) -> dict[str, float]:
     return {label: share for label, share in shares.items() if share is not None}
 
 
-@dataclass(frozen=True, slots=True)
-class Faster:
+class Faster(Struct, frozen=True):
     """How many times as fast a setting is as the cell as written; `sure`: whether that is more than chance gives."""
 
     times: float
@@ -90,8 +90,7 @@ def _faster(compared: Comparison | None) -> Faster | None:
     return Faster(1 / compared.ratio, is_decided(compared.verdict))
 
 
-@dataclass(frozen=True, slots=True)
-class Swept:
+class Swept(Struct, frozen=True):
     """The time of a sample (of a step, where all batches are alike) by value, as the table of the sweep shows it.
 
     `longer` says between which factors the first value takes as long as the second, with 95 % certainty: from their

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import Struct, field
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -54,8 +54,7 @@ def deep_network(width: int = 128, depth: int = 8, *, checkpointing: bool = Fals
 # -- what fills it -----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class StateBytes:
+class StateBytes(Struct, frozen=True):
     """What a training step keeps, in bytes; the activations are those that autograd keeps for the backward pass."""
 
     weights: int
@@ -178,8 +177,7 @@ def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -
 # -- the allocator, a model --------------------------------------------------------------------------------------------
 
 
-@dataclass
-class Allocator:
+class Allocator(Struct):
     """A model of a caching allocator: segments that it got from the device, cut into blocks, first fit.
 
     Sizes in MiB. `split`: a free block may be cut for a smaller request, as PyTorch does.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
+from msgspec import Struct, field
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -55,8 +55,7 @@ def on_device() -> torch.device:
 # -- the formats -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Format:
+class Format(Struct, frozen=True):
     """A binary floating-point format: one bit is the sign's, the others are the exponent's and the fraction's."""
 
     name: str
@@ -301,8 +300,7 @@ def _gain(name: str) -> tuple[float, float, tuple[float, float], bool] | None:
 # -- gradients that vanish ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class SmallLoss:
+class SmallLoss(Struct, frozen=True):
     """A classifier of digits with four hidden layers, whose loss counts little: `weight` times the cross-entropy."""
 
     weight: float = LOSS_WEIGHT
@@ -438,8 +436,7 @@ FIRST_SCALE = 1024.0
 _NEAR = 0.02  # relative: gradients are of 16 bits
 
 
-@dataclass(slots=True)
-class _Diary:
+class _Diary(Struct):
     """What one call of the reader's function did. Norms are of the gradients of all weights together."""
 
     calls: list[str] = field(default_factory=list)  # of the scaler, in order

@@ -7,8 +7,9 @@ them in order, each when it was launched and the one before has ended. definitio
 from __future__ import annotations
 
 import base64
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from gpulab.lessons.figures import Block, draw_lanes, png
 
@@ -18,8 +19,7 @@ if TYPE_CHECKING:
 MOST_KERNELS = 60  # drawn: more would be a comb
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(Struct, frozen=True):
     """One step: all times in µs. `syncs`: after so many kernels, evenly spread, the host waits for the device."""
 
     kernels: int = 20
@@ -34,8 +34,7 @@ class Setting:
             raise ValueError("a step has at least one kernel, and no time or number is negative")
 
 
-@dataclass(frozen=True, slots=True)
-class PlayedStep:
+class PlayedStep(Struct, frozen=True):
     """What happens in the steps of a setting; `step_us` is the last one's, when it has settled."""
 
     host: tuple[Block, ...]

@@ -8,22 +8,21 @@ import os
 import sys
 import sysconfig
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.lessons.editions import Edition, edition
 from gpulab.store.atomic_write import reason
 from gpulab.user_code import PACKAGE_FOLDER
 
-FOLDER = "gpulab-lessons"
 INSTALLED = "share/gpulab/notebooks"  # below the environment's data folder, as pyproject.toml says
 FIRST = "00_quick_start.ipynb"
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
+class Copied(Struct, frozen=True):
     """What a folder got: the names of new notebooks, and of those that were there and stay as they are."""
 
     folder: Path

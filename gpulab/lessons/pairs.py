@@ -11,9 +11,9 @@ import os
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.devices.core_clock import MachineClock
@@ -29,8 +29,7 @@ _SHORTEST_S = 0.5  # of a reading of the cores: the system counts in hundredths 
 Measure = Callable[[], float]  # runs some work once; seconds, of a step or of the whole
 
 
-@dataclass(frozen=True, slots=True)
-class Speed:
+class Speed(Struct, frozen=True):
     """How many times as fast the second is as the first, and its 95 % interval; seconds of each are medians.
 
     `others_fraction`: the share of the usable cores that other programs took meanwhile; None: not measurable.

@@ -11,12 +11,12 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from msgspec import Struct
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -329,8 +329,7 @@ def _read_all(paths: list[Path]) -> float:
 FETCH_COLOUR = "#CC79A7"  # as the report of headspace has the files that are read from the disk
 
 
-@dataclass(frozen=True, slots=True)
-class _Part:
+class _Part(Struct, frozen=True):
     """What a step spends on one thing; `certain`: the blocks show that it is more than chance."""
 
     name: str
@@ -339,8 +338,7 @@ class _Part:
     certain: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class _Bar:
+class _Bar(Struct, frozen=True):
     """One of the three runs: what a step takes, None with why where it was not measured, and what that consists of."""
 
     run: str

@@ -9,15 +9,17 @@ from __future__ import annotations
 import json
 import os
 import re
-import secrets
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.store.atomic_write import reason
 from gpulab.store.folders import default_root
@@ -31,8 +33,7 @@ LONGEST_LINE_BYTES = 4_000  # a longer one is none of ours
 MOST_LINES = 100_000
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """One check or guess. `guess` and `measured` are both in per cent, or both factors; None where there is none."""
 
     lesson: str
@@ -65,8 +66,7 @@ class Outlet(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Learner:
+class Learner(Struct, frozen=True):
     """Who works here. `token` keeps two learners of one name apart; both stand in a file of this folder."""
 
     name: str
@@ -171,7 +171,7 @@ def learner(folder: Path | None = None, name: str | None = None) -> Learner:
     return who
 
 
-_TOKEN = secrets.token_hex(3)
+_TOKEN = os.urandom(3).hex()
 
 
 def _plain_name(name: str) -> str:
@@ -280,7 +280,7 @@ def _figure(value: object) -> float | None:
 
 
 def _content(line: Line) -> bytes:
-    fields = {name: value for name, value in asdict(line).items() if value is not None and value != ""}
+    fields = {name: value for name, value in msgspec.to_builtins(line).items() if value is not None and value != ""}
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 

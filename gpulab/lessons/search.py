@@ -8,11 +8,11 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from msgspec import Struct
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
@@ -124,8 +124,7 @@ def validation_loss(model: nn.Module) -> float:
     return loss
 
 
-@dataclass(frozen=True, slots=True)
-class Look:
+class Look(Struct, frozen=True):
     """The first steps of a trial. `share`: in which the device works, 0 to 1; NaN where that is not measurable."""
 
     us_per_sample: float
@@ -140,8 +139,7 @@ def first_look(run: Run, batch_size: int) -> Look:
     return Look(step_us.median / batch_size, math.nan if works is None else works)
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """One choice from the space, tried. `loss` is None where it was stopped, and `stopped` says why."""
 
     choice: Mapping[str, Any]
@@ -459,8 +457,7 @@ def _choice_hint(trials: Sequence[Pair], most_us: float, given: object) -> str:
     return f"{wanted} has a lower loss and keeps to the budget as well."
 
 
-@dataclass(frozen=True, slots=True)
-class Curve:
+class Curve(Struct, frozen=True):
     """The time per sample of each of the first steps of a trial, in us, as recorded."""
 
     words: str

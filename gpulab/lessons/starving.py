@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from msgspec import Struct
 from torch.utils.data import Dataset
 
 from gpulab.analysis.facts import facts
@@ -258,8 +258,7 @@ def judge_claim(*names: str) -> Note:
     return Note("It does not hold here.", figures)
 
 
-@dataclass(frozen=True, slots=True)
-class _Loader:
+class _Loader(Struct, frozen=True):
     """A setting of an experiment: the share of its steps in which the device works, and how far that can be trusted."""
 
     label: str

@@ -6,10 +6,10 @@ import itertools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from msgspec import Struct
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.api.profile import profile
@@ -142,8 +142,7 @@ def meters_of(runs: Sequence[Run]) -> Table:
 # -- the ladder --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Rung:
+class Rung(Struct, frozen=True):
     """One share of the wall time, 0 to 1; None is "not measurable", and `why` says so."""
 
     label: str
@@ -151,8 +150,7 @@ class Rung:
     why: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Ladder:
+class Ladder(Struct, frozen=True):
     """The shares of one setting, from the widest to the narrowest question."""
 
     label: str
@@ -408,8 +406,7 @@ def check_statements(true_statements: object) -> Checked:
     return right("The table tells that the GPU was never without a kernel, and nothing of what the kernels achieved.")
 
 
-@dataclass(frozen=True, slots=True)
-class Given:
+class Given(Struct, frozen=True):
     """The figures of one training: FLOP of one sample forward, samples per second, TFLOP/s of a data sheet."""
 
     forward_flop: float

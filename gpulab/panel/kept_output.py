@@ -6,17 +6,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from threading import get_ident
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.tuning import cell_code
 
 KEPT_CHARACTERS = 20_000  # of what the code wrote: the last
 
 
-@dataclass(slots=True)
-class KeptPrints:
+class KeptPrints(Struct):
     """The end of what some code wrote."""
 
     text: str = ""

@@ -7,9 +7,10 @@ import traceback
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field
 from html import escape
 from typing import TYPE_CHECKING, Self
+
+from msgspec import Struct, field
 
 from gpulab.api.experiment import experiments, remember_trials
 from gpulab.api.reading import report
@@ -47,8 +48,7 @@ INTERRUPTED = "Interrupted. What the cell trains is put back."
 _WHAT: dict[Kind, str] = {"look": "looking at the cell: as written", "run": "run", "compare": "comparing"}
 
 
-@dataclass(slots=True)
-class _Job:
+class _Job(Struct):
     """One thing that the lab does. `fault`: of ours, or bad input; what the user's code raised is `engine.error`."""
 
     kind: Kind

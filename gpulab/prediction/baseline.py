@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
@@ -43,8 +43,7 @@ def at_least(least: int, value: str) -> int:
     return number
 
 
-@dataclass(frozen=True)
-class Baseline:
+class Baseline(Struct, frozen=True, dict=True):
     """A run's own step, in µs: the figures that every prediction starts from."""
 
     facts: Facts
@@ -128,8 +127,7 @@ class Baseline:
         return float(1.253 * spread / np.sqrt(np.clip(self.step.count, 1, INDEPENDENT)))
 
 
-@dataclass(frozen=True, slots=True)
-class Making:
+class Making(Struct, frozen=True):
     """One batch in the process that makes it, with a core of its own. `waited_fraction`: of it no CPU is used; None:
     not known. `crowded_us`: as it was measured, where that held much waiting for a core; else None.
     """

@@ -7,9 +7,10 @@ any batch, and so does the optimizer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.formatting import duration, percent
 from gpulab.prediction.baseline import Baseline, Refused, at_least
@@ -18,8 +19,7 @@ from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.step import Z_975, Projection
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(Struct, frozen=True):
     """a + b·B, but at least `floor`: below it the host's own time decides, not the batch."""
 
     a: float

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
 
 
-@dataclass(frozen=True, slots=True)
-class PriorEvidence:
+class PriorEvidence(Struct, frozen=True):
     """What earlier runs on this machine say beyond the run itself.
 
     `errors`: of each knob, measured over predicted ratio of the predictions that were held against a measurement on

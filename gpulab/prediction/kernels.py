@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.intervals import covers
 from gpulab.prediction.baseline import Refused, training_spans_us
@@ -20,7 +19,7 @@ _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Flash or memory-efficient attention writes no matrix of all pairs: what only moves it falls away."""
     timeline = projection.today.run.timeline
-    plain = None if timeline is None else spans.named(timeline, lambda n: n == _MATH_ATTENTION)
+    plain = None if timeline is None else spans.named(timeline, spans.among(_MATH_ATTENTION))
     if timeline is None or plain is None or not plain.any():
         raise Refused("no attention by its plain formula was seen in the trace")
     if value == "math":

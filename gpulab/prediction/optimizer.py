@@ -8,9 +8,9 @@ operators: a fused step begins once. On a GPU the work that the update launches 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.analysis.host.optimizer_bytes import ADD, SCALE, bytes_of
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
@@ -37,8 +37,7 @@ from gpulab.timeline import spans
 ASIDE_BYTES = bytes_of(ADD)  # the knob's own sum of gradients
 
 
-@dataclass(frozen=True, slots=True)
-class Inside:
+class Inside(Struct, frozen=True):
     """An optimizer's step, per step of training; `time_us` is of the unprofiled ones.
 
     `pass_us` is one operator's pass over all parameters on a CPU, None where none was seen, and `pass_bytes` what it
@@ -62,7 +61,7 @@ def _inside(today: Baseline) -> Inside:
     name = "aten::add_" if plain else "aten::mul_"
     once = 2 if work.name == "AdamW" else 1  # the decay and the mean of squares; the others have one
     windows = account.host_windows
-    rows = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, lambda n: n == name))
+    rows = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, spans.among(name)))
     start = timeline.start_ns[rows]
     rows = rows[covers(work.step_times, start) & covers(windows, start)]
     moving = _moving_us(timeline.duration_ns[rows], len(account.steps))

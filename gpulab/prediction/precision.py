@@ -7,9 +7,9 @@ Played again in the window: a step that waits for its launches gains nothing (de
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
 from gpulab.formatting import factor

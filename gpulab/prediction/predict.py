@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Literal
+
+from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import capitalized, number
@@ -23,8 +24,7 @@ WIDEST = 5.0  # times, from end to end of a range that holds the speed of now; o
 Memory = Literal["unchanged", "predicted", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Formula:
+class Formula(Struct, frozen=True):
     """What one knob does to a step, and to the GPU's memory: `predicted` by the projection itself."""
 
     apply: Predictor

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 TO_TRY = "try it: "  # how the reason begins where no figures tell, and a run would
 
 
-@dataclass(frozen=True, slots=True)
-class Prediction:
+class Prediction(Struct, frozen=True):
     """Of one setting of the knobs.
 
     `ratio` is the predicted time per sample (per step where the samples stay the same) over today's, `interval` the

@@ -7,9 +7,9 @@ all counted steps and of the time between them, for it rarely falls into the few
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
@@ -27,15 +27,13 @@ from gpulab.run import Category, Int64, PauseKind, Run, Timeline
 from gpulab.timeline import spans
 
 
-@dataclass(frozen=True, slots=True)
-class Pauses:
+class Pauses(Struct, frozen=True):
     """Pauses of these kinds no longer happen."""
 
     kinds: tuple[PauseKind, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Waits:
+class Waits(Struct, frozen=True):
     """Calls that move data in these directions no longer make the program wait."""
 
     directions: tuple[Direction, ...]
@@ -152,7 +150,7 @@ def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
 def waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
     """Copying and synchronizing calls of the training threads that touch the intervals."""
     host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
-    waiting = spans.named(timeline, lambda n: n.startswith((*spans.SYNCHRONIZING, *spans.COPYING)))
+    waiting = spans.named(timeline, spans.starting_with(*spans.SYNCHRONIZING, *spans.COPYING))
     rows = np.flatnonzero(host & waiting & spans.on_training_threads(timeline))
     begun = np.searchsorted(intervals[:, 0], timeline.end_ns[rows], side="left")
     ended = np.searchsorted(intervals[:, 1], timeline.start_ns[rows], side="right")

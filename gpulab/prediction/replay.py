@@ -8,11 +8,11 @@ as it was measured. After Lumos (MLSys 2025) and Daydream (ATC 2020).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gpulab.analysis.breakdown import median_window
 from gpulab.intervals import Intervals, clip, measure, union
@@ -32,8 +32,7 @@ _WAIT_ENDS, _STEP_BEGINS, _STEP_ENDS, _LAUNCH, _UNLAUNCHED = range(5)
 _NEVER = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(Struct, frozen=True):
     """What is different when the window is played again.
 
     `device_factor` scales the duration of each row of the timeline that is a task of the device (0: it takes no time),
@@ -57,8 +56,7 @@ class Changes:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
+class Played(Struct, frozen=True):
     """One playing: wall time of each profiled step, and the share of it in which the device worked."""
 
     step_ns: Int64
@@ -104,8 +102,7 @@ class Replay:
         return Played(np.rint(step_ns[1] - step_ns[0]).astype(np.int64), playing.busy_fraction(step_ns))
 
 
-@dataclass(frozen=True, slots=True)
-class _Happenings:
+class _Happenings(Struct, frozen=True):
     """What the host does, in order of time: launches, ends of waits, work launched elsewhere, steps' begins and ends.
 
     `subject` is a row of the timeline (launches, waits), a task (`_UNLAUNCHED`) or a step's number from 0.
@@ -162,7 +159,7 @@ class _Playing:
         self._lengths: list[float] = duration.tolist()
         self._dropped: list[bool] = np.isin(tasks.row, changes.unlaunched).tolist()
         self._on_main: list[bool] = on_main.tolist()
-        self._reached_ns = _NEVER  # end of all work so far on the main stream
+        self._reached_ns = [_NEVER]  # end of all work so far on the main stream
         self._free = set(changes.free_waits.tolist())
         self._waits = waits
         self._before, self._other = tasks.before.tolist(), tasks.other.tolist()
@@ -178,35 +175,44 @@ class _Playing:
         shift = 0.0
         opened: dict[int, float] = {}
         bounds = np.zeros((2, step_count))
-        kinds = zip(happenings.kind, happenings.subject, host_ns.tolist(), strict=True)
-        for kind, who, unshifted in kinds:
+        begin, launch_ns, launched, waits = self._beginning(), self._launch_ns, happenings.tasks_of, self._waits
+        for kind, who, unshifted in zip(happenings.kind, happenings.subject, host_ns.tolist(), strict=True):
             now = unshifted + shift
             if kind == _LAUNCH:
-                for place in happenings.tasks_of.get(who, ()):
-                    self._begin(place, now + self._launch_ns[place])
-                if who in self._waits:
+                for place in launched.get(who, ()):
+                    begin(place, now + launch_ns[place])
+                if who in waits:
                     opened[who] = now
             elif kind == _WAIT_ENDS:
                 shift += self._until(who, opened.get(who, now)) - now
             elif kind == _UNLAUNCHED:
-                self._begin(who, now + self._launch_ns[who])
+                begin(who, now + launch_ns[who])
             else:
-                bounds[kind - _STEP_BEGINS, who] = max(now, self._reached_ns)
+                bounds[kind - _STEP_BEGINS, who] = max(now, self._reached_ns[0])
         return bounds
 
-    def _begin(self, place: int, ready: float) -> None:
-        before, other = self._before[place], self._other[place]
-        if self._dropped[place]:  # what comes after it waits for what came before it
-            self._starts[place] = self._ends[place] = self._ends[before] if before >= 0 else _NEVER
-            return
-        if before >= 0:
-            ready = max(ready, self._ends[before] + self._gap_ns[place])
-        if other >= 0:
-            ready = max(ready, self._ends[other] + self._other_ns[place])
-        self._starts[place] = ready
-        self._ends[place] = ready + self._lengths[place]
-        if self._on_main[place]:
-            self._reached_ns = max(self._reached_ns, self._ends[place])
+    def _beginning(self) -> Callable[[int, float], None]:
+        """Places a task that is ready at that time. Everything it reads is in its closure: a window has many tasks."""
+        before, other, dropped, on_main = self._before, self._other, self._dropped, self._on_main
+        starts, ends, lengths, gap_ns, other_ns = self._starts, self._ends, self._lengths, self._gap_ns, self._other_ns
+        reached_ns = self._reached_ns
+
+        def begin(place: int, ready: float) -> None:
+            earlier = before[place]
+            if dropped[place]:  # what comes after it waits for what came before it
+                starts[place] = ends[place] = ends[earlier] if earlier >= 0 else _NEVER
+                return
+            if earlier >= 0 and (free := ends[earlier] + gap_ns[place]) > ready:
+                ready = free
+            elsewhere = other[place]
+            if elsewhere >= 0 and (free := ends[elsewhere] + other_ns[place]) > ready:
+                ready = free
+            starts[place] = ready
+            ends[place] = end = ready + lengths[place]
+            if on_main[place] and end > reached_ns[0]:
+                reached_ns[0] = end
+
+        return begin
 
     def _until(self, row: int, opened: float) -> float:
         """When the waiting call returns."""
@@ -258,4 +264,4 @@ def _fewer(windows: Intervals, launched_ns: Int64, most_tasks: int) -> tuple[Int
 def host_spans(timeline: Timeline, names: Sequence[str]) -> Intervals:
     """The training thread's time in spans whose names begin with one of these."""
     mine = spans.on_training_thread(timeline)
-    return spans.covered(timeline, mine & spans.named(timeline, lambda n: n.startswith(tuple(names))))
+    return spans.covered(timeline, mine & spans.named(timeline, spans.starting_with(*names)))

@@ -6,10 +6,9 @@ measured window; the others get the least delay that the window shows anywhere.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gpulab.prediction.calibration import (
     LATENCY_PERCENTILE,
@@ -26,8 +25,7 @@ from gpulab.timeline.device_steps import called_ns
 NEVER = np.iinfo(np.int64).min // 4
 
 
-@dataclass(frozen=True, slots=True)
-class Tasks:
+class Tasks(Struct, frozen=True):
     """The device's tasks in the order in which the host launched them, with the constraint that held each back.
 
     `launch` is the row of the launching call, -1 where it is not in the trace. `before` is the task before it on its
@@ -108,8 +106,7 @@ def _latest_elsewhere(timeline: Timeline, row: npt.NDArray[np.intp]) -> tuple[np
     return latest, when
 
 
-@dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Struct, frozen=True):
     """A call of the host that ends no sooner than `after_ns` behind a task of the device (its place), nor sooner than
     `least_ns` after its own begin."""
 
@@ -128,9 +125,9 @@ def waits_for_device(timeline: Timeline, tasks: Tasks, begin_ns: int) -> dict[in
     if not len(tasks.row):
         return {}
     host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER) & (timeline.start_ns >= begin_ns)
-    copying = host & spans.named(timeline, lambda n: n.startswith(spans.COPYING))
-    synchronizing = host & spans.named(timeline, lambda n: n.startswith(spans.SYNCHRONIZING))
-    events = spans.named(timeline, lambda n: "EventSynchronize" in n)  # which event is not in the trace
+    copying = host & spans.named(timeline, spans.starting_with(*spans.COPYING))
+    synchronizing = host & spans.named(timeline, spans.starting_with(*spans.SYNCHRONIZING))
+    events = spans.named(timeline, spans.containing("EventSynchronize"))  # which event is not in the trace
     ended = _found_done(timeline, tasks, np.flatnonzero(synchronizing & ~events))
     ended |= _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS)
     ended |= _ended_before(timeline, tasks, _into_a_full_queue(timeline, tasks), TIGHT_NS)

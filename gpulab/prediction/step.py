@@ -7,10 +7,11 @@ and the training share the cores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.prediction.baseline import Baseline, Making, hand_off_measured, hand_off_us, making_of
@@ -21,8 +22,7 @@ Z_975 = 1.96
 LOADER = "enumerate(DataLoader)"
 
 
-@dataclass(frozen=True)
-class Projection:
+class Projection(Struct, frozen=True):
     """What settings make of today's step; each predictor adds its part, in any order.
 
     `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
@@ -65,10 +65,12 @@ class Projection:
 
     def ratio(self) -> tuple[float, float, float]:
         """Time per sample after over before: likely, lowest, highest."""
-        likely_us = [self._step_us(*way) for way in product(self._waited_fractions(), (1.0,), self._batches_us())]
-        steps_us = [
-            self._step_us(*way) for way in product(self._waited_fractions(), self._handing(), self._batches_us())
-        ]
+        likely = list(product(self._waited_fractions(), (1.0,), self._batches_us()))
+        ways = list(product(self._waited_fractions(), self._handing(), self._batches_us()))
+        step_us = {
+            way: self._step_us(*way) for way in dict.fromkeys((*likely, *ways))
+        }  # each may play the window again
+        likely_us, steps_us = [step_us[way] for way in likely], [step_us[way] for way in ways]
         before = self.today.played.step_us if self._plays else self.today.step.median
         scale = self.pure_factor / self.samples / before
         middle = float(np.median(likely_us)) * scale

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 
-@dataclass(frozen=True, slots=True)
-class ObjectPath:
+class ObjectPath(Struct, frozen=True):
     """`users`: the user made what is there, by name; else it lies inside a module or an object of a library."""
 
     piece: str

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.devices import gpus_in_use
 from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet
@@ -28,8 +29,7 @@ NAMED = 20  # at most, of a kind
 _SHELL = frozenset(("In", "Out", "get_ipython", "exit", "quit", "open"))
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
+class Restored(Struct, frozen=True):
     """What a restore found, by names as the user would write them.
 
     `changed_besides`: what the code had changed besides the training's state: its own lists, dicts, sets, other

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gpulab.devices import gpus_in_use
 from gpulab.devices.cgroups import free_host_bytes
@@ -41,8 +42,7 @@ class TooLarge(GpulabError):
         )
 
 
-@dataclass(slots=True)
-class Met:
+class Met(Struct):
     """A tensor that was met; `training`: it is part of what trains."""
 
     tensor: torch.Tensor

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from pathlib import Path
 
 from gpulab.errors import StoreError
@@ -21,7 +20,7 @@ def write_new(path: Path, content: bytes) -> None:
 
 def replace_whole(path: Path, content: bytes) -> None:
     """Put this content in the file's place; its time of change stays as it was. Raises OSError."""
-    unfinished = path.with_name(f".{path.name}-{secrets.token_hex(3)}")
+    unfinished = path.with_name(f".{path.name}-{os.urandom(3).hex()}")
     try:
         write_new(unfinished, content)
         with contextlib.suppress(FileNotFoundError):
@@ -37,7 +36,7 @@ def replace_whole(path: Path, content: bytes) -> None:
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file that a user named, in place of one that is there. Raises StoreError with the reason."""
     require_no_folder(path)
-    unfinished = path.with_name(f".gpulab-{secrets.token_hex(6)}")
+    unfinished = path.with_name(f".gpulab-{os.urandom(6).hex()}")
     try:
         unfinished.write_bytes(content)
         os.replace(unfinished, path)

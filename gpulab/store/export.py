@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpulab.errors import StoreError
 from gpulab.run import Run
@@ -12,8 +13,7 @@ from gpulab.store import tables, tensorboard
 from gpulab.store.tables import Cell
 
 
-@dataclass(frozen=True, slots=True)
-class Exported:
+class Exported(Struct, frozen=True):
     """What an export wrote: `count` runs into `path`; `skipped` says which it left out and why, `notes` the rest."""
 
     path: Path
@@ -22,8 +22,7 @@ class Exported:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+class Figures(Struct, frozen=True):
     """How a run becomes one row of a table: the columns with their types, and the function that fills them."""
 
     columns: Mapping[str, type]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from fnmatch import fnmatchcase
 from typing import Protocol, get_args
+
+from msgspec import Struct
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Outcome, Run
@@ -33,8 +34,7 @@ class Listed(Named, Protocol):
     def outcome(self) -> str | None: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
+class Filter(Struct, frozen=True):
     """All conditions must hold; an empty one always does.
 
     `name` is a pattern (`*`, `?`, `[…]`, capital letters matter) for the whole name or id. `words` must all occur, in

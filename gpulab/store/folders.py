@@ -8,20 +8,18 @@ then it is hidden. Several processes may save and read at once without a lock.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import re
-import secrets
 import shutil
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
 import msgspec
+from msgspec import Struct
 
 from gpulab.errors import StoreError
 from gpulab.run import Missing, Outcome, Run
@@ -41,8 +39,7 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 WriteTrace = Callable[[Path], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(Struct, frozen=True):
     """One folder of the store, as far as its header tells. With a `problem` only `id` and `path` mean anything."""
 
     id: str
@@ -57,7 +54,7 @@ class Entry:
 def new_id(now: datetime | None = None) -> str:
     """An id no other process makes: the UTC second and 24 random bits that leave the global random state alone."""
     moment = (now or datetime.now(UTC)).astimezone(UTC)
-    return f"{moment:%Y%m%d-%H%M%S}-{secrets.token_hex(3)}"
+    return f"{moment:%Y%m%d-%H%M%S}-{os.urandom(3).hex()}"
 
 
 def default_root() -> Path:
@@ -80,7 +77,7 @@ class Store:
         if not _SAFE_ID.fullmatch(run.id):
             raise StoreError(f"Run not saved: {run.id!r} cannot be the name of a folder.")
         final = self.root / run.id
-        stage = self.root / f"{_STAGE_PREFIX}{run.id}-{secrets.token_hex(3)}"
+        stage = self.root / f"{_STAGE_PREFIX}{run.id}-{os.urandom(3).hex()}"
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._remove_stale()
@@ -139,7 +136,7 @@ class Store:
             raise StoreError(
                 f"{str(folder)!r} is not in the run store {str(self.root)!r}: delete that folder yourself."
             )
-        doomed = self.root / f"{_GONE_PREFIX}{folder.name}-{secrets.token_hex(3)}"
+        doomed = self.root / f"{_GONE_PREFIX}{folder.name}-{os.urandom(3).hex()}"
         try:
             os.rename(folder, doomed)
         except FileNotFoundError:
@@ -275,7 +272,7 @@ def run_folder(key: str | Path) -> Path | None:
 def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
     failure = None if write_trace is None else _export(stage, run, write_trace)
     if failure is not None:
-        run = dataclasses.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
+        run = msgspec.structs.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
     document, columns = run_format.encode(run)
     if len(document) > run_format.MAX_DOCUMENT_BYTES or len(columns) > run_format.MAX_COLUMNS_BYTES:
         raise StoreError("it is larger than a stored run may be; profile fewer steps")

@@ -11,13 +11,12 @@ import contextlib
 import hashlib
 import math
 import os
-import secrets
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
+from msgspec import Struct
 
 from gpulab.errors import StoreError
 from gpulab.run import Run
@@ -69,8 +68,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=False):
         return self.predicted_interval[0] <= self.measured <= self.predicted_interval[1]
 
 
-@dataclass(frozen=True, slots=True)
-class Board:
+class Board(Struct, frozen=True):
     """All records that decided something, the oldest first; `undecided` ones are only counted.
 
     `damaged` lines could not be read; `problem`: why a file could not.
@@ -151,7 +149,7 @@ class Scoreboard:
             return
         moment = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
         with contextlib.suppress(FileNotFoundError):  # another process was first
-            os.rename(path, path.with_name(_ASIDE.format(moment=moment, mark=secrets.token_hex(3))))
+            os.rename(path, path.with_name(_ASIDE.format(moment=moment, mark=os.urandom(3).hex())))
         for old in self._aside()[:-MOST_ASIDE]:
             old.unlink(missing_ok=True)
 

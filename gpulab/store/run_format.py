@@ -8,7 +8,6 @@ StoreError. Only stored (uncompressed) members are read, so a file never unpacks
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import io
 import zipfile
 import zlib
@@ -88,15 +87,15 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
     with _open(columns, skip=() if timeline else ("timeline.", "memory_events.")) as reader:
         run = _decode(document, Run, reader.read)
     if not timeline:
-        run = dataclasses.replace(run, timeline=None, memory_events=None)
+        run = msgspec.structs.replace(run, timeline=None, memory_events=None)
     if any(not m.key for m in run.missing):
-        run = dataclasses.replace(run, missing=tuple(map(_with_key, run.missing)))
+        run = msgspec.structs.replace(run, missing=tuple(map(_with_key, run.missing)))
     _check(run)
     return run
 
 
 def _with_key(missing: Missing) -> Missing:
-    return dataclasses.replace(missing, key=missing.key or _KEYS_BEFORE.get(missing.what, ""))
+    return msgspec.structs.replace(missing, key=missing.key or _KEYS_BEFORE.get(missing.what, ""))
 
 
 def decode_header(document: bytes) -> Run:
@@ -209,11 +208,10 @@ def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
             yield from _arrays_of(record, name)
 
 
-def _arrays_of(record: object, prefix: str) -> Iterator[tuple[str, Column]]:
-    for field in dataclasses.fields(record):  # type: ignore[arg-type]  # steps, a series or a timeline
-        value = getattr(record, field.name)
+def _arrays_of(record: msgspec.Struct, prefix: str) -> Iterator[tuple[str, Column]]:
+    for name, value in msgspec.structs.asdict(record).items():
         if isinstance(value, np.ndarray):
-            yield f"{prefix}.{field.name}", value
+            yield f"{prefix}.{name}", value
 
 
 def _valid_unicode(value: object) -> object:

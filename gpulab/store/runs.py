@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Self, overload
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Run
@@ -23,8 +25,7 @@ from gpulab.store.lookup import not_found, select, shown
 KEPT_IN_MEMORY = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One line of a table of runs: a run (its timeline may be left out), or a folder with the reason it has none."""
 
     id: str
@@ -34,8 +35,7 @@ class Row:
     problem: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Deletion:
+class Deletion(Struct, frozen=True):
     """One run that is deleted, or would be."""
 
     id: str
@@ -44,14 +44,12 @@ class Deletion:
     path: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Own:
+class _Own(Struct, frozen=True):
     run: Run | None  # None: too old to stay in memory
     path: Path | None
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
+class _Item(Struct, frozen=True):
     """One run of the sequence, as far as a header tells; `position` counts from the end of all runs."""
 
     id: str

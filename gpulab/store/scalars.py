@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.errors import StoreError
 from gpulab.run import Float64, Int64, Run
@@ -20,8 +20,7 @@ from gpulab.store.folders import moment
 MOST_POINTS = 10_000  # a tracker draws fewer, and writing takes some 20 µs a point
 
 
-@dataclass(frozen=True, slots=True)
-class Scalar:
+class Scalar(Struct, frozen=True):
     """One curve. `t_ns` counts since the start of the run; `thinned` says that only each so-manieth point is here."""
 
     name: str

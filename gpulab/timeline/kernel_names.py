@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import functools
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 PRODUCTS = ("matrix", "attention")  # the classes that can use tensor cores
 
 
-@dataclass(frozen=True, slots=True)
-class NamedKernels:
+class NamedKernels(Struct, frozen=True):
     """Kernels of one class, by a part of their names (a regular expression, lower case).
 
     `numbers` and `tensor_cores` hold for all of them; None: the rest of the name decides. `typed` is False where the
@@ -27,8 +27,7 @@ class NamedKernels:
     typed: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(Struct, frozen=True):
     """What a name says. `kind` None: no class.
 
     `numbers`: "fp32", "tf32", "narrow" (16 bits or fewer); "": unknown, or double. `tensor_cores` None:

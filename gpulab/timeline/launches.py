@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.intervals import EMPTY, Intervals, union
 from gpulab.run import Category, Int64, Timeline
@@ -58,8 +57,7 @@ def replay_times(timeline: Timeline, index: int) -> Intervals:
     return union(begin, end)
 
 
-@dataclass(frozen=True, slots=True)
-class CallTree:
+class CallTree(Struct, frozen=True):
     """The spans of some host rows of one timeline as trees, thread by thread.
 
     `parent[i]` is the position in `rows` of the innermost row that was still open on that thread when `rows[i]`

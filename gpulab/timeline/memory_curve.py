@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.run import Int64, MemoryEvents
 
 HOST = -1
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryCurve:
+class MemoryCurve(Struct, frozen=True):
     """One device's allocator; `device_index` is -1 for host memory.
 
     `allocated_bytes[i]` holds from `t_ns[i]` on. `absolute`: these are the allocator's own totals; otherwise the trace

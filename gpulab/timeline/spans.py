@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable
+from typing import Concatenate, ParamSpec
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,7 @@ from gpulab.intervals import Intervals, joined, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 from gpulab.timeline.kernel_names import is_communication as is_communication
 
+P = ParamSpec("P")
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
@@ -28,6 +31,8 @@ SYNCHRONIZING = (
 )
 COPYING = ("cudaMemcpy", "hipMemcpy", "cuMemcpy")
 ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc")
+KEPT_SPANS = 1 << 20
+_masks: WeakKeyDictionary[Timeline, dict[tuple[object, ...], Mask]] = WeakKeyDictionary()
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
 LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
@@ -36,6 +41,16 @@ HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
 @functools.cache  # the same test for the same prefixes, so that `named` asks each name once
 def starting_with(*prefixes: str) -> Callable[[str], bool]:
     return lambda name: name.startswith(prefixes)
+
+
+@functools.cache
+def among(*names: str) -> Callable[[str], bool]:
+    return frozenset(names).__contains__
+
+
+@functools.cache
+def containing(part: str) -> Callable[[str], bool]:
+    return lambda name: part in name
 
 
 is_loader = starting_with("enumerate(DataLoader)")  # a DataLoader at work, as torch annotates it
@@ -87,16 +102,34 @@ def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArra
     return rows[shared], partners[order[at[shared]]]
 
 
+def _kept(classify: Callable[Concatenate[Timeline, P], Mask]) -> Callable[Concatenate[Timeline, P], Mask]:
+    """One classification of the spans for all who read a run: its masks are kept as long as the timeline, read-only.
+
+    Not those of a window of more than KEPT_SPANS: a report asks for some sixty different ones.
+    """
+
+    def kept(timeline: Timeline, /, *key: P.args, **none: P.kwargs) -> Mask:
+        if len(timeline) > KEPT_SPANS:
+            return classify(timeline, *key, **none)
+        masks = _masks.setdefault(timeline, {})
+        mask = masks.get((classify, *key))
+        if mask is None:
+            mask = masks[(classify, *key)] = classify(timeline, *key, **none)
+            mask.flags.writeable = False
+        return mask
+
+    return functools.update_wrapper(kept, classify)
+
+
+@_kept
 def named(timeline: Timeline, test: Callable[[str], bool]) -> Mask:
     """Rows whose name passes the test, which asks nothing but the name; each distinct name is asked once."""
-    return _passing(timeline.names, test)[timeline.name_id] if len(timeline) else np.empty(0, dtype=bool)
+    if not len(timeline):
+        return np.empty(0, dtype=bool)
+    return np.fromiter(map(test, timeline.names), dtype=bool, count=len(timeline.names))[timeline.name_id]
 
 
-@functools.lru_cache(maxsize=64)  # one reading of a run asks about 40 times what was asked before
-def _passing(names: tuple[str, ...], test: Callable[[str], bool]) -> Mask:
-    return np.fromiter((test(n) for n in names), dtype=bool, count=len(names))
-
-
+@_kept
 def in_category(timeline: Timeline, *categories: Category) -> Mask:
     wanted = np.zeros(256, dtype=bool)
     wanted[[int(c) for c in categories]] = True
@@ -108,6 +141,7 @@ def runtime_calls(timeline: Timeline) -> Mask:
     return in_category(timeline, *LAUNCHING)
 
 
+@_kept
 def launches(timeline: Timeline) -> Mask:
     """Calls that start anything on the device."""
     return runtime_calls(timeline) & named(timeline, is_launch)
@@ -124,11 +158,13 @@ def devices(timeline: Timeline) -> list[int]:
     return sorted({timeline.lanes[i].process for i in lanes})
 
 
+@_kept
 def on_device(timeline: Timeline, index: int) -> Mask:
     theirs = [i for i, lane in enumerate(timeline.lanes) if lane.kind == "stream" and lane.process == index]
     return np.isin(timeline.lane_id, theirs)
 
 
+@_kept
 def structure(timeline: Timeline) -> Mask:
     """Annotations of the program and of libraries, which only enclose work: none of a step, loader, optimizer."""
     marks = named(timeline, _marks_work)
@@ -148,6 +184,7 @@ def training_lanes(timeline: Timeline) -> list[int]:
     return sorted(lanes)
 
 
+@_kept
 def on_training_threads(timeline: Timeline) -> Mask:
     """Rows on the training thread or on one of autograd's."""
     return np.isin(timeline.lane_id, training_lanes(timeline))

@@ -7,9 +7,9 @@ in which nothing that it calls is recorded.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.intervals import EMPTY, Intervals, intersect, subtract, union
 from gpulab.run import Category, Int64, Timeline
@@ -23,8 +23,7 @@ _COPIES = ("aten::copy_", "aten::to", "aten::_to_copy", "aten::item", "aten::_lo
 _FIRST_STEP = "ProfilerStep#0"
 
 
-@dataclass(frozen=True, slots=True)
-class StartUp:
+class StartUp(Struct, frozen=True):
     """`times` as a set; `calls` names what took them with how long (ns), the longest first."""
 
     times: Intervals

@@ -7,9 +7,9 @@ the device (gpu_user_annotation) would count every step twice.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.intervals import Intervals, paint, union
 from gpulab.run import Category, Int64, Phase, StepFlag, Steps, Timeline
@@ -19,8 +19,7 @@ from gpulab.timeline.start_up import worker_start
 WHOLE_WINDOW = "whole window"
 
 
-@dataclass(frozen=True, slots=True)
-class FoundSteps:
+class FoundSteps(Struct, frozen=True):
     """Steps with the marks they come from.
 
     `duplicate_marks`: marks with a number that was there already, or inside another mark; `missing_numbers`: gaps in
@@ -34,8 +33,7 @@ class FoundSteps:
     missing_numbers: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Windows:
+class _Windows(Struct, frozen=True):
     number: Int64
     start_ns: Int64
     end_ns: Int64

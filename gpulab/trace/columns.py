@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import count
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gpulab.run import Category, Float64, Int32, Int64, Lane, UInt8
 from gpulab.trace.events import (
@@ -88,8 +88,7 @@ HostKey = tuple[Value, Value]
 DeviceKey = tuple[str, Value, Value]
 
 
-@dataclass(frozen=True, slots=True)
-class SpanColumns:
+class SpanColumns(Struct, frozen=True):
     """The spans of one piece; `start_ns` is in the trace's own time, NO_TIME where there is none."""
 
     start_ns: Int64

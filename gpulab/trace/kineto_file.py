@@ -7,11 +7,12 @@ What the file holds is kept, what was wrong with it is counted in `trace.origin.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.errors import TraceError
 from gpulab.run import Category, Damage, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
@@ -23,8 +24,7 @@ from gpulab.trace.json_text import TraceText
 FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span that far from the others has a broken time
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+class Trace(Struct, frozen=True):
     """What one file holds. Times count from the earliest span; `origin.zero_ns` says where that is."""
 
     timeline: Timeline

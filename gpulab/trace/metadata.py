@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpulab.run import DeviceProperties, TraceOrigin
 from gpulab.trace.events import EventDecoder

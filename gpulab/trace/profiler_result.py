@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import re
 import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct, field
 
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int32, Int64, Lane, Timeline, UInt8
 from gpulab.trace.columns import ON_DEVICE, category_of, extra_columns
@@ -26,8 +25,7 @@ CLOCK_MARK = "gpulab.clock"
 _STEP_MARK = re.compile(r"ProfilerStep#\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
+class Recording(Struct, frozen=True):
     """A finished torch.profiler session and what is needed to put it on the run's clock.
 
     All times are `time.perf_counter_ns`.
@@ -77,7 +75,7 @@ def cut(timeline: Timeline, limit: int) -> Timeline:
     if len(timeline) <= limit:
         return timeline
     end_ns = int(timeline.start_ns[limit])
-    return dataclasses.replace(_rows(timeline, slice(limit)), window_ns=(timeline.window_ns[0], end_ns))
+    return msgspec.structs.replace(_rows(timeline, slice(limit)), window_ns=(timeline.window_ns[0], end_ns))
 
 
 def _since(timeline: Timeline) -> Timeline:
@@ -87,7 +85,7 @@ def _since(timeline: Timeline) -> Timeline:
 
 
 def _rows(timeline: Timeline, kept: slice) -> Timeline:
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         timeline,
         start_ns=timeline.start_ns[kept],
         duration_ns=timeline.duration_ns[kept],
@@ -107,8 +105,7 @@ def _gzip(path: Path) -> Any:
     return igzip.open(path, "wb", compresslevel=1)  # type: ignore[no-untyped-call]
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
+class _Columns(Struct, frozen=True):
     """Kineto's events, still on Kineto's clock."""
 
     start_ns: Int64

@@ -8,9 +8,10 @@ import io
 import sys
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from types import CodeType, MethodType, TracebackType
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.errors import UsageError
 from gpulab.user_code import runs_users_code
@@ -26,8 +27,7 @@ AWAIT = (
 _COMPILE_ERRORS = (SyntaxError, OverflowError, ValueError, TypeError, MemoryError)
 
 
-@dataclass(frozen=True, slots=True)
-class Cell:
+class Cell(Struct, frozen=True):
     """A parsed cell. `silent`: it ends in a semicolon."""
 
     name: str

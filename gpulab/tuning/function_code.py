@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain, Variables, names_in, replace_literals
@@ -17,8 +19,7 @@ from gpulab.user_code import CELL_WITHOUT_IPYTHON, runs_users_code
 runs_users_code(__file__)
 
 
-@dataclass(frozen=True, slots=True)
-class FunctionCode:
+class FunctionCode(Struct, frozen=True):
     """A function without arguments. Its variables are those of the module or notebook where it was written."""
 
     function: Callable[[], object]
@@ -65,8 +66,7 @@ class FunctionCode:
         return self
 
 
-@dataclass(frozen=True, slots=True)
-class TextCode:
+class TextCode(Struct, frozen=True):
     """The text of a cell that runs in `namespace`. `execute` runs a tree, whose lines use these names."""
 
     text: str

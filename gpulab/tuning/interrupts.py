@@ -13,8 +13,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
+
+from msgspec import Struct
 
 PATIENCE_S = 3.0  # who interrupts again after this long is not to be kept waiting
 
@@ -26,15 +27,13 @@ class Interrupted(KeyboardInterrupt):
         return [str(self)]
 
 
-@dataclass(slots=True)
-class Heard:
+class Heard(Struct):
     """`error` is what the interrupt raised, or would have raised in the user's code; None: there was none."""
 
     error: BaseException | None = None
 
 
-@dataclass(slots=True)
-class _Now:
+class _Now(Struct):
     """Of the main thread, to which interrupts come: whether the user's code is running there, and the last one."""
 
     in_code: bool = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
+
+from msgspec import Struct, field
 
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.values import written
@@ -41,8 +42,7 @@ class Code(Protocol):
         """The same code, whose own lines use its namespace through this."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arm:
+class Arm(Struct, frozen=True):
     """One setting of the knobs; no setting at all is the cell as written."""
 
     settings: Mapping[str, Plain] = field(default_factory=dict)
@@ -56,12 +56,11 @@ class Arm:
         return {k: written(v) if k in KNOBS else str(v) for k, v in self.settings.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(Struct, frozen=True):
     """Arms beside the cell as written, and bounds. None: gpulab chooses, and says so."""
 
     arms: tuple[Arm, ...]
-    base: Arm = field(default_factory=Arm, kw_only=True)  # what they are compared with: the cell as written
+    base: Arm = field(default_factory=Arm)  # what they are compared with: the cell as written
     block_steps: int | None = None  # counted steps of a block
     pairs: int | None = None
     budget_s: float | None = None  # all that the user waits
@@ -83,8 +82,7 @@ class Plan:
         return arm.label if arm.settings or not settings else f"{settings}: {arm.label}"
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(Struct, frozen=True):
     """Where an experiment stands. `seconds_left` is None while it cannot be told yet."""
 
     what: str  # "as written: step 12 of 40", "workers=2", "block 7 of 40: workers=2"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.capture.meters.memory_peaks import count_anew, gpu_peak_bytes
@@ -26,8 +27,7 @@ LEAST_STEPS = 3  # of a run that tells a size's step
 _BATCH_NAME = re.compile(r"(?:^|_)(?:batch(?:_?size)?|bs)$", re.IGNORECASE)
 
 
-@dataclass(slots=True)
-class ArmPredictions:
+class ArmPredictions(Struct):
     """Predictions of one experiment. `errors`: as `PriorEvidence.errors`, of this machine's device."""
 
     facts: Facts

@@ -6,8 +6,9 @@ blocks, a verdict only beyond 2 % and the noise floor of the session, "undecided
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from gpulab.analysis.facts import Facts
 from gpulab.knobs.observe.observation import StepInputs
@@ -19,8 +20,7 @@ Evidence = Literal["interleaved", "sequential"]
 NO_EFFECT = "no effect: "  # so a side's failure begins whose knobs did nothing in its own run
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(Struct, frozen=True):
     """One short run of the code: its counted steps. `turn` numbers the rounds; in each, every arm ran once or twice."""
 
     arm: int  # 0 is A, as written
@@ -33,8 +33,7 @@ class Block:
     losses: tuple[float, ...] = ()  # of all its steps, dropped ones too; NaN where a step had none
 
 
-@dataclass(frozen=True, slots=True)
-class Side:
+class Side(Struct, frozen=True):
     """One side of a comparison. `settings` as shown ("workers=2"), empty for the cell as written."""
 
     label: str
@@ -53,8 +52,7 @@ class Side:
     prediction: Prediction | None = None  # of its ratio, made before it ran; None: none was asked for
 
 
-@dataclass(frozen=True, slots=True)
-class PartChange:
+class PartChange(Struct, frozen=True):
     """One part of the step in both traced runs, in us per step and, where the batch differs, per sample."""
 
     name: str
@@ -66,8 +64,7 @@ class PartChange:
     b_us_per_sample: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class LossComparison:
+class LossComparison(Struct, frozen=True):
     """Loss per step of both sides, from the same start; the band spans runs of A that differ in their seed only."""
 
     a: tuple[float, ...]
@@ -78,8 +75,7 @@ class LossComparison:
     words: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Struct, frozen=True):
     """B against A. `ratio` is the time per `unit` of B over A: below 1 is faster; None where it cannot be given."""
 
     a: Side
@@ -109,8 +105,7 @@ class Comparison:
         return (1 / self.interval[1], 1 / self.interval[0]) if self.interval else None
 
 
-@dataclass(frozen=True, slots=True)
-class Experiment:
+class Experiment(Struct, frozen=True):
     """All arms of an A/B, a sweep or a grid. `comparisons[i]` is arm i + 1 against A."""
 
     sides: tuple[Side, ...]

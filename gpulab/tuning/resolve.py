@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
@@ -118,8 +120,7 @@ def _is_kind(value: object, kind: type) -> bool:
     return isinstance(value, type) and issubclass(value, kind)
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedSetting:
+class ResolvedSetting(Struct, frozen=True):
     """One name of an arm. `current`: the value as the cell has it, None where it cannot be seen."""
 
     name: str
@@ -147,8 +148,7 @@ class ResolvedSetting:
         return type(self.current) is type(self.value) and self.current == self.value
 
 
-@dataclass(frozen=True, slots=True)
-class ResolvedArm:
+class ResolvedArm(Struct, frozen=True):
     """An arm whose names are resolved in this cell."""
 
     names: tuple[ResolvedSetting, ...] = ()

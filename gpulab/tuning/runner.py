@@ -7,10 +7,11 @@ import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
@@ -68,8 +69,7 @@ LEAST_BLOCKS_S = 3.0  # as long nobody minds, and the interval becomes narrower
 UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads is seen in its first run
 
 
-@dataclass(slots=True)
-class _Arm:
+class _Arm(Struct):
     setting: Setting
     arm: Arm
     decided: ResolvedArm = field(default_factory=ResolvedArm)

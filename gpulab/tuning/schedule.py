@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.steps import select
 from gpulab.run import Run, StepFlag, Steps
@@ -23,8 +23,7 @@ RESTORING_S = 0.02  # before a block
 FEWEST_TURNS = 3  # where no budget ends it sooner; definitions.md, "Honest comparison" 3
 
 
-@dataclass(frozen=True, slots=True)
-class Size:
+class Size(Struct, frozen=True):
     """Of a block, in steps: those dropped at its start, those that count."""
 
     warmup: int
@@ -74,8 +73,7 @@ def turn_s(runs: Sequence[Run], size: Size) -> float:
     return size.total * (sum(steps_s) + steps_s[0])
 
 
-@dataclass(frozen=True, slots=True)
-class Expected:
+class Expected(Struct, frozen=True):
     """What an experiment takes in all, before it begins."""
 
     least_s: float

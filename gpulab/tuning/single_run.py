@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.observation import Observation
@@ -19,8 +20,7 @@ from gpulab.tuning.resolve import ResolvedArm, changes_unseen, outside_of, resol
 OBSERVATIONS_KEPT = 50
 
 
-@dataclass(frozen=True, slots=True)
-class _Remembered:
+class _Remembered(Struct, frozen=True):
     """What code was seen to use as written, and whether each name that it reads is still what it was then."""
 
     observation: Observation

@@ -9,10 +9,13 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.capture.meters.memory_peaks import count_anew
 from gpulab.capture.recorder import Capture
@@ -61,8 +64,7 @@ class Setting:
         return {knob.name: stack.enter_context(knob.applied(value)) for knob, value in self.knobs.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
+class Trial(Struct, frozen=True):
     """What came out of one full run. `error`: what the user's code raised, other than the end we asked for."""
 
     run: Run
@@ -74,8 +76,7 @@ class Trial:
     path: Path | None = None
 
 
-@dataclass(slots=True)
-class Stopper:
+class Stopper(Struct):
     """Ends what runs now at its next step, and everything after it."""
 
     asked: bool = False
@@ -104,8 +105,7 @@ class Stopper:
             self.cut()
 
 
-@dataclass(slots=True)
-class _Raised:
+class _Raised(Struct):
     """What the user's code raised, our own end of it aside.
 
     Knobs that are taken out after it may raise on top of it, on a lost GPU for one.

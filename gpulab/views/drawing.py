@@ -7,10 +7,10 @@ import textwrap
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.run import Float64
@@ -143,8 +143,7 @@ def frame(axes: Axes, title: str) -> None:
 Dashes = Literal["-", "--", "-.", ":"]
 
 
-@dataclass(frozen=True, slots=True)
-class Key:
+class Key(Struct, frozen=True):
     """One entry of a legend: a swatch of a colour, a line where `dashes` is set, or only text without a colour."""
 
     label: str

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.run import Float64
 from gpulab.views.wording import plain
@@ -22,8 +23,7 @@ _SWATCH = "display:inline-block;width:11px;height:11px;border-radius:2px;margin:
 _LEAST = 0.004  # of a bar: a smaller part is not drawn, and stands in the legend
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
+class Segment(Struct, frozen=True):
     """One part of a bar: `share` of the bar's full width."""
 
     label: str

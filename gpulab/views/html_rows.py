@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.views.html_bars import QUIET
 from gpulab.views.interval_places import FactorAxis, labels
@@ -24,8 +25,7 @@ FLOOR, POINT, _ONE = "rgba(128,128,128,0.42)", "rgba(128,128,128,0.70)", "rgba(1
 _THIN = 0.0025  # of the width: a mark
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(Struct, frozen=True):
     """What is drawn on a track, from `left` to `right`: shares of its width."""
 
     left: float
@@ -33,8 +33,7 @@ class Piece:
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
+class _Layer(Struct, frozen=True):
     """From the top of its row."""
 
     top_px: int
@@ -46,8 +45,7 @@ _LAYERS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class FactorRange:
+class FactorRange(Struct, frozen=True):
     """A factor (None: only its range) with its interval, over the band of noise and the single points it rests on."""
 
     middle: float | None

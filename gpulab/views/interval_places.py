@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 LEAST_SPAN = 0.04  # of an axis, in logarithms
 _ROOM = 0.06  # beyond the outermost factor, as a share of the span
@@ -15,8 +16,7 @@ _LEAST_PX = 240.0  # the narrowest that an axis is shown
 _CHARACTER_PX, _APART_PX = 7.0, 6.0
 
 
-@dataclass(frozen=True, slots=True)
-class FactorAxis:
+class FactorAxis(Struct, frozen=True):
     """From the lowest to the highest factor."""
 
     low: float
@@ -28,8 +28,7 @@ class FactorAxis:
         return min(max(share, 0.0), 1.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Label:
+class Label(Struct, frozen=True):
     """A word under an axis and the box that holds it: shares of the width."""
 
     words: str

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
 from typing import Literal, Self
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 Fit = Literal["tight", "number", "wrap", "cut", "code"]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+class Column(Struct, frozen=True):
     """A column's title and how its cells use the room: as they are, right-aligned, wrapped, or cut to fit (`code` in
     letters of one width)."""
 
@@ -23,8 +24,7 @@ def numbers(*titles: str) -> tuple[Column, ...]:
     return tuple(Column(title, "number") for title in titles)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(Struct, frozen=True):
     """One line of a table. `bar` is a share from 0 to 1, drawn in `colour`; `full` is the first cell uncut.
 
     A `detail` explains the rows above it: the first screen leaves it out, of a table with many columns only that of a
@@ -39,8 +39,7 @@ class Row:
     lesson: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
+class Section(Struct, frozen=True):
     """A titled table and the sentences under it. A table whose column titles are all empty is shown without a head.
 
     The first screen shows a `lead` and `code` open; of every other section it shows only the title and `result`, the

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec.structs import replace
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import sentence, speed_within

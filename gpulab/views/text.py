@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
+
+import msgspec
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
@@ -58,7 +59,7 @@ def _short_section(section: Section, width: int) -> Iterator[str]:
     """A leading section without its details, no row longer than two lines; of a wide table without its notes."""
     if len(section.columns) != 2:
         shown = tuple(row for row in section.rows if not row.detail)
-        yield from section_lines(dataclasses.replace(section, rows=shown, lines=()) if shown else section, width)
+        yield from section_lines(msgspec.structs.replace(section, rows=shown, lines=()) if shown else section, width)
         return
     yield wording.cut(section.title, width).upper()
     rows = [row for row in section.rows if not row.detail]
@@ -110,7 +111,7 @@ def _table(section: Section, width: int) -> Iterator[str]:
     below = len(columns) > 2 and columns[-1].fit == "wrap" and widths[-1] < min(_READABLE, longest)
     if below:
         columns = columns[:-1]
-        widths = _column_widths(dataclasses.replace(section, columns=columns), room)
+        widths = _column_widths(msgspec.structs.replace(section, columns=columns), room)
     if any(column.title for column in columns):
         yield from _lines([column.title for column in columns], columns, widths, " " * _BAR if barred else None)
     for row in section.rows:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
+
+from msgspec import Struct
 
 from gpulab.formatting import number, percent, reading, size
 from gpulab.run import StepFlag
@@ -16,8 +17,7 @@ if TYPE_CHECKING:
 DeviceKind = Literal["cpu", "cuda", "unknown"]
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """How one part of a step is called, drawn and explained to someone who knows none of our words.
 
     The colours follow Okabe and Ito's and Paul Tol's palettes, which stay apart for colour-blind readers.

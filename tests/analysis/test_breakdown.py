@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
 from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 import gpulab.analysis.breakdown as breakdown_module
 from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns, placed
@@ -34,8 +35,7 @@ HOST_CALLS = (Category.CPU_OP, Category.CUDA_RUNTIME)
 BASE = synthetic.cpu_case().facts.run
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Struct, frozen=True):
     name: str
     category: Category
     lane: int

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.analysis.compat.tensorboard import PARTS, tensorboard
 from gpulab.run import Category
@@ -257,7 +257,7 @@ def test_waiting_for_data_is_seen_on_a_modern_trace() -> None:
 
 def test_time_zero_does_not_matter() -> None:
     here = timeline(made([(1, 5, "aten::mm", True, 3, 4, Category.KERNEL, STREAM, 0.5)] * 4, [2, 4]))
-    there = dataclasses.replace(here, start_ns=here.start_ns + np.int64(10**18 + 7))
+    there = replace(here, start_ns=here.start_ns + np.int64(10**18 + 7))
     first, second = tensorboard(here), tensorboard(there)
     assert first is not None and second is not None
     assert first.step_us == second.step_us

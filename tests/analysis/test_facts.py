@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.context import RuleContext
@@ -23,8 +22,8 @@ def loaded_by(iterator: str, workers: int | None) -> Facts:
     run = synthetic.gpu_case().run
     assert isinstance(run.timeline, Timeline) and run.loader is not None
     names = tuple(n.replace("_MultiProcessingDataLoaderIter", iterator) for n in run.timeline.names)
-    loader = None if workers is None else dataclasses.replace(run.loader, num_workers=workers)
-    return facts(dataclasses.replace(run, timeline=dataclasses.replace(run.timeline, names=names), loader=loader))
+    loader = None if workers is None else replace(run.loader, num_workers=workers)
+    return facts(replace(run, timeline=replace(run.timeline, names=names), loader=loader))
 
 
 @pytest.mark.parametrize(
@@ -66,9 +65,9 @@ def test_the_profiled_steps_are_told_alike_in_all_their_forms(name: str) -> None
 def test_a_window_that_stands_as_one_has_no_steps() -> None:
     account = synthetic.cases()["gpu"].facts.breakdown
     assert account is not None
-    as_one = dataclasses.replace(account, whole_window=True)
+    as_one = replace(account, whole_window=True)
     assert as_one.step_host_windows is None and len(as_one.host_windows) == len(account.steps)
-    without = dataclasses.replace(account, steps=())
+    without = replace(account, steps=())
     assert without.mean_step_us is None and not len(without.covered) and without.step_host_windows is None
 
 
@@ -77,9 +76,9 @@ def test_the_typical_step_is_unprofiled_where_there_is_one() -> None:
     assert known.step_us is not None and known.traced_step_us is not None and known.data_wait_us is not None
     assert known.typical_step_us is known.step_us
     assert known.data_wait_fraction == known.data_wait_us.median / known.step_us.median
-    profiled = dataclasses.replace(known, step_us=None)
+    profiled = replace(known, step_us=None)
     assert profiled.typical_step_us is known.traced_step_us
-    nothing = dataclasses.replace(profiled, traced_step_us=None)
+    nothing = replace(profiled, traced_step_us=None)
     assert nothing.typical_step_us is None and nothing.data_wait_fraction is None
     assert RuleContext(nothing, DEFAULT).step_us == (
         known.breakdown.mean_step_us if known.breakdown is not None else None
@@ -87,10 +86,12 @@ def test_the_typical_step_is_unprofiled_where_there_is_one() -> None:
 
 
 def test_what_was_asked_of_one_timeline_is_no_answer_for_another() -> None:
-    """Names are asked once for all readings; the answers go by the names, not by the timeline."""
+    """Each timeline is classified once for all who read it."""
     cpu, gpu = (synthetic.cases()[name].facts.run.timeline for name in ("cpu", "gpu"))
     assert cpu is not None and gpu is not None
-    for timeline in (cpu, gpu, dataclasses.replace(cpu, names=tuple(reversed(cpu.names))), cpu):
+    for timeline in (cpu, gpu, replace(cpu, names=tuple(reversed(cpu.names))), cpu):
         mask = spans.named(timeline, spans.is_loader)
         assert mask.tolist() == [spans.is_loader(timeline.names[i]) for i in timeline.name_id.tolist()]
-        mask[:] = False  # a caller may change what it is given
+        assert spans.named(timeline, spans.is_loader) is mask
+        with pytest.raises(ValueError, match="read-only"):
+            mask[:] = False  # which would change what the next reader is given

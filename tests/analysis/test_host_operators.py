@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import pytest
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown, StepParts
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
@@ -76,7 +76,7 @@ def test_only_copies_that_rearrange_count() -> None:
 
 
 def test_nothing_is_said_without_steps_or_operators() -> None:
-    whole = dataclasses.replace(accounted(1000), whole_window=True)
+    whole = replace(accounted(1000), whole_window=True)
     assert host_operators(timeline([op("aten::mm", 0, 10)]), whole) is None
     assert host_operators(timeline([op("Optimizer.step#SGD.step", 0, 10, MARK)]), accounted(1000)) is None
 
@@ -115,7 +115,7 @@ def test_an_optimizer_of_many_operations_is_no_small_batch() -> None:
     run = run_of()
     work = optimizer_work(timeline([op("Optimizer.step#AdamW.step", 0, 900, MARK)]), accounted(1000))
     assert work is not None
-    busy = dataclasses.replace(work, host_us=15_000.0)
+    busy = replace(work, host_us=15_000.0)
     assert small_batch(case_of(run, host=host(), optimizer=busy)) is None
 
 
@@ -131,7 +131,7 @@ def test_rearranging_is_told_from_a_tenth_on() -> None:
 )
 def test_more_compute_threads_than_cores(threads: int, cores: float, told: bool) -> None:
     run = run_of(cores=cores)
-    run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, compute_threads=threads))
+    run = replace(run, environment=replace(run.environment, compute_threads=threads))
     found = cpu_oversubscribed(case_of(run))
     assert (found is not None) is told
     if told:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.integrity import Integrity, integrity
@@ -51,7 +50,7 @@ def trace(
 
 
 def run_of(timeline: Timeline) -> Run:
-    return dataclasses.replace(synthetic.gpu_case().run, timeline=timeline, traced_numbers=())
+    return replace(synthetic.gpu_case().run, timeline=timeline, traced_numbers=())
 
 
 def found(timeline: Timeline) -> Integrity:
@@ -118,4 +117,4 @@ def test_graphs_and_kernels_too_short_to_measure_are_counted() -> None:
 
 
 def test_a_run_without_a_trace_has_no_verdict() -> None:
-    assert integrity(dataclasses.replace(synthetic.gpu_case().run, timeline=None)) is None
+    assert integrity(replace(synthetic.gpu_case().run, timeline=None)) is None

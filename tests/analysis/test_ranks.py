@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.analysis import ranks
 from gpulab.analysis.facts import facts
@@ -39,7 +38,7 @@ def rank_run(kernels: list[Kernel], step_us: int = 1_000) -> Run:
     names = sorted({k[0] for k in ordered} | {"nothing"})
     streams = sorted({k[1] for k in ordered} | {7})
     zero = np.zeros(1, np.int64)
-    return dataclasses.replace(
+    return replace(
         synthetic.gpu_case().run,
         device=GPU,
         steps=Steps(
@@ -180,11 +179,11 @@ def test_a_real_job_with_a_late_rank() -> None:
     [straggler] = diagnose_ranks(found).findings  # moving the data is 1 % of the step: all else is the wait
     assert straggler.key == "straggler" and "Rank 7 arrives last" in straggler.summary
     assert straggler.recoverable_us_per_step == pytest.approx(6_034, rel=0.01)
-    even = dataclasses.replace(found, straggler=None)
+    even = replace(found, straggler=None)
     [exposed] = diagnose_ranks(even).findings
     assert exposed.key == "exposed_communication"
-    quiet = tuple(dataclasses.replace(r, exposed_us=0.01 * r.step_us) for r in found.ranks)
-    assert diagnose_ranks(dataclasses.replace(even, ranks=quiet)).first.key == "healthy"
+    quiet = tuple(replace(r, exposed_us=0.01 * r.step_us) for r in found.ranks)
+    assert diagnose_ranks(replace(even, ranks=quiet)).first.key == "healthy"
 
 
 def test_the_thresholds_of_a_job_are_those_of_its_ranks() -> None:

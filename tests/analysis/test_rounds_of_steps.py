@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.breakdown import StepParts
@@ -24,7 +23,7 @@ def bunched(workers: int, every: int, waits_ms: float, *, more_ms: float = 0.0) 
     """60 steps of 20 ms; each `every`th waits that long besides, and each step `more_ms`."""
     waited = np.where(np.arange(60) % every == 0, waits_ms, 0.0) + more_ms
     found = synthetic.steps(20.0 + waited, waited, synthetic.phases(5, 40, 6, 9), optimizer_ms=0.2)
-    return dataclasses.replace(made_cases.run_of(workers=workers), steps=found, timeline=None)
+    return replace(made_cases.run_of(workers=workers), steps=found, timeline=None)
 
 
 @given(
@@ -83,10 +82,10 @@ def test_shares_of_a_profiled_window_are_those_of_its_rounds() -> None:
 
     def step(waited_ns: int) -> StepParts:
         mine = {**dict.fromkeys(parts, 0), "compute": 10**7, "data_wait": waited_ns}
-        return dataclasses.replace(account.steps[0], start_ns=0, end_ns=10**7 + waited_ns, parts_ns=mine)
+        return replace(account.steps[0], start_ns=0, end_ns=10**7 + waited_ns, parts_ns=mine)
 
-    steps = tuple(dataclasses.replace(step(9 * 10**7 if i % 3 == 0 else 0), number=i) for i in range(5))
-    by_turns = dataclasses.replace(account, steps=steps).by(3)
+    steps = tuple(replace(step(9 * 10**7 if i % 3 == 0 else 0), number=i) for i in range(5))
+    by_turns = replace(account, steps=steps).by(3)
     assert by_turns.median_step == 0  # one of the two that wait
     assert by_turns.by(1).typical_share("data_wait") == 0
     assert by_turns.typical_share("data_wait") == pytest.approx(90 / 120)

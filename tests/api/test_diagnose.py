@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import dataclasses
 import functools
 import json
 import re
@@ -12,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import gpulab
 from gpulab import cli
@@ -148,20 +148,20 @@ def test_the_json_of_a_report_has_the_findings(somewhere: Path, capsys: pytest.C
 
 def test_the_json_keys_are_described() -> None:
     told = (ROOT / "docs" / "report-json.md").read_text(encoding="utf-8")
-    made = dataclasses.replace(finding("launch_bound", 1.0), prediction=Prediction({}, 0.5, (0.4, 0.6), "so"))
+    made = replace(finding("launch_bound", 1.0), prediction=Prediction({}, 0.5, (0.4, 0.6), "so"))
     document = Diagnosed(Diagnosis((made,))).json()["findings"][0]  # type: ignore[index]
     assert all(f"`{key}`" in told for key in document)
 
 
 def test_the_json_keys_of_a_whole_report_are_described() -> None:
     told = (ROOT / "docs" / "report-json.md").read_text(encoding="utf-8")
-    run = dataclasses.replace(
+    run = replace(
         run_of(wait=0.5),
         pauses=(Pause("gc", 0, 1_000_000),),
         more_pauses=(PauseSum("gc", 3, 900_000),),
         alerts=(Alert("data_starved", "It waits.", 0),),
     )
-    loading = dataclasses.replace(
+    loading = replace(
         inside(read_ms=1), wait=WaitParts(1.0, 0.0, 0.0, 0.0, 0.0), workers=(WorkerRow(-1, 1, 1.0, None),)
     )
     case = case_of(run, {"data_wait": 0.5}, loading)
@@ -175,7 +175,7 @@ def test_the_json_keys_of_a_whole_report_are_described() -> None:
 
 
 def test_every_threshold_has_its_source() -> None:
-    assert set(SOURCES) == {f.name for f in dataclasses.fields(Thresholds)}
+    assert set(SOURCES) == set(Thresholds.__struct_fields__)
     page = (ROOT / "docs" / "thresholds.md").read_text(encoding="utf-8")
     rows = [line for line in page.splitlines() if line.startswith("| `")]
     assert rows == [f"| `{name}` | {getattr(DEFAULT, name):g} | {source} |" for name, source in SOURCES.items()]
@@ -188,7 +188,7 @@ def test_report_and_findings_count_the_same_short_kernels() -> None:
 def test_every_threshold_decides_something() -> None:
     package = Path(gpulab.__file__).parent
     code = "\n".join(path.read_text(encoding="utf-8") for path in package.rglob("*.py"))
-    assert [f.name for f in dataclasses.fields(Thresholds) if not re.search(rf"\.{f.name}\b", code)] == []
+    assert [name for name in Thresholds.__struct_fields__ if not re.search(rf"\.{name}\b", code)] == []
 
 
 def _limits_in(path: Path) -> list[str]:
@@ -288,7 +288,7 @@ def full(key: str = "launch_bound", **more: Any) -> Diagnosis:
         key, 4_000.0, "launch", settings=(("compile", "default"),), cure="Compile it.", lesson="03_starving_gpu",
         source_line="line 3 of the cell: model(x)", prediction=prediction, after="Next comes nothing.",
     )  # fmt: skip
-    made = dataclasses.replace(made, evidence=(Evidence("one figure"), Evidence("another", (10**9, 2 * 10**9))), **more)
+    made = replace(made, evidence=(Evidence("one figure"), Evidence("another", (10**9, 2 * 10**9))), **more)
     return Diagnosis((made,), (), 20_000.0, 20_000.0)
 
 
@@ -362,7 +362,7 @@ def test_hostile_words_stay_words() -> None:
 
 
 def test_what_could_not_be_told_is_grouped_by_what_to_do(somewhere: Path) -> None:
-    found = diagnose(dataclasses.replace(case_of(run_of(wait=0.5), {"data_wait": 0.5}).facts))
+    found = diagnose(replace(case_of(run_of(wait=0.5), {"data_wait": 0.5}).facts))
     section = untold_section(found)
     assert section is not None
     assert len(section.rows) == 1 and "batches" in section.rows[0].cells[1]
@@ -371,7 +371,7 @@ def test_what_could_not_be_told_is_grouped_by_what_to_do(somewhere: Path) -> Non
 
 def test_a_trace_without_stacks_says_how_to_have_lines_named() -> None:
     case = synthetic.gpu_case()
-    run = dataclasses.replace(case.run, source="trace", stack=None)
-    notes = diagnose(dataclasses.replace(case.facts, run=run)).notes
+    run = replace(case.run, source="trace", stack=None)
+    notes = diagnose(replace(case.facts, run=run)).notes
     assert len(notes) == 1 and "with_stack=True" in notes[0]
     assert not diagnose(case.facts).notes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import json
 import os
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
@@ -37,7 +37,7 @@ def runs(tmp_path: Path) -> Runs:
     """Two stored runs, one with everything set."""
     store = Store(tmp_path / "runs")
     store.save(tiny_run(OLD))
-    full = dataclasses.replace(
+    full = replace(
         tiny_run(NEW, name=HOSTILE),
         settings=Settings(name=HOSTILE, steps=6, trace_steps=1, knobs={"workers": "4", "amp": "bf16"}),
         loader=Loader("Digits", 1000, 32, 2, 4, True, False, 31, False),
@@ -94,11 +94,9 @@ def test_busy_is_that_of_the_profiled_steps(runs: Runs) -> None:
     assert run.timeline is not None
     start_ns = run.timeline.start_ns + np.array([0, 2_000_000])
     gpu = np.array([Category.KERNEL, Category.GPU_MEMCPY], np.uint8)
-    kernel = dataclasses.replace(run.timeline, start_ns=start_ns, category=gpu)
-    lanes = (dataclasses.replace(kernel.lanes[0], kind="stream", process=0),)
-    run = dataclasses.replace(
-        run, device=Device("cuda", "A100", 0), timeline=dataclasses.replace(kernel, lanes=lanes, training_lane=None)
-    )
+    kernel = replace(run.timeline, start_ns=start_ns, category=gpu)
+    lanes = (replace(kernel.lanes[0], kind="stream", process=0),)
+    run = replace(run, device=Device("cuda", "A100", 0), timeline=replace(kernel, lanes=lanes, training_lane=None))
     account = facts(run).breakdown
     assert account is not None and account.busy_fraction == pytest.approx(0.11)
     row = run_row(run)
@@ -267,16 +265,16 @@ def test_curves_have_a_point_per_step_and_per_reading() -> None:
 
 def test_steps_of_unknown_samples_have_no_rate() -> None:
     run = tiny_run()
-    unknown = dataclasses.replace(run.steps, sample_count=np.full(6, -1, np.int64))
-    names = [curve.name for curve in scalars.scalars(dataclasses.replace(run, steps=unknown))]
+    unknown = replace(run.steps, sample_count=np.full(6, -1, np.int64))
+    names = [curve.name for curve in scalars.scalars(replace(run, steps=unknown))]
     assert "step/samples_per_s" not in names and "step/wall_ms" in names
 
 
 def test_two_meters_of_one_name_keep_their_curves() -> None:
     one = tiny_run().samples.series[0]
-    two = dataclasses.replace(one, value=one.value + 1)
+    two = replace(one, value=one.value + 1)
     hostile = Series("../<b>\n", "", "", "", one.t_ns, one.value)
-    found = scalars.scalars(dataclasses.replace(tiny_run(), samples=Samples((one, two, hostile))))
+    found = scalars.scalars(replace(tiny_run(), samples=Samples((one, two, hostile))))
     curves = {c.name: c.value[0] for c in found if c.name.startswith("curve/")}
     assert curves == {"curve/cpu_pct": 0.0, "curve/cpu_pct_2": 1.0, "curve/_b__": 0.0}
 

@@ -7,7 +7,6 @@ import math
 import multiprocessing
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from msgspec.structs import replace
 from traitlets.config import Config
 
 import gpulab

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import os
 import shutil
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
+from msgspec.structs import replace
 
 from gpulab.api import runs_command as commands
 from gpulab.api import tensorboard
@@ -55,7 +55,7 @@ def runs(store: Store) -> Runs:
 
 def make(id: str, name: str = "", **changes: Any) -> Run:
     created = f"{id[:4]}-{id[4:6]}-{id[6:8]}T12:00:00+00:00"
-    return dataclasses.replace(tiny_run(id, name=name), created=created, **changes)
+    return replace(tiny_run(id, name=name), created=created, **changes)
 
 
 def compressed(trace: bytes) -> Callable[[Path], None]:
@@ -113,7 +113,7 @@ def test_conditions_choose_the_runs_for_which_all_hold(runs: Runs, line: str, fo
 def test_an_age_counts_back_from_now(store: Store) -> None:
     for hours, id in ((1, NEW), (5, OLD)):
         created = datetime.now(UTC) - timedelta(hours=hours)
-        store.save(dataclasses.replace(tiny_run(id), created=created.isoformat()))
+        store.save(replace(tiny_run(id), created=created.isoformat()))
     runs = Runs(store)
     assert [r.id for r in runs.where(since="2h")] == [NEW]
     assert [r.id for r in runs.where(since="300m")] == [NEW]
@@ -124,7 +124,7 @@ def test_an_age_counts_back_from_now(store: Store) -> None:
 def test_a_date_is_this_machines_day(store: Store) -> None:
     midnight = datetime(2025, 1, 2).astimezone()
     for id, moment in ((OLD, midnight - timedelta(seconds=1)), (NEW, midnight)):
-        store.save(dataclasses.replace(tiny_run(id), created=moment.astimezone(UTC).isoformat()))
+        store.save(replace(tiny_run(id), created=moment.astimezone(UTC).isoformat()))
     assert [r.id for r in Runs(store).where(since="2025-01-02")] == [NEW]
 
 
@@ -169,7 +169,7 @@ def test_runs_of_two_notebooks_are_listed_in_time_order(store: Store) -> None:
 
 def test_the_time_of_a_run_is_this_machines(store: Store) -> None:
     moment = datetime(2025, 1, 2, 3, 4, 5).astimezone()
-    store.save(dataclasses.replace(tiny_run(NEW), created=moment.astimezone(UTC).isoformat()))
+    store.save(replace(tiny_run(NEW), created=moment.astimezone(UTC).isoformat()))
     assert "02 Jan 03:04:05" in do(Runs(store), "")
 
 
@@ -207,7 +207,7 @@ def test_a_run_takes_any_name_and_nothing_else_changes(store: Store, name: str) 
     run = read(folder)
     runs = Runs(store)
     assert runs.name("before", name) == OLD
-    assert_same(read(folder), dataclasses.replace(run, settings=dataclasses.replace(run.settings, name=name)))
+    assert_same(read(folder), replace(run, settings=replace(run.settings, name=name)))
     after = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()}
     assert after.keys() == before.keys()
     assert {n for n in after if after[n] != before[n]} == {DOCUMENT}

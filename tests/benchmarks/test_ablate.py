@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from benchmarks import ablate
 from benchmarks.ablate import Outcome
@@ -43,7 +43,7 @@ def test_a_stored_run_whose_rule_is_turned_off_is_lost(tmp_path: Path, monkeypat
     monkeypatch.setattr(ablate, "measured_cures", dict)
     store = Store(tmp_path)
     run = run_of()
-    collected = dataclasses.replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
+    collected = replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
     store.save(_named(collected, CELL))
     store.save(_named(run, "no planted cell"))
     outcomes, (gc, layout) = ablate.ablated(ablate.cells(tmp_path), (NO_GC, NO_LAYOUT))
@@ -61,7 +61,7 @@ def test_a_stored_run_whose_rule_is_turned_off_is_lost(tmp_path: Path, monkeypat
 
 
 def _named(run: Run, name: str) -> Run:
-    return dataclasses.replace(run, id=name.replace(" ", "-"), settings=dataclasses.replace(run.settings, name=name))
+    return replace(run, id=name.replace(" ", "-"), settings=replace(run.settings, name=name))
 
 
 def test_what_is_lost_and_gained_by_question() -> None:
@@ -84,7 +84,7 @@ def test_what_is_lost_and_gained_by_question() -> None:
 
 def test_a_special_case_is_watched_before_it_is_turned_off() -> None:
     run = run_of()
-    collected = dataclasses.replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
+    collected = replace(run, pauses=pauses(run, "gc", range(5, 60), 4.0))
     rule = next(switch for switch in SWITCHES if switch.name == "rule gc_pause")
     notes: list[str] = []
     with rule.watched(lambda: notes.append("has a say")):

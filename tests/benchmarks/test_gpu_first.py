@@ -11,7 +11,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from msgspec.structs import replace
 
 from benchmarks.gpu_first import __main__ as command
 from benchmarks.gpu_first import conductor, metering, names, packages, run_ahead, sessions, stage, versions

@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import gpulab
 from benchmarks.planted.catalogue import CELLS as PLANTED

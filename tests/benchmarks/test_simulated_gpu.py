@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 from benchmarks.simulated_gpu.machine import AUTOGRAD, Gpu, Machine
 from benchmarks.simulated_gpu.program import (
@@ -54,8 +55,7 @@ SMALL = Gpu(
 # -- a machine that looks at every microsecond -------------------------------------------------------------------------
 
 
-@dataclass
-class Waiting:
+class Waiting(Struct):
     """A task that was launched; times in µs, -1: not yet."""
 
     length: int
@@ -67,8 +67,7 @@ class Waiting:
     end: int = -1
 
 
-@dataclass
-class Action:
+class Action(Struct):
     """What the host does next: let time pass, launch on a stream, or wait until streams are empty."""
 
     us: int

@@ -11,12 +11,12 @@ import subprocess
 import sys
 import time
 import uuid
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import requests
 import websocket
+from msgspec import Struct, field
 
 from tests.support.paths import ROOT
 
@@ -69,8 +69,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-@dataclass
-class Hub:
+class Hub(Struct):
     """The running hub. `folder` is where the board keeps the lines."""
 
     home: Path

@@ -9,13 +9,13 @@ import json
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 from typing import Any
 
 import nbformat
 import pytest
+from msgspec import Struct
 from nbclient.exceptions import CellExecutionError
 from nbconvert import HTMLExporter
 from nbconvert.preprocessors import ExecutePreprocessor
@@ -54,8 +54,7 @@ def train(loader, epochs=1):
 """
 
 
-@dataclass
-class Pair:
+class Pair(Struct):
     """The same session twice: cells go to both, and both answers must be the same but for our own outputs."""
 
     bare: KernelSession

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
 import pytest
+from msgspec import Struct
 
 from gpulab.analysis.gpu.kernels import copies, kernels
 from gpulab.run import Timeline
@@ -36,8 +36,7 @@ COPY = """
       "bytes": 4000000, "memory bandwidth (GB/s)": 20.0"""
 
 
-@dataclass
-class OldestEvent:
+class OldestEvent(Struct):
     """An event of PyTorch 2.6, without `activity_type`: its device and its name tell what it is."""
 
     spelled: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 from torch.utils.data import DataLoader
 
 import gpulab
@@ -26,8 +27,7 @@ EPS = 1e-6
 MS = 1_000_000
 
 
-@dataclasses.dataclass(frozen=True)
-class Made:
+class Made(Struct, frozen=True):
     """One batch, in ns."""
 
     worker: int
@@ -91,8 +91,8 @@ def run_of(rows: list[Made]) -> Run:
         answered_ns=column([r.answered for r in rows]),
         pin_ns=column([r.pin for r in rows]),
     )
-    empty = dataclasses.replace(cpu_case().run, steps=Steps.empty(), timeline=None, traced_numbers=())
-    return dataclasses.replace(empty, batches=batches, loader=None)
+    empty = replace(cpu_case().run, steps=Steps.empty(), timeline=None, traced_numbers=())
+    return replace(empty, batches=batches, loader=None)
 
 
 def median_us(values: list[int]) -> float:
@@ -134,14 +134,14 @@ def test_figures_are_those_of_a_dumber_oracle(rows: list[Made]) -> None:
 @given(st.lists(made, min_size=4, max_size=12), st.data())
 def test_waiting_without_a_core_is_neither_work_nor_contention(rows: list[Made], data: Any) -> None:
     """One part only, so that the oracle needs no sharing out."""
-    alone = [dataclasses.replace(r, parts=(r.parts[0] + 1, 0, 0), core=0) for r in rows]
+    alone = [replace(r, parts=(r.parts[0] + 1, 0, 0), core=0) for r in rows]
     known = loading(run_of(alone))
     assert known is not None and known.transform_waited_fraction is None
     counted = sorted(alone, key=lambda r: r.answered)[1:]
     wall = sum(r.parts[0] for r in counted)
     cpu = sum(int(r.cpu[0] * r.parts[0]) for r in counted)
     assert known.read_waited_fraction == pytest.approx(1 - cpu / wall, abs=EPS)
-    crowded = [dataclasses.replace(r, core=r.parts[0]) for r in alone]
+    crowded = [replace(r, core=r.parts[0]) for r in alone]
     again = loading(run_of(crowded))
     assert again is not None and again.read_waited_fraction is not None
     assert again.read_waited_fraction == pytest.approx(0.0, abs=EPS)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.capture.dataloader import fetch_clock
@@ -63,7 +63,7 @@ def test_the_figures_are_without_our_time() -> None:
     run = run_of(wait=0.25)
     wall_us = float(np.median(run.steps.wall_ns)) / 1e3
     own = np.full(len(run.steps), 2_000 * US, np.int64)
-    figures = facts(dataclasses.replace(run, steps=dataclasses.replace(run.steps, own_ns=own)))
+    figures = facts(replace(run, steps=replace(run.steps, own_ns=own)))
     assert figures.step_us is not None
     assert figures.step_us.median == pytest.approx(wall_us - 2_000)
     assert figures.observer_us_per_step == pytest.approx(2_000)

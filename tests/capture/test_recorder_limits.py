@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 import threading
 import time
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.profiler import ProfilerActivity, profile
 
 import gpulab
@@ -105,12 +105,12 @@ def test_the_report_gives_the_time_of_the_cell_and_the_window() -> None:
     run = p.run
     assert run.timeline is not None
     start, wall = run.timeline.window_ns[0], run.wall_ns
-    as_if = dataclasses.replace(run.timeline, window_ns=(start, start + wall))
-    own = dataclasses.replace(run.observer, own_ns=1)
-    everything = dataclasses.replace(run, timeline=as_if, observer=own)
+    as_if = replace(run.timeline, window_ns=(start, start + wall))
+    own = replace(run.observer, own_ns=1)
+    everything = replace(run, timeline=as_if, observer=own)
     assert whole_row(everything)[0] == "the whole cell, with the profiler"
-    as_if = dataclasses.replace(run.timeline, window_ns=(start, start + wall // 2))
-    half = dataclasses.replace(run, timeline=as_if, observer=own)
+    as_if = replace(run.timeline, window_ns=(start, start + wall // 2))
+    half = replace(run, timeline=as_if, observer=own)
     assert whole_row(half)[0].startswith("the whole cell, of which the profiler recorded")
     for row in (whole_row(r) for r in (bare.run, run, everything, half)):
         assert "not measurable" not in " ".join(row)

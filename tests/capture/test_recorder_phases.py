@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct, field
 
 from gpulab.capture.steps import profiler_schedule as module
 from gpulab.capture.steps import schedule
@@ -20,8 +20,7 @@ from gpulab.run import Phase, Settings
 DEFAULTS = Settings()
 
 
-@dataclass
-class FakeWindow:
+class FakeWindow(Struct):
     """A profiler session that records what it was told. `age_s` is set by the test."""
 
     number: int

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 import gpulab
@@ -40,12 +40,12 @@ for i in range(64):
 def _with_variable(side: Side, value: str, inputs: StepInputs | None) -> Side:
     """A side without a loader; `value` of the variable bs."""
     run: Run = made.run_of(side)
-    steps = dataclasses.replace(run.steps, sample_count=run.steps.sample_count * 0 - 1)
+    steps = replace(run.steps, sample_count=run.steps.sample_count * 0 - 1)
     assert side.facts is not None
-    known = dataclasses.replace(side.facts, run=dataclasses.replace(run, steps=steps, loader=None))
-    blocks = tuple(dataclasses.replace(block, sample_count=None) for block in side.blocks)
+    known = replace(side.facts, run=replace(run, steps=steps, loader=None))
+    blocks = tuple(replace(block, sample_count=None) for block in side.blocks)
     checks = (Change("bs", value, "16", "variable of the cell", "took effect", ""),) if value else ()
-    return dataclasses.replace(side, facts=known, blocks=blocks, checks=checks, step_inputs=inputs)
+    return replace(side, facts=known, blocks=blocks, checks=checks, step_inputs=inputs)
 
 
 def _compared(in_a: StepInputs | None, in_b: StepInputs | None, step_ms: float = 38.5) -> Comparison:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -12,6 +11,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.capture.short_run import ShortRun
@@ -224,7 +224,7 @@ def test_without_a_gpu_no_step_has_a_time_there() -> None:
 
 def with_device_times(device_ns: Int64) -> Run:
     run = synthetic.gpu_case().run
-    return dataclasses.replace(run, steps=dataclasses.replace(run.steps, device_ns=device_ns))
+    return replace(run, steps=replace(run.steps, device_ns=device_ns))
 
 
 def test_throughput_is_the_gpus() -> None:

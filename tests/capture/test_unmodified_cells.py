@@ -12,13 +12,13 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec import Struct
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
@@ -35,8 +35,7 @@ LOADED = "DataLoader and Optimizer.step"
 ALONE = "Optimizer.step"
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(Struct, frozen=True):
     """What a person counts in a cell. `updates`: optimizer steps in each step; None where they differ."""
 
     cell: Cell

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.breakdown import breakdown
@@ -28,8 +27,8 @@ def _run(*, preparing: int = 0, own: OwnBatches | None = None, exact: bool = Tru
     run = played(_step, DRAW, TRAIN).run()
     assert run.stack is not None
     marks = (run.stack.place == preparing).astype(np.uint8)
-    stack = dataclasses.replace(run.stack, prepares_batch=marks, exact=exact)
-    return dataclasses.replace(run, stack=stack, own_batches=own)
+    stack = replace(run.stack, prepares_batch=marks, exact=exact)
+    return replace(run, stack=stack, own_batches=own)
 
 
 def test_a_thread_of_ours_names_no_line_that_makes_a_batch() -> None:
@@ -50,11 +49,11 @@ def _on_a_core(computed: float) -> Run:
     """The training thread had a core for so much of the steps, which begin before the timeline does."""
     run = _run()
     first, last = int(run.steps.start_ns[0]), int(run.steps.end_ns[-1])
-    run = with_cores(dataclasses.replace(run, wall_ns=last - first), computed=computed, waited=0.02, others=0.0)
+    run = with_cores(replace(run, wall_ns=last - first), computed=computed, waited=0.02, others=0.0)
     assert run.core_times is not None and run.core_use is not None
-    times = dataclasses.replace(run.core_times, t_ns=run.core_times.t_ns + first)
-    use = dataclasses.replace(run.core_use, t_ns=run.core_use.t_ns + first)
-    return dataclasses.replace(run, core_times=times, core_use=use)
+    times = replace(run.core_times, t_ns=run.core_times.t_ns + first)
+    use = replace(run.core_use, t_ns=run.core_use.t_ns + first)
+    return replace(run, core_times=times, core_use=use)
 
 
 def test_batches_that_keep_the_processor_at_work_are_preparing() -> None:
@@ -92,8 +91,8 @@ def test_lines_that_cannot_be_followed_stay_unknown() -> None:
 
 def test_steps_that_a_loader_feeds_have_its_waits_alone() -> None:
     run = _run()
-    steps = dataclasses.replace(run.steps, batch_count=np.ones_like(run.steps.batch_count))
-    account = breakdown(dataclasses.replace(run, steps=steps))
+    steps = replace(run.steps, batch_count=np.ones_like(run.steps.batch_count))
+    account = breakdown(replace(run, steps=steps))
     assert account is not None
     assert account.share["data_wait"] == 0.0
 

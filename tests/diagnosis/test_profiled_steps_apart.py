@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.views.report.report import Report
@@ -57,8 +56,8 @@ def test_inference_has_steps_and_training_has_training_steps() -> None:
 def test_how_far_apart_is_told_as_times_as_long(times: float, words: str) -> None:
     facts = synthetic.cpu_case().facts
     assert facts.step_us is not None
-    profiled = dataclasses.replace(facts.step_us, median=facts.step_us.median * times)
-    apart = dataclasses.replace(facts, traced_step_us=profiled)
+    profiled = replace(facts.step_us, median=facts.step_us.median * times)
+    apart = replace(facts, traced_step_us=profiled)
     text = Report(apart, diagnose(apart, predict_cures=False)).text(full=True)
     told = " ".join(text.split("WHAT MEASURING COST")[1].split())
     assert words in told and "2.5 times as long" in told

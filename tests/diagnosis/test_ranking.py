@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
 from gpulab.diagnosis.context import RuleContext
@@ -56,9 +55,9 @@ def times(result: tuple[Finding, ...]) -> dict[str, float | None]:
 
 def test_full_memory_forbids_advice_that_needs_more() -> None:
     run = run_of(wait=0.5)
-    memory = dataclasses.replace(run.memory, peak_rss_bytes=95)
-    environment = dataclasses.replace(run.environment, memory_total_bytes=100)
-    full = case_of(dataclasses.replace(run, memory=memory, environment=environment), {"data_wait": 0.5})
+    memory = replace(run.memory, peak_rss_bytes=95)
+    environment = replace(run.environment, memory_total_bytes=100)
+    full = case_of(replace(run, memory=memory, environment=environment), {"data_wait": 0.5})
     starved = data_starved(full)
     assert isinstance(starved, Finding) and starved.settings == () and starved.knob is None
     assert "nearly full" in starved.cure and starved.otherwise and starved.cure.endswith(starved.otherwise)
@@ -155,7 +154,7 @@ def test_pauses_count_besides_the_step() -> None:
 def test_what_is_below_the_silence_is_not_told() -> None:
     small = finding("launch_bound", 0.02 * STEP_US, "launch")
     assert [f.key for f in rank_findings(case_of(GPU, {"launch": 0.02}), [small, HEALTHY])] == ["healthy"]
-    loud = case_of(GPU, {"launch": 0.02}, thresholds=dataclasses.replace(DEFAULT, silence=0.01))
+    loud = case_of(GPU, {"launch": 0.02}, thresholds=replace(DEFAULT, silence=0.01))
     assert [f.key for f in rank_findings(loud, [small, HEALTHY])] == ["launch_bound"]
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.facts import Facts, facts
@@ -88,7 +88,7 @@ def test_a_replay_without_correlations() -> None:
     timeline = run.timeline
     assert timeline is not None
     without = np.where(timeline.category == Category.KERNEL, 0, timeline.correlation)
-    found = facts(dataclasses.replace(run, timeline=dataclasses.replace(timeline, correlation=without)))
+    found = facts(replace(run, timeline=replace(timeline, correlation=without)))
     assert found.breakdown is not None and found.breakdown.share["queued"] == pytest.approx(0.48, abs=0.03)
     assert "torch.compile" not in advice(found)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.analysis.host.core_time import core_share
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
@@ -30,7 +30,7 @@ def on(
 ) -> RuleContext:
     """The run on a machine of two cores with these readings; the part of a step without a core is that of them."""
     run = with_cores(run, **readings)
-    run = dataclasses.replace(run, environment=dataclasses.replace(run.environment, compute_threads=threads))
+    run = replace(run, environment=replace(run.environment, compute_threads=threads))
     share = core_share(run)
     assert share is not None
     waited = share.thread_wait_fraction or 0.0
@@ -116,7 +116,7 @@ def test_waiting_for_a_core_is_no_work_for_the_processor() -> None:
     """31.2 ms to make a batch, of which 69 % had no core."""
     run = run_of(wait=0.9)
     context = on(run, inside(transform_ms=31.2, core_wait=0.69), **BUSY)
-    result = said(dataclasses.replace(context, facts=dataclasses.replace(context.facts, breakdown=None)))
+    result = said(replace(context, facts=replace(context.facts, breakdown=None)))
     assert result.first.key == "cpu_shared"
     loading = result.of("cpu_preprocessing")
     assert loading is not None
@@ -148,7 +148,7 @@ def batches(draw: st.DrawFn, run: Run) -> Batches:
     worker, pin = np.full(n, -1, np.int32), np.zeros(n, np.int64)
     asked = run.steps.start_ns
     rows = (worker, start, end, *walls, *cpu, item_count, core, asked, end, pin)
-    return Batches(**{field.name: row for field, row in zip(dataclasses.fields(Batches), rows, strict=True)})
+    return Batches(*rows)
 
 
 @settings(max_examples=60, deadline=None)
@@ -157,7 +157,7 @@ def test_no_share_is_outside_0_to_100(
     data: st.DataObject, computed: float, waited: float, others: float, pool: float, wait: float
 ) -> None:
     run = run_of(wait=wait)
-    timed = dataclasses.replace(run, batches=data.draw(batches(run)))
+    timed = replace(run, batches=data.draw(batches(run)))
     readings = {"computed": computed, "waited": waited, "got": computed, "others": others, "pool_waiting": pool}
     context = on(timed, loading(timed), data.draw(st.integers(1, 4)), **readings)
     result = said(context)

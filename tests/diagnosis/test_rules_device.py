@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.facts import facts
@@ -147,7 +147,7 @@ def test_a_small_batch_is_half_idle_and_half_empty(peak: float, said: bool) -> N
 
 
 def _with_loader(case: RuleContext, loader: Loader) -> RuleContext:
-    return RuleContext(dataclasses.replace(case.facts, run=dataclasses.replace(case.facts.run, loader=loader)), DEFAULT)
+    return RuleContext(replace(case.facts, run=replace(case.facts.run, loader=loader)), DEFAULT)
 
 
 def test_without_memory_figures_a_larger_batch_is_undetermined() -> None:
@@ -407,7 +407,7 @@ def test_a_compiled_model_is_not_told_to_compile() -> None:
 def on_cpu(step: Callable[[Machine], None]) -> RuleContext:
     """The same loop where all is computed by the host: nothing is started anywhere."""
     found = loop(step).facts()
-    run = dataclasses.replace(found.run, device=synthetic.cpu_case().facts.run.device)
+    run = replace(found.run, device=synthetic.cpu_case().facts.run.device)
     return RuleContext(facts(run), DEFAULT)
 
 
@@ -518,9 +518,9 @@ def test_a_users_optimizer_that_loops_over_tensors() -> None:
     tensors_us = [3.0] * 120
     update_us = sum(7 * (us + 5) for us in tensors_us)
     run = loop(lion(tensors_us)).facts(unprofiled_us=120 + update_us).run
-    steps = dataclasses.replace(run.steps, optimizer_ns=np.full(len(run.steps), int(update_us * 1e3), np.int64))
+    steps = replace(run.steps, optimizer_ns=np.full(len(run.steps), int(update_us * 1e3), np.int64))
     device = synthetic.cpu_case().facts.run.device
-    case = RuleContext(facts(dataclasses.replace(run, steps=steps, device=device)), DEFAULT)
+    case = RuleContext(facts(replace(run, steps=steps, device=device)), DEFAULT)
     assert case.facts.optimizer is not None and case.facts.optimizer.style == "for-loop"
     assert case.facts.optimizer.operators == 7 * len(tensors_us)
     finding = told(optimizing.unfused_optimizer(case))
@@ -591,9 +591,9 @@ def test_sizes_that_do_not_fit_as_shapes_tell(m: int, n: int, k: int, odd: bool)
     sizes = {
         f"product_{name}": np.where(product, float(size), np.nan) for name, size in zip("mnk", (m, n, k), strict=True)
     }
-    with_sizes = dataclasses.replace(timeline, extra={**timeline.extra, **sizes})
-    work = dataclasses.replace(found.work, timeline=with_sizes)
-    answer = operations.odd_shapes(RuleContext(dataclasses.replace(found, work=work), DEFAULT))
+    with_sizes = replace(timeline, extra={**timeline.extra, **sizes})
+    work = replace(found.work, timeline=with_sizes)
+    answer = operations.odd_shapes(RuleContext(replace(found, work=work), DEFAULT))
     assert isinstance(answer, Finding) == odd and not isinstance(answer, Undetermined)
     if isinstance(answer, Finding):
         assert f"{m} × {n} × {k}" in answer.evidence[1].words
@@ -632,7 +632,7 @@ def test_memory_that_is_nearly_full(peak: float, said: bool) -> None:
 def full(step: Callable[[Machine], None], peak: float | None = 0.95, outcome: str = "", count: int = 6) -> RuleContext:
     held = Memory(total_bytes=32 << 30)
     if peak is not None:
-        held = dataclasses.replace(held, peak_allocated_bytes=int(peak * (32 << 30)))
+        held = replace(held, peak_allocated_bytes=int(peak * (32 << 30)))
     return loop(step, count).case(memory=held, outcome_detail=outcome)
 
 
@@ -719,7 +719,7 @@ def test_further_gpus_that_nobody_used_are_a_hint(
     found = loop(step).facts()
     assert found.run.origin is not None
     seen = tuple(DeviceProperties(i, "Tesla V100-SXM2-32GB") for i in range(gpus))
-    run = dataclasses.replace(found.run, origin=dataclasses.replace(found.run.origin, device_properties=seen, **origin))
+    run = replace(found.run, origin=replace(found.run.origin, device_properties=seen, **origin))
     result = diagnose(facts(run), predict_cures=False)
     assert result.first.key == ("data_starved" if waits_us else "healthy")
     hint = result.of("wrong_device")
@@ -771,8 +771,8 @@ def test_meters_that_were_not_read() -> None:
         answer = rule(case)
         assert isinstance(answer, Undetermined) and "under gpulab" in answer.record
     why = Missing("other processes on the GPU", "this container does not see them", key="curve")
-    live = dataclasses.replace(case.facts.run, source="cell", missing=(why,))
-    answer = sharing.gpu_shared(RuleContext(dataclasses.replace(case.facts, run=live), DEFAULT))
+    live = replace(case.facts.run, source="cell", missing=(why,))
+    answer = sharing.gpu_shared(RuleContext(replace(case.facts, run=live), DEFAULT))
     assert isinstance(answer, Undetermined) and why.reason in answer.record
 
 
@@ -805,13 +805,13 @@ def clocks_apart(step: Callable[[Machine], None]) -> RuleContext:
     assert timeline is not None
     shifted = np.where(timeline.lane_id == 2, timeline.start_ns - 60_000, timeline.start_ns)
     order = np.argsort(shifted, kind="stable")
-    moved = dataclasses.replace(
+    moved = replace(
         timeline,
         **{n: getattr(timeline, n)[order] for n in ("duration_ns", "name_id", "category", "lane_id", "correlation")},
         start_ns=shifted[order],
         extra={n: c[order] for n, c in timeline.extra.items()},
     )
-    case = RuleContext(facts(dataclasses.replace(found.run, timeline=moved)), DEFAULT)
+    case = RuleContext(facts(replace(found.run, timeline=moved)), DEFAULT)
     assert case.withheld("idle_causes") is not None
     return case
 
@@ -838,8 +838,8 @@ def test_what_is_withheld_is_told_only_where_it_matters() -> None:
 def test_a_trace_with_broken_kernels_has_no_kernel_counts() -> None:
     found = loop(many(50, "aten::mm", SGEMM, gpu_us=100)).facts()
     assert found.run.origin is not None
-    origin = dataclasses.replace(found.run.origin, damage=(Damage("truncated tail", 1),))
-    case = RuleContext(facts(dataclasses.replace(found.run, origin=origin)), DEFAULT)
+    origin = replace(found.run.origin, damage=(Damage("truncated tail", 1),))
+    case = RuleContext(facts(replace(found.run, origin=origin)), DEFAULT)
     assert case.withheld("kernels") is not None
     answer = precision.no_mixed_precision(case)
     assert isinstance(answer, Undetermined) and "record the trace again" in answer.record

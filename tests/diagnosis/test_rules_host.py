@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.integrity import Check, Integrity
@@ -90,10 +90,10 @@ def test_without_a_stack_the_line_is_where_the_slow_part_stands(
     key: str, parts: dict[str, float], workers: int, line: str
 ) -> None:
     run = run_of(wait=0.5, workers=workers)
-    known = dataclasses.replace(loader(workers), items_line="items", transform_line="transform", collate_line="collate")
-    case = case_of(dataclasses.replace(run, loader=known), {"data_wait": 0.5}, inside(**parts))
+    known = replace(loader(workers), items_line="items", transform_line="transform", collate_line="collate")
+    case = case_of(replace(run, loader=known), {"data_wait": 0.5}, inside(**parts))
     assert told(getattr(dataloader, key)(case)).source_line == line
-    unknown = case_of(dataclasses.replace(run, loader=loader(workers)), {"data_wait": 0.5}, inside(**parts))
+    unknown = case_of(replace(run, loader=loader(workers)), {"data_wait": 0.5}, inside(**parts))
     assert told(getattr(dataloader, key)(unknown)).source_line == ""
 
 
@@ -120,21 +120,21 @@ def waiting_at_the_begin_of_each_step(run: Run, ms: int) -> Batches:
 
 def test_pauses_of_every_second_step_count_on_average() -> None:
     run = run_of()
-    often = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 12.0))
+    often = replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 12.0))
     finding = found(case_of(often)).of("logging_or_eval")
     assert finding is not None and (finding.recoverable_us_per_step or 0) == pytest.approx(6e3, rel=0.1)
 
 
 def test_a_minor_cause_is_named_as_the_next() -> None:
     run = run_of(wait=0.5, workers=0)
-    evaluating = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 5.0))  # 13 % of the time
+    evaluating = replace(run, pauses=pauses(run, "evaluation", range(5, 60, 2), 5.0))  # 13 % of the time
     fed = run_of()
-    alone = found(case_of(dataclasses.replace(fed, pauses=pauses(fed, "evaluation", range(5, 60, 2), 5.0))))
+    alone = found(case_of(replace(fed, pauses=pauses(fed, "evaluation", range(5, 60, 2), 5.0))))
     assert alone.of("logging_or_eval") is None
     beside = found(case_of(evaluating, {"data_wait": 0.6, "compute": 0.4}))
     assert [f.key for f in beside.findings] == ["data_starved", "logging_or_eval"]
     assert "The next cause is evaluation." in beside.first.after
-    less = dataclasses.replace(run, pauses=pauses(run, "evaluation", range(5, 60, 9), 4.0))
+    less = replace(run, pauses=pauses(run, "evaluation", range(5, 60, 9), 4.0))
     assert found(case_of(less, {"data_wait": 0.6, "compute": 0.4})).of("logging_or_eval") is None
 
 
@@ -169,7 +169,7 @@ def test_workers_follow_the_formula_up_to_the_cores(
 
 def test_an_iterable_dataset_has_no_knob() -> None:
     run = run_of(wait=0.5)
-    run = dataclasses.replace(run, loader=loader(0, iterable=True))
+    run = replace(run, loader=loader(0, iterable=True))
     assert told(dataloader.data_starved(case_of(run, {"data_wait": 0.5}))).settings == ()
 
 
@@ -206,13 +206,13 @@ def test_putting_together_has_its_own_cure_and_no_cache_helps_it(
     ("own", "words"), [(True, "in collate_fn;"), (None, "in collate_fn;"), (False, "__getitem__ return")]
 )
 def test_who_puts_together_decides_the_cure(own: bool | None, words: str) -> None:
-    run = dataclasses.replace(run_of(wait=0.5), loader=dataclasses.replace(loader(0), own_collate=own))
+    run = replace(run_of(wait=0.5), loader=replace(loader(0), own_collate=own))
     finding = told(dataloader.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
     assert words in finding.cure
 
 
 def test_an_iterable_dataset_that_puts_together_slowly() -> None:
-    run = dataclasses.replace(run_of(wait=0.5), loader=loader(0, iterable=True))
+    run = replace(run_of(wait=0.5), loader=loader(0, iterable=True))
     finding = told(dataloader.slow_collate(case_of(run, {"data_wait": 0.5}, CAUSES["slow_collate"])))
     assert finding.settings == () and "torch.stack" in finding.cure
 
@@ -243,7 +243,7 @@ def _looked_at(run: Run, found: Sequence[int], *, exact: bool = True) -> Run:
     window = (int(run.steps.start_ns[rows[0]]), int(run.steps.end_ns[rows[-1]]))
     t, place = np.array(looks, np.int64).T
     stack = StackSamples(t, place.astype(np.int32), window[0], exact=exact)
-    return dataclasses.replace(run, timeline=collected.timeline(window, training), stack=stack, places=LOADING)
+    return replace(run, timeline=collected.timeline(window, training), stack=stack, places=LOADING)
 
 
 @pytest.mark.parametrize(
@@ -320,7 +320,7 @@ def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
 def test_a_useless_setting_leaves_the_cure_of_another_finding() -> None:
     case = case_of(run_of(wait=0.5), {"data_wait": 0.5})
     told_so = Prediction({"workers": "4"}, 1.0, (0.9, 1.1), "")
-    other = dataclasses.replace(told(dataloader.data_starved(case)), cure="One thread each.", otherwise="")
+    other = replace(told(dataloader.data_starved(case)), cure="One thread each.", otherwise="")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *_: told_so)
         [left] = with_predictions(case.facts, [other], STEP_US, NOTHING)
@@ -362,9 +362,9 @@ def test_workers_that_start_anew_for_each_epoch() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        lambda run: dataclasses.replace(run, loader=loader(0)),
-        lambda run: dataclasses.replace(run, loader=loader(2, persistent=True)),
-        lambda run: dataclasses.replace(run, loader=None),
+        lambda run: replace(run, loader=loader(0)),
+        lambda run: replace(run, loader=loader(2, persistent=True)),
+        lambda run: replace(run, loader=None),
         lambda run: run_of(epoch_starts={0: 500.0}, workers=2),  # one epoch: workers are started once in any case
         lambda run: run_of(epoch_starts={0: 100.0, 30: 5.0}, workers=2),  # 5 ms in 60 steps of 20 ms
     ],
@@ -376,7 +376,7 @@ def test_no_restart_to_speak_of(change: Callable[[Run], Run]) -> None:
 
 def _unrecorded(run: Run) -> Run:
     """Fed by something that is no DataLoader of torch's, and without a trace that names one."""
-    return dataclasses.replace(run, loader=None, timeline=None)
+    return replace(run, loader=None, timeline=None)
 
 
 def test_epochs_that_begin_slowly_without_a_record_of_the_loader() -> None:
@@ -393,8 +393,8 @@ def test_epochs_that_begin_slowly_without_a_record_of_the_loader() -> None:
 def test_workers_of_a_loader_that_is_made_anew_cannot_stay(persistent: bool) -> None:
     run = run_of(epoch_starts={0: 100.0, 20: 100.0, 40: 100.0}, workers=2)
     assert run.loader is not None
-    loader = dataclasses.replace(run.loader, persistent_workers=persistent)
-    run = dataclasses.replace(run, loader=dataclasses.replace(loader, remade=True))
+    loader = replace(run.loader, persistent_workers=persistent)
+    run = replace(run, loader=replace(loader, remade=True))
     finding = told(dataloader_workers.worker_restart(case_of(run)))
     assert (
         not finding.settings and "once, before the loop" in finding.cure and "persistent_workers=True" in finding.cure
@@ -410,7 +410,7 @@ def _loaded(pct: float, run_workers: int, **more: float) -> RuleContext:
     run = run_of(wait=more.pop("wait", 0.5), workers=run_workers, cores=2.0)
     t = np.arange(0, run.wall_ns, 50 * 10**6)
     curve = Series("cpu_pct", "%", "CPU", "psutil", t, np.full(len(t), pct))
-    run = dataclasses.replace(run, samples=Samples((curve,)))
+    run = replace(run, samples=Samples((curve,)))
     return case_of(run, {"data_wait": 0.5}, inside(transform_ms=10, core_wait=more.get("core_wait", 0.0)))
 
 
@@ -447,7 +447,7 @@ def test_a_part_of_the_model_left_on_the_cpu() -> None:
         collected.add(training, Category.CUDA_RUNTIME, "cudaLaunchKernel", middle, middle + 5000, k + 1)
         collected.add(stream, Category.KERNEL, "gemm", middle + 6000, end, k + 1)
     window = (int(run.steps.start_ns[rows[0]]), int(run.steps.end_ns[rows[-1]]))
-    run = dataclasses.replace(run, timeline=collected.timeline(window, training))
+    run = replace(run, timeline=collected.timeline(window, training))
     finding = told(placement.wrong_device(case_of(run, {"compute": 0.5, "launch": 0.5})))
     assert "50 %" in finding.summary and "aten::addmm" in finding.evidence[0].words and names
 
@@ -458,7 +458,7 @@ def test_a_part_of_the_model_left_on_the_cpu() -> None:
 def test_saving_within_steps_and_between_them() -> None:
     run = run_of()
     place = Place("cell", 7, "", "torch.save(model.state_dict(), path)")
-    saved = dataclasses.replace(run, pauses=pauses(run, "checkpoint_save", range(10, 60, 10), 18.0, 0), places=(place,))
+    saved = replace(run, pauses=pauses(run, "checkpoint_save", range(10, 60, 10), 18.0, 0), places=(place,))
     finding = told(pausing.checkpoint_save(case_of(saved)))
     assert finding.recoverable_us_per_step == pytest.approx(5 * 18e3 / 55)  # 55 steps after the warm-up
     assert finding.source_line == "line 7 of the cell: torch.save(model.state_dict(), path)"
@@ -468,7 +468,7 @@ def test_saving_within_steps_and_between_them() -> None:
 
 def test_a_pause_in_every_step_is_a_part_of_the_typical_step() -> None:
     run = run_of()
-    logged = dataclasses.replace(run, pauses=pauses(run, "logging", range(60), 6.0))
+    logged = replace(run, pauses=pauses(run, "logging", range(60), 6.0))
     result = found(case_of(logged, {"compute": 0.7, "unknown": 0.3}))
     assert result.first.key == "logging_or_eval"
     assert result.first.recoverable_us_per_step == pytest.approx(6e3, rel=0.01)
@@ -481,7 +481,7 @@ def test_a_pause_in_every_step_is_a_part_of_the_typical_step() -> None:
 )
 def test_a_title_names_only_what_was_measured(kind: PauseKind, title: str) -> None:
     run = run_of()
-    paused = dataclasses.replace(run, pauses=pauses(run, kind, range(60), 6.0))
+    paused = replace(run, pauses=pauses(run, kind, range(60), 6.0))
     result = found(case_of(paused, {"compute": 0.7, "unknown": 0.3}))
     titles = [s.title for s in finding_sections(result, below_headline=True)]
     assert titles[0] == f"1. {title}"
@@ -489,7 +489,7 @@ def test_a_title_names_only_what_was_measured(kind: PauseKind, title: str) -> No
 
 def test_what_is_not_heard_is_not_blamed() -> None:
     run = run_of()
-    logged = dataclasses.replace(run, pauses=pauses(run, "logging", range(60), 6.0))
+    logged = replace(run, pauses=pauses(run, "logging", range(60), 6.0))
     finding = told(pausing.logging_or_eval(case_of(logged, {"compute": 0.7, "unknown": 0.3})))
     assert "print" not in finding.evidence[0].words and "logged" in finding.evidence[0].words
 
@@ -505,7 +505,7 @@ def test_what_is_not_heard_is_not_blamed() -> None:
 )
 def test_each_kind_of_pause_has_its_finding(kind: str, rows: range, ms: float, key: str) -> None:
     run = run_of()
-    paused = dataclasses.replace(run, pauses=pauses(run, kind, rows, ms))  # type: ignore[arg-type]
+    paused = replace(run, pauses=pauses(run, kind, rows, ms))  # type: ignore[arg-type]
     assert found(case_of(paused, {"compute": 0.9, "unknown": 0.1})).first.key == key
 
 
@@ -520,14 +520,14 @@ def test_each_kind_of_pause_has_its_finding(kind: str, rows: range, ms: float, k
 )
 def test_small_or_single_pauses_are_good_practice(kind: str, rows: list[int], ms: float) -> None:
     run = run_of()
-    paused = dataclasses.replace(run, pauses=pauses(run, kind, rows, ms))  # type: ignore[arg-type]
+    paused = replace(run, pauses=pauses(run, kind, rows, ms))  # type: ignore[arg-type]
     assert found(case_of(paused)).first.key == "healthy"
 
 
 def test_garbage_collected_while_saving_is_saving() -> None:
     run = run_of()
     rows = range(6, 60, 6)
-    both = dataclasses.replace(run, pauses=pauses(run, "checkpoint_save", rows, 18.0) + pauses(run, "gc", rows, 18.0))
+    both = replace(run, pauses=pauses(run, "checkpoint_save", rows, 18.0) + pauses(run, "gc", rows, 18.0))
     assert [f.key for f in found(case_of(both)).findings] == ["checkpoint_save"]
 
 
@@ -543,10 +543,10 @@ def test_a_trace_from_elsewhere_does_not_name_pauses() -> None:
 
 def test_two_steps_and_no_trace_tell_nothing() -> None:
     two = synthetic.tiny_case().run
-    none = dataclasses.replace(two, traced_numbers=(), timeline=None, settings=Settings(trace=False))
+    none = replace(two, traced_numbers=(), timeline=None, settings=Settings(trace=False))
     result = found(case_of(none, integrity=None))
     assert result.first.key == "cannot_tell" and "Only 2 steps ran" in result.first.summary
-    empty = dataclasses.replace(none, steps=Steps.empty())
+    empty = replace(none, steps=Steps.empty())
     assert "No training step" in found(RuleContext(synthetic.facts_of(empty), DEFAULT)).first.summary
 
 
@@ -568,10 +568,8 @@ def test_one_verdict_where_no_cause_speaks(shares: dict[str, float], key: str) -
 
 @pytest.mark.parametrize("rule", [k.rule for k in kinds() if k.rule is not None], ids=lambda rule: rule.__name__)
 def test_no_rule_fails_where_little_is_known(rule: Rule) -> None:
-    bare = dataclasses.replace(
-        run_of(), steps=Steps.empty(), loader=None, timeline=None, samples=Samples(), traced_numbers=()
-    )
-    facts = dataclasses.replace(synthetic.facts_of(bare), curves=())
+    bare = replace(run_of(), steps=Steps.empty(), loader=None, timeline=None, samples=Samples(), traced_numbers=())
+    facts = replace(synthetic.facts_of(bare), curves=())
     for known in (facts, synthetic.tiny_case().facts, synthetic.no_step_case().facts, synthetic.no_trace_case().facts):
         answer = rule(RuleContext(known, case_of(run_of()).thresholds))
         assert answer is None or isinstance(answer, Finding | Undetermined)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding
@@ -14,9 +13,9 @@ from tests.support.rule_cases import case_of, run_of
 
 def _first(samples: int, *, gpu: bool = False, wait: float = 0.0) -> Finding:
     run = run_of(gpu=gpu, wait=wait)
-    steps = dataclasses.replace(run.steps, sample_count=np.full(len(run.steps), samples, np.int64))
+    steps = replace(run.steps, sample_count=np.full(len(run.steps), samples, np.int64))
     shares = {"data_wait": wait} if wait else None
-    return diagnose(case_of(dataclasses.replace(run, steps=steps), shares).facts).first
+    return diagnose(case_of(replace(run, steps=steps), shares).facts).first
 
 
 @pytest.mark.parametrize("gpu", [False, True])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import re
@@ -11,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab.run import SCHEMA, Batches, CoreTimes, CoreUse, LoadingLooks, MemoryEvents, Run, Samples, StackSamples
 from gpulab.store import run_format
@@ -24,18 +24,16 @@ ROWS = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.partition("##
 
 def run_with_every_column() -> Run:
     run = tiny_run(name="tiny")
-    steps = dataclasses.replace(run.steps, device_ns=run.steps.end_ns - run.steps.start_ns)
+    steps = replace(run.steps, device_ns=run.steps.end_ns - run.steps.start_ns)
     events = MemoryEvents(**_one_row(MemoryEvents) | {"device_index": np.zeros(1, np.int32)})
     batches = Batches(**_one_row(Batches) | {"worker": np.zeros(1, np.int32)})
     no_place, flag = np.full(1, -1, np.int32), np.zeros(1, np.uint8)
     stack = StackSamples(np.zeros(1, np.int64), no_place, after_update=flag, calls_users=flag.copy())
-    stack = dataclasses.replace(stack, library=no_place.copy(), throughout=flag.copy())
+    stack = replace(stack, library=no_place.copy(), throughout=flag.copy())
     looks = LoadingLooks(no_place.copy(), flag.copy(), np.ones(1, np.int64))
     core_times = CoreTimes(**_one_row(CoreTimes) | {"profiler": np.zeros(1, np.uint8)})
-    curves = tuple(
-        dataclasses.replace(s, t_ns=s.t_ns.copy()) for s in run.samples.series
-    )  # a shared array is one column
-    return dataclasses.replace(
+    curves = tuple(replace(s, t_ns=s.t_ns.copy()) for s in run.samples.series)  # a shared array is one column
+    return replace(
         run,
         steps=steps,
         samples=Samples(curves),
@@ -49,7 +47,7 @@ def run_with_every_column() -> Run:
 
 
 def _one_row(kind: type[MemoryEvents | Batches | CoreTimes | CoreUse]) -> dict[str, Any]:
-    return {field.name: np.zeros(1, np.int64) for field in dataclasses.fields(kind)}
+    return {name: np.zeros(1, np.int64) for name in kind.__struct_fields__}
 
 
 def test_the_page_names_the_files_and_their_limits() -> None:
@@ -73,7 +71,7 @@ def _named(prefix: str, columns: str) -> list[str]:
 def test_the_keys_of_the_example_are_fields_of_a_run() -> None:
     example = PAGE.partition("## run.json")[2].partition("```\n")[2].partition("```")[0]
     document = json.loads(example.replace(",…", "").replace("…", ""))
-    assert list(document) == [field.name for field in dataclasses.fields(Run) if field.name in document]
+    assert list(document) == [name for name in Run.__struct_fields__ if name in document]
     assert {"steps", "samples", "timeline"} <= set(document)
     assert document["schema"] == SCHEMA
     assert f"`schema` is {SCHEMA}." in PAGE

@@ -18,12 +18,14 @@ from gpulab.devices.machine import detect_device  # noqa: E402
 pytestmark = pytest.mark.gpu
 
 DETECT = """
-import dataclasses, json, os, sys
+import json, os, sys
+
+from msgspec.structs import asdict
 sys.path[:] = json.loads(sys.argv[1])
 import torch
 from gpulab.devices.machine import detect_device
 
-told = dataclasses.asdict(detect_device("auto"))
+told = asdict(detect_device("auto"))
 started = torch.cuda.is_initialized()
 child = os.fork()
 if child == 0:
@@ -34,7 +36,7 @@ if child == 0:
         os._exit(code)
 code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 torch.zeros(1, device="cuda")
-print(json.dumps({"told": told, "started": started, "fork": code, "known": dataclasses.asdict(detect_device("cuda"))}))
+print(json.dumps({"told": told, "started": started, "fork": code, "known": asdict(detect_device("cuda"))}))
 """
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.errors import UsageError

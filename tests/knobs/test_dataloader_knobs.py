@@ -9,12 +9,12 @@ import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils.data import (
     BatchSampler,
     DataLoader,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 torch = pytest.importorskip("torch")
 
@@ -44,7 +44,7 @@ LAST = torch.channels_last
 
 
 def observation(**changes: Any) -> Observation:
-    return Observation(CPU, modules=(dataclasses.replace(MODULE, **changes),))
+    return Observation(CPU, modules=(replace(MODULE, **changes),))
 
 
 @pytest.fixture
@@ -193,12 +193,12 @@ def test_attention_falls_back_and_says_so() -> None:
 
 
 def test_attention_refuses_where_there_is_none() -> None:
-    without = dataclasses.replace(SCENE, operators=frozenset({"aten::mm"}))
+    without = replace(SCENE, operators=frozenset({"aten::mm"}))
     assert "by hand" in str(ATTENTION.refuses(without, "math")) and ATTENTION.value_in(without) is None
     assert "only a trace shows" in str(ATTENTION.refuses(SCENE, "math"))
-    with_it = dataclasses.replace(SCENE, attention="flash")
+    with_it = replace(SCENE, attention="flash")
     assert "GPUs only" in str(ATTENTION.refuses(with_it, "efficient")) and ATTENTION.refuses(with_it, "math") is None
-    assert ATTENTION.refuses(dataclasses.replace(with_it, device=H100), "efficient") is None
+    assert ATTENTION.refuses(replace(with_it, device=H100), "efficient") is None
     with pytest.raises(UsageError, match="Nearest: attention=flash"):
         ATTENTION.parse("flahs")
     compile(ATTENTION.code_edit(with_it, "flash").snippet.replace("…", "pass"), "snippet", "exec")
@@ -234,7 +234,7 @@ def test_compile_compiles_on_the_cpu_and_is_undone(torch_without_a_space: None) 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler is looked for first")
 def test_compile_refuses_paths_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "__file__", "/home/me/my work/torch/__init__.py")
-    refusal = str(COMPILE.refuses(dataclasses.replace(SCENE, device=CPU), "default"))
+    refusal = str(COMPILE.refuses(replace(SCENE, device=CPU), "default"))
     assert "a folder with a space in its name" in refusal and "/home/me/my work" in refusal
 
 
@@ -301,11 +301,12 @@ def test_compile_refuses_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "C++ compiler" in str(COMPILE.refuses(SCENE, "default"))
     assert "7.0" in str(
         COMPILE.refuses(
-            dataclasses.replace(SCENE, device=dataclasses.replace(T4, details={"compute_capability": "6.1"})), "default"
+            replace(SCENE, device=replace(T4, details={"compute_capability": "6.1"})),
+            "default",
         )
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert "Triton" in str(COMPILE.refuses(dataclasses.replace(SCENE, device=H100), "default"))
+    assert "Triton" in str(COMPILE.refuses(replace(SCENE, device=H100), "default"))
     with pytest.raises(UsageError, match="Nearest: compile=reduce-overhead"):
         COMPILE.parse("reduce")
     assert "reduce-overhead" in COMPILE.code_edit(SCENE, "reduce-overhead").snippet

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("torch")
 
@@ -33,7 +33,7 @@ KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
 
 def seen(kind: str = "AdamW", **changes: Any) -> Observation:
     optimizer = ObservedOptimizer(kind, True, None, ("cpu",), ("float32",), False)
-    return Observation(CPU, optimizers=(dataclasses.replace(optimizer, **changes),))
+    return Observation(CPU, optimizers=(replace(optimizer, **changes),))
 
 
 def looks(optimizer: torch.optim.Optimizer) -> object:
@@ -306,14 +306,14 @@ def test_accumulate_says_what_it_did() -> None:
     run, (log,) = traced(new_cell(), (ACCUMULATE, 2))
     said = ACCUMULATE.verify(observation, 2, log, run)
     assert said.state == "took effect" and "3 of 6" in said.evidence
-    steps = dataclasses.replace(run.steps, batch_count=run.steps.batch_count * 0 + 4)
-    assert "gathers 4 batches" in ACCUMULATE.verify(observation, 2, log, dataclasses.replace(run, steps=steps)).evidence
+    steps = replace(run.steps, batch_count=run.steps.batch_count * 0 + 4)
+    assert "gathers 4 batches" in ACCUMULATE.verify(observation, 2, log, replace(run, steps=steps)).evidence
     assert ACCUMULATE.verify(observation, 1, KnobEffects(), run).state == "no effect"
     assert ACCUMULATE.value_in(observation) == 1 and ACCUMULATE.value_in(Observation(CPU)) is None
     assert ACCUMULATE.refuses(observation, 4) is None
     assert "no optimizer" in str(ACCUMULATE.refuses(Observation(CPU), 2))
     assert "LBFGS" in str(ACCUMULATE.refuses(seen("LBFGS", takes_closure=True), 2))
-    assert "GradScaler" in str(ACCUMULATE.refuses(dataclasses.replace(observation, grad_scaler=True), 2))
+    assert "GradScaler" in str(ACCUMULATE.refuses(replace(observation, grad_scaler=True), 2))
     assert ACCUMULATE.changes_training and "4" in ACCUMULATE.code_edit(observation, 4).snippet
 
 

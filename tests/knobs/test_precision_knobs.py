@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("torch")
 
@@ -251,7 +251,7 @@ def test_amp_verifies_itself_and_says_when_it_was_there() -> None:
     assert said.state == "took effect" and "bfloat16" in said.evidence
     assert AMP.verify(observation, "bf16", KnobEffects(), run).state == "no effect"
     assert AMP.verify(observation, "off", KnobEffects(), run).state == "no effect"
-    inside = dataclasses.replace(observation, modules=(dataclasses.replace(MODULE, autocast_dtype="bfloat16"),))
+    inside = replace(observation, modules=(replace(MODULE, autocast_dtype="bfloat16"),))
     assert AMP.value_in(inside) == "bf16" and AMP.verify(inside, "bf16", log, run).state == "no effect"
     assert AMP.verify(inside, "off", KnobEffects({"autocast regions": 3}), run).state == "took effect"
     assert AMP.verify(inside, "off", KnobEffects(), run).state == "no effect"
@@ -260,15 +260,15 @@ def test_amp_verifies_itself_and_says_when_it_was_there() -> None:
 
 def test_amp_refuses_with_the_reason() -> None:
     def refuses(value: str, **changes: Any) -> str:
-        return AMP.refuses(dataclasses.replace(SCENE, **changes), value) or ""
+        return AMP.refuses(replace(SCENE, **changes), value) or ""
 
     assert not refuses("fp16") and not refuses("bf16") and not refuses("off")
     assert "no torch.nn.Module" in refuses("bf16", modules=()) and AMP.value_in(Observation(CPU)) is None
-    low = dataclasses.replace(MODULE, parameter_dtypes=("bfloat16",))
+    low = replace(MODULE, parameter_dtypes=("bfloat16",))
     assert "already" in refuses("fp16", modules=(low,))
-    assert "float64" in refuses("bf16", modules=(dataclasses.replace(MODULE, parameter_dtypes=("float64",)),))
+    assert "float64" in refuses("bf16", modules=(replace(MODULE, parameter_dtypes=("float64",)),))
     assert "GradScaler" in refuses("fp16", grad_scaler=True) and not refuses("bf16", grad_scaler=True)
-    assert "closure" in refuses("fp16", optimizers=(dataclasses.replace(ADAMW, takes_closure=True),))
+    assert "closure" in refuses("fp16", optimizers=(replace(ADAMW, takes_closure=True),))
     assert "Tesla T4" in refuses("bf16", device=T4) and not refuses("bf16", device=H100)
 
 

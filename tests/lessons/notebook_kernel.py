@@ -11,13 +11,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import nbclient
 import nbformat
 import psutil
 from filelock import FileLock
+from msgspec import Struct, field
 from nbformat import NotebookNode
 
 from gpulab.lessons.editions import cell_name
@@ -91,8 +91,7 @@ def shipped(name: str) -> NotebookNode:
     return notebook
 
 
-@dataclass
-class Shown:
+class Shown(Struct):
     """What each code cell showed, by its name, and the most memory that the kernel and its workers had."""
 
     texts: dict[str, list[str]] = field(default_factory=dict)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from matplotlib.figure import Figure
+from msgspec.structs import replace
 from torch.nn import functional
 
 from gpulab.lessons import capstone

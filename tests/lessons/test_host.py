@@ -61,9 +61,9 @@ def test_more_of_anything_never_makes_a_step_shorter(setting: Setting) -> None:
         {"launch_us": setting.launch_us + 3},
         {"data_us": setting.data_us + 3},
     ):
-        values = {name: getattr(setting, name) for name in Setting.__slots__}
+        values = {name: getattr(setting, name) for name in Setting.__struct_fields__}
         assert _end(Setting(**(values | change))) >= total - 1e-6
-    values = {name: getattr(setting, name) for name in Setting.__slots__}
+    values = {name: getattr(setting, name) for name in Setting.__struct_fields__}
     assert _end(Setting(**(values | {"graph": True}))) <= total + 1e-6, "a graph launches less"
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab.errors import UsageError
 from gpulab.lessons import check_enough, compare_each, measured, times_faster

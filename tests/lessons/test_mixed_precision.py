@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import force_setattr
 from torch import Tensor
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
@@ -74,13 +74,13 @@ def test_no_step_gains_more_than_its_products(share: float, times: float) -> Non
 def facts_with(*rows: tuple[str, float], on_gpu: bool = False) -> Facts:
     """Facts of which only what `product_share` reads is filled in."""
     empty: Any = object.__new__(Facts)
-    for part in dataclasses.fields(Facts):
-        object.__setattr__(empty, part.name, None)
+    for part in Facts.__struct_fields__:
+        force_setattr(empty, part, None)
     costs = tuple(CostRow(name, 1.0, 1.0, 1.0, share, device_us=100 * share) for name, share in rows)
-    object.__setattr__(empty, "operators", costs)
+    force_setattr(empty, "operators", costs)
     if on_gpu:
-        object.__setattr__(empty, "trace", object())
-        object.__setattr__(empty, "traced_step_us", type("Spread", (), {"median": 200.0})())
+        force_setattr(empty, "trace", object())
+        force_setattr(empty, "traced_step_us", type("Spread", (), {"median": 200.0})())
     filled: Facts = empty
     return filled
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.devices.core_clock import MachineReading
 from gpulab.lessons.pairs import Speed, judge_speed, seconds_of, time_pairs

@@ -7,12 +7,12 @@ import statistics
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from itertools import islice
 
 import jupytext
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils.data import DataLoader
 
 from gpulab.api.profile import profile

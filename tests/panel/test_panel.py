@@ -7,11 +7,11 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any, TextIO
 
 import ipywidgets
 import pytest
+from msgspec.structs import replace
 
 from gpulab.api.experiment import NO_CELL
 from gpulab.errors import UsageError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.facts import Facts, facts
@@ -72,26 +72,26 @@ def fed(
     """A run on a CPU that waits for that share of each step. `length`: batches of an epoch, known or not."""
     known = made.facts_with(step_ms, {"data_wait": wait, "compute": 1 - wait}, workers=workers)
     assert known.run.loader is not None
-    run = dataclasses.replace(
+    run = replace(
         known.run,
-        environment=dataclasses.replace(known.run.environment, usable_cores=cores, platform="Linux-6", python="3.12.1"),
-        samples=dataclasses.replace(known.run.samples, series=()),
+        environment=replace(known.run.environment, usable_cores=cores, platform="Linux-6", python="3.12.1"),
+        samples=replace(known.run.samples, series=()),
         memory=Memory(peak_rss_bytes=2_000_000_000),
-        loader=dataclasses.replace(known.run.loader, length=length, own_collate=False),
+        loader=replace(known.run.loader, length=length, own_collate=False),
     )
-    return dataclasses.replace(known, run=run)
+    return replace(known, run=run)
 
 
 def timed(known: Facts, *, batch_ms: float, read_ms: float, waited: float = 0.0, workers: int = 0) -> Facts:
     """The same with its batches timed where they are made: what is not reading is collating."""
-    inside = dataclasses.replace(
+    inside = replace(
         LOADED,
         batch_us=batch_ms * 1e3,
         read_us=read_ms * 1e3,
         collate_us=(batch_ms - read_ms) * 1e3,
         read_waited_fraction=waited,
     )
-    return dataclasses.replace(known, loading=inside)
+    return replace(known, loading=inside)
 
 
 def ratio_of(known: Facts, **settings: object) -> float:
@@ -177,8 +177,8 @@ def test_workers_against_the_formula(
     step_ms: float, wait: float, workers: int, cores: float, waited: float, tensors: int
 ) -> None:
     known = fed(step_ms, wait, cores=cores)
-    loader = dataclasses.replace(known.run.loader, batch_tensors=tensors)  # type: ignore[type-var]
-    known = dataclasses.replace(known, run=dataclasses.replace(known.run, loader=loader))
+    loader = replace(known.run.loader, batch_tensors=tensors)  # type: ignore[type-var]
+    known = replace(known, run=replace(known.run, loader=loader))
     assert known.step_us is not None and known.data_wait_us is not None
     step, making = known.step_us.median, known.data_wait_us.median
     computing = step - making
@@ -218,11 +218,9 @@ def test_what_is_not_known_of_the_items_widens_the_interval() -> None:
 def test_putting_together_needs_a_core() -> None:
     known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=0)
     assert known.loading is not None
-    collating = dataclasses.replace(known.loading, read_waited_fraction=None)
-    reading = dataclasses.replace(collating, read_us=32_000.0, collate_us=0.0)
-    sure, open_ = (
-        predict(dataclasses.replace(known, loading=inside), {"workers": "4"}) for inside in (collating, reading)
-    )
+    collating = replace(known.loading, read_waited_fraction=None)
+    reading = replace(collating, read_us=32_000.0, collate_us=0.0)
+    sure, open_ = (predict(replace(known, loading=inside), {"workers": "4"}) for inside in (collating, reading))
     assert sure.interval is not None and open_.interval is not None and sure.ratio is not None
     assert sure.ratio == pytest.approx(ratio_of(known, workers=4)) and sure.interval[0] > 1.3 * open_.interval[0]
 
@@ -238,8 +236,8 @@ def test_workers_started_each_epoch_cost_start_and_first_batch() -> None:
     narrow, wide = (predict(k, {"workers": "4"}).interval for k in (endless, anew))
     assert narrow is not None and wide is not None
     assert wide[1] - wide[0] > narrow[1] - narrow[0] + starting_ms / 20 / 40
-    spawned = dataclasses.replace(anew.run.environment, platform="macOS-15")
-    slow = dataclasses.replace(anew, run=dataclasses.replace(anew.run, environment=spawned))
+    spawned = replace(anew.run.environment, platform="macOS-15")
+    slow = replace(anew, run=replace(anew.run, environment=spawned))
     assert ratio_of(slow, workers=4) == pytest.approx(ratio_of(endless, workers=4) + (2000 + 32) / 20 / 40, rel=1e-3)
     seldom = predict(timed(fed(40, 0.8, length=60), batch_ms=32, read_ms=32), {"workers": "4"})
     assert seldom.ratio == ratio_of(endless, workers=4), "in long epochs a typical step knows nothing of their start"
@@ -253,14 +251,14 @@ def test_persistent_workers_save_the_start_not_the_first_batch() -> None:
     assert found.interval is not None and not found.only_sign
     assert found.ratio == pytest.approx(1 - (100 - 5 - 2) / (20 * 10 + 100), rel=0.02)
     assert found.ratio is not None and found.interval[0] < found.ratio < found.interval[1] < 0.9
-    untimed = predict(dataclasses.replace(late, loading=None), {"persistent_workers": "on"})
+    untimed = predict(replace(late, loading=None), {"persistent_workers": "on"})
     assert untimed.only_sign and untimed.interval is not None
     assert untimed.interval[0] <= 1 - 100 / 300 and untimed.interval[1] >= 1.0
     saved = tuple(
         Pause("checkpoint_save", start, start + 40_000_000)
         for start in (late.run.steps.start_ns[20::20] - 60_000_000).tolist()
     )
-    told = dataclasses.replace(late, run=dataclasses.replace(late.run, pauses=saved))
+    told = replace(late, run=replace(late.run, pauses=saved))
     less = predict(told, {"persistent_workers": "on"}).ratio
     assert less == pytest.approx(1 - (60 - 5 - 2) / (20 * 10 + 60), rel=0.02)
 
@@ -271,19 +269,19 @@ def epochs_begin_late(known: Facts, *, every: int, late_ms: float) -> Facts:
     number = np.arange(len(steps))
     shift = (number // every * late_ms * 1e6).astype(np.int64)
     flags = np.where((number % every == 0) & (number > 0), steps.flags | StepFlag.EPOCH_START, steps.flags)
-    moved = dataclasses.replace(
+    moved = replace(
         steps, start_ns=steps.start_ns + shift, end_ns=steps.end_ns + shift, flags=flags.astype(steps.flags.dtype)
     )
-    return dataclasses.replace(known, run=dataclasses.replace(run, steps=moved))
+    return replace(known, run=replace(run, steps=moved))
 
 
 def with_threads(known: Facts, threads: int | None, load_pct: float = 100.0) -> Facts:
     """The same computing with so many threads, and a processor that was so busy meanwhile."""
     t = np.arange(0, known.run.wall_ns, 10**7)
     curve = Series("cpu_pct", "%", "CPU", "psutil", t, np.full(len(t), load_pct))
-    environment = dataclasses.replace(known.run.environment, compute_threads=threads)
-    run = dataclasses.replace(known.run, environment=environment, samples=Samples((curve,)))
-    return dataclasses.replace(known, run=run)
+    environment = replace(known.run.environment, compute_threads=threads)
+    run = replace(known.run, environment=environment, samples=Samples((curve,)))
+    return replace(known, run=run)
 
 
 def test_back_to_no_workers() -> None:
@@ -307,8 +305,8 @@ def test_a_cache_leaves_what_puts_the_batch_together() -> None:
 
 def with_collate(known: Facts, own: bool | None) -> Facts:
     assert known.run.loader is not None
-    loader = dataclasses.replace(known.run.loader, own_collate=own)
-    return dataclasses.replace(known, run=dataclasses.replace(known.run, loader=loader))
+    loader = replace(known.run.loader, own_collate=own)
+    return replace(known, run=replace(known.run, loader=loader))
 
 
 def test_whose_collate_fn_it_is_comes_from_the_loader() -> None:
@@ -321,16 +319,14 @@ def test_on_a_gpu_unknown_items_widen_the_interval(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("gpulab.prediction.predict.CLEARLY", np.inf)  # also where it says nothing
     monkeypatch.setattr("gpulab.prediction.predict.WIDEST", np.inf)
     known = synthetic.gpu_case().facts
-    environment = dataclasses.replace(known.run.environment, usable_cores=3.0)
-    known = dataclasses.replace(known, run=dataclasses.replace(known.run, environment=environment))
+    environment = replace(known.run.environment, usable_cores=3.0)
+    known = replace(known, run=replace(known.run, environment=environment))
     waiting, busy, unknown = (
         predict(timed_or_not, {"workers": "16"}).interval
         for timed_or_not in (
             timed(known, batch_ms=48, read_ms=48, waited=1.0),
             timed(known, batch_ms=48, read_ms=48, waited=0.0),
-            dataclasses.replace(
-                known, loading=dataclasses.replace(LOADED, read_waited_fraction=None, batch_us=48e3, read_us=48e3)
-            ),
+            replace(known, loading=replace(LOADED, read_waited_fraction=None, batch_us=48e3, read_us=48e3)),
         )
     )
     assert waiting is not None and busy is not None and unknown is not None
@@ -430,8 +426,8 @@ def of_sizes(before: int, times_us: dict[int, float]) -> PriorEvidence:
 def test_a_range_on_both_sides_is_refused() -> None:
     """Between clearly slower and clearly faster: any measurement would have fitted."""
     known = calling(0.0)
-    unknown = dataclasses.replace(known.typical_step_us, p10=1e3, p90=4e5, count=1)  # type: ignore[type-var]
-    found = predict(dataclasses.replace(timed(known, batch_ms=1, read_ms=1), step_us=unknown), {"cache": "on"})
+    unknown = replace(known.typical_step_us, p10=1e3, p90=4e5, count=1)  # type: ignore[type-var]
+    found = predict(replace(timed(known, batch_ms=1, read_ms=1), step_us=unknown), {"cache": "on"})
     assert found.ratio is None and "times as fast" in found.refused, found
 
 
@@ -463,7 +459,7 @@ def test_workers_beside_other_programs_may_be_slower() -> None:
     """Half of the making waited for a core in this run: workers may wait for one as well."""
     known = timed(fed(40, 0.8, cores=8), batch_ms=32, read_ms=32)
     assert known.loading is not None
-    crowded = dataclasses.replace(known, loading=dataclasses.replace(known.loading, core_wait_fraction=0.5))
+    crowded = replace(known, loading=replace(known.loading, core_wait_fraction=0.5))
     alone, beside = (predict(facts, {"workers": "2"}) for facts in (known, crowded))
     assert alone.interval is not None and beside.interval is not None
     assert beside.interval[1] > 1.2 * beside.interval[0] * alone.interval[1] / alone.interval[0]
@@ -472,10 +468,8 @@ def test_workers_beside_other_programs_may_be_slower() -> None:
 def test_a_hand_off_of_another_machine_is_a_wide_range() -> None:
     known = timed(fed(20, 0.5, cores=8), batch_ms=10, read_ms=10)
     assert known.loading is not None
-    here = dataclasses.replace(known.loading, hand_over_us=1_800.0)
-    guessed, measured = (
-        predict(facts, {"workers": "4"}).interval for facts in (known, dataclasses.replace(known, loading=here))
-    )
+    here = replace(known.loading, hand_over_us=1_800.0)
+    guessed, measured = (predict(facts, {"workers": "4"}).interval for facts in (known, replace(known, loading=here)))
     assert guessed is not None and measured is not None
     assert guessed[1] / guessed[0] > 1.2 * measured[1] / measured[0]
 
@@ -490,7 +484,7 @@ def test_a_batch_from_one_run_is_a_range_that_knows_starving() -> None:
 
 def calling(share: float) -> Facts:
     """Steps on a CPU of which so much goes to calling operators."""
-    return dataclasses.replace(fed(40, 0.0), host=HostOperators(900, 850, share, 0.0, 0.0, None), optimizer_us=None)
+    return replace(fed(40, 0.0), host=HostOperators(900, 850, share, 0.0, 0.0, None), optimizer_us=None)
 
 
 def test_with_many_calls_one_cpu_run_predicts_a_larger_batch() -> None:
@@ -499,14 +493,14 @@ def test_with_many_calls_one_cpu_run_predicts_a_larger_batch() -> None:
     found = predict(known, {"batch_size": "64"})
     assert not found.only_sign and found.interval is not None
     assert found.interval[0] < 0.5 and found.interval[1] == pytest.approx(0.3 + 0.7 / 2, rel=0.1)
-    updating = dataclasses.replace(known, optimizer_us=Spread(20e3, 20e3, 20e3, 8))
+    updating = replace(known, optimizer_us=Spread(20e3, 20e3, 20e3, 8))
     assert ratio_of(updating, batch_size=64) == pytest.approx(0.01 + 0.99 / 2, rel=1e-3)
     assert predict(calling(0.4), {"batch_size": "128"}).only_sign
     work = OptimizerWork("AdamW", "fused", 1, 0, 0, 0, 0, 0, 0, 0, 0, True, 0, EMPTY, EMPTY)
-    fused = dataclasses.replace(calling(0.1), optimizer_us=Spread(16e3, 16e3, 16e3, 8), optimizer=work)
+    fused = replace(calling(0.1), optimizer_us=Spread(16e3, 16e3, 16e3, 8), optimizer=work)
     fixed = 1 - (0.9 * (1 - 0.4 * 44 / 28)) ** 2
     assert ratio_of(fused, batch_size=64) == pytest.approx(fixed / 2 + 1 - fixed, rel=1e-3), "parameters are read, too"
-    assert predict(dataclasses.replace(fused, optimizer=None), {"batch_size": "64"}).only_sign
+    assert predict(replace(fused, optimizer=None), {"batch_size": "64"}).only_sign
 
 
 @given(st.integers(1, 4096), st.lists(st.integers(1, 4096), min_size=1, max_size=4))
@@ -540,14 +534,14 @@ def trained() -> dict[str, Any]:
 def lasting(known: Facts, step_us: float, optimizer_us: float) -> Facts:
     """The same, whose steps and updates took so long."""
     whole, part = Spread(step_us, step_us, step_us, 20), Spread(optimizer_us, optimizer_us, optimizer_us, 20)
-    return dataclasses.replace(known, step_us=whole, optimizer_us=part)
+    return replace(known, step_us=whole, optimizer_us=part)
 
 
 def steady(known: Facts) -> Facts:
     """The same with steps that all take the median: what else a busy machine did to them is not the subject."""
     assert known.step_us is not None
-    same = dataclasses.replace(known.step_us, p10=known.step_us.median, p90=known.step_us.median)
-    return dataclasses.replace(known, step_us=same)
+    same = replace(known.step_us, p10=known.step_us.median, p90=known.step_us.median)
+    return replace(known, step_us=same)
 
 
 def test_a_fused_optimizer_saves_at_most_the_optimizer(trained: dict[str, Facts]) -> None:
@@ -568,10 +562,10 @@ def test_a_fused_step_begins_once(trained: dict[str, Facts], longer_us: float, m
     duration_ns = timeline.duration_ns.copy()
     duration_ns[mul] = 3_000 + 1_000 * longer_us
     duration_ns[mul[:: len(mul) // len(np.unique(known.run.traced_numbers))]] = 3_000  # of 24 in a step, two a tensor
-    timed = dataclasses.replace(timeline, duration_ns=duration_ns)
+    timed = replace(timeline, duration_ns=duration_ns)
     spread = Spread(10e3, 10e3, 10e3, 20)
-    run = dataclasses.replace(known.run, timeline=timed)
-    made = dataclasses.replace(known, run=run, step_us=spread, optimizer_us=spread)
+    run = replace(known.run, timeline=timed)
+    made = replace(known, run=run, step_us=spread, optimizer_us=spread)
     after_us = 10e3 * ratio_of(made, fused_optimizer=True)
     assert after_us == pytest.approx(60 + 1.5 * 12 + 3.5 * moved_us, rel=0.01)
 
@@ -591,8 +585,8 @@ def passing(known: Facts, operator: str, us: float) -> Facts:
     assert timeline is not None
     duration_ns = timeline.duration_ns.copy()
     duration_ns[timeline.name_id == timeline.names.index(operator)] = int(us * 1e3)
-    timed = dataclasses.replace(timeline, duration_ns=duration_ns)
-    return dataclasses.replace(known, run=dataclasses.replace(known.run, timeline=timed))
+    timed = replace(timeline, duration_ns=duration_ns)
+    return replace(known, run=replace(known.run, timeline=timed))
 
 
 def test_a_plain_optimizer_has_little_to_save(trained: dict[str, Facts]) -> None:
@@ -632,8 +626,8 @@ def test_pauses_are_taken_off_the_account() -> None:
     pauses = tuple(
         Pause("checkpoint_save", int(steps.start_ns[i]), int(steps.start_ns[i]) + 8_000_000) for i in rows[::4].tolist()
     )
-    run = dataclasses.replace(known.run, pauses=(*pauses, Pause("gc", int(steps.start_ns[0]), int(steps.end_ns[0]))))
-    known = dataclasses.replace(known, run=run)
+    run = replace(known.run, pauses=(*pauses, Pause("gc", int(steps.start_ns[0]), int(steps.end_ns[0]))))
+    known = replace(known, run=run)
     found = predict_removal(known, removal_of("checkpoint_save"))
     following = np.minimum(rows + 1, len(steps) - 1)
     ends = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
@@ -666,7 +660,7 @@ def told_of(known: Facts, key: str) -> Finding:
 
 
 def with_pauses(known: Facts, *pauses: Pause) -> Facts:
-    return dataclasses.replace(known, run=dataclasses.replace(known.run, pauses=pauses))
+    return replace(known, run=replace(known.run, pauses=pauses))
 
 
 def in_steps(known: Facts, kind: PauseKind, from_ms: float, to_ms: float) -> tuple[Pause, ...]:
@@ -706,10 +700,10 @@ def reading_and_uploading() -> Facts:
         Span("Memcpy DtoH (Device -> Pageable)", Category.GPU_MEMCPY, STREAM, 8 * ms + 50_000, 10_000, 3),
         Span("cudaStreamSynchronize", Category.CUDA_RUNTIME, MAIN, 4 * ms + 90_000, 4 * ms - 20_000),
     ]
-    timeline = dataclasses.replace(made_timelines.timeline(spans), window_ns=(0, 12 * ms))
-    device = dataclasses.replace(synthetic.gpu_case().run.device, index=0)
-    run = dataclasses.replace(synthetic.no_step_case().run, device=device, timeline=timeline, wall_ns=12 * ms)
-    return dataclasses.replace(facts(run), traced_step_us=Spread(12_000, 12_000, 12_000, 1))
+    timeline = replace(made_timelines.timeline(spans), window_ns=(0, 12 * ms))
+    device = replace(synthetic.gpu_case().run.device, index=0)
+    run = replace(synthetic.no_step_case().run, device=device, timeline=timeline, wall_ns=12 * ms)
+    return replace(facts(run), traced_step_us=Spread(12_000, 12_000, 12_000, 1))
 
 
 @pytest.mark.parametrize(("key", "calls"), [("sync_points", 2), ("blocking_copy", 1)])
@@ -719,7 +713,7 @@ def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int)
     rule = transfers.sync_points if key == "sync_points" else transfers.blocking_copy
     finding = rule(RuleContext(known, DEFAULT))
     assert isinstance(finding, Finding)
-    (told,) = with_predictions(known, [dataclasses.replace(finding, settings=())], 12_000.0, PriorEvidence())
+    (told,) = with_predictions(known, [replace(finding, settings=())], 12_000.0, PriorEvidence())
     assert told.prediction is not None and f"with {calls} call" in told.prediction.basis
     assert f"with {calls} call" in predict_removal(known, removal_of(key)).basis
 
@@ -801,11 +795,11 @@ def test_an_unknown_gpu_has_no_peaks(name: str) -> None:
 )
 def test_no_other_gpu_stands_in_for_unknown_peaks(name: str, capability: str, units: bool | None, word: str) -> None:
     case = made_loops.loop(lambda machine: machine.operator("aten::mm", "ampere_sgemm_128x64_nn", gpu_us=900)).case()
-    device = dataclasses.replace(case.facts.run.device, name=name, details={"compute_capability": capability})
+    device = replace(case.facts.run.device, name=name, details={"compute_capability": capability})
     assert device_peaks.narrow_ratio(device) is None and device_peaks.tf32_ratio(device) is None
     assert device_peaks.has_units(device) is units
-    run = dataclasses.replace(case.facts.run, device=device)
-    unknown = RuleContext(dataclasses.replace(case.facts, run=run), DEFAULT)
+    run = replace(case.facts.run, device=device)
+    unknown = RuleContext(replace(case.facts, run=run), DEFAULT)
     answer = precision.no_mixed_precision(unknown)
     assert (
         answer is None
@@ -840,9 +834,9 @@ def test_a_run_that_only_a_try_tells_names_the_command() -> None:
 
 def test_a_knob_is_asked_of_the_run_as_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """After a comparison the last run is the one with the knob turned."""
-    written_run = dataclasses.replace(fed(40, 0.6).run, id="20260101-000000-aaaaaa")
-    settings = dataclasses.replace(written_run.settings, knobs={"workers": "2"})
-    turned = dataclasses.replace(fed(30, 0.1, workers=2).run, id="20260101-000001-bbbbbb", settings=settings)
+    written_run = replace(fed(40, 0.6).run, id="20260101-000000-aaaaaa")
+    settings = replace(written_run.settings, knobs={"workers": "2"})
+    turned = replace(fed(30, 0.1, workers=2).run, id="20260101-000001-bbbbbb", settings=settings)
     mine = Runs(Store(tmp_path))
     monkeypatch.setattr("gpulab.api.predict.runs", mine)
     for run in (written_run, turned):
@@ -854,7 +848,7 @@ def test_a_knob_is_asked_of_the_run_as_written(monkeypatch: pytest.MonkeyPatch, 
 
 def test_a_run_may_be_given_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     run = fed(40, 0.6).run
-    run = dataclasses.replace(run, settings=dataclasses.replace(run.settings, name="quick"))
+    run = replace(run, settings=replace(run.settings, name="quick"))
     mine = Runs(Store(tmp_path))
     mine.add(run)
     monkeypatch.setattr("gpulab.api.predict.runs", mine)
@@ -866,9 +860,7 @@ def test_a_run_may_be_given_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_a_time_without_a_crowd_is_told_as_that() -> None:
     known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=32)
     assert known.loading is not None
-    crowded = dataclasses.replace(known.loading, core_wait_fraction=0.5)
-    quiet, busy = (
-        predict(dataclasses.replace(known, loading=inside), {"workers": "2"}) for inside in (known.loading, crowded)
-    )
+    crowded = replace(known.loading, core_wait_fraction=0.5)
+    quiet, busy = (predict(replace(known, loading=inside), {"workers": "2"}) for inside in (known.loading, crowded))
     assert quiet.basis.startswith("A batch takes 32.0 ms to make")
     assert busy.basis.startswith("With a core of its own a batch takes 16.0 ms to make")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Struct
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.facts import facts
@@ -25,8 +25,7 @@ LATENCY, GAP, LEAST_SYNC = 5_000, 500, 2_000
 CALL = 1_000  # ns that the host spends in a launching call
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(Struct, frozen=True):
     """What the simulated program does next, after `before` ns of Python: launch a kernel, or wait for the device."""
 
     before: int
@@ -56,7 +55,7 @@ def run_of(spans: Sequence[Span], end: int) -> Run:
     """A run whose whole window is one step."""
     timeline = replace(made.timeline(spans), window_ns=(0, end))
     device = replace(synthetic.gpu_case().run.device, index=0)
-    return dataclasses.replace(synthetic.no_step_case().run, device=device, timeline=timeline, wall_ns=end)
+    return replace(synthetic.no_step_case().run, device=device, timeline=timeline, wall_ns=end)
 
 
 def device_end(spans: Sequence[Span], end: int) -> int:

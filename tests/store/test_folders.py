@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import gzip
 import io
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.api import runs_table as views
 from gpulab.errors import StoreError
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Store:
 
 def make(id: str, name: str = "", outcome: Outcome = "completed") -> Run:
     created = f"2025-01-{id[6:8]}T00:00:00+00:00"
-    return dataclasses.replace(tiny_run(id, name=name), created=created, outcome=outcome)
+    return replace(tiny_run(id, name=name), created=created, outcome=outcome)
 
 
 def hidden(store: Store) -> list[Path]:
@@ -64,26 +64,26 @@ def test_a_run_comes_back_bit_by_bit(run: Run) -> None:
 def test_an_outline_is_the_run_without_its_timeline(run: Run) -> None:
     document, columns = run_format.encode(run)
     outline = run_format.decode(document, io.BytesIO(columns), timeline=False)
-    assert_same(dataclasses.replace(run, timeline=None), outline)
+    assert_same(replace(run, timeline=None), outline)
 
 
 def test_one_array_may_serve_steps_and_timeline(store: Store) -> None:
     run = tiny_run(count=2)
     assert run.timeline is not None
     shared = run.steps.start_ns
-    run = dataclasses.replace(run, timeline=dataclasses.replace(run.timeline, start_ns=shared))
+    run = replace(run, timeline=replace(run.timeline, start_ns=shared))
     folder = store.save(run)
     assert_same(run, read(folder))
-    assert_same(dataclasses.replace(run, timeline=None), read(folder, timeline=False))
+    assert_same(replace(run, timeline=None), read(folder, timeline=False))
 
 
 def test_text_that_is_no_unicode_does_not_lose_the_run(store: Store) -> None:
-    run = store.load(store.save(dataclasses.replace(tiny_run(), outcome_detail="bad \udc80 byte")))
+    run = store.load(store.save(replace(tiny_run(), outcome_detail="bad \udc80 byte")))
     assert run.outcome_detail == r"bad \udc80 byte"
 
 
 def test_a_figure_that_is_not_finite_reads_as_not_measurable(store: Store) -> None:
-    run = dataclasses.replace(tiny_run(), device=Device("cpu", "a CPU", details={"power_limit_w": float("nan")}))
+    run = replace(tiny_run(), device=Device("cpu", "a CPU", details={"power_limit_w": float("nan")}))
     assert store.load(store.save(run)).device.details == {"power_limit_w": None}
 
 
@@ -95,7 +95,7 @@ def test_the_formats_are_plain(store: Store) -> None:
 
 
 def test_a_run_that_contradicts_itself_is_not_stored(store: Store) -> None:
-    run = dataclasses.replace(tiny_run(), traced_numbers=(99,))
+    run = replace(tiny_run(), traced_numbers=(99,))
     with pytest.raises(StoreError, match="a traced step is not among the steps"):
         store.save(run)
     assert store.list() == [] and hidden(store) == []
@@ -103,9 +103,9 @@ def test_a_run_that_contradicts_itself_is_not_stored(store: Store) -> None:
 
 def test_a_column_of_the_wrong_type_is_not_stored(store: Store) -> None:
     run = tiny_run()
-    wrong = dataclasses.replace(run.steps, number=run.steps.number.astype(np.float64))
+    wrong = replace(run.steps, number=run.steps.number.astype(np.float64))
     with pytest.raises(StoreError, match=r"'steps.number' holds float64 instead of int64"):
-        store.save(dataclasses.replace(run, steps=wrong))
+        store.save(replace(run, steps=wrong))
 
 
 # finding a run

@@ -5,10 +5,10 @@ from __future__ import annotations
 import ast
 import io
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.run import Missing, Run

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.run import Change, Loader, Run
@@ -33,9 +33,9 @@ def facts_with(
     found = synthetic.steps(wall, wall * shares.get("data_wait", 0.0), phases, batch=batch)
     run = synthetic._run(f"20260801-0000{seed:02d}-aaaa", synthetic._cpu(), found, synthetic._cpu_timeline(found))
     loader = Loader("Digits", 1797, batch, workers, 2 if workers else None, False, False, 57, False)
-    settings = dataclasses.replace(run.settings, name=name)
+    settings = replace(run.settings, name=name)
     samples = synthetic._cpu_samples(run.wall_ns, rng)
-    run = dataclasses.replace(run, loader=loader, settings=settings, samples=samples)
+    run = replace(run, loader=loader, settings=settings, samples=samples)
     return synthetic.facts_of(run, synthetic.breakdown(run, shares))
 
 
@@ -78,7 +78,7 @@ def as_written(**changes: Any) -> Side:
         blocks(0, 38.0, per_turn=2),
         losses=loss_curve(),
     )
-    return dataclasses.replace(side, **changes)
+    return replace(side, **changes)
 
 
 def faster(**changes: Any) -> Side:
@@ -95,7 +95,7 @@ def faster(**changes: Any) -> Side:
         edit=DIFF,
         edit_is_diff=True,
     )
-    return dataclasses.replace(side, **changes)
+    return replace(side, **changes)
 
 
 def alike(**changes: Any) -> Side:
@@ -111,7 +111,7 @@ def alike(**changes: Any) -> Side:
         losses=loss_curve(),
         edit="model = model.to(memory_format=torch.channels_last)",
     )
-    return dataclasses.replace(side, **changes)
+    return replace(side, **changes)
 
 
 def out_of_memory() -> Side:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.run import CoreTimes, CoreUse, Run
 
@@ -29,7 +28,7 @@ def with_cores(
     def grows(rate: float | None) -> np.ndarray:
         return unknown.copy() if rate is None else (t_ns * rate).astype(np.int64)
 
-    environment = dataclasses.replace(
+    environment = replace(
         run.environment, affinity_cores=cores, core_quota=quota, usable_cores=min(cores, quota or cores)
     )
     times = CoreTimes(t_ns, grows(computed), grows(waited), grows(got), np.zeros(len(t_ns), np.uint8))
@@ -44,4 +43,4 @@ def with_cores(
         quota_periods=unknown if throttled is None else t_ns // 100,
         throttled_periods=unknown if throttled is None else (t_ns // 100 * throttled).astype(np.int64),
     )
-    return dataclasses.replace(run, environment=environment, core_times=times, core_use=use)
+    return replace(run, environment=environment, core_times=times, core_use=use)

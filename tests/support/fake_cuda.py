@@ -12,12 +12,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
 import torch
+from msgspec import Struct
 
 ASSERT = "device-side assert triggered"
 ILLEGAL_ACCESS = "an illegal memory access was encountered"
@@ -109,8 +109,7 @@ class FakeGpuTensor(torch.Tensor):
     __float__ = item
 
 
-@dataclass(eq=False)
-class FakeBlock:
+class FakeBlock(Struct, eq=False):
     """Memory of a GPU."""
 
     size_bytes: int

@@ -5,11 +5,11 @@ Times are microseconds here, nanoseconds in the record. However busy the machine
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.run import Category, Memory, Phase, Place, Run, Samples, StackSamples, Steps
 from tests.support import synthetic
@@ -66,7 +66,7 @@ class HostLoop:
             calls_users=np.isin(place, list(calls_users)).astype(np.uint8),
         )
         count = len(self.steps_us)
-        run = dataclasses.replace(
+        run = replace(
             synthetic.cpu_case().run,
             steps=self._steps(),
             timeline=timeline(self._spans),

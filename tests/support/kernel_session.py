@@ -9,12 +9,12 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+from msgspec import Struct, field
 
 from tests.support import leftovers
 
@@ -43,8 +43,7 @@ del _gpulab_test_left_behind
 """ % Path(leftovers.__file__).read_text(encoding="utf-8")  # noqa: UP031
 
 
-@dataclass
-class Answer:
+class Answer(Struct):
     """What one cell did: `outputs` as the saved notebook would hold them, display updates applied."""
 
     outputs: list[dict[str, Any]] = field(default_factory=list)
@@ -255,8 +254,7 @@ class KernelSession:
             time.sleep(0.1)
 
 
-@dataclass
-class Running:
+class Running(Struct):
     """A cell that was sent."""
 
     message_id: str

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from msgspec import Struct, field
 from torch import Tensor, nn
 
 from gpulab.capture.recorder import Capture
@@ -38,8 +38,7 @@ class Net(nn.Module):
         return logits
 
 
-@dataclass
-class Cell:
+class Cell(Struct):
     """A training cell: `run` trains for some steps and keeps the losses."""
 
     model: nn.Module

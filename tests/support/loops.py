@@ -6,10 +6,10 @@ when the stream is empty. Times are microseconds here, nanoseconds in the record
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.context import RuleContext
@@ -140,7 +140,7 @@ class Machine:
         name, capability = DEVICES[gpu]
         device = Device("cuda", name, 0, memory_total_bytes=32 << 30, details={"compute_capability": capability})
         base = synthetic.cpu_case().facts.run
-        run: Run = dataclasses.replace(
+        run: Run = replace(
             base,
             device=device,
             steps=steps,

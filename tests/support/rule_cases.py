@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.dataloader import LoadingFacts
@@ -49,8 +49,8 @@ def run_of(
     found.flags[np.array([*(epoch_starts or {})], np.int64)] |= np.uint8(StepFlag.EPOCH_START)
     found.flags[np.array(compiled, np.int64)] |= np.uint8(StepFlag.COMPILE)
     base = (synthetic.gpu_case() if gpu else synthetic.cpu_case()).run
-    environment = dataclasses.replace(base.environment, usable_cores=cores)
-    run = dataclasses.replace(
+    environment = replace(base.environment, usable_cores=cores)
+    run = replace(
         base,
         steps=found,
         loader=None if workers is None else loader(workers),
@@ -59,7 +59,7 @@ def run_of(
         traced_numbers=tuple(range(45, 51)),
         choices=(),
     )
-    return dataclasses.replace(run, **changed)
+    return replace(run, **changed)
 
 
 def case_of(
@@ -76,14 +76,14 @@ def case_of(
     device = ("compute", "communication", "memcpy", "memset")
     busy = sum(split.get(p, 0.0) for p in device) if run.device.kind == "cuda" else None
     found = synthetic.breakdown(run, split, busy)
-    facts = dataclasses.replace(_figures(run), breakdown=found, loading=loading)
-    return RuleContext(dataclasses.replace(facts, **changed), thresholds)
+    facts = replace(_figures(run), breakdown=found, loading=loading)
+    return RuleContext(replace(facts, **changed), thresholds)
 
 
 def _figures(run: Run) -> Facts:
     """All figures but the accounting, once for each run."""
     if id(run) not in _KNOWN:
-        facts = dataclasses.replace(synthetic.facts_of(run), curves=(), integrity=None)
+        facts = replace(synthetic.facts_of(run), curves=(), integrity=None)
         _KNOWN[id(run)] = (run, facts)
     return _KNOWN[id(run)][1]
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
@@ -57,8 +58,7 @@ def no_loss(settings: Settings) -> tuple[float, ...]:
     return loss_curve()
 
 
-@dataclass
-class Machine:
+class Machine(Struct):
     """`step_ms` of settings; `fails` why some cannot run; `losses` of settings, of other seeds where "seed" is one."""
 
     step_ms: Callable[[Settings], float]
@@ -103,12 +103,12 @@ class Machine:
         shares = {"data_wait": 0.3, "compute": 0.6}
         ms = self.step_ms(settings)
         made = facts_with(ms, shares, seed=place + 1)
-        run = dataclasses.replace(
+        run = replace(
             made.run,
-            settings=dataclasses.replace(made.run.settings, knobs=settings),
+            settings=replace(made.run.settings, knobs=settings),
             memory=Memory(self.peak_bytes(settings), self.peak_bytes(settings), self.peak_bytes(settings), 2**34),
         )
-        made = dataclasses.replace(made, run=run)
+        made = replace(made, run=run)
         checks = tuple(Change(n, v, "", "DataLoader option", "took effect", "as scripted") for n, v in settings.items())
         others = tuple(self.losses({**settings, "seed": str(number + 1)}) for number in range(seeds))
         return Side(
@@ -144,11 +144,11 @@ class Script:
         sides = [machine.side(plan.base, 0, plan.seeds)]
         sides += [machine.side(arm, number) for number, arm in enumerate(plan.arms, start=1)]
         if plan.screening:  # blocks alone
-            sides[1:] = [dataclasses.replace(side, facts=None, losses=()) for side in sides[1:]]
+            sides[1:] = [replace(side, facts=None, losses=()) for side in sides[1:]]
         for arm, side in zip((plan.base, *plan.arms), sides, strict=True):
             if arm.label not in self.done and side.facts is not None:
                 self.trials.append(Trial(side.facts.run, SCENE, {}, side.losses))
         if self.stopped or not plan.interleaved:
-            sides = [dataclasses.replace(side, blocks=()) for side in sides]
+            sides = [replace(side, blocks=()) for side in sides]
         compared = tuple(compare_blocks(sides[0], side) for side in sides[1:])
         return Experiment(tuple(sides), compared, 1.0, self.stopped or self.error is not None)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec import Struct, field
 
 from gpulab.run import Run, Settings
 from gpulab.tuning.plan import Plan, Progress
@@ -21,8 +21,7 @@ MS = 1_000_000
 PROFILER_S = 2.0
 
 
-@dataclass
-class ScriptedRuns:
+class ScriptedRuns(Struct):
     """`step_s` of each setting's label. `trials` and `blocks` count what ran, `told` is what was said meanwhile."""
 
     step_s: Callable[[str], float]

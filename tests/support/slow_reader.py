@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.run import Category, Lane, Timeline
 
@@ -56,8 +56,7 @@ def events(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-@dataclass(frozen=True)
-class SlowTrace:
+class SlowTrace(Struct, frozen=True):
     """The spans of a trace; time 0 is the start of the earliest one, which the file calls `zero_ns`."""
 
     timeline: Timeline

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from gpulab.run import (
     Category,
@@ -223,9 +222,9 @@ def assert_same(one: object, other: object, where: str = "run") -> None:
     assert type(one) is type(other), where
     if isinstance(one, np.ndarray) and isinstance(other, np.ndarray):
         assert one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes(), where
-    elif dataclasses.is_dataclass(one):
-        for field in dataclasses.fields(one):
-            assert_same(getattr(one, field.name), getattr(other, field.name), f"{where}.{field.name}")
+    elif isinstance(one, Struct):
+        for name in one.__struct_fields__:
+            assert_same(getattr(one, name), getattr(other, name), f"{where}.{name}")
     elif isinstance(one, dict) and isinstance(other, dict):
         assert list(one) == list(other), where
         for key in one:

@@ -6,11 +6,11 @@ layout of the made-up steps, not by gpulab's own accounting, and `Run.check` hol
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import CurveFact, Facts, trace_facts
@@ -46,8 +46,7 @@ MS = 1_000_000
 HOSTILE = "<script>alert(1)</script>\x1b[31mred\x1b[0m $x_1$ \u202egnp.exe & 'q' \"d\"\nline two 日本"
 
 
-@dataclass(frozen=True, slots=True)
-class Case:
+class Case(Struct, frozen=True):
     """One made-up run, what is true about it, and what was found."""
 
     run: Run
@@ -81,8 +80,7 @@ def said(key: str, summary: str, evidence: str, level: str) -> Diagnosis:
     return Diagnosis((found,), untold, 20_000.0, 20_000.0, notes=(summary,) if bad else ())
 
 
-@dataclass(slots=True)
-class _Spans:
+class _Spans(Struct):
     """Collects spans in any order; `timeline` sorts them as the record demands."""
 
     lanes: list[Lane] = field(default_factory=list)
@@ -230,7 +228,7 @@ def cpu_case() -> Case:
     run = _run(
         "20260801-101500-a1b2", _cpu(), found, _cpu_timeline(found), name="digits-cnn", loader=_loader(workers=0)
     )
-    run = dataclasses.replace(run, samples=_cpu_samples(run.wall_ns, rng))
+    run = replace(run, samples=_cpu_samples(run.wall_ns, rng))
     split = breakdown(run, {"data_wait": 0.6, "compute": 0.3, "optimizer": 0.05})
     found_out = said(
         "data_wait",
@@ -256,7 +254,7 @@ def gpu_case() -> Case:
         name="resnet50",
         loader=_loader(workers=4, pinned=True),
     )
-    run = dataclasses.replace(
+    run = replace(
         run,
         samples=_gpu_samples(run.wall_ns, rng),
         memory=Memory(21 * 2**30, 24 * 2**30, 6 * 2**30, 80 * 2**30),
@@ -296,7 +294,7 @@ def tiny_case() -> Case:
 def no_step_case() -> Case:
     """A cell without any step, stopped by an exception; nothing was traced."""
     run = _run("20260801-131500-0a0b", _cpu(), Steps.empty(), None, source="whole cell", outcome="failed")
-    run = dataclasses.replace(
+    run = replace(
         run,
         outcome_detail="ValueError: a message of the user's own",
         missing=(
@@ -317,9 +315,7 @@ def no_trace_case() -> Case:
     wall = 5 + np.random.default_rng(10).normal(0, 0.1, 200)
     found = steps(wall, wall * 0.02, phases(10, 190, 0), optimizer_ms=0.4)
     run = _run("20260801-141500-1c1d", _cpu(), found, None, name="no trace", trace=False, loader=_loader(workers=2))
-    run = dataclasses.replace(
-        run, missing=(Missing("device curves", "the sampling process did not start", key="curves"),)
-    )
+    run = replace(run, missing=(Missing("device curves", "the sampling process did not start", key="curves"),))
     found_out = said(
         "good", "Nothing stands out: the steps are even and the DataLoader keeps up.", "2 % data wait.", "good"
     )
@@ -331,26 +327,26 @@ def hostile_case() -> Case:
     case = cpu_case()
     run = case.run
     assert run.timeline is not None and run.loader is not None
-    run = dataclasses.replace(
+    run = replace(
         run,
         id=HOSTILE,
-        settings=dataclasses.replace(run.settings, name=HOSTILE),
-        device=dataclasses.replace(run.device, name=HOSTILE),
-        loader=dataclasses.replace(run.loader, dataset=HOSTILE),
+        settings=replace(run.settings, name=HOSTILE),
+        device=replace(run.device, name=HOSTILE),
+        loader=replace(run.loader, dataset=HOSTILE),
         outcome="failed",
         outcome_detail=HOSTILE,
         step_source=HOSTILE,
-        timeline=dataclasses.replace(
+        timeline=replace(
             run.timeline,
             names=tuple(HOSTILE + name for name in run.timeline.names),
-            lanes=tuple(dataclasses.replace(lane, label=HOSTILE) for lane in run.timeline.lanes),
+            lanes=tuple(replace(lane, label=HOSTILE) for lane in run.timeline.lanes),
         ),
-        samples=Samples(tuple(dataclasses.replace(s, label="_" + HOSTILE, source=HOSTILE) for s in run.samples.series)),
+        samples=Samples(tuple(replace(s, label="_" + HOSTILE, source=HOSTILE) for s in run.samples.series)),
         missing=(Missing(HOSTILE, HOSTILE),),
         choices=(Choice(HOSTILE, HOSTILE, HOSTILE),),
-        observer=dataclasses.replace(run.observer, window_truncated=HOSTILE),
+        observer=replace(run.observer, window_truncated=HOSTILE),
     )
-    operators = tuple(dataclasses.replace(row, name=HOSTILE + row.name) for row in case.facts.operators)
+    operators = tuple(replace(row, name=HOSTILE + row.name) for row in case.facts.operators)
     found_out = said("data_wait", HOSTILE, HOSTILE, "bad")
     return Case(run, facts_of(run, case.facts.breakdown, operators), found_out)
 
@@ -362,9 +358,9 @@ def long_case(count: int = 20_000) -> Case:
     wall[count // 3] = 4_000.0
     found = steps(wall, wall * 0.1, phases(10, count - 30, 6, 14))
     pause = np.where(np.arange(count) >= count // 2, 30_000 * MS, 0)
-    found = dataclasses.replace(found, start_ns=found.start_ns + pause, end_ns=found.end_ns + pause)
+    found = replace(found, start_ns=found.start_ns + pause, end_ns=found.end_ns + pause)
     run = _run("20260801-151500-2e2f", _cpu(), found, _cpu_timeline(found), name="long", loader=_loader(workers=2))
-    run = dataclasses.replace(run, samples=_cpu_samples(run.wall_ns, rng))
+    run = replace(run, samples=_cpu_samples(run.wall_ns, rng))
     split = breakdown(run, {"data_wait": 0.1, "compute": 0.8, "optimizer": 0.05})
     found_out = said("good", "Nothing stands out.", "Waiting for the DataLoader: 2.0 ms of 20.0 ms per step.", "good")
     return Case(run, facts_of(run, split, _cpu_operators()), found_out)

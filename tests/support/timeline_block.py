@@ -6,14 +6,14 @@ import base64
 import json
 import re
 import zlib
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 BLOCK = re.compile(r'<script type="application/octet-stream" class="tl-data">([A-Za-z0-9+/=]*)</script>')
 
 
-@dataclass(frozen=True, slots=True)
-class DecodedSpan:
+class DecodedSpan(Struct, frozen=True):
     """One span or piece of the strip, times in nanoseconds since the first thing drawn."""
 
     start: int

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from gpulab.run import Category, Lane, Timeline
 
@@ -20,8 +20,7 @@ LANES = (
 DEVICE = (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Struct, frozen=True):
     """One span; times in nanoseconds."""
 
     name: str

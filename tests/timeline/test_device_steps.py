@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.integrity import integrity
@@ -44,11 +43,9 @@ def ahead(launches: int, steps: int, step_ms: int) -> Run:
     )
     recorded = timeline(spans)
     base = synthetic.no_step_case().run
-    device = dataclasses.replace(synthetic.gpu_case().run.device, index=0)
+    device = replace(synthetic.gpu_case().run.device, index=0)
     numbers = tuple(range(1, steps + 1))
-    return dataclasses.replace(
-        base, device=device, timeline=recorded, steps=found, traced_numbers=numbers, wall_ns=free, code=""
-    )
+    return replace(base, device=device, timeline=recorded, steps=found, traced_numbers=numbers, wall_ns=free, code="")
 
 
 @pytest.mark.parametrize("launches", [5, 150, 300])
@@ -105,7 +102,7 @@ def test_a_copy_beside_the_kernels_holds_no_step_back() -> None:
                 int(t.correlation[i]),
             )
         )
-    account = facts(dataclasses.replace(run, timeline=timeline(spans))).breakdown
+    account = facts(replace(run, timeline=timeline(spans))).breakdown
     assert account is not None
     assert [s.end_ns - s.start_ns for s in account.steps] == pytest.approx([MS, MS, MS], rel=0.02)
 

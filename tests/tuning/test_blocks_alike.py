@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from contextlib import ExitStack
+from typing import ClassVar
 
 import pytest
+from msgspec.structs import asdict
 
 from gpulab.knobs.variables import Variables
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.trial import Setting
 
 
-class Counting(TextCode):
+class Counting(TextCode, frozen=True):
     """Counts how often somebody looks for its variables."""
 
-    looks = 0
+    looks: ClassVar[int] = 0
 
     @property
     def variables(self) -> Variables:
@@ -27,7 +28,7 @@ class Counting(TextCode):
 def test_variables_are_looked_for_once_not_in_each_block(text: str, within: int) -> None:
     namespace = {"x": 1}
     parsed = TextCode.parsed(text, namespace)
-    code = Counting(**{field.name: getattr(parsed, field.name) for field in dataclasses.fields(parsed)})
+    code = Counting(**asdict(parsed))
     Counting.looks = 0
     setting = Setting(code, {}, "x=2", {"x": 2})
     for _ in range(3):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.facts import facts
@@ -174,12 +174,12 @@ def test_another_batch_is_compared_per_sample() -> None:
 
 def test_a_shorter_last_batch_is_no_other_batch_size() -> None:
     b = made.faster()
-    some = dataclasses.replace(b.blocks[0], sample_count=310)
-    assert made.a_comparison(dataclasses.replace(b, blocks=(some, *b.blocks[1:]))).unit == "step"
+    some = replace(b.blocks[0], sample_count=310)
+    assert made.a_comparison(replace(b, blocks=(some, *b.blocks[1:]))).unit == "step"
 
 
 def test_another_batch_with_unknown_samples_is_not_comparable() -> None:
-    b = dataclasses.replace(made.batch(64, 60.0, 11), blocks=made.blocks(1, 60.0, batch=None))
+    b = replace(made.batch(64, 60.0, 11), blocks=made.blocks(1, 60.0, batch=None))
     found = made.a_comparison(b)
     assert found.unit == "step" and found.verdict == "not comparable"
     assert "samples of a step are not known" in comparison_headline(found).sentence
@@ -213,9 +213,9 @@ def test_without_a_second_a_block_neighbours_are_the_floor() -> None:
 
 def test_a_cell_that_does_not_repeat_itself_is_told() -> None:
     a = made.as_written()
-    first, second = (dataclasses.replace(x, losses=(2.0 + i, 1.0)) for i, x in enumerate(a.blocks[:2]))
-    shorter = dataclasses.replace(a.blocks[2], step_count=7)
-    told = " ".join(made.a_comparison(a=dataclasses.replace(a, blocks=(first, second, shorter, *a.blocks[3:]))).notes)
+    first, second = (replace(x, losses=(2.0 + i, 1.0)) for i, x in enumerate(a.blocks[:2]))
+    shorter = replace(a.blocks[2], step_count=7)
+    told = " ".join(made.a_comparison(a=replace(a, blocks=(first, second, shorter, *a.blocks[3:]))).notes)
     assert "the loss is not the same twice" in told and "7 to 10 steps" in told
     assert not made.a_comparison().notes
 
@@ -254,14 +254,14 @@ def test_a_wide_interval_is_no_claim_of_no_effect() -> None:
 
 
 def test_what_would_decide_is_told_where_it_is_in_reach() -> None:
-    near = dataclasses.replace(made.a_comparison(made.alike()), verdict="undecided", ratio=0.8, interval=(0.63, 1.02))
+    near = replace(made.a_comparison(made.alike()), verdict="undecided", ratio=0.8, interval=(0.63, 1.02))
     assert "About 25 pairs would decide it" in comparison_headline(near).evidence
-    far = dataclasses.replace(near, ratio=0.9, interval=(0.4, 2.0))
+    far = replace(near, ratio=0.9, interval=(0.4, 2.0))
     assert "More blocks would hardly decide it" in comparison_headline(far).evidence
 
 
 def test_a_noise_floor_above_the_difference_is_the_reason() -> None:
-    found = dataclasses.replace(
+    found = replace(
         made.a_comparison(made.alike()), verdict="undecided", ratio=0.9, interval=(0.85, 0.95), noise_floor=0.3
     )
     assert comparison_headline(found).sentence.endswith("but the cell as written differs by 30 % from itself.")
@@ -355,10 +355,10 @@ def test_a_part_whose_mean_and_spread_disagree_has_not_changed() -> None:
 def test_a_part_that_covers_little_is_not_the_cause() -> None:
     found = made.a_comparison()  # 25 ms less, of which waiting takes 22.5
     assert because(found).startswith(" Waiting for the DataLoader shrank")
-    hidden = [dataclasses.replace(p, grew=None) for p in found.parts if p.name != "optimizer"]
+    hidden = [replace(p, grew=None) for p in found.parts if p.name != "optimizer"]
     part = PartChange("optimizer", "optimizer", 2000.0, 1500.0, grew=False)
-    assert because(dataclasses.replace(found, parts=(*hidden, part))) == NOT_SHOWN
-    assert because(dataclasses.replace(found, parts=())) == ""
+    assert because(replace(found, parts=(*hidden, part))) == NOT_SHOWN
+    assert because(replace(found, parts=())) == ""
 
 
 @pytest.mark.parametrize(
@@ -369,10 +369,10 @@ def test_a_disturbed_profiled_run_names_no_part(others: float | None, said: str)
     found = made.a_comparison()
     assert found.b.facts is not None and found.b.facts.breakdown is not None
     account = found.b.facts.breakdown
-    lacking = dataclasses.replace(account, share={**account.share, "core_wait": 0.2})
+    lacking = replace(account, share={**account.share, "core_wait": 0.2})
     cores = CoreShare(0.5, 0.2, 900.0, 1.8, others, 0.0, 0.3, 0.2, None, None, cores=2, quota_cores=None)
-    b = dataclasses.replace(found.b, facts=dataclasses.replace(found.b.facts, breakdown=lacking, cores=cores))
-    assert because(dataclasses.replace(found, b=b)).startswith(said)
+    b = replace(found.b, facts=replace(found.b.facts, breakdown=lacking, cores=cores))
+    assert because(replace(found, b=b)).startswith(said)
     assert because(found).startswith(" Waiting for the DataLoader shrank")
 
 
@@ -384,11 +384,9 @@ def test_time_lost_at_the_start_of_epochs_is_named() -> None:
         end = np.cumsum(wall * MS).astype(np.int64)
         flags = run.steps.flags.copy()
         flags[::3] |= np.uint8(StepFlag.EPOCH_START)
-        steps = dataclasses.replace(run.steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end, flags=flags)
+        steps = replace(run.steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end, flags=flags)
         assert side.facts is not None
-        return dataclasses.replace(
-            side, facts=dataclasses.replace(side.facts, run=dataclasses.replace(run, steps=steps))
-        )
+        return replace(side, facts=replace(side.facts, run=replace(run, steps=steps)))
 
     a = with_epochs(made.as_written(blocks=made.blocks(0, 10.0, per_turn=2)), 10.0)
     b = with_epochs(made.alike(blocks=made.blocks(1, 30.0)), 70.0)
@@ -400,7 +398,7 @@ def test_time_lost_at_the_start_of_epochs_is_named() -> None:
     part = PartChange(
         "compute", "computing", 1000.0, 9000.0, grew=True
     )  # 8 ms of 20: a third, and less than the starts
-    assert because(dataclasses.replace(both, parts=(part,))).startswith(" The first step of each epoch")
+    assert because(replace(both, parts=(part,))).startswith(" The first step of each epoch")
     steady = with_epochs(made.alike(blocks=made.blocks(1, 30.0)), 10.0)
     assert because(made.a_comparison(steady, a)) == "", "the profiled runs do not differ as the blocks do"
 
@@ -417,7 +415,7 @@ def test_steps_fed_from_the_buffer_are_left_out() -> None:
     for prefetch, left_out in ((1, 3), (4, 0)):  # one worker, two steps' margin: 3 or 6 of 8 profiled steps
         known = made.facts_with(38.0, made.PARTS_A, workers=1)
         assert known.run.loader is not None and known.breakdown is not None
-        run = dataclasses.replace(known.run, loader=dataclasses.replace(known.run.loader, prefetch_factor=prefetch))
+        run = replace(known.run, loader=replace(known.run.loader, prefetch_factor=prefetch))
         kept = typical_steps(run, known.breakdown)
         profiled = [step.number for step in known.breakdown.steps if not step.flags & StepFlag.LAST]
         assert [step.number for step in kept] == profiled[left_out:]
@@ -426,27 +424,27 @@ def test_steps_fed_from_the_buffer_are_left_out() -> None:
 def test_a_withheld_breakdown_has_no_parts() -> None:
     b = made.faster()
     assert b.facts is not None
-    found = made.a_comparison(dataclasses.replace(b, facts=dataclasses.replace(b.facts, breakdown=None)))
+    found = made.a_comparison(replace(b, facts=replace(b.facts, breakdown=None)))
     assert found.parts == () and any("no accounting" in note for note in found.notes)
     assert part_changes(None, b.facts, per_sample=False) == ()
 
 
 def test_unnamed_time_is_reported_where_it_covers_the_change() -> None:
-    found = dataclasses.replace(made.a_comparison(), verdict="slower", ratio=1.2, interval=(1.19, 1.21))
-    grown = [dataclasses.replace(p, grew=None, b_us=p.a_us) for p in found.parts if p.name != "unknown"]
-    unknown = dataclasses.replace(found.parts[0], name="unknown", label="unknown", grew=True, a_us=1000.0, b_us=8000.0)
-    told = because(dataclasses.replace(found, parts=(*grown, unknown)))
+    found = replace(made.a_comparison(), verdict="slower", ratio=1.2, interval=(1.19, 1.21))
+    grown = [replace(p, grew=None, b_us=p.a_us) for p in found.parts if p.name != "unknown"]
+    unknown = replace(found.parts[0], name="unknown", label="unknown", grew=True, a_us=1000.0, b_us=8000.0)
+    told = because(replace(found, parts=(*grown, unknown)))
     assert (
         told == f" What the trace does not name (unknown) grew from 1.00 ms to 8.00 ms of each step ({ONE_RUN_EACH})."
     )
-    little = dataclasses.replace(unknown, b_us=2000.0)
-    assert because(dataclasses.replace(found, parts=(*grown, little))) == NOT_SHOWN
+    little = replace(unknown, b_us=2000.0)
+    assert because(replace(found, parts=(*grown, little))) == NOT_SHOWN
 
 
 def test_a_run_without_a_step_is_the_reason() -> None:
     b = made.faster()
     assert b.facts is not None
-    none = dataclasses.replace(b.facts.run, steps=Steps.empty(), traced_numbers=(), timeline=None, loader=None)
+    none = replace(b.facts.run, steps=Steps.empty(), traced_numbers=(), timeline=None, loader=None)
     a = made.as_written()
     assert a.facts is not None
     found = compare_runs([a.facts.run, none])
@@ -546,8 +544,8 @@ def test_the_table_of_stored_runs_has_the_times_of_the_verdict() -> None:
     runs = [made.run_of(side) for side in (made.as_written(), made.alike())]
     wall = np.where(np.arange(len(runs[1].steps)) % 3 == 0, 200.0, 38.0)
     end = np.cumsum(wall * MS).astype(np.int64)
-    steps = dataclasses.replace(runs[1].steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end)
-    found = compare_runs([runs[0], dataclasses.replace(runs[1], steps=steps, timeline=None, traced_numbers=())])
+    steps = replace(runs[1].steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end)
+    found = compare_runs([runs[0], replace(runs[1], steps=steps, timeline=None, traced_numbers=())])
     assert isinstance(found, Comparison) and found.ratio is not None
     step = side_by_side(found, None).rows[0]
     assert step.cells[0] == "a step, without the profiler"
@@ -559,7 +557,7 @@ def test_the_table_of_stored_runs_has_the_times_of_the_verdict() -> None:
 def test_profiled_runs_show_no_other_step_in_their_table() -> None:
     runs = [made.run_of(side) for side in (made.as_written(), made.faster())]
     traced = np.full(len(runs[0].steps), Phase.TRACED, np.uint8)
-    profiled = [dataclasses.replace(run, steps=dataclasses.replace(run.steps, phase=traced)) for run in runs[:1]]
+    profiled = [replace(run, steps=replace(run.steps, phase=traced)) for run in runs[:1]]
     found = compare_runs([*profiled, runs[1]])
     assert isinstance(found, Comparison)
     assert side_by_side(found, None).rows[0].cells[0] == "a step, with the profiler"
@@ -597,10 +595,10 @@ def test_a_run_that_drifts_is_not_called_faster() -> None:
     a, b = made.run_of(made.as_written()), made.run_of(made.alike())
     wall = b.steps.wall_ns * np.linspace(0.8, 1.1, len(b.steps))
     end = np.cumsum(wall).astype(np.int64)
-    steps = dataclasses.replace(b.steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end)
-    steps = dataclasses.replace(steps, data_wait_ns=steps.data_wait_ns // 2)
+    steps = replace(b.steps, start_ns=np.concatenate([[0], end[:-1]]), end_ns=end)
+    steps = replace(steps, data_wait_ns=steps.data_wait_ns // 2)
     found = compare_sequential(
-        made.as_written(facts=facts(a)), Side("b", {}, facts(dataclasses.replace(b, steps=steps, timeline=None)))
+        made.as_written(facts=facts(a)), Side("b", {}, facts(replace(b, steps=steps, timeline=None)))
     )
     assert found.noise_floor is not None and found.noise_floor > 0.1
     assert found.verdict == "undecided"
@@ -623,7 +621,7 @@ def test_one_run_is_no_comparison() -> None:
 
 def test_a_run_is_not_compared_with_itself() -> None:
     a, b = made.run_of(made.as_written()), made.run_of(made.faster())
-    for twice in ((a, a), (a, b, dataclasses.replace(a, outcome_detail="read again"))):
+    for twice in ((a, a), (a, b, replace(a, outcome_detail="read again"))):
         with pytest.raises(UsageError, match="compared with itself: name two runs"):
             gpulab.compare(*twice)
 
@@ -644,18 +642,18 @@ def test_runs_of_one_name_are_told_apart() -> None:
 def test_what_else_differs_is_listed() -> None:
     a, b = made.run_of(made.as_written()), made.run_of(made.faster())
     assert b.loader is not None
-    environment = dataclasses.replace(
+    environment = replace(
         b.environment, hostname="two", cpu="Other CPU", packages={**b.environment.packages, "torch": "2.14.0"}
     )
-    b = dataclasses.replace(
+    b = replace(
         b,
         environment=environment,
-        device=dataclasses.replace(b.device, name="Other CPU"),
+        device=replace(b.device, name="Other CPU"),
         code=b.code + "print(1)\n",
-        loader=dataclasses.replace(b.loader, dataset="Other", batch_size=64),
+        loader=replace(b.loader, dataset="Other", batch_size=64),
         outcome="interrupted",
     )
-    a = dataclasses.replace(a, environment=dataclasses.replace(a.environment, hostname="one"))
+    a = replace(a, environment=replace(a.environment, hostname="one"))
     told = "\n".join(differences(Side("a", {}, facts(a)), Side("b", {}, facts(b)), sequential=True))
     for expected in (
         "Other device", "Other machine: one and two", "Other torch: 2.13.0 and 2.14.0", "Other dataset: Digits",
@@ -675,7 +673,7 @@ def test_a_knob_without_effect_and_a_shared_gpu_are_at_the_top() -> None:
     t = np.arange(5, dtype=np.int64)
     neighbours = Series("other_gpu_processes", "processes", "other processes", "NVML", t, np.array([0, 0, 2, 1, 0.0]))
     throttled = Series("throttle_reasons", "bits", "throttle reasons", "NVML", t, np.array([4, 4, 4, 0, 0.0]))
-    b = dataclasses.replace(b, facts=facts(dataclasses.replace(run, samples=Samples((neighbours, throttled)))))
+    b = replace(b, facts=facts(replace(run, samples=Samples((neighbours, throttled)))))
     told = differences(made.as_written(), b, sequential=False)
     assert told[0] == "workers=4 had no effect: 2 worker processes were seen."
     assert "workers=2: 4 workers were asked for, 2 loaded." in told
@@ -690,12 +688,10 @@ def test_energy_and_cost_follow_from_power_and_sample_time() -> None:
     side = made.a_comparison().a
     run = made.run_of(side)
     t = np.linspace(0, run.wall_ns, 200).astype(np.int64)
-    slow = dataclasses.replace(run.steps, start_ns=run.steps.start_ns * 5, end_ns=run.steps.end_ns * 5)
+    slow = replace(run.steps, start_ns=run.steps.start_ns * 5, end_ns=run.steps.end_ns * 5)
     power = Series("power_w", "W", "power", "NVML", t * 5, np.full(200, 250.0))
-    run = dataclasses.replace(
-        run, steps=slow, wall_ns=5 * run.wall_ns, samples=Samples((power,)), timeline=None, traced_numbers=()
-    )
-    measured = dataclasses.replace(side, facts=facts(run), us_per_sample=1000.0)
+    run = replace(run, steps=slow, wall_ns=5 * run.wall_ns, samples=Samples((power,)), timeline=None, traced_numbers=())
+    measured = replace(side, facts=facts(run), us_per_sample=1000.0)
     found = spending(measured, price_per_hour=3.6)
     assert found.device_s == pytest.approx(1000.0)
     assert found.energy_j == pytest.approx(250_000.0)

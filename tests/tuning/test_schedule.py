@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.run import Loader, Run, StepFlag, Steps
 from gpulab.tuning import schedule
@@ -34,7 +34,7 @@ def run_of(count: int, step_ms: float, workers: int = 0, outcome: str = "stopped
         zero.astype(np.uint8),
     )
     loader = Loader("D", 800, 8, workers, 2 if workers else None, False, False, 100, False)
-    return replace(base, steps=steps, loader=loader, outcome=outcome, traced_numbers=(), timeline=None)  # type: ignore[arg-type]
+    return replace(base, steps=steps, loader=loader, outcome=outcome, traced_numbers=(), timeline=None)
 
 
 @pytest.mark.parametrize(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import sys
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.errors import UsageError

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.diagnosis.headline import Headline
@@ -70,8 +70,8 @@ def test_every_folded_section_has_its_line(name: str) -> None:
 
 def test_nothing_is_told_of_what_is_not_there() -> None:
     case = CASES["cpu"]
-    run = dataclasses.replace(case.run, missing=(), loader=None)
-    text = Report(dataclasses.replace(case.facts, run=run), case.diagnosis).text(full=True)
+    run = replace(case.run, missing=(), loader=None)
+    text = Report(replace(case.facts, run=run), case.diagnosis).text(full=True)
     for absent in ("Nothing that gpulab tried", "COULD NOT BE MEASURED", "No DataLoader was seen", "AS FOUND"):
         assert absent not in text
 
@@ -80,8 +80,8 @@ def test_pauses_of_milliseconds_are_not_told() -> None:
     case = CASES["cpu"]
     for longest_ms, told in ((3, False), (300, True)):
         pauses = (Pause("gc", 100 * MS, (100 + longest_ms) * MS),)
-        run = dataclasses.replace(case.run, pauses=pauses, more_pauses=(PauseSum("gc", 3, 900_000),))
-        shown = Report(dataclasses.replace(case.facts, run=run), case.diagnosis)
+        run = replace(case.run, pauses=pauses, more_pauses=(PauseSum("gc", 3, 900_000),))
+        shown = Report(replace(case.facts, run=run), case.diagnosis)
         assert ("collecting garbage" in shown.text(full=True)) == told
 
 

@@ -8,9 +8,9 @@ together. Left out is only what it counts by mistake: waits of the host (`cuda_s
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.intervals import intersect, measure, union
 from gpulab.run import Category, Float64, Int64, Timeline
@@ -24,8 +24,7 @@ MEMORY = re.compile(r"Memcpy|Memset|dma")
 NOT_COMPUTE = re.compile(r"nccl.*Kernel|.*Memcpy|Memset|.*Sync")
 
 
-@dataclass(frozen=True, slots=True)
-class StreamIdle:
+class StreamIdle(Struct, frozen=True):
     """The gaps between the items of one stream, in microseconds, by what they waited for.
 
     host_wait: the next launch began after the item before had ended. kernel_wait: it did not, and the gap is shorter
@@ -39,8 +38,7 @@ class StreamIdle:
     other_us: float
 
 
-@dataclass(frozen=True, slots=True)
-class HtaView:
+class HtaView(Struct, frozen=True):
     """HTA's temporal breakdown, idle split and overlap.
 
     The window reaches from the first to the last item on the GPU, copies included; the three percentages are shares of
@@ -85,7 +83,7 @@ def _items(timeline: Timeline) -> Int64:
     """The GPU's items; with several profiler steps only those launched before the last of them began."""
     items = np.flatnonzero(spans.device_items(timeline))
     marks = spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP)
-    marks &= spans.named(timeline, lambda name: "ProfilerStep" in name)
+    marks = marks & spans.named(timeline, spans.containing("ProfilerStep"))
     if len(np.unique(timeline.name_id[marks])) < 2:
         return items
     call = launch_of(timeline, items)
@@ -115,9 +113,17 @@ def _float_us(time_ns: Int64) -> Float64:
 
 def _kinds(timeline: Timeline, rows: Int64) -> tuple[spans.Mask, spans.Mask]:
     """Communication and compute, told by the name alone."""
-    communication = spans.named(timeline, lambda name: bool(COMMUNICATION.match(name)))
-    compute = spans.named(timeline, lambda name: not (MEMORY.match(name) or NOT_COMPUTE.match(name)))
+    communication = spans.named(timeline, _communicates)
+    compute = spans.named(timeline, _computes)
     return communication[rows], compute[rows]
+
+
+def _communicates(name: str) -> bool:
+    return COMMUNICATION.match(name) is not None
+
+
+def _computes(name: str) -> bool:
+    return not (MEMORY.match(name) or NOT_COMPUTE.match(name))
 
 
 def _covered(start: Int64, end: Int64) -> int:

@@ -7,9 +7,8 @@ of the plugin's own list launched them) and left out where they only double (ste
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.intervals import Intervals, clip, measure, paint, union
 from gpulab.run import Category, Float64, Int64, Timeline
@@ -27,8 +26,7 @@ COLLECTIVES = tuple(
 UNDERFILLED_LAST_STEP = 0.8  # the plugin drops a last step with less than this share of the device items before it
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceUse:
+class DeviceUse(Struct, frozen=True):
     """One GPU between the first step's start and the last step's end; None is "not measurable".
 
     gpu_utilization: share of that time covered by kernels. est_sm_efficiency: the mean over that time of the blocks
@@ -40,8 +38,7 @@ class DeviceUse:
     est_achieved_occupancy_pct: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class TensorBoardView:
+class TensorBoardView(Struct, frozen=True):
     """What the plugin's overview shows.
 
     `step_us`: mean per step of each of `PARTS` and "total", in microseconds. `steps_ns`: the steps as the plugin bounds

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.analysis.gpu.kernel_classes import names_tell
@@ -23,8 +23,7 @@ _TOLD_BY_NAME = "kernels that load fewer numbers at once than they could"
 _TOLD_BY_SHAPE = "sizes that are no multiples of 8 (64 for a vocabulary)"
 
 
-@dataclass(frozen=True, slots=True)
-class Alignment:
+class Alignment(Struct, frozen=True):
     """Shares of the time of all kernels but communication: matrix kernels on matrix units, those of them whose sizes
     say whether they fit, and those whose sizes do not fit. `how` this was judged; `examples` are sizes, m × n × k.
     """

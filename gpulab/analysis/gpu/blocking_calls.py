@@ -6,10 +6,10 @@ bounded twice: by the host's time in it, and by the device's idle time for which
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.intervals import Intervals, covers, intersect, joined, subtract, union
@@ -42,8 +42,7 @@ _WRITTEN = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class BlockingCalls:
+class BlockingCalls(Struct, frozen=True):
     """All calls of one direction in the steps. Times are µs per step (medians).
 
     `waited_us` is the host's time in them. `idle_us` is the device's idle time from the begin of each call to the

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.analysis.gpu.kernel_classes import CLASSES, POINTWISE_OPERATORS
@@ -53,8 +52,7 @@ WORTH_FUSING_NS = 50_000  # ours: ten times what calling an operator costs on a 
 _BETWEEN = 12
 
 
-@dataclass(frozen=True, slots=True)
-class PointwiseChains:
+class PointwiseChains(Struct, frozen=True):
     """Per step. `share` of the time of all kernels but communication; `saved_share` is what of it would go if each
     chain became one kernel, which reads and writes memory once: it takes an n-th of the chain's time, and no less than
     its longest kernel. `longest` is a chain's number of kernels.
@@ -112,8 +110,7 @@ def _chains(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class AttentionChains:
+class AttentionChains(Struct, frozen=True):
     """Attention that writes its whole matrix to memory: two products with a softmax between them.
 
     Shares are of the time of all kernels but communication: `share` of softmax and all between the two products, which
@@ -179,7 +176,7 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
     tree = CallTree.of(timeline, np.flatnonzero(mine))
     rows = tree.rows[_working(timeline, tree)]
     rows = rows[covers(windows, timeline.start_ns[rows])]
-    chained = spans.named(timeline, lambda n: POINTWISE_OPERATORS.match(n) is not None)[rows]
+    chained = spans.named(timeline, _is_pointwise)[rows]
     chained &= ~covers(spans.update_times(timeline), timeline.start_ns[rows])
     chained &= timeline.duration_ns[rows] >= WORTH_FUSING_NS
     ends = _around_softmax(timeline, tree, windows)
@@ -204,9 +201,18 @@ def _working(timeline: Timeline, tree: CallTree) -> spans.Mask:
 
 def _moves_nothing(timeline: Timeline, rows: Int64) -> spans.Mask:
     """Which operators only rename memory, keep autograd's books or move a single number: they part no chain."""
-    free = spans.named(timeline, lambda n: not n.startswith("aten::") or n.removeprefix("aten::") in _FREE)
-    scalar = spans.named(timeline, lambda n: n in _SCALAR) & (timeline.duration_ns < _SCALAR_NS)
+    free = spans.named(timeline, _is_free)
+    scalar = spans.named(timeline, spans.among(*_SCALAR)) & (timeline.duration_ns < _SCALAR_NS)
     return (free | scalar)[rows]
+
+
+def _is_pointwise(name: str) -> bool:
+    return POINTWISE_OPERATORS.match(name) is not None
+
+
+def _is_free(name: str) -> bool:
+    """Costs nothing on the device: what is no operator, or only looks at a tensor in another way."""
+    return not name.startswith("aten::") or name.removeprefix("aten::") in _FREE
 
 
 def _by_library(timeline: Timeline) -> bool:
@@ -222,8 +228,7 @@ def _longest(timeline: Timeline, ends: SoftmaxEnds) -> tuple[int, int]:
     return int(timeline.start_ns[first[i]]), int(timeline.end_ns[last[i]])
 
 
-@dataclass(frozen=True, slots=True)
-class SoftmaxEnds:
+class SoftmaxEnds(Struct, frozen=True):
     """Rows of the product before and of the one after each softmax; `backward`: the softmax is that of a gradient."""
 
     first: Int64
@@ -233,8 +238,8 @@ class SoftmaxEnds:
 
 def _around_softmax(timeline: Timeline, tree: CallTree, windows: Intervals) -> SoftmaxEnds | None:
     """The products around each softmax of the steps that stands between two; None without any."""
-    is_softmax = spans.named(timeline, lambda n: n in _SOFTMAX)
-    wanted = is_softmax | spans.named(timeline, lambda n: n in _PRODUCTS)
+    is_softmax = spans.named(timeline, spans.among(*_SOFTMAX))
+    wanted = is_softmax | spans.named(timeline, spans.among(*_PRODUCTS))
     position = np.flatnonzero(wanted[tree.rows])  # by thread, in order of time
     if len(position) < 3:
         return None
@@ -245,7 +250,7 @@ def _around_softmax(timeline: Timeline, tree: CallTree, windows: Intervals) -> S
     before = np.cumsum(_working(timeline, tree))
     near = before[position[middle + 1]] - before[position[middle - 1]] <= 2 * _BETWEEN
     middle = middle[near & covers(windows, timeline.start_ns[at[middle]])]
-    backward = spans.named(timeline, lambda n: "ackward" in n)[at[middle]]
+    backward = spans.named(timeline, spans.containing("ackward"))[at[middle]]
     return SoftmaxEnds(at[middle - 1], at[middle + 1], backward) if len(middle) else None
 
 

@@ -6,13 +6,13 @@ An unknown GPU has no row: nothing falls back to another one's figures.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.run import Device
 
 
-@dataclass(frozen=True, slots=True)
-class Peaks:
+class Peaks(Struct, frozen=True):
     """Dense, without sparsity. None: the GPU has no such units."""
 
     fp32_tflops: float

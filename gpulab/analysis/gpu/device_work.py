@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.kernel_classes import CLASSES, class_of
@@ -17,8 +16,7 @@ from gpulab.timeline.launches import CallTree, launch_of
 from gpulab.timeline.start_up import start_up
 
 
-@dataclass(frozen=True, slots=True)
-class DeviceWork:
+class DeviceWork(Struct, frozen=True):
     """Columns, one row per kernel, copy or memset of the accounted device that a step launched, in order of time.
 
     Steps are `windows` on the device and `host_windows` on the host, [n, 2] in ns. `idle` is the time in `windows` in

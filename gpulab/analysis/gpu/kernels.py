@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.gpu.kernel_classes import names_tell
 from gpulab.intervals import Intervals, covers
@@ -27,8 +27,7 @@ _COPY = re.compile(r"Memcpy (\w+)(?: \((\w+) -> (\w+)\))?")
 _HOST_MEMORY = {"Pageable": "pageable", "Pinned": "pinned"}
 
 
-@dataclass(frozen=True, slots=True)
-class Launches:
+class Launches(Struct, frozen=True):
     """Kernel launches (graph launches too). None where there is none to measure.
 
     queue_delay_us: from the end of a launch to the start of the first kernel it started, 0 where that began earlier.
@@ -43,8 +42,7 @@ class Launches:
     most_kernels_per_launch: int  # more than one: graph replays
 
 
-@dataclass(frozen=True, slots=True)
-class CopyRow:
+class CopyRow(Struct, frozen=True):
     """All copies of one kind. `bytes` and `gb_per_s` (10⁹ bytes per second of copying) are None without sizes."""
 
     kind: str  # HtoD, DtoH, DtoD, PtoP, …
@@ -55,8 +53,7 @@ class CopyRow:
     gb_per_s: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
+class Kernels(Struct, frozen=True):
     """What ran on the device. Fractions are 0–1, None where there is no kernel or the trace cannot tell."""
 
     count: int

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.analysis.gpu.kernel_classes import names_tell
@@ -13,8 +12,7 @@ from gpulab.timeline.kernel_names import reading
 _FORMATS = ("", "fp32", "tf32", "narrow", "unknown")
 
 
-@dataclass(frozen=True, slots=True)
-class PrecisionUse:
+class PrecisionUse(Struct, frozen=True):
     """Shares of the time of all kernels but communication, by the format of matrix kernels; `half_able` is the share
     of kernels that only move data, which halves where the data does: not the optimizer's, which stays as it is.
     `unknown` is the share of matrix kernels whose names tell neither format nor use of tensor cores: Triton's.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.host.optimizer_work import OptimizerWork
@@ -13,8 +12,7 @@ from gpulab.run import Run, StackSamples, Timeline
 from gpulab.timeline import spans
 
 
-@dataclass(frozen=True, slots=True)
-class Afterwards:
+class Afterwards(Struct, frozen=True):
     """`times` within the profiled `windows`, both [n, 2] in ns; `looked`: told by looks, which are right on average."""
 
     windows: Intervals

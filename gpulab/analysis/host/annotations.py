@@ -7,9 +7,9 @@ as what it is. Only where nothing else is known its name says where to look.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown, layers
 from gpulab.intervals import Intervals, intersect, joined, paint, subtract, union_of
@@ -28,8 +28,7 @@ _OWNERS = (  # by how a library begins the names of its annotations
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Annotated:
+class Annotated(Struct, frozen=True):
     """`name` as the program gave it; `share`: median over the steps of what lies in it without an operator."""
 
     name: str

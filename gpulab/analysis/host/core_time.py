@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.host.core_wait import is_known, within
 from gpulab.analysis.steps import select
@@ -15,8 +14,7 @@ LEAST_OTHERS = 0.15  # ours, of the cores: a system's own services take less
 LEAST_NS = 100_000_000  # ours: the system counts busy cores in ticks of 10 ms, so of less nothing can be said
 
 
-@dataclass(frozen=True, slots=True)
-class CoreShare:
+class CoreShare(Struct, frozen=True):
     """Means over the steps that count (`analysis.steps.select`), else the profiled ones; None is "not measurable".
 
     `thread_cpu_fraction`, `thread_wait_fraction`: share of the steps' time in which the training thread had a core, and
@@ -88,8 +86,7 @@ def _share(part: np.ndarray, wall_ns: int) -> float:
     return min(1.0, max(0.0, float(part.sum()) / wall_ns))
 
 
-@dataclass(frozen=True, slots=True)
-class _Used:
+class _Used(Struct, frozen=True):
     """The stretch of readings that holds the steps."""
 
     use: CoreUse | None

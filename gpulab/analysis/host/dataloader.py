@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.steps import loaded_ahead, select
 from gpulab.intervals import clip, covers, measure, union
@@ -18,8 +17,7 @@ Rows = np.ndarray  # of bool, one per batch
 _READ, _TRANSFORM, _COLLATE = range(3)
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
+class WorkerRow(Struct, frozen=True):
     """One worker's batches: medians per batch. `idle_fraction`: share of its time in which it made none.
 
     `waited_fraction`: share of its making in which it used no CPU though a core was free. `hand_over_us`, `pin_us`: as
@@ -39,8 +37,7 @@ class WorkerRow:
     pin_us: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class WaitParts:
+class WaitParts(Struct, frozen=True):
     """The loop's wait for a batch, in µs: what was being done to the batch meanwhile. They sum to the typical wait.
 
     While the workers have not begun with the batch or are at it, the wait is shared out as the batch's own time is;
@@ -58,8 +55,7 @@ class WaitParts:
         return self.read_us + self.transform_us + self.collate_us + self.hand_over_us + self.pin_us
 
 
-@dataclass(frozen=True, slots=True)
-class LoadingFacts:
+class LoadingFacts(Struct, frozen=True):
     """Times per batch, in µs, over the batches of the counted steps (the first ones, made at the start, are out).
 
     `batch_us` is the whole making of one batch in its process, the median. `read_us`, `transform_us`, `collate_us` are
@@ -133,8 +129,7 @@ def _counted(run: Run, batches: Batches) -> Rows:
     return rank >= first if len(batches) >= first + FEWEST else rank >= 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Parts:
+class _Parts(Struct, frozen=True):
     """Batches' time by part (reading, transforming, collating), each a row of the tables: [3, batches], in ns.
 
     A thread is on a core, ready and without one, or it sleeps: the three of a part sum to its wall time.
@@ -251,7 +246,7 @@ def _copy_us(run: Run) -> float | None:
     timeline = run.timeline
     if timeline is None or not timeline.has_device_events or not run.traced_numbers:
         return None
-    copies = spans.in_category(timeline, Category.GPU_MEMCPY) & spans.named(timeline, lambda name: "HtoD" in name)
+    copies = spans.in_category(timeline, Category.GPU_MEMCPY) & spans.named(timeline, spans.containing("HtoD"))
     busy = spans.covered(timeline, copies)
     each = [measure(clip(busy, int(run.steps.start_ns[i]), int(run.steps.end_ns[i]))) for i in run.traced_rows]
     return _median_us(np.array(each, np.int64))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+from msgspec import Struct
 
 from gpulab.run import Place, Unit
 
@@ -30,8 +31,7 @@ class Counted(Protocol):
     def looks(self) -> int: ...
 
 
-@dataclass(frozen=True, slots=True)
-class LineCount:
+class LineCount(Struct, frozen=True):
     """The plainest of these."""
 
     place: Place

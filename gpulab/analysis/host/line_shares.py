@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.analysis.host.hot_line import Counted
 from gpulab.run import Excerpt, Place, Run
@@ -11,8 +12,7 @@ from gpulab.run import Excerpt, Place, Run
 AROUND = 3  # lines shown above the hot one and below it
 
 
-@dataclass(frozen=True, slots=True)
-class SourceLine:
+class SourceLine(Struct, frozen=True):
     """One line as it was when it ran. `share` of the time in question; None where no look has met the line."""
 
     number: int

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.intervals import Intervals, closed, covers, joined, measure, subtract, union
@@ -20,8 +19,7 @@ _REARRANGING = ("aten::contiguous", "aten::clone")
 _CONVERTING = ("aten::_to_copy", "aten::to")
 
 
-@dataclass(frozen=True, slots=True)
-class HostOperators:
+class HostOperators(Struct, frozen=True):
     """Of the profiled steps. `calling_share`: of their time what no operator of `SHORT_NS` or more of its own computes,
     without waiting for data and gaps of more than `LONGEST_GAP_NS`, in which the program does something else; `count`
     of operators per step, `short_count` of them the short ones.
@@ -89,9 +87,9 @@ def _elsewhere_ns(timeline: Timeline, windows: Intervals) -> int:
 
 def _rearranges(timeline: Timeline, tree: CallTree) -> spans.Mask:
     """Copies that `contiguous` or `clone` asked for, and no conversion of types."""
-    copies = spans.named(timeline, lambda n: n == "aten::copy_")[tree.rows]
-    asking = spans.named(timeline, lambda n: n in _REARRANGING)[tree.rows]
-    converting = spans.named(timeline, lambda n: n in _CONVERTING)[tree.rows]
+    copies = spans.named(timeline, spans.among("aten::copy_"))[tree.rows]
+    asking = spans.named(timeline, spans.among(*_REARRANGING))[tree.rows]
+    converting = spans.named(timeline, spans.among(*_CONVERTING))[tree.rows]
     asked = np.zeros(len(tree.rows), dtype=bool)
     at, live = tree.parent.copy(), np.ones(len(tree.rows), dtype=bool)
     for _ in range(4):  # copy_ < clone < contiguous < reshape

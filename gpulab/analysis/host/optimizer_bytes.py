@@ -24,7 +24,8 @@ fused they take no pass of their own.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 Pass = tuple[int, int]  # tensors read, tensors written
 
@@ -46,8 +47,7 @@ _FUSED: Mapping[str, Pass] = {"SGD": (2, 1), _MOMENTUM: (3, 2), "Adam": (4, 3), 
 _FOREACH_ONLY: Mapping[str, tuple[Pass, ...]] = {"Adagrad": (SCALE,)}
 
 
-@dataclass(frozen=True, slots=True)
-class UpdateBytes:
+class UpdateBytes(Struct, frozen=True):
     """Bytes that one update moves of each 32-bit parameter: operator after operator, and in one fused operation."""
 
     unfused_bytes: int

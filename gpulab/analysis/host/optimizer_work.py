@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.device_work import DeviceWork, median_per_step_us
@@ -27,8 +27,7 @@ ABOUT_PARAMETERS = 16 / FUSED_ADAM_BYTES
 ZEROING = ("aten::zero_", "aten::_foreach_zero_")
 
 
-@dataclass(frozen=True, slots=True)
-class OptimizerWork:
+class OptimizerWork(Struct, frozen=True):
     """Per step, in µs where it is a time. `name` is the class ("SGD"); `style` how it updates, None where unseen.
 
     `operators` are those directly inside Optimizer.step, `zeroing` the calls that set gradients to 0. `host_us` is

@@ -7,10 +7,9 @@ itself is seen in its operators, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown, layers
 from gpulab.analysis.host.hot_line import hot_place, is_clear
@@ -24,8 +23,7 @@ LEAST_SHARE = 0.5  # of such time: below it no single function is to blame
 MOSTLY = 0.6  # of the looks at a function; ours: a line that also runs operators is found in them more often
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCode:
+class OwnCode(Struct, frozen=True):
     """`place`: the line that takes most; None where none surely does. `function` that it is in, empty for a cell.
 
     `times` within the profiled steps, [n, 2] in ns, each up to a look: of the last of them before PyTorch runs again,
@@ -40,8 +38,7 @@ class OwnCode:
     source: tuple[SourceLine, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LibraryTime:
+class LibraryTime(Struct, frozen=True):
     """Time of a step in a library's own Python, within a call that holds the steps: `trainer.fit`."""
 
     library: str

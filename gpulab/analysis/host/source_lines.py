@@ -10,10 +10,10 @@ line is then the one at which the function begins.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Struct
 
 from gpulab.analysis.host.hot_line import hot_place
 from gpulab.intervals import Intervals, clip, covers, intersect, measure, union
@@ -31,8 +31,7 @@ NEARLY_ALL = 0.8  # of a late look's time
 _NAME = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<function>.+)")
 
 
-@dataclass(frozen=True, slots=True)
-class LineShare:
+class LineShare(Struct, frozen=True):
     """One line, its share of the time that is spoken for, and the looks that found it (0: from the trace's stacks)."""
 
     place: Place
@@ -78,8 +77,7 @@ def looks_within(stack: StackSamples, times: Intervals) -> int:
     return len(_looked(stack, times).rows)
 
 
-@dataclass(frozen=True, slots=True)
-class _Looked:
+class _Looked(Struct, frozen=True):
     """The looks that speak for some times, and how much of them each stands for. `telling`: any one could do alone."""
 
     rows: npt.NDArray[np.intp]

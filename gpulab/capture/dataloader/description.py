@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.capture.dataloader.definition_lines import callable_spot, items_spot, transform_spot
 from gpulab.capture.stacks.stack import Spot
@@ -17,8 +18,7 @@ _MOST_PARTS = 1_000
 LOADERS_KEPT = 32
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(Struct, frozen=True):
     """Lines of the user's code that makes batches; None where it is a library's."""
 
     items: Spot | None = None

@@ -8,9 +8,9 @@ without a live view has the same.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
 
 import numpy as np
+from msgspec import Struct, field
 
 from gpulab.formatting import percent, while_s
 from gpulab.run import Alert, Samples, Steps
@@ -29,8 +29,7 @@ WORDS = {
 }
 
 
-@dataclass(slots=True)
-class Smoothed:
+class Smoothed(Struct):
     """A share over the last seconds, from parts of wholes; at least the newest counts. Times in s."""
 
     _rows: deque[tuple[float, float, float]] = field(default_factory=deque)
@@ -49,8 +48,7 @@ class Smoothed:
         return min(1.0, max(0.0, self._part / self._whole)) if self._whole > 0 else 0.0
 
 
-@dataclass(slots=True)
-class Lasting:
+class Lasting(Struct):
     """One condition. It is on once its share has not fallen for `after_s`, and ends where the share falls again."""
 
     key: str

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.formatting import size
 from gpulab.run import Choice, Device, Memory, Missing
@@ -16,8 +17,7 @@ APART_NS = 20_000_000  # readings at the same place of a step are no closer
 _ALLOCATED = "GPU memory allocated by tensors"
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
+class _Reading(Struct, frozen=True):
     """What torch's allocator says of one GPU: now, and the most since the last reset of its statistics."""
 
     allocated: int = 0

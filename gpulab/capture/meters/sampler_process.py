@@ -18,7 +18,9 @@ import os
 import signal
 import threading
 import time
-from dataclasses import asdict, dataclass
+
+import msgspec
+from msgspec import Struct
 
 from gpulab.devices.fake_nvml import FakeScript, fake_nvml
 from gpulab.devices.host import host_meter
@@ -26,8 +28,7 @@ from gpulab.devices.meters import Meter, Unavailable
 from gpulab.devices.nvml import nvml_meter
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(Struct, frozen=True):
     """What the child is asked to measure."""
 
     pid: int  # root of the profiled process tree
@@ -40,7 +41,7 @@ class Order:
     fake: FakeScript | None = None
 
     def to_json(self) -> str:
-        return json.dumps(asdict(self))
+        return json.dumps(msgspec.to_builtins(self))
 
     @classmethod
     def from_json(cls, text: str) -> Order:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
@@ -12,8 +13,7 @@ from gpulab.run import DEVICE_CATEGORIES, Choice, Device, Missing, Samples, Time
 from gpulab.timeline import spans
 
 
-@dataclass(frozen=True, slots=True)
-class Moved:
+class Moved(Struct, frozen=True):
     """The device of a run that was on another GPU than assumed, its curves without the wrong GPU's, and what to say."""
 
     device: Device

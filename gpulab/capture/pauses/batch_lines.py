@@ -12,9 +12,10 @@ import ast
 import linecache
 import sys
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.stacks.stack import Spot
@@ -95,8 +96,7 @@ def _arguments(code: CodeType) -> tuple[str, ...]:
 # -- the source --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Statement:
+class Statement(Struct, frozen=True):
     """What one statement, or the head of a compound one, reads and gives a value to."""
 
     first: int

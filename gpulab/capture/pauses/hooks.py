@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from time import perf_counter_ns
 from types import FrameType
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.capture.pauses.loop_calls import (
     ACTIONS,
@@ -37,8 +38,7 @@ from gpulab.run import PauseKind
 from gpulab.torch_hooks.patching import replaced
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(Struct, frozen=True):
     """A function or method: `owner` is a path within the module, empty for the module itself."""
 
     kind: PauseKind
@@ -79,8 +79,7 @@ TARGETS: tuple[Target, ...] = (
 _BESIDE_TRAINING: tuple[PauseKind, ...] = ("evaluation", "callback")  # none of these where training went on inside
 
 
-@dataclass(frozen=True, slots=True)
-class _Outer:
+class _Outer(Struct, frozen=True):
     """A timed call that goes on: how often training had gone on when it began, and what was called inside."""
 
     trainings: int

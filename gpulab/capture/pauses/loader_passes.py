@@ -8,15 +8,14 @@ not part of it: `grad_off` knows that, where gradients are switched off meanwhil
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpulab.capture.stacks.stack import Spot
 
 _LEFT_KEPT = 32  # passes left early that may yet go on
 
 
-@dataclass(slots=True, eq=False)
-class Pass:
+class Pass(Struct, eq=False):
     """One pass; times on the clock of the marks. `spot` is the line that asked first."""
 
     loader: int

@@ -8,9 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from types import FrameType
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.capture.stacks.stack import Spot
 from gpulab.formatting import duration
@@ -38,8 +39,7 @@ _LEAST_TOLD = 0.05  # ours, of a call: a smaller part of it is not named
 _ACTION = re.compile(r"\[Callback\](?P<callback>\w+).*\.(?P<hook>\w+)")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(Struct, frozen=True):
     """A call inside of a timed one that would be a pause by itself."""
 
     kind: PauseKind

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpulab.capture.stacks.stack import Spot
@@ -23,8 +24,7 @@ _FEWEST = 4  # ours: of fewer short ones at a line, chance speaks
 USUAL = 0.5  # of the steps: what is done in more of them is a part of training
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(Struct, frozen=True):
     """One, on the clock of the marks; `spot` is the line of the user's that it belongs to."""
 
     start_ns: int

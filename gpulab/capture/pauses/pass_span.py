@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from time import perf_counter_ns
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.capture.pauses.no_grad import Stretch
 from gpulab.capture.pauses.source_lines import Stack
@@ -20,8 +22,7 @@ _MOST = 10_000
 _END = 1 << 62
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(Struct, frozen=True):
     """In evaluation mode, without training. `function`: file and name; None where training has ended it."""
 
     start_ns: int

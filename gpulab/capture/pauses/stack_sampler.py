@@ -11,8 +11,9 @@ from __future__ import annotations
 import gc
 import sys
 import threading
-from dataclasses import dataclass, field
 from time import perf_counter_ns, thread_time_ns
+
+from msgspec import Struct, field
 
 from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.source_lines import users_stack
@@ -26,8 +27,7 @@ DEAREST = 0.03  # share of the time that this thread may compute: where a look c
 _JUDGED_AFTER = 4  # looks: what they cost is known then
 
 
-@dataclass(slots=True)
-class Seen:
+class Seen(Struct):
     """What was seen: `time.perf_counter_ns`, the line, None where none is the user's, and whether it comes after the
     line of the last update."""
 

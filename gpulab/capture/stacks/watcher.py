@@ -16,9 +16,10 @@ import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.capture.stacks.layout import OWN_MEMORY, Layout, find_layout, thread_state
 from gpulab.capture.stacks.stack import Spot
@@ -37,8 +38,7 @@ main(messages, Layout.of(layout), parent)
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Looks:
+class Looks(Struct, frozen=True):
     """What was seen of one thread: when, and at which of the `stacks`, each from the innermost line outwards.
 
     `outside`: looks at a time that was not asked about; `unfair`: those at which nobody can tell (`on_core`).

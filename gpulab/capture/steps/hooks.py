@@ -11,10 +11,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from threading import get_ident
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
 
 from gpulab.capture.dataloader.wait_hooks import wait_hooks
 from gpulab.capture.steps.module_hook import ModuleHook, compile_hook
@@ -39,8 +40,7 @@ def install(loop: Loop, undo: ExitStack) -> ModuleHook:
     return modules
 
 
-@dataclass(slots=True)
-class _Passed:
+class _Passed(Struct):
     """When the last backward pass ended: inside a closure that an optimizer was handed, its own work begins there."""
 
     backward_ns: int = 0

@@ -9,10 +9,11 @@ import sys
 import traceback
 from collections import deque
 from collections.abc import Callable
-from dataclasses import replace
 from time import perf_counter_ns
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVarTuple
+
+from msgspec.structs import replace
 
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.description import Loaders, samples_in

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from time import perf_counter
+
+from msgspec.structs import replace
 
 from gpulab.capture.steps import schedule
 from gpulab.capture.steps.deadline import Deadline

@@ -9,8 +9,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from typing import Any
+
+from msgspec import field
 
 from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.line_watch import WatchedLines
@@ -51,8 +52,7 @@ def in_backward() -> bool:
     return torch is not None and torch._C._current_graph_task_id() != -1
 
 
-@dataclass(frozen=True, slots=True)
-class Watched(Recording):
+class Watched(Recording, frozen=True):
     """A finished session, with the lines at which the training thread was seen meanwhile."""
 
     lines: WatchedLines = field(default_factory=lambda: WatchedLines(None, UpdateLine(), BatchLines()))

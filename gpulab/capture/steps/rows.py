@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.run import Int64, StepFlag, Steps
 
 EPOCH_START, PROFILER_EDGE = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE)  # plain numbers are faster
 
 
-@dataclass(frozen=True, slots=True)
-class OtherStep:
+class OtherStep(Struct, frozen=True):
     """A step of another optimizer than the one that ends steps; sums are those of the open step at that time."""
 
     optimizer: int
@@ -24,8 +23,7 @@ class OtherStep:
     samples: int
 
 
-@dataclass(slots=True)
-class OpenStep:
+class OpenStep(Struct):
     """The step that is going on. Made anew for each step, so what is seldom filled starts as an empty tuple."""
 
     start_ns: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.run import Choice, Settings
 
@@ -26,8 +27,7 @@ GPU_LEAD_IN = 1
 TRACE_STEPLESS_LIMIT_S = 10.0  # of code without steps, where nothing else bounds it: at 100,000 events a second
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(Struct, frozen=True):
     """Profile `length` steps after `after` completed steps, and `lead_in` before those, which do not count."""
 
     after: int
@@ -35,8 +35,7 @@ class Window:
     lead_in: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(Struct, frozen=True):
     """The phases of one run: `warmup` steps dropped, windows profiled, everything else measured."""
 
     warmup: int

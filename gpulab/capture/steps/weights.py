@@ -5,8 +5,9 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.devices.gpus_in_use import in_graph_capture
 
@@ -45,8 +46,7 @@ class WeightWatch:
             return False
 
 
-@dataclass(frozen=True, slots=True)
-class _Seen:
+class _Seen(Struct, frozen=True):
     """A tensor as it was: its version, which its `.data` does not share, and a few of its values."""
 
     leaf: Callable[[], Any]

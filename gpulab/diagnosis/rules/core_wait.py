@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
 from gpulab.diagnosis.context import RuleContext
@@ -16,8 +16,7 @@ _ONE_MORE = 0.5  # ours: as many threads more than cores, on average, are the pr
 _LEVEL_BAD = 0.3  # ours, of a step
 
 
-@dataclass(frozen=True, slots=True)
-class CoreLoss:
+class CoreLoss(Struct, frozen=True):
     """µs per step that go to waiting for a core: in the training thread, in its compute threads, in loading for it."""
 
     thread_us: float

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.diagnosis.context import RuleContext, Undetermined
@@ -59,8 +59,7 @@ def slow_collate(context: RuleContext) -> Finding | Undetermined | None:
 # -- the wait ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Wait:
+class _Wait(Struct, frozen=True):
     """How long a typical step waits for data (µs), as far as that holds the device up."""
 
     step_us: float

@@ -28,7 +28,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
     if account is None or work is None or not context.on_gpu or account.whole_window:
         return None
     t = work.timeline
-    calling = spans.runtime_calls(t) & spans.named(t, lambda n: n.startswith(spans.ALLOCATING))
+    calling = spans.runtime_calls(t) & spans.named(t, spans.starting_with(*spans.ALLOCATING))
     calls = np.flatnonzero(calling)
     per_step = _median_count(t.start_ns[calls], work.host_windows)
     least = context.thresholds.silence * (context.step_us or 0.0)

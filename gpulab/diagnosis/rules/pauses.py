@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.diagnosis.context import RuleContext, Undetermined
@@ -70,8 +71,7 @@ def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
 # -- what is said of it ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Words:
+class _Words(Struct, frozen=True):
     """A finding about pauses of one kind; `{share}` is of the training time, `{times}` how often, `{each}` how long."""
 
     summary: str
@@ -149,8 +149,7 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
 # -- how long it takes -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Paused:
+class _Paused(Struct, frozen=True):
     """Pauses of one kind after the warm-up, spread over the steps (µs): in the typical step, and besides it."""
 
     pauses: list[Pause]

@@ -112,7 +112,7 @@ def _of_a_job(name: str) -> bool:
 def _on_cpu(timeline: Timeline) -> tuple[Intervals, str]:
     """When the training computes on the CPU while no GPU works, and the operator that takes most of it."""
     heavy = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
-    rows = np.flatnonzero(heavy & spans.named(timeline, lambda name: name in _HEAVY))
+    rows = np.flatnonzero(heavy & spans.named(timeline, spans.among(*_HEAVY)))
     calls = np.sort(timeline.start_ns[spans.runtime_calls(timeline)])
     started = np.searchsorted(calls, timeline.end_ns[rows]) - np.searchsorted(calls, timeline.start_ns[rows])
     rows = rows[started == 0]

@@ -17,9 +17,10 @@ import os
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
 
 from gpulab.knobs.dataloader.option_changes import CHANGES, Changes, Left, rebatched, settled
 from gpulab.knobs.knob import KnobEffects
@@ -36,8 +37,7 @@ _OWN_WAYS = ("_get_iterator", "_index_sampler", "_auto_collation")  # a class th
 _END_WAIT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Override:
+class Override(Struct, frozen=True, eq=False):
     """One option and what it is to be; for "dataset" a function that is given the loader and its number of workers."""
 
     option: Option
@@ -269,8 +269,7 @@ def _end_workers(iterator: Any) -> None:
 # -- the order of the data ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Beginning:
+class Beginning(Struct, frozen=True):
     """How torch begins an epoch: `asks` the sampler so often, and after the first time draws a seed, or not.
 
     Without workers it asks the sampler for its order and draws a seed from the random numbers; with workers it asks,

@@ -11,9 +11,9 @@ import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.formatting import number, size
 from gpulab.knobs.dataloader.changed_loader import Option, overriding

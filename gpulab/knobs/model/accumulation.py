@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct, field
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.model.gradients import Taken
@@ -85,8 +85,7 @@ class Accumulate(Knob):
         return CodeEdit("", loop_end=LoopEnd(batches=int(value)))
 
 
-@dataclass(slots=True)
-class _Aside:
+class _Aside(Struct):
     """What one optimizer has been handed since its last step."""
 
     optimizer: Optimizer  # kept, so that its id stays its own

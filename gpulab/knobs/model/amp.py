@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.model.autocast import autocast, own_regions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from msgspec import Struct
 
 from gpulab.run import Device, Loader
 
@@ -10,8 +10,7 @@ Shape = tuple[int, ...]
 StepInputs = tuple[tuple[Shape, ...], ...]  # per backward pass of a step: the inputs of what was trained by it
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedLoader:
+class ObservedLoader(Struct, frozen=True):
     """One DataLoader that was iterated. `record` is how it was built."""
 
     record: Loader
@@ -20,8 +19,7 @@ class ObservedLoader:
     start_method: str  # of worker processes: "fork", "spawn", "forkserver"
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedOptimizer:
+class ObservedOptimizer(Struct, frozen=True):
     """One optimizer that stepped. `fused` as in its first param group; None: torch chooses."""
 
     class_name: str
@@ -32,8 +30,7 @@ class ObservedOptimizer:
     takes_closure: bool  # LBFGS
 
 
-@dataclass(frozen=True, slots=True)
-class ObservedModule:
+class ObservedModule(Struct, frozen=True):
     """One outermost module that was called. `memory_format`: of its 4-dimensional weights, None without any."""
 
     class_name: str
@@ -46,8 +43,7 @@ class ObservedModule:
     autocast_dtype: str | None  # autocast was on when it was called: "bfloat16", "float16"
 
 
-@dataclass(frozen=True, slots=True)
-class Observation:
+class Observation(Struct, frozen=True):
     """What the reference run, with nothing changed, was seen to use."""
 
     device: Device

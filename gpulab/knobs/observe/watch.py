@@ -14,9 +14,10 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+from msgspec.structs import replace
 
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.describe import dtype_name, observed_loader, observed_module, observed_optimizer

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+
+from msgspec import Struct
 
 from gpulab.formatting import decapitalized, factor, percent, speed_within
 from gpulab.knobs.catalogue import KNOBS
@@ -17,8 +18,7 @@ WORTH_HAVING = 0.1  # of the time: a gain that may be so large is looked for a s
 KEEPING = ("same", "within the band")
 
 
-@dataclass(frozen=True, slots=True)
-class Judged:
+class Judged(Struct, frozen=True):
     """What becomes of a try, and why: a sentence without a full stop."""
 
     outcome: Outcome

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TypeGuard
+
+from msgspec import Struct, field
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding
@@ -27,8 +28,7 @@ _AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be oth
 Predict = Callable[[Mapping[str, str]], Prediction]
 
 
-@dataclass(frozen=True, slots=True)
-class Tried:
+class Tried(Struct, frozen=True):
     """A try of before: what was set on top of which settings, and what came of it."""
 
     settings: Mapping[str, Plain]
@@ -36,8 +36,7 @@ class Tried:
     outcome: Outcome
 
 
-@dataclass(frozen=True, slots=True)
-class ClimbState:
+class ClimbState(Struct, frozen=True):
     """Where the climb stands. `observation`: of the cell as written; `facts`: of the cell with all that is kept."""
 
     facts: Facts
@@ -49,8 +48,7 @@ class ClimbState:
     allow: frozenset[str] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(Struct, frozen=True):
     """A setting worth a try. `gain_us`: of a step, predicted, else the most that its finding could give back."""
 
     settings: Mapping[str, Plain]
@@ -65,8 +63,7 @@ class Candidate:
         return Arm({**old, **{name: value for name, value in self.settings.items() if name not in self.back}})
 
 
-@dataclass(slots=True)
-class _Sorted:
+class _Sorted(Struct):
     able: list[Candidate] = field(default_factory=list)
     passed: list[Passed] = field(default_factory=list)
 

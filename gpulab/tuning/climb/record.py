@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Literal
+
+from msgspec import Struct, field
 
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.prediction.prediction import Prediction
@@ -29,8 +30,7 @@ Outcome = Literal[
 Ending = Literal["nothing left", "budget", "rungs", "stopped", "error"]
 
 
-@dataclass(frozen=True, slots=True)
-class Bounds:
+class Bounds(Struct, frozen=True):
     """What a climb may do. `without` are knobs to leave alone, `allow` those that may change the training."""
 
     budget_s: float = DEFAULT_BUDGET_S  # for the whole climb
@@ -45,16 +45,14 @@ class Bounds:
     save: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Passed:
+class Passed(Struct, frozen=True):
     """A setting that was not tried, and why: a sentence without a full stop."""
 
     label: str
     why: str
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
+class Attempt(Struct, frozen=True):
     """One attempt: what was set on top of all that was kept before, why, and what came of it.
 
     `back` are knobs that were kept and are tried as written again; `settings` then has their values as written.
@@ -84,8 +82,7 @@ class Attempt:
         return ", ".join(f"{name}={value}" for name, value in self.settings.items()) + " again" * bool(self.back)
 
 
-@dataclass(frozen=True, slots=True)
-class Climb:
+class Climb(Struct, frozen=True):
     """The whole climb.
 
     `written` is the cell as written, None where that did not run. `whole` compares it with all kept settings, in turn;

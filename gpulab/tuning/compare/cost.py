@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
+from msgspec import Struct
 
 from gpulab.tuning.record import Side
 
@@ -13,8 +12,7 @@ LEAST_S = 2.0  # power is a mean over 1 s on Ampere and newer (pitfalls.md, "NVM
 LEAST_READINGS = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Spending:
+class Spending(Struct, frozen=True):
     """Of one side, for a million samples. None is "not measurable", with the reason in `why_no_energy`."""
 
     device_s: float | None  # time of the device, at the speed measured without the profiler

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 
 import numpy as np
 
@@ -93,13 +92,13 @@ def _dataset(loader: Loader) -> str:
 def _of_loader(a: Loader | None, b: Loader | None) -> Iterator[str]:
     if a is None or b is None:
         return
-    for field in fields(Loader):
-        if field.name in ("dataset", "dataset_length", "length"):
+    for name in Loader.__struct_fields__:
+        if name in ("dataset", "dataset_length", "length"):
             continue
-        in_a, in_b = getattr(a, field.name), getattr(b, field.name)
-        if in_a == in_b or (field.name == "prefetch_factor" and None in (in_a, in_b)):  # None: there are no workers
+        in_a, in_b = getattr(a, name), getattr(b, name)
+        if in_a == in_b or (name == "prefetch_factor" and None in (in_a, in_b)):  # None: there are no workers
             continue
-        yield f"Other {_LOADER_NAMES.get(field.name, field.name)} of the DataLoader: {in_a} and {in_b}."
+        yield f"Other {_LOADER_NAMES.get(name, name)} of the DataLoader: {in_a} and {in_b}."
 
 
 def _of_code(a: str, b: str) -> Iterator[str]:

@@ -7,9 +7,9 @@ logarithms: twice as fast and half as fast lie equally far from 1.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.run import Float64
 from gpulab.verdict import EQUIVALENT, TOO_FEW
@@ -29,8 +29,7 @@ _MAD_IN_SD, _MEDIAN_IN_MEAN = 1.4826, 1.2533  # of normal values: a median's sta
 _T_975 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)  # by degrees of freedom, from 1
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(Struct, frozen=True):
     """A ratio and its 95 % interval; no interval where there are too few values for any."""
 
     ratio: float

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.observe.observation import StepInputs
@@ -22,8 +23,7 @@ Unit = Literal["sample", "step"]
 BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
 
 
-@dataclass(frozen=True, slots=True)
-class Findings:
+class Findings(Struct, frozen=True):
     """What is told of two sides whatever the evidence of their times is."""
 
     a: Side

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.changed_loader import overriding
@@ -31,8 +32,7 @@ COLD = Arm({"files": "read from the disk"})
 NO_LOADER = "The cell takes no data from a DataLoader: there is no loading to take away."
 
 
-@dataclass(frozen=True, slots=True)
-class Headspace:
+class Headspace(Struct, frozen=True):
     """What came out. Times are µs per step; None is not measurable, and `reasons` says why, by "ideal" or "cold".
 
     `ceiling` is how many times as fast the cell would be with a perfect loader, `interval` its 95 % interval; neither

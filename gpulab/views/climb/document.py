@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from gpulab.diagnosis.finding import Finding
 from gpulab.prediction.prediction import Prediction
@@ -23,7 +23,7 @@ def document(climb: Climb) -> dict[str, object]:
     whole = {
         "schema": SCHEMA,
         "kind": "climb",
-        "headline": dataclasses.asdict(headline(climb)),
+        "headline": msgspec.to_builtins(headline(climb)),
         **picked(climb, "ended", "seconds", "kept"),
         "edit": edit.code if edit is not None else None,
         "edit_is_diff": edit is not None and climb.top is not None and climb.top.edit_is_diff,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
+
+import msgspec
 
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
@@ -23,7 +24,7 @@ def document(record: Comparison | Experiment, price_per_hour: float | None = Non
         kind, headline, figures = "comparison", comparison_headline(record), _comparison(record, price_per_hour)
     else:
         kind, headline, figures = "experiment", experiment_headline(record), _experiment(record, price_per_hour)
-    whole = {"schema": SCHEMA, "kind": kind, "headline": dataclasses.asdict(headline), **figures}
+    whole = {"schema": SCHEMA, "kind": kind, "headline": msgspec.to_builtins(headline), **figures}
     return plain_data(whole)
 
 
@@ -38,7 +39,7 @@ def _comparison(comparison: Comparison, price_per_hour: float | None) -> dict[st
         **picked(comparison, "ratio", "interval", "noise_floor", "pairs"),
         "equivalence": EQUIVALENT,
         **picked(comparison, "differences", "notes", "restored"),
-        "parts": [dataclasses.asdict(change) for change in comparison.parts],
+        "parts": [msgspec.to_builtins(change) for change in comparison.parts],
         "loss": _loss(comparison.loss) if comparison.loss else None,
         "a": _side(comparison.a, comparison, price_per_hour),
         "b": _side(comparison.b, comparison, price_per_hour),
@@ -76,9 +77,9 @@ def _side(side: Side, comparison: Comparison, price_per_hour: float | None) -> d
         **picked(side, "us_per_step", "us_per_sample"),
         "unprofiled_us_per_step": unprofiled_us(side, comparison),
         "profiled_us_per_step": profiled_us(side),
-        "memory": dataclasses.asdict(run.memory) if run is not None else None,
-        "per_million_samples": dataclasses.asdict(spending(side, price_per_hour)),
-        "checks": [dataclasses.asdict(check) for check in side.checks],
+        "memory": msgspec.to_builtins(run.memory) if run is not None else None,
+        "per_million_samples": msgspec.to_builtins(spending(side, price_per_hour)),
+        "checks": [msgspec.to_builtins(check) for check in side.checks],
         "failure": side.failure or None,
         "prediction": _prediction(side),
         "edit": side.edit if side is comparison.b and keep_faster(comparison) else None,

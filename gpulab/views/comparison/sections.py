@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, durations, percent, plural
 from gpulab.tuning.compare.headline import ONE_RUN_EACH

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from gpulab.formatting import duration, plural, size, speed_within
 from gpulab.tuning.record import Comparison, Experiment, Side

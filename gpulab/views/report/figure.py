@@ -6,8 +6,9 @@ Uses matplotlib's `Figure` objects only: no pyplot, no display, and the user's s
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.headline import Headline
@@ -26,8 +27,7 @@ _STRIP_IN = 0.4  # a panel that only says why it is empty
 _TITLE_IN, _AXIS_IN, _TICKS_IN, _BETWEEN_IN, _BELOW_TITLE_IN = 0.36, 0.5, 0.12, 0.16, 0.05
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
+class _Panel(Struct, frozen=True):
     """A panel to place: its wish for height, the room under it, and how it is drawn."""
 
     height_in: float

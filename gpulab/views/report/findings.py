@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
+
+import msgspec
 
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for, title_of
@@ -60,7 +61,7 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
     """`findings` and `untold` as plain data; None is "not measurable", or there is none."""
     return {
         "findings": [_document(f) for f in diagnosis.findings],
-        "untold": [dataclasses.asdict(u) for u in diagnosis.untold],
+        "untold": [msgspec.to_builtins(u) for u in diagnosis.untold],
     }
 
 
@@ -186,9 +187,9 @@ def _document(finding: Finding) -> dict[str, object]:
         "cure": finding.cure or None,
         "predicted_ratio": finding.predicted_ratio,
         "predicted_interval": finding.predicted_interval,
-        "prediction": None if prediction is None else dataclasses.asdict(prediction),
+        "prediction": None if prediction is None else msgspec.to_builtins(prediction),
         "source_line": finding.source_line or None,
-        "source": [dataclasses.asdict(line) for line in finding.source],
+        "source": [msgspec.to_builtins(line) for line in finding.source],
         "lesson": finding.lesson or None,
         "after": finding.after or None,
         "shares_with": finding.shares_with,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
 from types import MappingProxyType
+
+import msgspec
 
 from gpulab.formatting import duration
 from gpulab.intervals import measure, union_of
@@ -101,7 +102,7 @@ def pauses_document(run: Run) -> dict[str, object]:
             }
             for p in run.pauses
         ],
-        "more_pauses": [asdict(s) for s in run.more_pauses],
+        "more_pauses": [msgspec.to_builtins(s) for s in run.more_pauses],
         "alerts": [
             {
                 "key": a.key,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
@@ -55,9 +56,9 @@ class RankedReport(View):
             "collectives": comparison.collectives,
             "mismatch": comparison.mismatch,
             "communication_us": {r.rank: _communication(r) for r in comparison.ranks},
-            "problems": [dataclasses.asdict(p) for p in self.ranks.problems],
+            "problems": [msgspec.to_builtins(p) for p in self.ranks.problems],
             "per_rank": {rank: document.document(facts, self.each[rank]) for rank, facts in self.facts.items()},
-            "headline": dataclasses.asdict(self.headline),
+            "headline": msgspec.to_builtins(self.headline),
             **documents(self.diagnosis),
         }
         return document.plain_data(figures)
@@ -82,7 +83,7 @@ class RankedReport(View):
             *finding_sections(self.diagnosis, below_headline=True, source="trace"),
             _side_by_side(self.comparison),
             _problems(self.ranks),
-            *(dataclasses.replace(s, title=f"Rank {rank}: {decapitalized(s.title)}") for s in figures),
+            *(msgspec.structs.replace(s, title=f"Rank {rank}: {decapitalized(s.title)}") for s in figures),
         )
 
 

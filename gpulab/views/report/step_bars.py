@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import Facts
@@ -26,8 +26,7 @@ _NARROWEST = 0.004  # of the panel: a profiled step stays visible in a long run
 _PAUSE = 0.02  # of the run: a bar does not reach over a longer pause between steps
 
 
-@dataclass(frozen=True, slots=True)
-class Bars:
+class Bars(Struct, frozen=True):
     """Bars in order of time. `parts_ms` are means over the steps of a bar; `per_bar` is the most steps in one bar."""
 
     left_s: Float64
@@ -138,8 +137,7 @@ _LABEL_WIDTH, _LATE = 0.14, 0.8  # of the panel
 _FIRST_LINE = 0.88  # of its height: above it stands the name of the profiled steps
 
 
-@dataclass(frozen=True, slots=True)
-class CutLabel:
+class CutLabel(Struct, frozen=True):
     """The height of a bar that is cut off: from where to where it stands, and on which line from the top."""
 
     bar: int

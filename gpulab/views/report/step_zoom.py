@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown, StepParts
 from gpulab.formatting import duration, plural, time_unit
@@ -37,8 +37,7 @@ _LABEL_PT, _CHARACTER_PX = 8.5, 7.1
 _WORTH_CUTTING = 9  # characters: a name cut shorter than this says nothing
 
 
-@dataclass(frozen=True, slots=True)
-class Track:
+class Track(Struct, frozen=True):
     """The spans of one lane inside the step, as columns: row of nesting, kind, time clipped to the step."""
 
     lane: Lane
@@ -51,8 +50,7 @@ class Track:
     rows: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Scale:
+class _Scale(Struct, frozen=True):
     """From nanoseconds to the axis: its zero, its unit, and how many units a pixel is wide."""
 
     origin_ns: int
@@ -63,8 +61,7 @@ class _Scale:
         return (t_ns - self.origin_ns) / self.unit_ns
 
 
-@dataclass(frozen=True, slots=True)
-class _Label:
+class _Label(Struct, frozen=True):
     """A name that may be written into its span."""
 
     left: float
@@ -74,8 +71,7 @@ class _Label:
     colour: str
 
 
-@dataclass(frozen=True, slots=True)
-class Zoom:
+class Zoom(Struct, frozen=True):
     """The step to look into, with its lanes laid out in rows."""
 
     timeline: Timeline

@@ -14,10 +14,10 @@ import hashlib
 import html
 import json
 import zlib
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, Pieces, placed
 from gpulab.formatting import duration, plural
@@ -71,8 +71,7 @@ def _script() -> str:
     return SCRIPT.read_text(encoding="utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class _Drawn:
+class _Drawn(Struct, frozen=True):
     """One lane, its spans (rows of the timeline) by level; `work` is the first level that shows a GPU at work."""
 
     lane: Lane
@@ -82,8 +81,7 @@ class _Drawn:
     most_levels: int = 8  # shown until all are asked for
 
 
-@dataclass(frozen=True, slots=True)
-class _Strip:
+class _Strip(Struct, frozen=True):
     """The parts of the steps as pieces in time; not `in_place`: as shares of each step, one after the other."""
 
     account: Breakdown | None

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.run import Missing
 from gpulab.views.running.live_plot import LiveView, live_view_or_none, running_kernel, why_no_live_view
@@ -13,8 +16,7 @@ if TYPE_CHECKING:
     from gpulab.views.report.report import Report
 
 
-@dataclass(slots=True)
-class Stage:
+class Stage(Struct):
     """One run's place on the screen. In a notebook: the live view first, then in its place the report.
 
     `lacks_live` is the reason why a live view that was wanted could not be made, or empty. `full`: nothing is folded.
@@ -62,7 +64,7 @@ class Stage:
         facts = report.facts
         lacking = Missing("live view (the run itself is whole)", reason, key="live_view")
         run = replace(facts.run, missing=(*facts.run.missing, lacking))
-        return replace(report, facts=replace(facts, run=run))
+        return dataclasses.replace(report, facts=replace(facts, run=run))
 
 
 def in_notebook() -> bool:

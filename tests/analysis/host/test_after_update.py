@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -92,7 +92,7 @@ def test_own_code_without_computing_is_named_with_line_and_gain() -> None:
     assert "time.sleep(0.02)" in first.source_line and first.confidence == "likely"
     assert first.prediction is not None and first.prediction.ratio is not None and first.prediction.ratio < 0.5
     assert (first.recoverable_us_per_step or 0) > 0.5 * (found.step_us or 0)
-    without = gpulab.diagnose(dataclasses.replace(run, stack=None))
+    without = gpulab.diagnose(replace(run, stack=None))
     assert without.of("logging_or_eval") is None, "nothing names the line"
 
 
@@ -131,8 +131,8 @@ def test_time_between_the_last_look_and_the_next_operator_counts(library: bool) 
     assert run.stack is not None
     count = len(run.stack.t_ns)
     throughout, number = (run.stack.place == 0).astype(np.uint8) * library, np.zeros(count, np.int32)
-    stack = dataclasses.replace(run.stack, exact=True, throughout=throughout, library=number)
-    found = gpulab.diagnose(dataclasses.replace(run, stack=stack, libraries=("keras",))).of("logging_or_eval")
+    stack = replace(run.stack, exact=True, throughout=throughout, library=number)
+    found = gpulab.diagnose(replace(run, stack=stack, libraries=("keras",))).of("logging_or_eval")
     assert found is not None and ("keras" in found.summary) is library
     assert found.recoverable_us_per_step == pytest.approx(5_000, rel=0.04)
 
@@ -217,8 +217,8 @@ def test_without_a_loader_lines_above_the_update_make_the_batch() -> None:
 def test_a_loop_without_loader_and_looks_has_no_cause() -> None:
     run = without_loader(nothing, rest)
     assert run.stack is not None
-    older = dataclasses.replace(run.stack, after_update=np.empty(0, np.uint8))
-    assert not any("after it has" in w for w in logging(gpulab.diagnose(dataclasses.replace(run, stack=older))))
+    older = replace(run.stack, after_update=np.empty(0, np.uint8))
+    assert not any("after it has" in w for w in logging(gpulab.diagnose(replace(run, stack=older))))
 
 
 def frames_of(*lines: int) -> Stack:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS, breakdown, placed
 from gpulab.analysis.host import core_wait
@@ -52,7 +51,7 @@ def test_the_parts_of_a_starved_step_still_have_their_pieces() -> None:
 
 def test_waiting_for_workers_is_no_wait_for_a_core() -> None:
     run = computing(waited=0.3)
-    itself, workers = (dataclasses.replace(run, loader=loader(count)) for count in (0, 2))
+    itself, workers = (replace(run, loader=loader(count)) for count in (0, 2))
     assert share_of(workers, "data_wait") == pytest.approx(share_of(computing(), "data_wait"))
     assert share_of(itself, "data_wait") < share_of(workers, "data_wait")
 
@@ -90,8 +89,8 @@ def test_the_share_is_that_of_the_steps() -> None:
 def test_of_a_tenth_of_a_second_no_other_program_is_told() -> None:
     run = with_cores(run_of(), others=1.0)
     assert run.core_use is not None
-    short = dataclasses.replace(run.core_use, t_ns=run.core_use.t_ns // 10**6)
-    share = core_share(dataclasses.replace(run, core_use=short))
+    short = replace(run.core_use, t_ns=run.core_use.t_ns // 10**6)
+    share = core_share(replace(run, core_use=short))
     assert share is not None and share.others_cores is None
 
 

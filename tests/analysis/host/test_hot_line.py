@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.host.hot_line import LineCount, hot_place, lower_share
@@ -46,7 +45,7 @@ def test_the_line_the_loop_or_nothing(looks: tuple[int, int, int, int], total: i
 
 def test_a_line_and_the_comprehension_in_it_are_one() -> None:
     """Looks at the line are in the function or in the comprehension, as it happens."""
-    inside = dataclasses.replace(BODY[1], function="get.<locals>.<genexpr>")
+    inside = replace(BODY[1], function="get.<locals>.<genexpr>")
     assert hot_place([LineCount(BODY[1], 19), LineCount(inside, 27)], 48) == inside
 
 
@@ -58,7 +57,7 @@ def test_the_interval_of_a_share() -> None:
 
 def run_with(stack: StackSamples) -> Run:
     places = (Place("items.py", 11, "get", "for ch in text:"), Place("items.py", 12, "get", "return torch.tensor(ids)"))
-    return dataclasses.replace(synthetic.cpu_case().run, stack=stack, places=places, timeline=None)
+    return replace(synthetic.cpu_case().run, stack=stack, places=places, timeline=None)
 
 
 def test_exact_looks_count_alike_however_late_they_come() -> None:
@@ -83,7 +82,7 @@ def loading(*rows: tuple[int, int, int]) -> Run:
     run = run_with(StackSamples(np.empty(0, np.int64), np.empty(0, np.int32)))
     place, collating, count = np.array(rows).T
     looks = LoadingLooks(place.astype(np.int32), collating.astype(np.uint8), count.astype(np.int64))
-    run = dataclasses.replace(run, loading_looks=looks)
+    run = replace(run, loading_looks=looks)
     run.check()
     return run
 
@@ -104,7 +103,7 @@ def test_the_source_beside_its_cost() -> None:
         "",
         "    return 1",
     )
-    run = dataclasses.replace(loading((0, 0, 30)), excerpts=(Excerpt("items.py", 9, source),))
+    run = replace(loading((0, 0, 30)), excerpts=(Excerpt("items.py", 9, source),))
     hot = run.places[0]
     shown = lines_beside_cost(run, hot, [LineCount(hot, 30), LineCount(Place("items.py", 12), 10)], 50)
     assert [(line.number, line.text, line.share) for line in shown] == [
@@ -132,8 +131,8 @@ def test_a_librarys_python_is_the_librarys(holds_steps: bool) -> None:
     assert run.stack is not None
     flag = np.full(len(run.stack.t_ns), holds_steps, np.uint8)
     library = np.zeros(len(run.stack.t_ns), np.int32)
-    stack = dataclasses.replace(run.stack, exact=True, throughout=flag, library=library)
-    told = gpulab.diagnose(dataclasses.replace(run, stack=stack, libraries=("keras",))).of("logging_or_eval")
+    stack = replace(run.stack, exact=True, throughout=flag, library=library)
+    told = gpulab.diagnose(replace(run, stack=stack, libraries=("keras",))).of("logging_or_eval")
     assert told is not None
     assert ("keras spends" in told.summary) is holds_steps
     assert ("Python code of yours" in told.summary) is not holds_steps

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -134,8 +134,8 @@ def test_the_finding_and_its_prediction_tell_the_same_share(
 
     made = loop(step).case(unprofiled_us=2_000)
     steps = made.facts.run.steps
-    timed = dataclasses.replace(steps, optimizer_ns=np.full(len(steps), 400_000))
-    case = RuleContext(facts(dataclasses.replace(made.facts.run, steps=timed)), made.thresholds)
+    timed = replace(steps, optimizer_ns=np.full(len(steps), 400_000))
+    case = RuleContext(facts(replace(made.facts.run, steps=timed)), made.thresholds)
     finding = unfused_optimizer(case)
     assert isinstance(finding, Finding)
     prediction = predict(case.facts, {"fused_optimizer": "True"})
@@ -168,7 +168,7 @@ def test_kept_gradients_count_against_the_bytes_of_the_update(operator: str, byt
 
     made = loop(step).case(unprofiled_us=2_100)
     steps = made.facts.run.steps
-    timed = dataclasses.replace(steps, optimizer_ns=np.full(len(steps), 20_000))
-    known = facts(dataclasses.replace(made.facts.run, steps=timed))
+    timed = replace(steps, optimizer_ns=np.full(len(steps), 20_000))
+    known = facts(replace(made.facts.run, steps=timed))
     ratio = predict(known, {"accumulate": "1000"}).ratio
     assert ratio == pytest.approx((1_000 + 1_000 * 12 / bytes_moved) / 2_000, rel=0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 import threading
 import time
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.host.source_lines import line_of, lines_of
@@ -36,7 +36,7 @@ PLACES = (Place("cell", 2, "", "a()"), Place("cell", 3, "", "b()"), Place("lib.p
 
 def run_with(stack: StackSamples | None, timeline: Timeline | None = None) -> Run:
     run = synthetic.cpu_case().run
-    return dataclasses.replace(run, stack=stack, places=PLACES, timeline=timeline)
+    return replace(run, stack=stack, places=PLACES, timeline=timeline)
 
 
 def looks(rows: list[tuple[int, int]]) -> StackSamples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import sys
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
@@ -138,9 +138,7 @@ def test_the_record_gives_the_same_as_the_live_view() -> None:
     found = alerts_of(steps, Samples((curve,)), run.wall_ns, DEFAULT)
     assert [a.key for a in found] == ["data_starved"]
     assert found[0].since_ns < 10**9 and 50e9 < (found[0].until_ns or 0) < 60e9
-    assert (
-        alerts_of(dataclasses.replace(steps, data_wait_ns=steps.data_wait_ns // 10), Samples(()), 10**9, DEFAULT) == ()
-    )
+    assert alerts_of(replace(steps, data_wait_ns=steps.data_wait_ns // 10), Samples(()), 10**9, DEFAULT) == ()
 
 
 def test_thresholds_of_time_and_share() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.capture.pauses import pauses as pauses_module
 from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
@@ -418,7 +419,6 @@ def test_a_real_cell_names_the_line_of_each_pause(tmp_path: Path) -> None:
 
 
 def test_a_pause_not_named_by_the_trace_is_other() -> None:
-    import dataclasses
 
     from gpulab.analysis.breakdown import breakdown, placed
     from tests.support import synthetic
@@ -428,7 +428,7 @@ def test_a_pause_not_named_by_the_trace_is_other() -> None:
         assert run.timeline is not None
         start, end = run.timeline.window_ns
         pauses = tuple(Pause("gc", at, at + (end - start) // 40) for at in range(start, end, (end - start) // 10))
-        plain, told = breakdown(run), breakdown(dataclasses.replace(run, pauses=pauses))
+        plain, told = breakdown(run), breakdown(replace(run, pauses=pauses))
         assert plain is not None and told is not None
         for a, b in zip(plain.steps, told.steps, strict=True):
             assert sum(b.parts_ns.values()) == b.end_ns - b.start_ns

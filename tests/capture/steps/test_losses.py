@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from gpulab.capture.steps.losses import Losses, _has_memory_of_its_own, _kept

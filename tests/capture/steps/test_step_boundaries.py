@@ -6,13 +6,13 @@ and each optimizer step belongs to. That diary, not the tracker's rules, says wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import Struct, field
 
 from gpulab.capture.steps.step_boundaries import UNSETTLED_BATCHES, StepTracker
 from gpulab.run import StepFlag, Steps
@@ -21,8 +21,7 @@ TRAIN, SECOND, VAL = 1, 2, 3
 FRESH_KEYS = 100
 
 
-@dataclass
-class Diary:
+class Diary(Struct):
     """Plays marks into a tracker and notes what each of them is."""
 
     tracker: StepTracker = field(default_factory=lambda: StepTracker(0))
@@ -116,8 +115,7 @@ def assert_as_written(steps: Steps, diary: Diary, count: int) -> None:
 # -- a DataLoader and an optimizer ---------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Training:
+class Training(Struct, frozen=True):
     """A training loop as people write it."""
 
     epochs: tuple[int, ...]  # batches in each

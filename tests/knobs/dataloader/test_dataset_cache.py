@@ -6,12 +6,12 @@ import gc
 import random
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gpulab.capture.recorder import Capture

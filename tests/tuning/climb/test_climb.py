@@ -9,12 +9,12 @@ import re
 import signal
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.api import climb

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import dataclasses
 import io
 import json
 import os
@@ -15,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch.utils.data import DataLoader
 
 import gpulab
@@ -288,7 +288,7 @@ def measured(
     said: Verdict, ceiling: float | None, interval: tuple[float, float] | None, notes: tuple[str, ...] = ()
 ) -> HeadspaceReport:
     """A test of which the first arm said that much of a perfect loader; the files could not be dropped."""
-    found = dataclasses.replace(made.a_comparison(), pairs=12)
+    found = replace(made.a_comparison(), pairs=12)
     experiment = Experiment((found.a, found.b), (found,), 20.0)
     ideal_us = None if ceiling is None else 297e3 / ceiling
     return HeadspaceReport(

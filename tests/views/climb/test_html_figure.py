@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import pytest
+from msgspec.structs import replace
 
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.record import Comparison
@@ -25,9 +24,9 @@ def attempt(number: int, comparison: Comparison, *, kept: bool) -> Attempt:
 def climb() -> Climb:
     """The first try was kept by whole runs, the second has one pair, the third is a fifth faster than the first."""
     whole = made.a_comparison()
-    by_runs = dataclasses.replace(whole, evidence="sequential", ratio=0.5)
-    one_pair = dataclasses.replace(whole, ratio=1.3, interval=None, pairs=1)
-    in_blocks = dataclasses.replace(whole, ratio=0.8, interval=(0.75, 0.85))
+    by_runs = replace(whole, evidence="sequential", ratio=0.5)
+    one_pair = replace(whole, ratio=1.3, interval=None, pairs=1)
+    in_blocks = replace(whole, ratio=0.8, interval=(0.75, 0.85))
     rungs = (
         attempt(1, by_runs, kept=True),
         attempt(2, one_pair, kept=False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 from matplotlib.text import Text
+from msgspec.structs import replace
 
 import gpulab
 from gpulab import cli
@@ -40,12 +40,12 @@ def hostile() -> Comparison:
     b = made.faster(label=HOSTILE, settings={HOSTILE: HOSTILE}, checks=(check,), edit=f"-{HOSTILE}\n+{HOSTILE}")
     found = made.a_comparison(b)
     assert found.loss is not None
-    return dataclasses.replace(
+    return replace(
         found,
         differences=(HOSTILE,),
         notes=(HOSTILE,),
         restored=HOSTILE,
-        loss=dataclasses.replace(found.loss, words=HOSTILE),
+        loss=replace(found.loss, words=HOSTILE),
     )
 
 
@@ -160,7 +160,7 @@ REFUSED = "the dataset has 512 items; the largest is batch_size=512"
 
 def refused(**changes: Any) -> Side:
     side = made.batch(100_000, 20.0, seed=4)
-    return dataclasses.replace(side, facts=None, blocks=(), losses=(), failure=REFUSED, **changes)
+    return replace(side, facts=None, blocks=(), losses=(), failure=REFUSED, **changes)
 
 
 def test_a_setting_that_failed_is_one_sentence_with_its_reason() -> None:
@@ -337,7 +337,7 @@ def test_what_decides_nothing_is_no_hit(ratio: float) -> None:
     told = Prediction({"workers": "2"}, ratio, (ratio / 1.2, ratio * 1.2), "because")
     text = " ".join(Compared(noisy(prediction=told)).text(full=True).split())
     assert "as predicted" not in text and "than predicted" not in text
-    held = dataclasses.replace(told, ratio=0.345, interval=(0.3, 0.4))
+    held = replace(told, ratio=0.345, interval=(0.3, 0.4))
     assert "as predicted" in Compared(made.a_comparison(made.faster(prediction=held))).text()
 
 
@@ -347,7 +347,7 @@ def test_no_axis_of_speeds_reaches_zero() -> None:
     from gpulab.views.comparison import figure_panels as panels
     from gpulab.views.comparison import sweep_figure
 
-    wild = dataclasses.replace(noisy(), noise_floor=6.39)
+    wild = replace(noisy(), noise_floor=6.39)
     for _ in range(2):
         axes = Figure().add_subplot()
         panels.speeds(axes, wild)

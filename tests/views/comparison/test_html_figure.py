@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.compare.blocks import compare_blocks
@@ -113,7 +113,7 @@ def test_a_sweep_has_a_row_per_setting_on_one_axis() -> None:
 
 
 def wild(comparison: Comparison, **changes: object) -> Comparison:
-    return dataclasses.replace(comparison, **changes)  # type: ignore[arg-type]
+    return replace(comparison, **changes)
 
 
 def test_a_huge_noise_floor_stays_on_the_axis() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.core_time import core_share
@@ -15,7 +15,7 @@ from tests.support.synthetic import MS, facts_of
 
 
 def facts(run: Run) -> Facts:
-    return dataclasses.replace(facts_of(run), cores=core_share(run))
+    return replace(facts_of(run), cores=core_share(run))
 
 
 def cells(run: Run) -> dict[str, str]:
@@ -43,5 +43,5 @@ def test_where_no_step_ran_no_training_stood_still() -> None:
     pauses = (Pause("gc", 0, 200 * MS), Pause("gc", 300 * MS, 500 * MS))
     (with_steps,) = pause_sections(run_of(pauses=pauses))
     assert "training stood still" in with_steps.lines[0]
-    (without,) = pause_sections(dataclasses.replace(run_of(pauses=pauses), steps=Steps.empty()))
+    (without,) = pause_sections(replace(run_of(pauses=pauses), steps=Steps.empty()))
     assert "stood still" not in " ".join(without.lines)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 
 import pytest
+from msgspec.structs import replace
 
 from gpulab.formatting import percent
 from gpulab.views.report.html_figure import picture, segments
@@ -29,8 +29,8 @@ def test_the_parts_fill_the_bar(case: synthetic.Case) -> None:
 def test_waiting_in_the_bar_is_that_of_the_unprofiled_steps() -> None:
     facts = CASES["cpu"].facts
     assert facts.data_wait_us is not None and facts.breakdown is not None
-    longer = dataclasses.replace(facts.data_wait_us, median=1.3 * facts.data_wait_us.median)
-    changed = dataclasses.replace(facts, data_wait_us=longer)
+    longer = replace(facts.data_wait_us, median=1.3 * facts.data_wait_us.median)
+    changed = replace(facts, data_wait_us=longer)
     wait = next(part for part in segments(changed) if part.label == "waiting for the DataLoader")
     assert wait.share == pytest.approx(changed.data_wait_fraction)
     assert percent(wait.share) != percent(facts.breakdown.share["data_wait"])
@@ -61,9 +61,9 @@ def test_a_late_first_step_begins_the_drawing() -> None:
     """A script imports for seconds before it trains: its steps are not pressed into the last part of the width."""
     case = CASES["cpu"]
     steps, wall_ns = case.run.steps, case.run.wall_ns
-    late = dataclasses.replace(steps, start_ns=steps.start_ns + 9 * wall_ns, end_ns=steps.end_ns + 9 * wall_ns)
-    run = dataclasses.replace(case.run, steps=late, wall_ns=10 * wall_ns)
-    drawn = picture(dataclasses.replace(case.facts, run=run, breakdown=None))
+    late = replace(steps, start_ns=steps.start_ns + 9 * wall_ns, end_ns=steps.end_ns + 9 * wall_ns)
+    run = replace(case.run, steps=late, wall_ns=10 * wall_ns)
+    drawn = picture(replace(case.facts, run=run, breakdown=None))
     left = [float(x) for x in re.findall(r"M([\d.]+) [\d.]+h[\d.]+v", drawn)]
     assert min(left) == 0 and max(left) <= 1000 and "after the start" in drawn
     assert "from the start to" in picture(case.facts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 import struct
@@ -19,6 +18,7 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.cbook import is_math_text
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from msgspec.structs import asdict, replace
 
 from gpulab import formatting
 from gpulab.analysis import breakdown as accounting
@@ -153,16 +153,16 @@ def test_unknown_time_of_any_length_is_shown() -> None:
     case = CASES["cpu"]
     assert case.facts.breakdown is not None
     share = {**dict.fromkeys(case.facts.breakdown.share, 0.0), "compute": 1 - 1e-6, "unknown": 1e-6}
-    changed = dataclasses.replace(case.facts.breakdown, share=share)
-    text = Report(dataclasses.replace(case.facts, breakdown=changed), case.diagnosis).text(full=True)
+    changed = replace(case.facts.breakdown, share=share)
+    text = Report(replace(case.facts, breakdown=changed), case.diagnosis).text(full=True)
     assert re.search(r"unknown\s+▏\s+< 0\.1 %", text)
 
 
 def test_why_a_change_had_no_effect_is_said_to_its_end() -> None:
     why = "its dataset was defined in this notebook, where workers started by spawn cannot find it; write it to a file"
     case = CASES["cpu"]
-    run = dataclasses.replace(case.run, changes=(Change("workers", "2", "0", "DataLoader option", "no effect", why),))
-    text = Report(dataclasses.replace(case.facts, run=run), case.diagnosis).text(full=True)
+    run = replace(case.run, changes=(Change("workers", "2", "0", "DataLoader option", "no effect", why),))
+    text = Report(replace(case.facts, run=run), case.diagnosis).text(full=True)
     assert f"NO EFFECT: {why}" in " ".join(text[text.index("CHANGED FOR") :].split("\n\n")[0].split()[-60:])
 
 
@@ -259,7 +259,7 @@ def test_json_has_null_for_what_is_not_measurable() -> None:
         assert empty[key] is None
     facts_ = CASES["gpu"].facts
     assert facts_.step_us is not None and facts_.breakdown is not None
-    assert full["step_us"] == dataclasses.asdict(facts_.step_us)
+    assert full["step_us"] == asdict(facts_.step_us)
     assert [s["number"] for s in full["steps"]] == [s.number for s in facts_.breakdown.steps]  # type: ignore[attr-defined]
     exposed = sum(s.parts_ns["data_wait"] for s in facts_.breakdown.steps) / 1e3
     traced = np.isin(facts_.run.steps.number, facts_.run.traced_numbers)
@@ -268,8 +268,8 @@ def test_json_has_null_for_what_is_not_measurable() -> None:
 
 def test_json_holds_no_number_that_json_cannot() -> None:
     case = CASES["gpu"]
-    curve = dataclasses.replace(case.facts.curves[0], mean=float("nan"), maximum=float("inf"))
-    data = Report(dataclasses.replace(case.facts, curves=(curve,)), case.diagnosis).json()
+    curve = replace(case.facts.curves[0], mean=float("nan"), maximum=float("inf"))
+    data = Report(replace(case.facts, curves=(curve,)), case.diagnosis).json()
     json.dumps(data, allow_nan=False)
     assert data["curves"][0]["mean"] is None  # type: ignore[index]
 
@@ -297,7 +297,7 @@ def full_case() -> Case:
     account, curve = case.facts.breakdown, case.run.samples.series[0]
     assert account is not None
     curves = [
-        dataclasses.replace(curve, name=f"{label}_{unit}", label=label, source=source)
+        replace(curve, name=f"{label}_{unit}", label=label, source=source)
         for label, source, unit in (
             ("GPU utilization", "NVML", "pct"),
             ("SM active", "NVML GPM", "pct"),
@@ -309,9 +309,9 @@ def full_case() -> Case:
             ("memory of the process tree", "psutil", "bytes"),
         )
     ]
-    run = dataclasses.replace(case.run, samples=Samples(tuple(curves)))
-    account = dataclasses.replace(account, share=dict.fromkeys(account.share, 1 / len(account.share)))
-    return dataclasses.replace(case, run=run, facts=dataclasses.replace(case.facts, run=run, breakdown=account))
+    run = replace(case.run, samples=Samples(tuple(curves)))
+    account = replace(account, share=dict.fromkeys(account.share, 1 / len(account.share)))
+    return replace(case, run=run, facts=replace(case.facts, run=run, breakdown=account))
 
 
 @pytest.mark.parametrize(
@@ -472,7 +472,7 @@ def test_a_hundred_thousand_spans_are_drawn_with_few_rectangles(monkeypatch: pyt
 
 def test_a_window_without_a_step_is_shown_as_one_and_labelled_so() -> None:
     case = CASES["cpu"]
-    run = dataclasses.replace(case.run, steps=Steps.empty(), traced_numbers=(), step_source="whole cell")
+    run = replace(case.run, steps=Steps.empty(), traced_numbers=(), step_source="whole cell")
     shown = Report(facts(run), case.diagnosis)
     assert shown.facts.breakdown is not None and shown.facts.breakdown.whole_window
     text = shown.text(full=True)
@@ -483,7 +483,7 @@ def test_a_window_without_a_step_is_shown_as_one_and_labelled_so() -> None:
 
 def test_a_window_without_a_whole_step_marks_no_step() -> None:
     case = CASES["cpu"]
-    shown = facts(dataclasses.replace(case.run, traced_numbers=()))
+    shown = facts(replace(case.run, traced_numbers=()))
     assert shown.breakdown is not None and shown.breakdown.whole_window
     assert not step_bars.bars(shown).profiled.any()
     png_size(figure.draw(shown, case.headline))
@@ -503,7 +503,7 @@ def test_the_reason_of_a_missing_curve_stands_in_the_picture() -> None:
     assert (
         device_curves.why_none(case.facts) == "No curve of the device was measured: the sampling process did not start."
     )
-    without = dataclasses.replace(case.facts, run=dataclasses.replace(case.run, missing=(Missing("x", "y"),)))
+    without = replace(case.facts, run=replace(case.run, missing=(Missing("x", "y"),)))
     assert device_curves.why_none(without) == "No curve of the device was measured."
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from gpulab.analysis.host.line_shares import SourceLine
 from gpulab.diagnosis.finding import Diagnosis, Finding

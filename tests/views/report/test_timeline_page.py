@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import dataclasses
 import hashlib
 import re
 from collections import Counter
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS, breakdown, placed
 from gpulab.run import Category, Lane, Run, Timeline
@@ -39,7 +39,7 @@ def traced(case: Case) -> Timeline:
 
 
 def with_timeline(case: Case, timeline: Timeline, **changes: object) -> Run:
-    return dataclasses.replace(case.run, timeline=timeline, **changes)  # type: ignore[arg-type]
+    return replace(case.run, timeline=timeline, **changes)
 
 
 def a_timeline(rows: list[tuple[int, int, str, Category, int, int]], lanes: tuple[Lane, ...]) -> Timeline:
@@ -288,10 +288,10 @@ def test_two_hundred_thousand_spans_fit_into_2500_kb() -> None:
     rng = np.random.default_rng(3)
     t = traced(synthetic.dense_case(200_000))
     duration = np.maximum(1, (t.duration_ns * rng.uniform(0.2, 1.0, len(t))).astype(np.int64))
-    moved = dataclasses.replace(t, duration_ns=duration, start_ns=t.start_ns + np.arange(len(t)) % 7)
+    moved = replace(t, duration_ns=duration, start_ns=t.start_ns + np.arange(len(t)) % 7)
     order = np.lexsort((-moved.duration_ns, moved.start_ns))
     columns = ("start_ns", "duration_ns", "name_id", "category", "lane_id", "correlation")
-    uneven = dataclasses.replace(moved, **{c: getattr(moved, c)[order] for c in columns})
+    uneven = replace(moved, **{c: getattr(moved, c)[order] for c in columns})
     assert len(timeline_section(bare(uneven), None)) < 2_500_000
 
 
