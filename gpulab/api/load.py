@@ -15,5 +15,5 @@ def load(path: str | Path) -> Run | Ranks:
 
     Raises TraceError or StoreError, in one sentence with the next step, where there is nothing to read.
     """
-    with waiting(f"reading {wording.plain(str(path))}"):
-        return ranks.load(path)
+    with waiting(f"reading {wording.plain(str(path))}") as wait:
+        return ranks.load(path, wait.tell)

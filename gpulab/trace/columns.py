@@ -13,21 +13,22 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gpulab.run import Category, Float64, Int32, Int64, Lane, UInt8
+from gpulab.run import Category, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
+from gpulab.trace.damage import DamageCount
 from gpulab.trace.events import (
     FLOWS,
     Args,
     Event,
-    EventDecoder,
     ExactInstant,
     ExactSpan,
     Instant,
     Label,
+    MemoryArgs,
     Span,
     Value,
     exact_times,
 )
-from gpulab.trace.matrix_sizes import product_sizes
+from gpulab.trace.matrix_sizes import FACTORS, product_sizes
 
 FLOAT_EXACT_US = 2.0**43  # up to here a float64 of microseconds still tells nanoseconds apart
 LIMIT_NS = 1 << 61
@@ -102,44 +103,51 @@ class SpanColumns(Struct, frozen=True):
 
 
 class Columns:
-    """Collects pieces; names, categories and lanes are numbered over all of them."""
+    """Collects pieces; names, categories and lanes are numbered over all of them.
+
+    `spans`, `memory` and `labels` have the number of their piece in front, the new names and lanes of each piece are
+    counted: what several processes collected can be put together as if one had read it all.
+    """
 
     def __init__(self) -> None:
         self.names: defaultdict[str, int] = defaultdict(count().__next__)
         self.lane_keys: defaultdict[HostKey | DeviceKey, int] = defaultdict(count().__next__)
-        self.spans: list[SpanColumns] = []
-        self.memory_ns: list[Int64] = []
-        self.memory: list[Instant] = []
-        self.labels: list[Label] = []
+        self.names_from: list[int] = []  # the piece in which each came first
+        self.lane_keys_from: list[int] = []
+        self.spans: list[tuple[int, SpanColumns]] = []
+        self.memory: list[tuple[int, MemoryEvents]] = []
+        self.labels: list[tuple[int, Label]] = []
         self.events_read = 0
         self.flow_events = 0
         self.fractional = False
         self._categories: defaultdict[str, int] = defaultdict(count().__next__)
         self._category_of: list[int] = []
 
-    def add(self, text: bytes, events: list[Event], damage: EventDecoder, where: str) -> None:
+    def add(self, piece: int, text: bytes, events: list[Event], damage: DamageCount, where: str) -> None:
         """Take the events of one piece; `text` is what they were decoded from."""
         self.events_read += len(events)
         spans = [e for e in events if type(e) is Span]
         if len(spans) < len(events):
-            self._add_others(text, events, damage, where)
+            self._add_others(piece, text, events)
         if spans:
-            self.spans.append(self._spans(text, spans, damage, where))
+            self.spans.append((piece, self._spans(text, spans, damage, where)))
+        self.names_from += [piece] * (len(self.names) - len(self.names_from))
+        self.lane_keys_from += [piece] * (len(self.lane_keys) - len(self.lane_keys_from))
 
-    def _add_others(self, text: bytes, events: list[Event], damage: EventDecoder, where: str) -> None:
+    def _add_others(self, piece: int, text: bytes, events: list[Event]) -> None:
         types = list(map(type, events))
         self.flow_events += sum(types.count(kind) for kind in FLOWS)
         if Label in types:
-            self.labels += [e for e in events if type(e) is Label]
+            self.labels += [(piece, e) for e in events if type(e) is Label]
         if Instant not in types:
             return
         instants = [e for e in events if type(e) is Instant]
         at = self._times([e.ts for e in instants], lambda: exact_times(text, ExactInstant))
         memory = [i for i, e in enumerate(instants) if e.name == "[memory]" and e.args is not None and at[i] != NO_TIME]
-        self.memory += [instants[i] for i in memory]
-        self.memory_ns.append(at[memory])
+        if memory:
+            self.memory.append((piece, memory_columns(at[memory], [instants[i].args or MemoryArgs() for i in memory])))
 
-    def _spans(self, text: bytes, spans: list[Span], damage: EventDecoder, where: str) -> SpanColumns:
+    def _spans(self, text: bytes, spans: list[Span], damage: DamageCount, where: str) -> SpanColumns:
         n = len(spans)
         args = [e.args for e in spans]
         start = self._times([e.ts for e in spans], lambda: exact_times(text, ExactSpan))
@@ -150,11 +158,13 @@ class Columns:
         rows = np.flatnonzero(np.isin(category, ON_DEVICE))
         on_device = [(spans[i], args[i] or Args()) for i in rows.tolist()]
         lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]
-        products, sizes = product_sizes(spans, args)
+        name_id = np.fromiter(map(self.names.__getitem__, [e.name for e in spans]), np.int32, n)
+        with_factors = [number for number in map(self.names.get, FACTORS) if number is not None]
+        products, sizes = product_sizes(spans, args, np.flatnonzero(np.isin(name_id, with_factors)))
         return SpanColumns(
             start_ns=start,
             duration_ns=_durations([e.dur for e in spans], rows, damage, where),
-            name_id=np.fromiter(map(self.names.__getitem__, [e.name for e in spans]), np.int32, n),
+            name_id=name_id,
             category=category,
             lane_key=lane,
             correlation=integers([0 if a is None else a.correlation for a in args], 0),
@@ -288,7 +298,7 @@ def _integer(value: Value, missing: int) -> int:
     return whole if _INT64.min <= whole <= _INT64.max else missing
 
 
-def _durations(written: list[Value], device: Int64, damage: EventDecoder, where: str) -> Int64:
+def _durations(written: list[Value], device: Int64, damage: DamageCount, where: str) -> Int64:
     """What has none, or a negative one, gets 0 and is noted, apart in the rows of the `device` and elsewhere."""
     types = set(map(type, written))
     ns = float_us_to_ns(floats(written))
@@ -327,6 +337,27 @@ def _side_by_side(
     }
 
 
+def memory_columns(t_ns: Int64, args: Sequence[MemoryArgs]) -> MemoryEvents:
+    """What `[memory]` events say, at these times."""
+    host = integers([a.device_type for a in args], 0) == 0
+    device = np.where(host, -1, integers([a.device_id for a in args], -1))
+    return MemoryEvents(
+        t_ns=t_ns,
+        bytes=integers([a.bytes for a in args], 0),
+        address=_addresses(args),
+        total_allocated_bytes=integers([a.allocated for a in args], -1),
+        total_reserved_bytes=integers([a.reserved for a in args], -1),
+        device_index=np.clip(device, -1, 1 << 20).astype(np.int32),
+    )
+
+
+def _addresses(args: Sequence[MemoryArgs]) -> Int64:
+    """Pointers are unsigned: their upper half wraps to negative numbers, the 64 bits stay the same."""
+    given = [a.address for a in args]
+    wrapped = [a - (1 << 64) if isinstance(a, int) and (1 << 63) <= a < (1 << 64) else a for a in given]
+    return integers(wrapped, 0)
+
+
 def _device_key(span: Span, args: Args) -> DeviceKey:
     device = args.device if args.device is not None else span.pid
     stream = args.stream if args.stream is not None else span.tid
@@ -336,7 +367,7 @@ def _device_key(span: Span, args: Args) -> DeviceKey:
 class Lanes:
     """The threads and streams behind the keys of a trace: one lane for each, however its numbers were spelled."""
 
-    def __init__(self, keys: Sequence[HostKey | DeviceKey], used: Sequence[int], labels: Sequence[Label]) -> None:
+    def __init__(self, keys: Sequence[tuple[Value, ...]], used: Sequence[int], labels: Sequence[Label]) -> None:
         self.lanes: list[Lane] = []
         self.of_key = np.zeros(len(keys), np.int32)
         self._nameless: dict[str, int] = {}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator
 from typing import TypeAlias, Union
 
 import msgspec
 
+from gpulab.trace.damage import DamageCount
 from gpulab.trace.json_text import TraceText
 
 Value: TypeAlias = int | float | str | bool | None
@@ -134,21 +134,15 @@ class EventDecoder:
 
     def __init__(self, text: TraceText) -> None:
         self._text = text
-        self.damage: Counter[str] = Counter()
-        self.first: dict[str, str] = {}
+        self.damage = DamageCount()
 
     def decode(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         """The events of a piece, a JSON list, with the text they came from, which may have been mended."""
+        self.damage.offset = offset
         try:
             yield piece, _decoder.decode(piece)
         except _MALFORMED:
             yield from self._mend(offset, piece[1:-1])
-
-    def note(self, what: str, where: str, count: int = 1) -> None:
-        """Count a damage."""
-        if count:
-            self.damage[what] += count
-            self.first.setdefault(what, where)
 
     def _mend(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         mended, faults = _mended(piece)
@@ -163,7 +157,7 @@ class EventDecoder:
 
     def _note_all(self, faults: dict[str, int], where: str) -> None:
         for what, count in faults.items():
-            self.note(what, where, count)
+            self.damage.note(what, where, count)
 
     def _halve(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         """Narrow down to the events that cannot be read; each of them is tried alone."""
@@ -192,7 +186,7 @@ class EventDecoder:
         except _MALFORMED:
             event = _plain(mended)
             if event is None:
-                self.note("unreadable events", where)
+                self.damage.note("unreadable events", where)
                 return
             faults["odd values"] = 1
             text = b"[" + msgspec.json.encode(event) + b"]"

@@ -60,8 +60,9 @@ class _Inflater(Protocol):
 class TraceText:
     """The text of one trace file. `pieces` is read once; the other attributes are complete after it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tell: Callable[[float], None] = lambda _: None) -> None:
         self.path = path
+        self.tell = tell  # hears which share of the file has been read, as a fraction
         self.file_bytes = 0
         self.text_bytes = 0
         self.head = b""  # from the start to the opening bracket of the events
@@ -71,16 +72,20 @@ class TraceText:
         self._needle = b'"ph"'
         self._before = re.compile(rb"\}\s*(,)\s*\{\s*$")
 
-    def pieces(self) -> Iterator[tuple[int, bytes]]:
-        """(offset in the text, whole events as a JSON list), in the order of the file.
+    def pieces(self, part: int = 0, parts: int = 1) -> Iterator[tuple[int, int, bytes]]:
+        """(number, offset in the text, whole events as a JSON list), in the order of the file.
 
-        Raises TraceError for a file that is no trace.
+        Of several `parts` every so-many-th piece belongs to one; all pieces are cut, its own are put together. Raises
+        TraceError for a file that is no trace.
         """
         try:
             with self.path.open("rb") as file:
                 self.file_bytes = file.seek(0, 2)
                 file.seek(0)
-                yield from self._cut(self._blocks(file))
+                for number, (offset, *fragments) in enumerate(self._cut(self._blocks(file))):
+                    if number % parts == part:
+                        yield number, offset, b"".join(fragments)
+                    self.tell(min(1.0, file.tell() / self.file_bytes))
         except IsADirectoryError as e:
             raise TraceError(f"{self.path} is a folder: name one trace file inside it.") from e
         except OSError as e:
@@ -113,7 +118,7 @@ class TraceText:
     def _trailing(self, what: str) -> None:
         self.damage.append(("broken gzip", f"after {self.text_bytes:,} bytes of text: {what}"))
 
-    def _cut(self, blocks: Iterator[bytes]) -> Iterator[tuple[int, bytes]]:
+    def _cut(self, blocks: Iterator[bytes]) -> Iterator[tuple[int, *tuple[bytes, ...]]]:
         block, rest = self._opened(blocks), b""
         offset = len(self.head)
         while block and len(rest) < EVENT_LIMIT_BYTES:
@@ -123,7 +128,7 @@ class TraceText:
             if end < 0:
                 rest += block
             else:
-                yield offset, b"".join((b"[", rest, block[:end], b"]"))
+                yield offset, b"[", rest, block[:end], b"]"
                 offset += len(rest) + end + 1
                 rest = block[end + 1 :]
             block = next(blocks, b"")
@@ -168,7 +173,7 @@ class TraceText:
                 return match.start(1)
         return -1
 
-    def _last(self, offset: int, text: bytes) -> Iterator[tuple[int, bytes]]:
+    def _last(self, offset: int, text: bytes) -> Iterator[tuple[int, *tuple[bytes, ...]]]:
         """The last events, one by one, and whatever follows the closing bracket."""
         readable = text.decode("latin-1")  # one character per byte: positions stay the same
         decoder = json.JSONDecoder(strict=False)
@@ -182,11 +187,11 @@ class TraceText:
                 _, end = decoder.raw_decode(readable, at)
             except (ValueError, RecursionError):
                 break
-            yield offset + at, b"[" + text[at:end] + b"]"
+            yield offset + at, b"[", text[at:end], b"]"
             at = end
         closing = _CLOSING.search(text, at)
         if closing:
-            yield offset + at, b"[" + text[at : closing.start() + 1] + b"]"
+            yield offset + at, b"[", text[at : closing.start() + 1], b"]"
             self.tail = text[closing.start(1) + 1 :]
         else:
             self.damage.append(("truncated tail", f"at byte {offset + at:,} of the text"))

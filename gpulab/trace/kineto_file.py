@@ -7,19 +7,21 @@ What the file holds is kept, what was wrong with it is counted in `trace.origin.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpulab.errors import TraceError
 from gpulab.run import Category, Damage, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
-from gpulab.trace import metadata
-from gpulab.trace.columns import Columns, Lanes, SpanColumns, integers, is_annotation, is_kept
-from gpulab.trace.events import EventDecoder, Instant
+from gpulab.trace import metadata, other_processes
+from gpulab.trace.columns import Lanes, SpanColumns, is_annotation, is_kept
+from gpulab.trace.damage import DamageCount
 from gpulab.trace.json_text import TraceText
+from gpulab.trace.parts import Part, decode, together
 
 FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span that far from the others has a broken time
 
@@ -32,34 +34,35 @@ class Trace(Struct, frozen=True):
     origin: TraceOrigin
 
 
-def read_trace(path: Path) -> Trace:
-    """Read a trace file.
+def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None, parts: int | None = None) -> Trace:
+    """Read a trace file. `tell` hears which fraction of it is read; `parts`: processes, chosen where None.
 
     Raises TraceError, naming the file, the place and the next step, where it is no trace or holds no span at all.
     """
     path = Path(path)
-    text = TraceText(path)
-    decoder = EventDecoder(text)
-    columns = Columns()
-    for offset, piece in text.pieces():
-        where = f"first in the events from byte {offset:,} of the text"
-        for decoded, events in decoder.decode(offset, piece):
-            columns.add(decoded, events, decoder, where)
-    return _assemble(path, text, decoder, columns)
+    text = TraceText(path, tell)
+    with other_processes.reading(path, parts) as others:
+        own = decode(text, 0, 1 + len(others))
+        pieces = [own, *(other.part() for other in others)]
+        if None in pieces:  # one was killed, or had no memory
+            text = TraceText(path, tell)
+            pieces = [decode(text)]
+    return _assemble(path, text, together([piece for piece in pieces if piece is not None]))
 
 
-def _assemble(path: Path, text: TraceText, decoder: EventDecoder, columns: Columns) -> Trace:
-    if not columns.spans:
-        raise TraceError(_nothing(path, text, decoder, columns))
-    spans = _joined(columns.spans)
-    columns.spans.clear()
-    keep = _plausible(spans, decoder)
+def _assemble(path: Path, text: TraceText, part: Part) -> Trace:
+    damage = DamageCount(part.damage)
+    if not part.spans:
+        raise TraceError(_nothing(path, text, part, damage))
+    spans = _joined([columns for _, columns in part.spans])
+    part.spans.clear()
+    keep = _plausible(spans, damage)
     if not keep.any():
-        raise TraceError(_nothing(path, text, decoder, columns))
+        raise TraceError(_nothing(path, text, part, damage))
     zero = int(spans.start_ns[keep].min())
-    names = tuple(columns.names)
-    used = np.unique(spans.lane_key[keep]).tolist()
-    timeline = _timeline(spans, keep, zero, names, Lanes(tuple(columns.lane_keys), used, columns.labels))
+    names = tuple(part.names)
+    used = np.flatnonzero(np.bincount(spans.lane_key[keep])).tolist()
+    timeline = _timeline(spans, keep, zero, names, Lanes(part.lane_keys, used, [label for _, label in part.labels]))
     if not (timeline.category != Category.UNKNOWN).any():
         raise TraceError(
             f"{path} is a Chrome trace of another program: none of its {len(timeline):,} spans has a category that "
@@ -70,14 +73,14 @@ def _assemble(path: Path, text: TraceText, decoder: EventDecoder, columns: Colum
         path=str(path),
         size_bytes=text.file_bytes,
         text_bytes=text.text_bytes,
-        clock="ns" if columns.fractional else "us",
+        clock="ns" if part.fractional else "us",
         zero_ns=zero,
-        events_read=columns.events_read,
-        flow_events=columns.flow_events,
+        events_read=part.events_read,
+        flow_events=part.flow_events,
         step_marks_duplicated=int((copies & (timeline.category == Category.GPU_USER_ANNOTATION)).sum()),
     )
-    origin = metadata.complete(origin, text.head, text.tail, decoder)
-    return Trace(timeline, _memory(columns, zero), replace(origin, damage=_damage(text, decoder)))
+    origin = metadata.complete(origin, text.head, text.tail, damage)
+    return Trace(timeline, _memory(part, zero), replace(origin, damage=_damage(text, damage)))
 
 
 def _joined(pieces: list[SpanColumns]) -> SpanColumns:
@@ -100,14 +103,14 @@ def _joined(pieces: list[SpanColumns]) -> SpanColumns:
     )
 
 
-def _plausible(spans: SpanColumns, decoder: EventDecoder) -> npt.NDArray[np.bool_]:
+def _plausible(spans: SpanColumns, damage: DamageCount) -> npt.NDArray[np.bool_]:
     """Rows to keep. Times a day away from the others, or longer, are broken."""
     keep = is_kept(spans.category)
     if not keep.any():
         return keep
     middle = int(np.median(spans.start_ns[keep]))
     near = (np.abs(spans.start_ns // 2 - middle // 2) < FAR_NS // 2) & (spans.duration_ns < FAR_NS)
-    decoder.note("broken times", "a day or more away from the other spans", int((keep & ~near).sum()))
+    damage.note("broken times", "a day or more away from the other spans", int((keep & ~near).sum()))
     return keep & near
 
 
@@ -186,40 +189,24 @@ def _labelled(lanes: list[Lane], training: int | None) -> tuple[Lane, ...]:
     )
 
 
-def _memory(columns: Columns, zero: int) -> MemoryEvents | None:
-    events = columns.memory
-    if not events:
+def _memory(part: Part, zero: int) -> MemoryEvents | None:
+    if not part.memory:
         return None
-    t = np.concatenate(columns.memory_ns) - zero
-    order = np.argsort(t, kind="stable")
-    args = [e.args for e in events if e.args is not None]
-    host = integers([a.device_type for a in args], 0) == 0
-    device = np.where(host, -1, integers([a.device_id for a in args], -1))
-    return MemoryEvents(
-        t_ns=t[order],
-        bytes=integers([a.bytes for a in args], 0)[order],
-        address=_addresses(events)[order],
-        total_allocated_bytes=integers([a.allocated for a in args], -1)[order],
-        total_reserved_bytes=integers([a.reserved for a in args], -1)[order],
-        device_index=np.clip(device, -1, 1 << 20).astype(np.int32)[order],
-    )
+    pieces = [asdict(columns) for _, columns in part.memory]
+    whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in MemoryEvents.__struct_fields__}
+    whole["t_ns"] = whole["t_ns"] - zero
+    order = np.argsort(whole["t_ns"], kind="stable")
+    return MemoryEvents(**{name: column[order] for name, column in whole.items()})
 
 
-def _addresses(events: list[Instant]) -> Int64:
-    """Pointers are unsigned: their upper half wraps to negative numbers, the 64 bits stay the same."""
-    given = [e.args.address if e.args is not None else None for e in events]
-    wrapped = [a - (1 << 64) if isinstance(a, int) and (1 << 63) <= a < (1 << 64) else a for a in given]
-    return integers(wrapped, 0)
-
-
-def _damage(text: TraceText, decoder: EventDecoder) -> tuple[Damage, ...]:
+def _damage(text: TraceText, damage: DamageCount) -> tuple[Damage, ...]:
     of_file = [Damage(name, 1, detail) for name, detail in text.damage]
-    return (*of_file, *(Damage(name, count, decoder.first[name]) for name, count in decoder.damage.items()))
+    return (*of_file, *(Damage(name, noted.count, noted.where) for name, noted in damage.noted.items()))
 
 
-def _nothing(path: Path, text: TraceText, decoder: EventDecoder, columns: Columns) -> str:
-    broken = "; ".join(f"{d.name}: {d.count:,}, {d.detail}" for d in _damage(text, decoder))
+def _nothing(path: Path, text: TraceText, part: Part, damage: DamageCount) -> str:
+    broken = "; ".join(f"{d.name}: {d.count:,}, {d.detail}" for d in _damage(text, damage))
     return (
-        f"{path} holds no span: {columns.events_read:,} events were read from {text.text_bytes:,} bytes of text"
+        f"{path} holds no span: {part.events_read:,} events were read from {text.text_bytes:,} bytes of text"
         f"{f' ({broken})' if broken else ''}. Record the trace again, and let the profiler stop before it is exported."
     )

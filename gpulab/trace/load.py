@@ -36,19 +36,23 @@ NO_NAME = "GPU (name not in the trace)"
 NOT_IN_THIS_PART = "not in this part of the file"  # which is cut short: the GPU's work comes last
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
 
+Tell = Callable[[float], None]
 READERS: dict[str, Callable[[Path], Trace]] = {  # by how a file's name ends
     ".json": read_trace,
     ".json.gz": read_trace,
 }
 
 
-def load_run(path: str | Path) -> Run:
+def load_run(path: str | Path, tell: Tell = lambda _: None, parts: int | None = None) -> Run:
     """The run a trace file tells of. Raises TraceError where it cannot be read, in one sentence with the next step.
+
+    `tell` hears which fraction of the file has been read; `parts`: the processes that read it, chosen where None.
 
     A name that ends as none of READERS is read as PyTorch's trace.
     """
     path = Path(path)
-    trace = READERS.get(next(filter(path.name.endswith, READERS), ""), read_trace)(path)
+    reader = READERS.get(next(filter(path.name.endswith, READERS), ""), read_trace)
+    trace = read_trace(path, tell, parts) if reader is read_trace else reader(path)
     trace_steps = find_steps(trace.timeline)
     device = _device(trace)
     start, end = trace.timeline.window_ns

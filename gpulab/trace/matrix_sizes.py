@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from gpulab.run import Float64, Int64
 from gpulab.trace.events import Args, Span
 
 COLUMNS = ("product_m", "product_n", "product_k")
 # Which of an operator's inputs are the two factors.
-_FACTORS = {
+FACTORS = {
     "aten::mm": (0, 1),
     "aten::bmm": (0, 1),
     "aten::addmm": (1, 2),
@@ -25,15 +26,19 @@ _FACTORS = {
 _dims: msgspec.json.Decoder[list[object]] = msgspec.json.Decoder(list)
 
 
-def product_sizes(spans: Sequence[Span], args: Sequence[Args | None]) -> tuple[Int64, dict[str, Float64]]:
-    """Which of the spans are products of two matrices of known shapes, and their m, n and k: [m, k] by [k, n]."""
+def product_sizes(
+    spans: Sequence[Span], args: Sequence[Args | None], products: npt.NDArray[np.intp]
+) -> tuple[Int64, dict[str, Float64]]:
+    """Which of the spans are products of two matrices of known shapes, and their m, n and k: [m, k] by [k, n].
+
+    `products` are the rows whose names are among FACTORS.
+    """
     rows, sizes = [], []
-    for i, span in enumerate(spans):
-        factors = _FACTORS.get(span.name)
+    for i in products.tolist():
         given = args[i]
-        if factors is None or given is None:
+        if given is None:
             continue
-        product = _sizes(bytes(given.input_dims), factors)
+        product = _sizes(bytes(given.input_dims), FACTORS[spans[i].name])
         if product is not None:
             rows.append(i)
             sizes.append(product)

@@ -8,14 +8,14 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from gpulab.run import DeviceProperties, TraceOrigin
-from gpulab.trace.events import EventDecoder
+from gpulab.trace.damage import DamageCount
 
 _OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 _VERSIONS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "cupti", "roctracer", "torch", "pytorch")
 _OWN = {"traceEvents", "deviceProperties", "distributedInfo", "displayTimeUnit"}
 
 
-def complete(origin: TraceOrigin, head: bytes, tail: bytes, damage: EventDecoder) -> TraceOrigin:
+def complete(origin: TraceOrigin, head: bytes, tail: bytes, damage: DamageCount) -> TraceOrigin:
     """The origin with what stands before and after the events; what is broken there is noted and left out."""
     head = head.strip().removeprefix(b"\xef\xbb\xbf").lstrip()
     if not head.startswith(b"{"):

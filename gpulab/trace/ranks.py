@@ -19,7 +19,7 @@ from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, read
-from gpulab.trace.load import READERS, load_run
+from gpulab.trace.load import READERS, Tell, load_run
 
 # A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
 PARALLEL_FROM_BYTES = 8 << 20
@@ -33,8 +33,10 @@ sys.exit(write_run(sys.argv[2], sys.argv[3]))
 """
 
 
-def load(path: str | Path) -> Run | Ranks:
+def load(path: str | Path, tell: Tell = lambda _: None) -> Run | Ranks:
     """A trace file or a stored run's folder as a `Run`, a folder of the traces of one job's ranks as `Ranks`.
+
+    `tell` hears which fraction of a trace file has been read.
 
     Raises TraceError or StoreError, in one sentence with the next step, where there is nothing to read.
     """
@@ -42,7 +44,7 @@ def load(path: str | Path) -> Run | Ranks:
     if (path / DOCUMENT).is_file():
         return read(path)
     if not path.is_dir():
-        return load_run(path)
+        return load_run(path, tell)
     ranks = load_ranks(path)
     return next(iter(ranks.runs.values())) if len(ranks.runs) == 1 and not ranks.problems else ranks
 
@@ -101,7 +103,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
 def write_run(file: str, folder: str) -> int:
     """Read one trace and write its record into a folder; the exit status. What a reading process does."""
     try:
-        document, columns = run_format.encode(load_run(file))
+        document, columns = run_format.encode(load_run(file, parts=1))
     except TraceError as e:
         sys.stdout.write(f"{e}\n")
         return 1

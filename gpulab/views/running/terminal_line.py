@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from contextlib import suppress
 from typing import TextIO
@@ -20,6 +21,7 @@ class TerminalLine:
 
     def write(self, text: str) -> None:
         """In place of what stands there."""
+        text = text[: shutil.get_terminal_size().columns - 1]  # a longer one would stay, line by line
         self._put("\r" + text.ljust(self._width))
         self._width = len(text)
 

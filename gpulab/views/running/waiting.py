@@ -17,7 +17,9 @@ from gpulab.views.running.terminal_line import TerminalLine
 FIRST_S = 1.5  # the line is there before two seconds are over: who waits longer wonders
 RENEWED_S = 1.0
 
-_said = contextvars.ContextVar("gpulab_waiting", default=False)
+BAR = 20  # signs
+
+_said: contextvars.ContextVar[Wait | None] = contextvars.ContextVar("gpulab_waiting", default=None)
 
 
 class Line(Protocol):
@@ -27,31 +29,70 @@ class Line(Protocol):
     def clear(self) -> None: ...
 
 
+class Wait:
+    """What is waited for just now, and how much of it is done where that is known."""
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self._since_s = time.monotonic()
+        self._fraction: float | None = None
+
+    def tell(self, fraction: float) -> None:
+        """So much of it is done, from 0 to 1."""
+        self._fraction = fraction
+
+    def words(self, began_s: float) -> str:
+        """A line. The end that it names follows from what is done so far."""
+        now_s = time.monotonic()
+        so_far = f"{self.what}, {while_s(now_s - began_s)}"
+        if self._fraction is None:
+            return so_far
+        left_s = (now_s - self._since_s) * (1 / max(self._fraction, 1e-3) - 1)
+        full = round(BAR * self._fraction)
+        return f"{so_far} [{'#' * full}{'.' * (BAR - full)}] {self._fraction:.0%}, about {while_s(left_s)} left"
+
+    @contextmanager
+    def inside(self, what: str) -> Iterator[Wait]:
+        """A wait within this one: it has the line meanwhile."""
+        before = self.what, self._since_s, self._fraction
+        self.what, self._since_s, self._fraction = what, time.monotonic(), None
+        try:
+            yield self
+        finally:
+            self.what, self._since_s, self._fraction = before
+
+
 @contextmanager
-def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S) -> Iterator[None]:
+def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S) -> Iterator[Wait]:
     """Inside, `what` is shown with the time so far: as a notebook's output, else on standard error if a terminal.
 
-    Of waits within each other, the outer one is shown.
+    Waits within each other have one line, with the time of the outer one and the words of the inner one.
     """
     terminal = TerminalLine()
     line: Line = _OutputLine() if in_notebook() else terminal
-    if _said.get() or (line is terminal and not terminal):
-        yield
+    outer = _said.get()
+    if outer is not None:
+        with outer.inside(what) as wait:
+            yield wait
         return
-    outside = _said.set(True)
+    wait = Wait(what)
+    if line is terminal and not terminal:
+        yield wait
+        return
+    outside = _said.set(wait)
     over, began_s, context = threading.Event(), time.monotonic(), contextvars.copy_context()
 
     def look() -> None:
         pause_s = first_s
         while not over.wait(pause_s):
-            line.write(f"gpulab: {what}, {while_s(time.monotonic() - began_s)}")
+            line.write(f"gpulab: {wait.words(began_s)}")
             pause_s = renewed_s
 
     # the context says to which cell an output belongs
     thread = threading.Thread(target=context.run, args=(look,), name="gpulab-waiting", daemon=True)
     thread.start()
     try:
-        yield
+        yield wait
     finally:
         _said.reset(outside)
         over.set()

@@ -11,8 +11,10 @@ from types import ModuleType
 import pytest
 
 from gpulab import cli
-from gpulab.cli import doctor, stored
-from gpulab.views.running.waiting import waiting
+from gpulab.cli import doctor
+from gpulab.views.running import waiting as module
+from gpulab.views.running.terminal_line import TerminalLine
+from gpulab.views.running.waiting import BAR, Wait, waiting
 from tests.support.kernel_session import kernel
 
 
@@ -56,6 +58,30 @@ def test_of_waits_within_each_other_the_outer_is_said(monkeypatch: pytest.Monkey
     assert stream.getvalue() == ""
 
 
+def test_the_inner_wait_has_the_words_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal(monkeypatch)
+    with waiting("reading", first_s=600.0) as outer:
+        outer.tell(0.5)
+        with waiting("making the report") as inner:
+            assert inner is outer and "making the report" in outer.words(0.0) and "%" not in outer.words(0.0)
+        assert "reading" in outer.words(0.0) and "50%" in outer.words(0.0)
+
+
+@pytest.mark.parametrize(("fraction", "full"), [(0.0, 0), (0.25, BAR // 4), (1.0, BAR)])
+def test_a_bar_is_as_long_as_what_is_done(fraction: float, full: int) -> None:
+    wait = Wait("reading")
+    assert "#" not in wait.words(0.0)
+    wait.tell(fraction)
+    assert wait.words(0.0).count("#") == full and f"{fraction:.0%}" in wait.words(0.0)
+
+
+def test_a_line_is_no_wider_than_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "30")
+    TerminalLine().write("x" * 100)
+    assert stream.getvalue() == "\r" + "x" * 29
+
+
 def test_a_short_wait_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = terminal(monkeypatch)
     with waiting("reading small.json", first_s=600.0):
@@ -72,7 +98,7 @@ def test_a_file_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argv", "module"), [(["report", "x"], stored), (["compare", "x", "y"], stored), (["doctor"], doctor)]
+    ("argv", "module"), [(["report", "x"], module), (["compare", "x", "y"], module), (["doctor"], doctor)]
 )
 def test_commands_of_the_terminal_wait_so(argv: list[str], module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
