@@ -30,6 +30,7 @@ def own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """Runs of a test go to its temporary folder, and out of the list of this process's runs after it."""
     folder = tmp_path / "gpulab-store"
     monkeypatch.setenv("GPULAB_DIR", str(folder))
+    monkeypatch.setenv("GPULAB_CACHE_DIR", str(tmp_path / "gpulab-cache"))
     yield folder
     reading = sys.modules.get("gpulab.api.reading")
     if reading is not None:

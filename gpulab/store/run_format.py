@@ -11,7 +11,7 @@ import contextlib
 import io
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, TypeVar, get_args
 
 import msgspec
@@ -53,6 +53,14 @@ def encode(run: Run) -> tuple[bytes, bytes]:
     A number in `Device.details` that is not finite is written as null. Text that is no valid Unicode (lone surrogates)
     is written with its code points spelled out. Raises StoreError where the run breaks its own rules.
     """
+    packed = io.BytesIO()
+    document = encode_into(run, packed)
+    decode(document, packed)
+    return document, packed.getvalue()
+
+
+def encode_into(run: Run, packed: IO[bytes]) -> bytes:
+    """Write the `.npz` into a file, column by column; returns the JSON document. Nothing is checked."""
     columns: dict[int, tuple[_Reference, Column]] = {}
     for name, array in _named_columns(run):
         columns.setdefault(id(array), (_Reference(name, array.size), array))  # one array may serve two fields
@@ -64,18 +72,11 @@ def encode(run: Run) -> tuple[bytes, bytes]:
         document = msgspec.json.encode(run, enc_hook=refer)
     except UnicodeEncodeError:
         document = msgspec.json.encode(_valid_unicode(msgspec.to_builtins(run, enc_hook=refer)))
-    packed = _pack((reference.column, array) for reference, array in columns.values())
-    decode(document, io.BytesIO(packed))
-    return document, packed
-
-
-def _pack(columns: Iterable[tuple[str, Column]]) -> bytes:
-    packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-        for name, array in columns:
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        for reference, array in columns.values():
+            with archive.open(f"{reference.column}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
-    return packed.getvalue()
+    return document
 
 
 def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run:

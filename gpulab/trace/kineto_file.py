@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -43,26 +44,28 @@ def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None, parts
     text = TraceText(path, tell)
     with other_processes.reading(path, parts) as others:
         own = decode(text, 0, 1 + len(others))
-        pieces = [own, *(other.part() for other in others)]
-        if None in pieces:  # one was killed, or had no memory
-            text = TraceText(path, tell)
-            pieces = [decode(text)]
-    return _assemble(path, text, together([piece for piece in pieces if piece is not None]))
+        parts_ = [own, *(other.part() for other in others)]
+    if None in parts_:  # one was killed, or had no memory
+        text = TraceText(path, tell)
+        parts_ = [decode(text)]
+    return _assemble(path, text, together([part for part in parts_ if part is not None]))
 
 
 def _assemble(path: Path, text: TraceText, part: Part) -> Trace:
     damage = DamageCount(part.damage)
     if not part.spans:
         raise TraceError(_nothing(path, text, part, damage))
-    spans = _joined([columns for _, columns in part.spans])
-    part.spans.clear()
+    spans = _joined(part)
     keep = _plausible(spans, damage)
     if not keep.any():
         raise TraceError(_nothing(path, text, part, damage))
     zero = int(spans.start_ns[keep].min())
     names = tuple(part.names)
     used = np.flatnonzero(np.bincount(spans.lane_key[keep])).tolist()
-    timeline = _timeline(spans, keep, zero, names, Lanes(part.lane_keys, used, [label for _, label in part.labels]))
+    lanes = Lanes(part.lane_keys, used, [label for _, label in part.labels])
+    columns = asdict(spans)
+    del spans  # each column is let go when it is in order
+    timeline = _timeline(columns, keep, zero, names, lanes)
     if not (timeline.category != Category.UNKNOWN).any():
         raise TraceError(
             f"{path} is a Chrome trace of another program: none of its {len(timeline):,} spans has a category that "
@@ -83,23 +86,23 @@ def _assemble(path: Path, text: TraceText, part: Part) -> Trace:
     return Trace(timeline, _memory(part, zero), replace(origin, damage=_damage(text, damage)))
 
 
-def _joined(pieces: list[SpanColumns]) -> SpanColumns:
-    lengths = [len(p.start_ns) for p in pieces]
-    offsets = np.cumsum([0, *lengths[:-1]])
-    names = dict.fromkeys(name for p in pieces for name in p.extra)
+def _joined(part: Part) -> SpanColumns:
+    """All pieces as one. The part has no spans afterwards: a column's pieces are let go as soon as it is whole."""
+    pieces = [asdict(columns) for _, columns in part.spans]
+    part.spans.clear()
+    offsets = np.cumsum([0, *(len(p["start_ns"]) for p in pieces)])
+    extra = [p.pop("extra") for p in pieces]
+    rows = [p.pop("extra_rows") for p in pieces]
+    names = dict.fromkeys(name for columns in extra for name in columns)
 
-    def column(piece: SpanColumns, name: str) -> Float64:
-        return piece.extra[name] if name in piece.extra else np.full(len(piece.extra_rows), np.nan)
+    def column(name: str) -> Float64:
+        given = (columns.pop(name, None) for columns in extra)
+        return np.concatenate([np.full(len(r), np.nan) if c is None else c for c, r in zip(given, rows, strict=True)])
 
     return SpanColumns(
-        start_ns=np.concatenate([p.start_ns for p in pieces]),
-        duration_ns=np.concatenate([p.duration_ns for p in pieces]),
-        name_id=np.concatenate([p.name_id for p in pieces]),
-        category=np.concatenate([p.category for p in pieces]),
-        lane_key=np.concatenate([p.lane_key for p in pieces]),
-        correlation=np.concatenate([p.correlation for p in pieces]),
-        extra_rows=np.concatenate([p.extra_rows + o for p, o in zip(pieces, offsets, strict=True)]),
-        extra={name: np.concatenate([column(p, name) for p in pieces]) for name in names},
+        **{name: np.concatenate([p.pop(name) for p in pieces]) for name in list(pieces[0])},
+        extra_rows=np.concatenate([r + o for r, o in zip(rows, offsets[:-1], strict=True)]),
+        extra={name: column(name) for name in names},
     )
 
 
@@ -115,16 +118,17 @@ def _plausible(spans: SpanColumns, damage: DamageCount) -> npt.NDArray[np.bool_]
 
 
 def _timeline(
-    spans: SpanColumns, keep: npt.NDArray[np.bool_], zero: int, names: tuple[str, ...], lanes: Lanes
+    columns: dict[str, Any], keep: npt.NDArray[np.bool_], zero: int, names: tuple[str, ...], lanes: Lanes
 ) -> Timeline:
-    start, duration = spans.start_ns - zero, spans.duration_ns
-    order = _parents_first(start, duration, np.flatnonzero(keep))
-    name_id = spans.name_id[order]
-    category = spans.category[order]
+    """The kept rows in order. `columns`, those of SpanColumns, is empty afterwards."""
+    columns["start_ns"] -= zero
+    order = _parents_first(columns["start_ns"], columns["duration_ns"], np.flatnonzero(keep))
+    name_id = columns.pop("name_id")[order]
+    category = columns.pop("category")[order]
     marks = np.array([is_annotation(n) for n in names], bool)
     category[marks[name_id] & (category == Category.CPU_OP)] = Category.USER_ANNOTATION
-    lane_id = lanes.of_key[spans.lane_key[order]]
-    start, duration = start[order], duration[order]
+    lane_id = lanes.of_key[columns.pop("lane_key")[order]]
+    start, duration = columns.pop("start_ns")[order], columns.pop("duration_ns")[order]
     training = _training_lane(names, name_id, category, lane_id, duration, lanes.lanes)
     return Timeline(
         start_ns=start,
@@ -132,12 +136,12 @@ def _timeline(
         name_id=name_id,
         category=category,
         lane_id=lane_id,
-        correlation=np.maximum(spans.correlation[order], 0),
+        correlation=np.maximum(columns.pop("correlation")[order], 0),
         names=names,
         lanes=_labelled(lanes.lanes, training),
         window_ns=(0, int((start + duration).max())),
         training_lane=training,
-        extra={name: _spread(values, spans.extra_rows, len(keep), order) for name, values in spans.extra.items()},
+        extra=_spread(columns.pop("extra"), columns.pop("extra_rows"), len(keep), order),
     )
 
 
@@ -151,10 +155,17 @@ def _parents_first(start: Int64, duration: Int64, rows: Int64) -> Int64:
     return order
 
 
-def _spread(values: Float64, rows: Int64, total: int, order: Int64) -> Float64:
-    column = np.full(total, np.nan)
-    column[rows] = values
-    return np.asarray(column[order])
+def _spread(extra: dict[str, Float64], rows: Int64, total: int, order: Int64) -> dict[str, Float64]:
+    """A value for every span, NaN where it has none."""
+    place = np.full(total, -1, np.int32)
+    place[rows] = np.arange(len(rows), dtype=np.int32)
+    given = place[order]
+    has = given >= 0
+    columns = {}
+    for name in list(extra):
+        columns[name] = np.full(len(order), np.nan)
+        columns[name][has] = extra.pop(name)[given[has]]
+    return columns
 
 
 def _training_lane(

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from gpulab.trace import cache
+
 if TYPE_CHECKING:
     from gpulab.trace.parts import Part
 
@@ -68,7 +70,9 @@ class Other:
 
 def begin(path: str) -> None:
     """Fork what will decode the other parts of this file, if it is worth it. Only where no thread runs but this one."""
-    count = _count(path, FORK_FROM_BYTES) if hasattr(os, "fork") else 1
+    if not hasattr(os, "fork") or cache.has(path):
+        return
+    count = _count(path, FORK_FROM_BYTES)
     for part in range(1, count):
         reading, writing = os.pipe()
         pid = os.fork()

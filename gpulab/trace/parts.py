@@ -64,7 +64,7 @@ def decode(text: TraceText, part: int = 0, parts: int = 1) -> Part:
 
 
 def together(parts: Sequence[Part]) -> Part:
-    """The parts of one file as one, numbered as if one process had read it."""
+    """The parts of one file as one, numbered as if one process had read it. The parts have no spans afterwards."""
     if len(parts) == 1:
         return parts[0]
     names, names_from, name_ids = _renumbered([(p.names, p.names_from) for p in parts])
@@ -74,6 +74,8 @@ def together(parts: Sequence[Part]) -> Part:
         for part, name_id, lane_key in zip(parts, name_ids, key_ids, strict=True)
         for number, columns in part.spans
     ]
+    for part in parts:
+        part.spans.clear()
     return Part(
         spans=sorted(spans, key=_number),
         memory=sorted((m for p in parts for m in p.memory), key=_number),

@@ -19,6 +19,7 @@ from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, read
+from gpulab.trace import cache
 from gpulab.trace.load import READERS, Tell, load_run
 
 # A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
@@ -44,9 +45,18 @@ def load(path: str | Path, tell: Tell = lambda _: None) -> Run | Ranks:
     if (path / DOCUMENT).is_file():
         return read(path)
     if not path.is_dir():
-        return load_run(path, tell)
+        return _opened(path, tell)
     ranks = load_ranks(path)
     return next(iter(ranks.runs.values())) if len(ranks.runs) == 1 and not ranks.problems else ranks
+
+
+def _opened(path: Path, tell: Tell = lambda _: None) -> Run:
+    """A trace file's run: as it was read before, else read now and kept."""
+    run = cache.find(path)
+    if run is None:
+        run = load_run(path, tell)
+        cache.keep(path, run)
+    return run
 
 
 def load_ranks(folder: Path) -> Ranks:
@@ -81,13 +91,16 @@ def _read_all(files: Sequence[Path]) -> list[Run | str]:
 
 def _read_here(file: Path) -> Run | str:
     try:
-        return load_run(file)
+        return _opened(file)
     except TraceError as e:
         return str(e)
 
 
 def _read_apart(file: Path, folder: Path) -> Run | str:
-    """In a process of its own, which hands the record over as the store writes it."""
+    """In a process of its own, which hands the record over as the store writes it; not where it was read before."""
+    run = cache.find(file)
+    if run is not None:
+        return run
     folder.mkdir()
     command = [sys.executable, "-S", "-P", "-c", _WORKER, json.dumps(import_path()), str(file), str(folder)]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=marked())
@@ -95,9 +108,11 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
         return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"
     try:
         with (folder / COLUMNS).open("rb") as columns:
-            return run_format.decode((folder / DOCUMENT).read_bytes(), columns)
+            run = run_format.decode((folder / DOCUMENT).read_bytes(), columns)
     except (OSError, StoreError) as e:
         return f"{file} was read and could not be handed over: {e}"
+    cache.keep(file, run)
+    return run
 
 
 def write_run(file: str, folder: str) -> int:

@@ -1,0 +1,143 @@
+"""A trace that was read before opens as it was read, and only as long as it is the same file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import gpulab
+from gpulab.run import Run
+from gpulab.trace import cache, load, ranks
+from tests.support import trace_files as made
+from tests.support.strategies import assert_same
+
+TEXT = made.text([*made.step(3), *made.step(4, 1000.0)])
+
+
+@pytest.fixture(autouse=True)
+def small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "KEPT_FROM_BYTES", 1)
+
+
+@pytest.fixture
+def readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were really read."""
+    files: list[Path] = []
+
+    def reading(path: Path, *more: object) -> Run:
+        files.append(path)
+        return load.load_run(path)
+
+    monkeypatch.setattr(ranks, "load_run", reading)
+    return files
+
+
+def opened(path: Path) -> Run:
+    run = gpulab.load(path)
+    assert isinstance(run, Run)
+    return run
+
+
+def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
+    path = made.write(tmp_path, TEXT)
+    assert not cache.has(path)
+    first = opened(path)
+    assert cache.has(path)
+    assert_same(first, opened(path))
+    assert readings == [path]
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path, readings: list[Path]) -> None:
+    path = made.write(tmp_path, TEXT)
+    opened(path)
+    before = os.stat(path)
+    path.write_text(TEXT.replace("volta", "turing"))  # one sign longer
+    assert any("turing" in name for name in opened(path).timeline.names)  # type: ignore[union-attr]
+    path.write_text(TEXT.replace("volta", "amper"))  # as long as the first
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # and as old: its last change is not
+    assert any("amper" in name for name in opened(path).timeline.names)  # type: ignore[union-attr]
+    assert len(readings) == 3
+
+
+def test_another_name_is_another_run(tmp_path: Path) -> None:
+    path = made.write(tmp_path, TEXT, "first.json")
+    assert opened(path).id == "first"
+    os.rename(path, tmp_path / "second.json")
+    assert opened(tmp_path / "second.json").id == "second"
+
+
+def test_the_path_is_the_one_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made.write(tmp_path, TEXT)
+    opened(path)
+    monkeypatch.chdir(tmp_path)
+    origin = opened(Path(path.name)).origin
+    assert origin is not None and origin.path == path.name
+
+
+def test_an_update_of_gpulab_reads_again(tmp_path: Path, readings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = made.write(tmp_path, TEXT)
+    opened(path)
+    monkeypatch.setattr(gpulab, "__version__", "999.0")
+    opened(path)
+    assert len(readings) == 2
+
+
+@pytest.mark.parametrize("file", ["run.json", "columns.npz"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"no run"])
+def test_what_is_damaged_is_read_again(tmp_path: Path, readings: list[Path], file: str, content: bytes) -> None:
+    path = made.write(tmp_path, TEXT)
+    first = opened(path)
+    (kept,) = cache.folder().iterdir()
+    (kept / file).write_bytes(content)
+    assert_same(first, opened(path))
+    assert_same(first, opened(path))
+    assert len(readings) == 2
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("GPULAB_CACHE_DIR", str(tmp_path / "file"))
+    path = made.write(tmp_path, TEXT)
+    assert_same(opened(path), opened(path))
+
+
+def test_what_was_not_opened_for_longest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [made.write(tmp_path, TEXT, f"{name}.json") for name in "abc"]
+    for moment, path in enumerate(paths[:2]):
+        opened(path)
+        (new,) = [f for f in cache.folder().iterdir() if f.stat().st_mtime > 1e9]
+        os.utime(new, (moment, moment))
+    opened(paths[0])  # as it was kept: the other one is the oldest now
+    (kept, _) = sorted(cache.folder().iterdir(), key=lambda f: -f.stat().st_mtime)
+    size = sum(f.stat().st_size for f in kept.iterdir())
+    monkeypatch.setattr(cache, "MOST_BYTES", int(2.5 * size))
+    opened(paths[2])
+    assert [cache.has(path) for path in paths] == [True, False, True]
+    assert not [f for f in cache.folder().iterdir() if f.name.startswith(".")]
+
+
+def test_a_folder_of_ranks_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
+    for rank in range(2):
+        made.write(tmp_path, made.text(made.step(3), distributedInfo={"rank": rank, "world_size": 2}), f"r{rank}.json")
+    gpulab.load(tmp_path)
+    gpulab.load(tmp_path)
+    assert len(readings) == 2
+
+
+def test_the_place_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GPULAB_CACHE_DIR")
+    monkeypatch.setattr("sys.platform", "linux")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert cache.folder() == Path("/somewhere/gpulab/traces")
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache.folder() == Path.home() / ".cache" / "gpulab" / "traces"
+
+
+def test_a_small_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "KEPT_FROM_BYTES", 1 << 20)
+    opened(made.write(tmp_path, TEXT))
+    assert not cache.folder().exists()
+    shutil.rmtree(cache.folder(), ignore_errors=True)
