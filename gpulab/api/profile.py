@@ -20,7 +20,7 @@ from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.live_feed import Watcher
 from gpulab.options import check_whole_number
 from gpulab.run import Change, Outcome, Run, Settings
-from gpulab.store.folders import Store, read, trace_path
+from gpulab.store.folders import Store
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
@@ -137,20 +137,33 @@ class profile:
         self._run, write_trace = self._capture.finish(outcome, detail)
         if self._changes is not None:
             self._run = replace(self._run, changes=self._changes(self._run))
-        runs.add(self._run, self._save(write_trace))
+        path = self._save()
+        runs.add(self._run, path)
         if self._stage is not None:
             self._present()
+        if path is not None and write_trace is not None:
+            self._add_trace(path, write_trace)
 
-    def _save(self, write_trace: Callable[[Path], None] | None) -> Path | None:
+    def _add_trace(self, path: Path, write_trace: Callable[[Path], None]) -> None:
+        """The profiler's trace, which takes longer than all the rest, comes when the report is on the screen."""
+        try:
+            run = Store().add_trace(path, self.run, write_trace)
+        except StoreError as e:
+            sys.stderr.write(f"gpulab: the profiler's trace is not beside the run ({e})\n")
+            return
+        if run is not self._run:
+            self._run, self._report = run, None
+            runs.add(run, path)
+            if self._stage is not None:
+                sys.stderr.write(f"gpulab: the profiler's trace is not beside the run ({run.missing[-1].reason})\n")
+
+    def _save(self) -> Path | None:
         """Write the run to the store; where that fails, remember why: the report says it."""
         if not self.settings.save:
             self._unsaved = "Saving was switched off."
             return None
         try:
-            path = Store().save(self.run, write_trace)
-            if write_trace is not None and trace_path(path) is None:
-                self._run = read(path)  # the stored record says why its trace is not there
-            return path
+            return Store().save(self.run)
         except StoreError as e:
             self._unsaved = str(e)
             return None

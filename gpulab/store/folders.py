@@ -91,6 +91,22 @@ class Store:
         sync_folder(self.root)
         return final
 
+    def add_trace(self, folder: Path, run: Run, write_trace: WriteTrace) -> Run:
+        """Put the trace of a stored run beside it; returns the run, which says in `missing` why it has none.
+
+        Raises StoreError where that cannot be said in the stored record.
+        """
+        failure = _export(folder, run, write_trace)
+        if failure is None:
+            sync_folder(folder)
+            return run
+        run = _without_trace(run, failure)
+        try:
+            replace_whole(folder / DOCUMENT, run_format.encode(run)[0])
+        except OSError as e:
+            raise StoreError(f"Run {folder.name!r} cannot be written: {reason(e)}.") from e
+        return run
+
     def load(self, key: str | Path) -> Run:
         """The run `key` names, see `find`. Raises StoreError where there is none or it cannot be read."""
         return read(self.find(key))
@@ -272,13 +288,17 @@ def run_folder(key: str | Path) -> Path | None:
 def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
     failure = None if write_trace is None else _export(stage, run, write_trace)
     if failure is not None:
-        run = msgspec.structs.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
+        run = _without_trace(run, failure)
     document, columns = run_format.encode(run)
     if len(document) > run_format.MAX_DOCUMENT_BYTES or len(columns) > run_format.MAX_COLUMNS_BYTES:
         raise StoreError("it is larger than a stored run may be; profile fewer steps")
     write_new(stage / DOCUMENT, document)
     write_new(stage / COLUMNS, columns)
     sync_folder(stage)
+
+
+def _without_trace(run: Run, failure: str) -> Run:
+    return msgspec.structs.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
 
 
 def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from weakref import WeakKeyDictionary
+
 import numpy as np
 from msgspec import Struct
 
@@ -69,7 +71,18 @@ class CallTree(Struct, frozen=True):
 
     @classmethod
     def of(cls, timeline: Timeline, rows: Int64) -> CallTree:
-        """The tree of these rows, which are in the timeline's order."""
+        """The tree of these rows, which are in the timeline's order. Who asks again for the same rows gets the same."""
+        if len(timeline) > spans.KEPT_SPANS:
+            return cls._of(timeline, rows)
+        trees = _trees.setdefault(timeline, [])
+        for asked, tree in trees:
+            if np.array_equal(asked, rows):
+                return tree
+        trees.append((rows, cls._of(timeline, rows)))
+        return trees[-1][1]
+
+    @classmethod
+    def _of(cls, timeline: Timeline, rows: Int64) -> CallTree:
         rows = rows[timeline.duration_ns[rows] > 0]
         by_lane = np.argsort(timeline.lane_id[rows], kind="stable")
         rows = rows[by_lane]
@@ -109,6 +122,9 @@ class CallTree(Struct, frozen=True):
         shared = np.minimum(timeline.end_ns[child], timeline.end_ns[above]) - timeline.start_ns[child]
         np.subtract.at(own, self.parent[inside], shared)
         return np.maximum(own, 0)
+
+
+_trees: WeakKeyDictionary[Timeline, list[tuple[Int64, CallTree]]] = WeakKeyDictionary()
 
 
 def open_at_start(start: Int64, end: Int64) -> Int64:
