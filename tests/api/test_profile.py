@@ -14,6 +14,8 @@ import gpulab
 import gpulab.demo
 from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
+from gpulab.store.folders import Store, trace_path
+from gpulab.trace.profiler_result import Recording
 from gpulab.views.report.sections import opening
 
 
@@ -102,3 +104,36 @@ def test_a_loop_shorter_than_asked_still_has_a_breakdown() -> None:
     assert len(p.run.steps) == 40
     assert facts(p.run).breakdown is not None
     assert all(m.key != "breakdown" for m in p.run.missing)
+
+
+def test_the_report_does_not_wait_for_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    write = Recording.write
+
+    def writing(self: Recording, path: Path) -> None:
+        done.append("trace")
+        write(self, path)
+
+    monkeypatch.setattr(Recording, "write", writing)
+    monkeypatch.setattr(gpulab.profile, "_present", lambda self: done.append("report"))
+    with gpulab.profile("order", steps=8) as p:
+        for _ in range(8):
+            gpulab.step()
+    assert done == ["report", "trace"]
+    (folder,) = Store().root.iterdir()
+    assert trace_path(folder) is not None and p.run.missing == Store().load(folder).missing
+
+
+def test_a_trace_that_fails_is_said_afterwards(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(self: Recording, path: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Recording, "write", full)
+    with gpulab.profile("no room", show=False, steps=8) as p:
+        for _ in range(8):
+            gpulab.step()
+    assert "no space left on device" in p.run.missing[-1].reason
+    assert gpulab.runs[-1].missing == p.run.missing
+    assert "no space left on device" in p.report.text(full=True)

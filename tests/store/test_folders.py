@@ -198,6 +198,25 @@ def test_a_trace_that_cannot_be_written_does_not_lose_the_run(store: Store) -> N
     assert missing.what == "trace file" and "no space left on device" in missing.reason
 
 
+def test_a_trace_may_come_after_its_run(store: Store) -> None:
+    run = make("a")
+    folder = store.save(run)
+    assert store.add_trace(folder, run, write_small_trace) is run
+    assert trace_path(folder) is not None and not store.load("a").missing
+
+
+def test_a_later_trace_that_fails_is_said_in_the_record(store: Store) -> None:
+    def write(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    run = make("a")
+    folder = store.save(run)
+    with_reason = store.add_trace(folder, run, write)
+    assert with_reason.missing == store.load("a").missing and "no space left" in with_reason.missing[-1].reason
+    assert sorted(f.name for f in folder.iterdir()) == [COLUMNS, DOCUMENT]
+
+
 def test_an_interrupt_while_saving_leaves_nothing(store: Store) -> None:
     def write(path: Path) -> None:
         path.write_bytes(b"half a trace")
