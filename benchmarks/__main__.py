@@ -31,11 +31,13 @@ from benchmarks import (
     simulated_loops,
     table,
     trace_reading,
+    waits,
 )
 from benchmarks.harness import save
 from benchmarks.planted import results
 
 BENCHMARKS = {
+    "waits": waits.measure,
     "imports": imports.measure,
     "report_time": report_time.measure,
     "overhead": overhead.measure,

@@ -22,6 +22,17 @@ class Kernel:
         """Run a cell. Raises RuntimeError with its traceback where it fails."""
         self._run(code)
 
+    def shown_at(self, code: str) -> float:
+        """Run a cell; when, in seconds since 1970 by the kernel's clock, its last picture was sent."""
+        sent: list[float] = []
+
+        def hear(message: dict[str, Any]) -> None:
+            if message["header"]["msg_type"] in ("display_data", "update_display_data"):
+                sent.append(message["header"]["date"].timestamp())
+
+        self._client.execute_interactive(code, output_hook=hear, timeout=1200)
+        return sent[-1]
+
     def value(self, expression: str) -> Any:
         """The JSON value of an expression."""
         out = self._run(f"import json as _json; print({MARK!r} + _json.dumps({expression}))")

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import climbing, growth_plot, loaded_comparisons, loaded_planted, simulated_loops
+from benchmarks import climbing, growth_plot, loaded_comparisons, loaded_planted, simulated_loops, waits
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
 from benchmarks.hot_lines import report as hot_lines_report
@@ -71,6 +71,7 @@ def write() -> None:
     """Write benchmarks/README.md from the results that are there."""
     sections = [INTRODUCTION]
     for name, section in (
+        ("waits", waits.section),
         ("overhead", _overhead),
         ("report_time", _report_time),
         ("imports", _imports),
