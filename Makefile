@@ -20,6 +20,8 @@ PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
+# tests start some hundred Pythons: without bytecode each would compile gpulab again
+unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 
