@@ -18,7 +18,10 @@ import pytest
 from tests.support.leftovers import leftovers
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+
     from tests.support.fake_cuda import FakeCuda
+    from tests.support.scheduling import Scheduling
 
 hypothesis.settings.register_profile("gpulab", deadline=None)  # time is never asserted in a test
 hypothesis.settings.load_profile("gpulab")
@@ -27,6 +30,22 @@ PATIENCE_S = 60.0  # for what is just ending, on a busy machine
 
 _numbers = itertools.count()
 _told: set[str] = set()  # what an earlier test left: it is not held against the later ones
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """In several processes what takes longest begins, so that none stands idle at the end."""
+    from tests.support.scheduling import Scheduling
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The order that the scheduler keeps, where this is one of several processes."""
+    if hasattr(config, "workerinput"):
+        from tests.support.scheduling import sort_longest_first
+
+        items[:] = sort_longest_first(items)
 
 
 def pytest_collection_finish() -> None:

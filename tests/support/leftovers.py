@@ -130,11 +130,11 @@ def _package_folder() -> str:
     package = sys.modules.get("gpulab")
     spec = package.__spec__ if package is not None else importlib.util.find_spec("gpulab")
     assert spec is not None and spec.origin is not None
-    return _above(spec.origin)
+    return _folder_of(spec.origin)
 
 
 @functools.cache
-def _above(file: str) -> str:
+def _folder_of(file: str) -> str:
     """The folder of a file; asked for each of some thousand functions after each test."""
     return str(Path(file).parent) + os.sep
 
