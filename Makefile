@@ -20,6 +20,8 @@ PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
+# tests start some hundred Pythons: without bytecode each would compile gpulab again
+unexport PYTHONDONTWRITEBYTECODE
 SHELL := bash
 .SHELLFLAGS := -eu -o pipefail -c
 
@@ -53,11 +55,11 @@ floors: $(TEST) ## import-linter: a module imports only from floors below
 
 .PHONY: unit
 unit: $(TEST) ## pytest without a browser, two processes; make unit FILE=tests/test_cli.py: one file
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" $(or $(FILE),--ignore tests/gpu -n 2 --dist loadfile)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" $(or $(FILE),--ignore tests/gpu -n 2 --dist loadfile --no-loadscope-reorder)
 
 .PHONY: coverage
 coverage: $(TEST) ## the same, and which lines of gpulab it ran: the table, and htmlcov/index.html
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" --ignore tests/gpu -n 2 --dist loadfile \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" --ignore tests/gpu -n 2 --dist loadfile --no-loadscope-reorder \
 	  --cov gpulab --cov-report html --cov-report term:skip-covered
 
 .PHONY: oldest

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -15,14 +18,52 @@ import pytest
 from tests.support.leftovers import leftovers
 
 if TYPE_CHECKING:
+    from xdist.remote import Producer
+
     from tests.support.fake_cuda import FakeCuda
+    from tests.support.scheduling import Scheduling
 
 hypothesis.settings.register_profile("gpulab", deadline=None)  # time is never asserted in a test
 hypothesis.settings.load_profile("gpulab")
 
 PATIENCE_S = 60.0  # for what is just ending, on a busy machine
 
+_numbers = itertools.count()
 _told: set[str] = set()  # what an earlier test left: it is not held against the later ones
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Scheduling | None:
+    """In several processes what takes longest begins, so that none stands idle at the end."""
+    from tests.support.scheduling import Scheduling
+
+    return Scheduling(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The order that the scheduler keeps, where this is one of several processes."""
+    if hasattr(config, "workerinput"):
+        from tests.support.scheduling import sort_longest_first
+
+        items[:] = sort_longest_first(items)
+
+
+def pytest_collection_finish() -> None:
+    """The collector no longer walks what is imported by now.
+
+    Half a million objects of torch and its libraries take it a second at each `gc.collect()` of a test or of gpulab.
+    """
+    gc.collect()
+    gc.freeze()
+
+
+@pytest.fixture
+def tmp_path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of the test's own, as pytest's; without its search for a free number and its link to the newest."""
+    name = re.sub(r"\W", "_", request.node.name)[:30]
+    folder = tmp_path_factory.getbasetemp() / f"{name}{next(_numbers)}"
+    folder.mkdir(mode=0o700)
+    return folder
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,8 @@ OF: dict[str, Edits] = {
         ("randn(256, 3, 96, 96)", "randn(256, 3, 8, 8)"),
         ("16_384", "512"),
         ("batch_size=128", "batch_size=4"),
-        ("block(64, 256), block(256, 256), block(256, 512, 2), block(512, 512)", "block(64, 512)"),
+        ("block(64, 256), block(256, 256), block(256, 512, 2), block(512, 512)", "block(64, 128)"),
+        ("Linear(512, 10)", "Linear(128, 10)"),
     ),
     "gpu_healthy_gpt": (
         ("= 1024, 16, 8, 8192", "= 32, 2, 2, 64"),

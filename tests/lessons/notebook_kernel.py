@@ -76,13 +76,20 @@ def _use_the_same_torch(folder: Path) -> None:
 
 
 def install_kernel(environment: Path, share: Path) -> None:
-    """A kernelspec below `share` that runs on one core in that environment."""
+    """A kernelspec below `share` that runs on one core in that environment: each process of the tests has its own."""
     folder = share / "kernels" / KERNEL
     folder.mkdir(parents=True)
-    one_core = ["taskset", "-c", "0"] if shutil.which("taskset") else []
+    one_core = ["taskset", "-c", str(_own_core())] if shutil.which("taskset") else []
     python = str(environment / "bin" / "python")
     argv = [*one_core, python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": KERNEL, "language": "python"}))
+
+
+def _own_core() -> int:
+    """One of the cores that this process may use, another one for each worker of pytest-xdist."""
+    cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else [0]
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return cores[int(worker) % len(cores)]
 
 
 def shipped(name: str) -> NotebookNode:

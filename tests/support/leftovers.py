@@ -34,6 +34,8 @@ def _threads() -> list[str]:
 
 
 def _processes() -> Iterator[str]:
+    if not _has_children():
+        return
     import psutil
 
     for child in psutil.Process().children(recursive=True):
@@ -43,6 +45,17 @@ def _processes() -> Iterator[str]:
             continue
         if "gpulab.capture" in line or "gpulab.views" in line:
             yield f"process {line}"
+
+
+def _has_children() -> bool:
+    """Whether the system knows of any child of this process: without one it need not be asked for all processes."""
+    if not hasattr(os, "waitid"):
+        return True
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
 
 
 def _in_torch() -> Iterator[str]:
@@ -117,7 +130,13 @@ def _package_folder() -> str:
     package = sys.modules.get("gpulab")
     spec = package.__spec__ if package is not None else importlib.util.find_spec("gpulab")
     assert spec is not None and spec.origin is not None
-    return str(Path(spec.origin).parent) + os.sep
+    return _folder_of(spec.origin)
+
+
+@functools.cache
+def _folder_of(file: str) -> str:
+    """The folder of a file; asked for each of some thousand functions after each test."""
+    return str(Path(file).parent) + os.sep
 
 
 def _function(found: object) -> object:

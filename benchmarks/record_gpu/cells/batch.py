@@ -2,7 +2,7 @@
 # lesson = "05"
 # because = "a batch of 8 small pictures leaves the GPU all but empty: launching takes longer than computing"
 # steps = 120
-# small = { CHANNELS = "4", SIDE = "8", COUNT = "1024" }
+# small = { CHANNELS = "4", SIDE = "4", COUNT = "1024" }
 #
 # [[recording]]
 # name = "batch-8"

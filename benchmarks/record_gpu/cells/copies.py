@@ -2,7 +2,7 @@
 # lesson = "09"
 # because = "134 MB per step go to the GPU from pageable memory, and the CPU waits for each copy"
 # steps = 60
-# small = { SIDE = "8", BATCH = "4" }
+# small = { SIDE = "4", BATCH = "4" }
 # on_cpu = [[".pin_memory()", ""]]
 #
 # [[recording]]

@@ -2,7 +2,7 @@
 # lesson = "06"
 # because = "full convolutions: most of the arithmetic, in large matrix products"
 # steps = 100
-# small = { CHANNELS = "8", BATCH = "2", SIDE = "12" }
+# small = { CHANNELS = "8", BATCH = "2", SIDE = "6" }
 #
 # [[recording]]
 # name = "depthwise-off"

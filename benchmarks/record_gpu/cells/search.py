@@ -3,6 +3,7 @@
 # because = "a network of 16 channels: its kernels are so short that launching them is the step"
 # steps = 120
 # small = { COUNT = "512" }
+# on_cpu = [["batch_size=32", "batch_size=4"]]
 #
 # [[recording]]
 # name = "search-width-16"
