@@ -1,4 +1,4 @@
-"""How figures are written for people: times, shares, sizes, factors, rates and counts, each by one rule.
+"""How figures are written: for people, times, shares, sizes and counts, each by one rule; for JSON, whole records.
 
 A figure keeps two or three significant digits and never an exponent. What is not zero is never written as zero, and
 what is less than all is never written as all. None, and what is no finite number, is "not measurable".
@@ -7,6 +7,9 @@ what is less than all is never written as all. None, and what is no finite numbe
 from __future__ import annotations
 
 import math
+from typing import Any
+
+import msgspec
 
 NOT_MEASURABLE = "not measurable"
 
@@ -181,3 +184,8 @@ def _digits(value: float) -> str:
 def _significant(value: float, digits: int) -> str:
     """A value below 1 with so many digits after its leading zeros."""
     return f"{value:.{digits - 1 - math.floor(math.log10(abs(value)))}f}"
+
+
+def plain_values(record: object) -> Any:
+    """A record, or several, as values that JSON has: mappings, lists, texts and numbers, also of NumPy's scalars."""
+    return msgspec.to_builtins(record, enc_hook=lambda scalar: scalar.item())

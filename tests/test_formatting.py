@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from msgspec import Struct
 
 from gpulab import formatting
 from gpulab.formatting import (
@@ -22,6 +25,7 @@ from gpulab.formatting import (
     factor_within,
     number,
     percent,
+    plain_values,
     plural,
     rate,
     reading,
@@ -182,3 +186,16 @@ def test_the_same_time_is_written_alike_wherever_it_stands() -> None:
     for module in (of_comparisons, of_findings, words):
         own = {name for name in names if getattr(getattr(module, name, None), "__module__", "") == module.__name__}
         assert not own, module
+
+
+class Interval(Struct):
+    """As a record that holds what NumPy computed."""
+
+    ratio: float
+    ends: tuple[float, float]
+
+
+def test_a_record_is_plain_also_with_numbers_of_numpy() -> None:
+    record = Interval(np.float64(1.5), (np.float32(1.0), 2.0))  # type: ignore[arg-type]
+    assert plain_values([record, np.int64(3)]) == [{"ratio": 1.5, "ends": [1.0, 2.0]}, 3]
+    assert json.loads(json.dumps(plain_values(record))) == {"ratio": 1.5, "ends": [1.0, 2.0]}

@@ -15,12 +15,12 @@ import sys
 from collections.abc import Iterable
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
 from gpulab.devices.child_path import import_path
 from gpulab.devices.cuda_visible_devices import Gpu
 from gpulab.devices.own_processes import marked
+from gpulab.formatting import plain_values
 
 TIMEOUT_S = 60.0  # importing PyTorch from a slow disk takes most of it
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # NVIDIA, Jetson, AMD, WSL
@@ -96,7 +96,7 @@ def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
 
 def answer(question: Question) -> None:
     """The process's own part: write the answer."""
-    print(json.dumps({"gpus": msgspec.to_builtins(_own_gpus())} if question == "gpus" else {"kernels": _kernels()}))
+    print(json.dumps({"gpus": plain_values(_own_gpus())} if question == "gpus" else {"kernels": _kernels()}))
 
 
 def _own_gpus() -> list[Gpu]:

@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpulab.formatting import plain_values
 from gpulab.store.atomic_write import reason
 from gpulab.store.folders import default_root
 
@@ -280,7 +280,7 @@ def _figure(value: object) -> float | None:
 
 
 def _content(line: Line) -> bytes:
-    fields = {name: value for name, value in msgspec.to_builtins(line).items() if value is not None and value != ""}
+    fields = {name: value for name, value in plain_values(line).items() if value is not None and value != ""}
     return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 

@@ -19,13 +19,13 @@ import signal
 import threading
 import time
 
-import msgspec
 from msgspec import Struct
 
 from gpulab.devices.fake_nvml import FakeScript, fake_nvml
 from gpulab.devices.host import host_meter
 from gpulab.devices.meters import Meter, Unavailable
 from gpulab.devices.nvml import nvml_meter
+from gpulab.formatting import plain_values
 
 
 class Order(Struct, frozen=True):
@@ -41,7 +41,7 @@ class Order(Struct, frozen=True):
     fake: FakeScript | None = None
 
     def to_json(self) -> str:
-        return json.dumps(msgspec.to_builtins(self))
+        return json.dumps(plain_values(self))
 
     @classmethod
     def from_json(cls, text: str) -> Order:

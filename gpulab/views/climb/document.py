@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from gpulab.diagnosis.finding import Finding
+from gpulab.formatting import plain_values
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.record import Side
@@ -23,7 +22,7 @@ def document(climb: Climb) -> dict[str, object]:
     whole = {
         "schema": SCHEMA,
         "kind": "climb",
-        "headline": msgspec.to_builtins(headline(climb)),
+        "headline": plain_values(headline(climb)),
         **picked(climb, "ended", "seconds", "kept"),
         "edit": edit.code if edit is not None else None,
         "edit_is_diff": edit is not None and climb.top is not None and climb.top.edit_is_diff,

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import msgspec
-
+from gpulab.formatting import plain_values
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
@@ -24,7 +23,7 @@ def document(record: Comparison | Experiment, price_per_hour: float | None = Non
         kind, headline, figures = "comparison", comparison_headline(record), _comparison(record, price_per_hour)
     else:
         kind, headline, figures = "experiment", experiment_headline(record), _experiment(record, price_per_hour)
-    whole = {"schema": SCHEMA, "kind": kind, "headline": msgspec.to_builtins(headline), **figures}
+    whole = {"schema": SCHEMA, "kind": kind, "headline": plain_values(headline), **figures}
     return plain_data(whole)
 
 
@@ -39,7 +38,7 @@ def _comparison(comparison: Comparison, price_per_hour: float | None) -> dict[st
         **picked(comparison, "ratio", "interval", "noise_floor", "pairs"),
         "equivalence": EQUIVALENT,
         **picked(comparison, "differences", "notes", "restored"),
-        "parts": [msgspec.to_builtins(change) for change in comparison.parts],
+        "parts": [plain_values(change) for change in comparison.parts],
         "loss": _loss(comparison.loss) if comparison.loss else None,
         "a": _side(comparison.a, comparison, price_per_hour),
         "b": _side(comparison.b, comparison, price_per_hour),
@@ -77,9 +76,9 @@ def _side(side: Side, comparison: Comparison, price_per_hour: float | None) -> d
         **picked(side, "us_per_step", "us_per_sample"),
         "unprofiled_us_per_step": unprofiled_us(side, comparison),
         "profiled_us_per_step": profiled_us(side),
-        "memory": msgspec.to_builtins(run.memory) if run is not None else None,
-        "per_million_samples": msgspec.to_builtins(spending(side, price_per_hour)),
-        "checks": [msgspec.to_builtins(check) for check in side.checks],
+        "memory": plain_values(run.memory) if run is not None else None,
+        "per_million_samples": plain_values(spending(side, price_per_hour)),
+        "checks": [plain_values(check) for check in side.checks],
         "failure": side.failure or None,
         "prediction": _prediction(side),
         "edit": side.edit if side is comparison.b and keep_faster(comparison) else None,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-import msgspec
 import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
@@ -20,6 +19,7 @@ from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import headline
+from gpulab.formatting import plain_values
 from gpulab.run import Missing, Run
 from gpulab.views.report.findings import documents
 from gpulab.views.report.pause_sections import pauses_document
@@ -31,7 +31,7 @@ COSTLIEST = 20
 
 def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, object]:
     """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
-    heading = {"headline": msgspec.to_builtins(headline(diagnosis.first, diagnosis.alarm))}
+    heading = {"headline": plain_values(headline(diagnosis.first, diagnosis.alarm))}
     figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), **heading, **documents(diagnosis)}
     return plain_data(figures)
 
@@ -40,7 +40,7 @@ def _contract(facts: Facts) -> dict[str, object]:
     run, breakdown, trace = facts.run, facts.breakdown, facts.trace
     return {
         "source": run.source,
-        "device": msgspec.to_builtins(run.device),
+        "device": plain_values(run.device),
         "ranks": _ranks(run),
         "integrity": integrity(facts.integrity) if facts.integrity else None,
         "window_us": (run.timeline.window_ns[1] - run.timeline.window_ns[0]) / 1e3 if run.timeline else None,
@@ -72,20 +72,20 @@ def _own(facts: Facts) -> dict[str, object]:
         "data_wait_fraction": facts.data_wait_fraction,
         "optimizer_per_step_us": _spread(facts.optimizer_us),
         **picked(facts, "samples_per_s", "steps_per_s", "outside_steps_fraction"),
-        "dropped": [msgspec.to_builtins(d) for d in facts.selection.dropped],
+        "dropped": [plain_values(d) for d in facts.selection.dropped],
         "breakdown": _breakdown(facts.breakdown) if facts.breakdown else None,
         "devices": [_device_account(account) for account in facts.trace.devices] if facts.trace else None,
         "kernel_statistics": _kernel_statistics(facts.trace) if facts.trace else None,
-        "copies": [msgspec.to_builtins(row) for row in facts.trace.copies] if facts.trace else None,
-        "curves": [msgspec.to_builtins(c) for c in facts.curves],
-        "loader": msgspec.to_builtins(run.loader) if run.loader else None,
-        "loading": msgspec.to_builtins(facts.loading) if facts.loading else None,
+        "copies": [plain_values(row) for row in facts.trace.copies] if facts.trace else None,
+        "curves": [plain_values(c) for c in facts.curves],
+        "loader": plain_values(run.loader) if run.loader else None,
+        "loading": plain_values(facts.loading) if facts.loading else None,
         **pauses_document(run),
         "observer": _observer(facts),
         "missing": [_missing(m) for m in run.missing],
-        "changes": [msgspec.to_builtins(c) for c in run.changes],
-        "choices": [msgspec.to_builtins(c) for c in run.choices],
-        "environment": msgspec.to_builtins(run.environment),
+        "changes": [plain_values(c) for c in run.changes],
+        "choices": [plain_values(c) for c in run.choices],
+        "environment": plain_values(run.environment),
     }
 
 
@@ -127,13 +127,13 @@ _TENSORBOARD = ("gpu_utilization", "est_sm_efficiency", "est_achieved_occupancy_
 
 def _hta(view: HtaView) -> dict[str, object]:
     percentages = picked(view, "idle_pct", "compute_pct", "non_compute_pct", "overlap_pct")
-    return {**percentages, "streams": [msgspec.to_builtins(stream) for stream in view.streams]}
+    return {**percentages, "streams": [plain_values(stream) for stream in view.streams]}
 
 
 def _memory(facts: Facts) -> dict[str, object]:
     """Peaks, and per device of the trace's memory events; their curves are in `run.memory_events`."""
     return {
-        **msgspec.to_builtins(facts.run.memory),
+        **plain_values(facts.run.memory),
         "recorded": [
             {
                 **picked(curve, "device_index", "peak_bytes"),
@@ -147,7 +147,7 @@ def _memory(facts: Facts) -> dict[str, object]:
 
 def _kernel_statistics(trace: TraceFacts) -> dict[str, object]:
     figures = ("count", "short_count_fraction", "short_time_fraction", "est_achieved_occupancy_pct")
-    launches = msgspec.to_builtins(trace.launches) if trace.launches else None
+    launches = plain_values(trace.launches) if trace.launches else None
     return {**picked(trace.kernels, *figures), "launches": launches}
 
 
@@ -156,15 +156,15 @@ def _device_account(account: Breakdown) -> dict[str, object]:
 
 
 def integrity(verdict: Integrity) -> dict[str, object]:
-    return {"state": verdict.state, "checks": [msgspec.to_builtins(check) for check in verdict.checks]}
+    return {"state": verdict.state, "checks": [plain_values(check) for check in verdict.checks]}
 
 
 def _costliest(rows: Sequence[CostRow]) -> list[dict[str, object]]:
-    return [msgspec.to_builtins(row) for row in rows[:COSTLIEST]]
+    return [plain_values(row) for row in rows[:COSTLIEST]]
 
 
 def _spread(spread: Spread | None) -> dict[str, object] | None:
-    return None if spread is None else msgspec.to_builtins(spread)
+    return None if spread is None else plain_values(spread)
 
 
 def _observer(facts: Facts) -> dict[str, object]:

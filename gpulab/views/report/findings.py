@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-import msgspec
-
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for, title_of
-from gpulab.formatting import capitalized, duration, factor, percent, plural
+from gpulab.formatting import capitalized, duration, factor, percent, plain_values, plural
 from gpulab.prediction.prediction import Prediction
 from gpulab.views.layout import PAIRS, Column, Row, Section, present
 from gpulab.views.report.source import source_section
@@ -61,7 +59,7 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
     """`findings` and `untold` as plain data; None is "not measurable", or there is none."""
     return {
         "findings": [_document(f) for f in diagnosis.findings],
-        "untold": [msgspec.to_builtins(u) for u in diagnosis.untold],
+        "untold": [plain_values(u) for u in diagnosis.untold],
     }
 
 
@@ -187,9 +185,9 @@ def _document(finding: Finding) -> dict[str, object]:
         "cure": finding.cure or None,
         "predicted_ratio": finding.predicted_ratio,
         "predicted_interval": finding.predicted_interval,
-        "prediction": None if prediction is None else msgspec.to_builtins(prediction),
+        "prediction": None if prediction is None else plain_values(prediction),
         "source_line": finding.source_line or None,
-        "source": [msgspec.to_builtins(line) for line in finding.source],
+        "source": [plain_values(line) for line in finding.source],
         "lesson": finding.lesson or None,
         "after": finding.after or None,
         "shares_with": finding.shares_with,

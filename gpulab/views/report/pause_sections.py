@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import msgspec
-
-from gpulab.formatting import duration
+from gpulab.formatting import duration, plain_values
 from gpulab.intervals import measure, union_of
 from gpulab.run import Pause, PauseKind, Run
 from gpulab.views.layout import Column, Section, numbers, present
@@ -102,7 +100,7 @@ def pauses_document(run: Run) -> dict[str, object]:
             }
             for p in run.pauses
         ],
-        "more_pauses": [msgspec.to_builtins(s) for s in run.more_pauses],
+        "more_pauses": [plain_values(s) for s in run.more_pauses],
         "alerts": [
             {
                 "key": a.key,

@@ -12,7 +12,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
-from gpulab.formatting import decapitalized, duration, duration_range, percent, plural
+from gpulab.formatting import decapitalized, duration, duration_range, percent, plain_values, plural
 from gpulab.run import Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present
 from gpulab.views.report import document
@@ -56,9 +56,9 @@ class RankedReport(View):
             "collectives": comparison.collectives,
             "mismatch": comparison.mismatch,
             "communication_us": {r.rank: _communication(r) for r in comparison.ranks},
-            "problems": [msgspec.to_builtins(p) for p in self.ranks.problems],
+            "problems": [plain_values(p) for p in self.ranks.problems],
             "per_rank": {rank: document.document(facts, self.each[rank]) for rank, facts in self.facts.items()},
-            "headline": msgspec.to_builtins(self.headline),
+            "headline": plain_values(self.headline),
             **documents(self.diagnosis),
         }
         return document.plain_data(figures)

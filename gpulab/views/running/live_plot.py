@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
-import msgspec
 import numpy as np
 
+from gpulab.formatting import plain_values
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.running.stop_message import accept_stop
 from gpulab.views.running.widgets import close
@@ -180,7 +180,7 @@ class Messages:
         head = _head(delta.status, list(delta.samples))
         if series != self._series:
             self._series = series
-            head["series"] = [msgspec.to_builtins(s) for s in series]
+            head["series"] = [plain_values(s) for s in series]
         if ended:
             head["ended"] = True
         return head, _buffers(thinned(steps, ROWS_PER_MESSAGE, merge_steps), delta.samples.values(), ROWS_PER_MESSAGE)
@@ -198,7 +198,7 @@ class Messages:
         if self._status is None:
             return {}
         head = _head(self._status, list(self._samples))
-        head["series"] = [msgspec.to_builtins(s) for s in self._series]
+        head["series"] = [plain_values(s) for s in self._series]
         head["phases"] = self._phases
         head["ended"] = True
         steps = thinned(self._steps.all(), HISTORY_ROWS, merge_steps)
@@ -274,7 +274,7 @@ def _last(starts: npt.NDArray[np.intp], length: int) -> npt.NDArray[np.intp]:
 
 
 def _head(status: Status, samples: list[str]) -> Head:
-    return {"v": WIRE_VERSION, "status": msgspec.to_builtins(status), "samples": samples}
+    return {"v": WIRE_VERSION, "status": plain_values(status), "samples": samples}
 
 
 def _buffers(steps: Float32, samples: Iterable[Float32], keep: int) -> list[bytes]:
