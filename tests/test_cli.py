@@ -18,7 +18,7 @@ from gpulab.cli import doctor
 from gpulab.errors import GpulabError
 from gpulab.store.folders import Store
 from gpulab.views.report.report import Report
-from tests.support import synthetic
+from tests.support import synthetic, trace_files
 from tests.support.paths import ROOT
 from tests.support.strategies import tiny_run
 
@@ -197,6 +197,14 @@ def test_the_table_of_runs_waits_for_no_figures(root: Path) -> None:
     imported = imported_by("runs")
     assert not imported & {"torch", "IPython", "matplotlib", "asyncio", "gpulab.capture", "gpulab.tuning"}
     assert {"numpy", "gpulab.run"} <= imported, "the test sees what is imported"
+
+
+def test_a_report_of_a_trace_waits_for_what_it_needs(tmp_path: Path) -> None:
+    path = trace_files.write(tmp_path, trace_files.text(trace_files.step(3)), "made.json")
+    imported = imported_by("report", str(path), "--json")
+    assert not imported & {"torch", "IPython", "matplotlib", "asyncio", "pandas", "psutil", "pynvml"}
+    assert not imported & {"subprocess", "concurrent", "hashlib", "socket", "email", "csv"}
+    assert not imported & {"gpulab.capture", "gpulab.knobs", "gpulab.tuning", "gpulab.snapshot", "gpulab.panel"}
 
 
 # record

@@ -10,10 +10,9 @@ import functools
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Iterable
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
@@ -21,6 +20,9 @@ from gpulab.devices.child_path import import_path
 from gpulab.devices.cuda_visible_devices import Gpu
 from gpulab.devices.own_processes import marked
 from gpulab.formatting import plain_values
+
+if TYPE_CHECKING:
+    import subprocess
 
 TIMEOUT_S = 60.0  # importing PyTorch from a slow disk takes most of it
 DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvhost-gpu", "/dev/nvgpu", "/dev/kfd", "/dev/dxg")  # NVIDIA, Jetson, AMD, WSL
@@ -84,6 +86,8 @@ def verdict(done: subprocess.CompletedProcess[str] | None) -> ProbeResult:
 
 def ask(question: Question) -> subprocess.CompletedProcess[str] | None:
     """Start a Python like ours, let it answer; None where it does not end in time."""
+    import subprocess
+
     command = [sys.executable, "-P", "-c", _BOOTSTRAP, question, json.dumps(import_path())]
     try:
         return subprocess.run(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import platform
 import re
@@ -222,6 +221,8 @@ def _why_no_cuda(torch: ModuleType) -> str:
 
 
 def _versions() -> Iterator[tuple[str, str]]:
+    import importlib.metadata  # with email and zipfile
+
     for name in PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             written = importlib.metadata.distribution(name).read_text("METADATA") or ""

@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import shutil
-import socket
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -319,6 +318,8 @@ def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
 
 
 def _trace_name(run: Run) -> str:
+    import socket
+
     host = re.sub(r"[^A-Za-z0-9.-]", "-", run.environment.hostname or socket.gethostname())[:100] or "host"
     return f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}"
 

@@ -8,7 +8,6 @@ counted.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import math
 import os
 from collections.abc import Iterable, Mapping
@@ -159,6 +158,8 @@ class Scoreboard:
 
 def digest(code: str) -> str:
     """Of a cell's text: tells records of the same cell apart from others without keeping the code."""
+    import hashlib  # with OpenSSL
+
     return hashlib.sha256(code.encode("utf-8", "replace")).hexdigest()[:12]
 
 

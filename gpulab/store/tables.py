@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
@@ -45,6 +44,8 @@ def write_table(path: Path, rows: Sequence[Row], columns: Columns) -> None:
 
 
 def _csv(rows: Sequence[Row], columns: Columns) -> bytes:
+    import csv
+
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, list(columns))  # RFC 4180
     writer.writeheader()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +31,8 @@ def export(run: Run, folder: Path) -> list[Scalar]:
     A point's step is the step's number, or milliseconds since the start of the run for a meter's reading; its wall time
     is when it happened.
     """
+    import tempfile
+
     make_folder(folder)
     curves, start_s = scalars(run), started_s(run)
     with tempfile.TemporaryDirectory(prefix="gpulab-") as stage:

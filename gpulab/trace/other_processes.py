@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +18,8 @@ from typing import IO, TYPE_CHECKING
 from gpulab.trace import cache
 
 if TYPE_CHECKING:
+    import subprocess
+
     from gpulab.trace.parts import Part
 
 MOST_PARTS = 8  # each reads and unpacks the whole file
@@ -113,6 +114,8 @@ def write_part(path: str, part: int, parts: int, descriptor: int) -> None:
 
 
 def _fresh(path: Path, part: int, parts: int) -> Other:
+    import subprocess
+
     from gpulab.devices.child_path import import_path
     from gpulab.devices.own_processes import marked
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 
@@ -84,6 +81,9 @@ def _read_all(files: Sequence[Path]) -> list[Run | str]:
     workers = min(len(files), max(1, int(usable_cores() or 1)))
     if workers < 2 or sum(f.stat().st_size for f in files) < PARALLEL_FROM_BYTES:
         return [_read_here(f) for f in files]
+    import tempfile
+    from concurrent.futures import ThreadPoolExecutor
+
     with tempfile.TemporaryDirectory(prefix="gpulab-") as scratch, ThreadPoolExecutor(workers) as pool:
         folders = [Path(scratch, str(i)) for i in range(len(files))]
         return list(pool.map(_read_apart, files, folders))
@@ -103,6 +103,8 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
         return run
     folder.mkdir()
     command = [sys.executable, "-S", "-P", "-c", _WORKER, json.dumps(import_path()), str(file), str(folder)]
+    import subprocess
+
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=marked())
     if done.returncode:
         return (done.stdout or done.stderr).strip().splitlines()[-1] if done.stdout or done.stderr else "it was killed"
