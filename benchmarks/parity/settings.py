@@ -18,14 +18,15 @@ COMPILE = "compile"
 
 
 def alone(observation: Observation, cores: float, base: Mapping[str, Value] | None = None) -> list[Settings]:
-    """One knob each, at every value that it does not refuse, on top of `base`. Nothing that changes the steps."""
+    """One other knob each, at every value that it does not refuse on top of `base`. Nothing that changes the steps."""
     before = dict(base or {})
+    imagined = with_settings(observation, before)
     return [
         {knob.name: value}
         for knob in KNOBS.values()
-        if not changes_steps(knob.name)
-        for value in _values(knob, observation, cores)
-        if not _is_now(knob, value, observation, before) and not refusal({**before, knob.name: value}, observation)
+        if not changes_steps(knob.name) and knob.name not in before
+        for value in _values(knob, imagined, cores)
+        if not _is_now(knob, value, imagined) and not refusal({**before, knob.name: value}, observation)
     ]
 
 
@@ -67,6 +68,6 @@ def _values(knob: Knob, observation: Observation, cores: float) -> Iterator[Valu
             yield value
 
 
-def _is_now(knob: Knob, value: Value, observation: Observation, base: Mapping[str, Value]) -> bool:
-    now = base.get(knob.name, knob.value_in(observation))
+def _is_now(knob: Knob, value: Value, observation: Observation) -> bool:
+    now = knob.value_in(observation)
     return type(now) is type(value) and now == value
