@@ -19,9 +19,17 @@ class Blocks(Dataset):
         return {"input_ids": self.tokens[index], "labels": self.tokens[index]}
 
 
-model = GPT2LMHeadModel(
-    GPT2Config(vocab_size=VOCABULARY, n_positions=BLOCK, n_embd=64, n_layer=3, n_head=4, use_cache=False)
+config = GPT2Config(
+    vocab_size=VOCABULARY,
+    n_positions=BLOCK,
+    n_embd=64,
+    n_layer=3,
+    n_head=4,
+    use_cache=False,
+    bos_token_id=0,
+    eos_token_id=0,
 )
+model = GPT2LMHeadModel(config)
 training_args = TrainingArguments(
     output_dir="out",
     per_device_train_batch_size=8,
