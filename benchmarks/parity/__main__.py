@@ -40,7 +40,7 @@ def main() -> None:
     limits = replace(Limits(), threads=asked.threads).times(asked.factor)
     rows = [row_of(named(key), limits, folder=asked.results.absolute(), again=asked.again) for key in asked.only]
     whole = summary(rows)
-    print(f"{whole['reached']} of {whole['measured_trainings']} reached the best")
+    print(f"{whole['reached']} of {whole['tried']} reached the best")
 
 
 main()

@@ -55,7 +55,7 @@ def sine_waves(folder: Path) -> None:
     """As the example's `generate_sine_wave.py` makes them, fewer and shorter."""
     import torch
 
-    count, length, period = 11, 40, 20
+    count, length, period = 11, 12, 20
     rng = np.random.default_rng(2)
     x = np.arange(length) + rng.integers(-4 * period, 4 * period, (count, 1))
     torch.save(np.sin(x / period), folder / "traindata.pt")

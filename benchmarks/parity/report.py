@@ -22,7 +22,7 @@ def section(kept: dict[str, Any]) -> list[str]:
         "setting over that with the climb's, from blocks of both in turn within one run. Same loss: equal, or no",
         f"further apart than other seeds bring it. Target: {target['share']:.0%} of the best at the same loss, in",
         f"{target['trainings']} of 10.",
-        f"Reached: **{kept['reached']} of {len(finished)}**.",
+        f"Reached: **{kept['reached']} of {kept['tried']}**.",
         "",
         "| training | step | best setting | its ratio | climb's setting | its ratio | share of the best | climb took "
         "| same loss | reached |",
@@ -31,7 +31,7 @@ def section(kept: dict[str, Any]) -> list[str]:
     ]
     others = [row for row in rows if "reached" not in row]
     if others:
-        lines += ["", "Not measured:", ""]
+        lines += ["", "Not finished:", ""]
         lines += [f"- {row['title']}: {row.get('skipped') or row.get('failed')}" for row in others]
     return lines
 
