@@ -25,7 +25,8 @@ class Training:
     arguments: tuple[str, ...] = ()
     repository: str = ""  # "owner/name" on GitHub; empty: a script of `scripts`
     commit: str = ""  # of the repository, with which it was tried
-    folder: str = "."  # of the checkout: where the script is run, and what is copied for it
+    folder: str = "."  # of the checkout: what is copied
+    runs_in: str = "."  # of that folder: where the script is run
     cpu: tuple[str, ...] = ()  # further arguments without a GPU
     gpu: tuple[str, ...] = ()  # with one
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -129,13 +130,13 @@ TRAININGS: tuple[Training, ...] = (
         gpu=("--use-gpu",),
     ),
     Training(
-        key="gat",
-        title="a graph network: pytorch/examples, gat",
-        repository=_EXAMPLES[0],
-        commit=_EXAMPLES[1],
-        folder="gat",
-        entry="main.py",
-        arguments=("--hidden-dim=8", "--num-heads=1", "--epochs=200"),
+        key="gcn",
+        title="a graph network: pygcn",
+        repository="tkipf/pygcn",
+        commit="1600b5b748b3976413d1e307540ccc62605b4d6d",
+        entry="pygcn/train.py",
+        runs_in="pygcn",
+        arguments=("--hidden=64", "--epochs=400"),
         prepare=inputs.citations,
     ),
     Training(

@@ -9,7 +9,7 @@ from pydoc_data.topics import topics
 import numpy as np
 
 CHARACTERS, WORDS = 200_000, 60_000
-NODES, FEATURES, CLASSES, LINKS = 1700, 64, 7, 5000
+NODES, FEATURES, CLASSES, LINKS = 2700, 64, 7, 8000
 
 
 def text() -> str:
@@ -73,6 +73,7 @@ def citations(folder: Path) -> None:
         a, b = (int(n) for n in rng.integers(0, NODES, 2))
         if a != b and (classes[a] == classes[b] or rng.random() < 0.1):
             pairs.add((a, b))
-    (folder / "cora").mkdir()
-    (folder / "cora" / "cora.content").write_text("\n".join(rows) + "\n", encoding="ascii")
-    (folder / "cora" / "cora.cites").write_text("\n".join(f"{a}\t{b}" for a, b in sorted(pairs)) + "\n")
+    data = folder / "data" / "cora"
+    data.mkdir(parents=True, exist_ok=True)
+    (data / "cora.content").write_text("\n".join(rows) + "\n", encoding="ascii")
+    (data / "cora.cites").write_text("\n".join(f"{a}\t{b}" for a, b in sorted(pairs)) + "\n")

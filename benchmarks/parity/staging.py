@@ -57,7 +57,7 @@ def staged(training: Training, threads: int | None = None) -> Iterator[Staged]:
         entry = folder / training.entry
         sys.argv = [training.entry, *_arguments(training, gpu=torch.cuda.is_available())]
         sys.path[:0] = list(dict.fromkeys((str(entry.parent), str(folder))))
-        os.chdir(folder)
+        os.chdir(folder / training.runs_in)
         try:
             names: dict[str, Any] = {"__name__": "__main__", "__file__": str(entry)}
             yield Staged(entry.read_text(encoding="utf-8"), names)

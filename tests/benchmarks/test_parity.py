@@ -96,7 +96,7 @@ def test_ten_trainings_each_with_what_it_needs() -> None:
 
 def test_the_data_are_as_the_scripts_read_them(tmp_path: Path) -> None:
     inputs.citations(tmp_path)
-    rows = (tmp_path / "cora" / "cora.content").read_text().splitlines()
+    rows = (tmp_path / "data" / "cora" / "cora.content").read_text().splitlines()
     assert len(rows) == inputs.NODES and all(len(row.split()) == inputs.FEATURES + 2 for row in rows)
     inputs.words(tmp_path)
     assert {file.stem for file in (tmp_path / "words").iterdir()} == {"train", "valid", "test"}
