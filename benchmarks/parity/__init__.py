@@ -107,6 +107,7 @@ def judged_row(kept: dict[str, Any]) -> dict[str, Any]:
     search, climb, judgement = kept["search"], kept["climb"], kept["judgement"]
     by = {_sorted(arm["settings"]): arm for arm in judgement["arms"]}
     ours, share = by.get(_sorted(climb["kept"])), judgement["share"]
+    settled = bool(search["best"]) or not search["thin"]  # that nothing helps is shown only where all was measured
     same_loss = ours["same_loss"] if ours is not None else not climb["kept"]
     return {
         "step_ms": search["step_ms"],
@@ -120,8 +121,10 @@ def judged_row(kept: dict[str, Any]) -> dict[str, Any]:
         "sentence": climb["headline"]["sentence"],
         "seconds": climb["seconds"],
         "search_s": search["seconds"],
+        "thin": search["thin"],
         "reached": bool(
-            share is not None
+            settled
+            and share is not None
             and share["ratio"] >= SHARE
             and same_loss
             and climb["seconds"] <= LATEST * Limits().climb_s

@@ -29,6 +29,14 @@ def section(kept: dict[str, Any]) -> list[str]:
         "|" + "---|" * 10,
         *(_row(row) for row in finished),
     ]
+    thin = [row for row in finished if row["thin"]]
+    if thin:
+        lines += [
+            "",
+            "Measured in fewer than 5 pairs of blocks by the search, which without a best setting shows nothing:",
+            "",
+        ]
+        lines += [f"- {row['title']}: {', '.join(row['thin'])}" for row in thin]
     others = [row for row in rows if "reached" not in row]
     if others:
         lines += ["", "Not finished:", ""]

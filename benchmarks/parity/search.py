@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.parity.limits import Limits
-from benchmarks.parity.settings import COMPILE, Settings, alone, refusal, together, words
+from benchmarks.parity.settings import COMPILE, Settings, alone, together, words
 from benchmarks.parity.staging import Staged
 from gpulab.devices.machine import usable_cores
 from gpulab.knobs.catalogue import KNOBS
@@ -23,7 +23,7 @@ from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.trial import Trial
-from gpulab.verdict import LEAST_EFFECT
+from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 SEEDS = 3  # as a climb has them
 CONFIRMED, COMPLETIONS = 3, 2
@@ -68,6 +68,7 @@ class Search:
             "ratio": confirmed[0]["ratio"] if confirmed else 1.0,
             "interval": confirmed[0]["interval"] if confirmed else None,
             "step_ms": _step_ms(written),
+            "thin": [words(row["settings"]) for row in self.rows if _is_thin(row)],
             "knobs": sorted({name for settings in single for name in settings}),
             "seconds": time.monotonic() - began,
             "rows": self.rows,
@@ -145,7 +146,7 @@ class Search:
         for settings, comparison in zip(many, experiment.comparisons, strict=False):
             row = {"stage": stage, "settings": settings, "base": base or {}, **measured(comparison, settings)}
             self.rows.append(row)
-            self.tell(f"  {words(settings)}: {told(row)}")
+            self.tell(f"  {words(settings)}: {line_of(row)}")
 
     def _code(self) -> TextCode:
         """The same script among names of its own: nothing of an earlier experiment is there."""
@@ -183,12 +184,17 @@ def same_loss(comparison: Comparison, settings: Mapping[str, Any]) -> bool:
     return comparison.loss.verdict in KEEPING
 
 
-def told(row: Mapping[str, Any]) -> str:
+def line_of(row: Mapping[str, Any]) -> str:
     """One row in a line."""
     if row["failure"] or row["ratio"] is None:
         return str(row["failure"] or "not measured")
     low, high = row["interval"] or (float("nan"), float("nan"))
     return f"{row['ratio']:.3f} [{low:.3f}, {high:.3f}] {row['verdict']}, {row['pairs']} pairs, loss {row['loss']}"
+
+
+def _is_thin(row: Mapping[str, Any]) -> bool:
+    """A value by itself of which too few pairs tell anything: the time was too short, or the machine too busy."""
+    return row["stage"] == "alone" and row["pairs"] < TOO_FEW and row["verdict"] != "slower" and not row["failure"]
 
 
 def _distinct(many: Sequence[Settings]) -> list[Settings]:
@@ -203,6 +209,3 @@ def _step_ms(trial: Trial) -> float | None:
     from gpulab.tuning.schedule import step_s
 
     return 1e3 * step_s(trial.run) if len(trial.run.steps) else None
-
-
-__all__ = ["Search", "conducted", "measured", "refusal", "same_loss", "told"]

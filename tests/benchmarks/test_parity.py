@@ -50,7 +50,7 @@ def test_another_loss_is_not_the_same_training() -> None:
 def kept(share: float, *, same_loss: bool = True, seconds: float = 200.0) -> dict[str, Any]:
     arm = {"ratio": 0.5, "interval": [0.45, 0.55], "failure": "", "same_loss": same_loss}
     return {
-        "search": {"step_ms": 9.0, "best": {"workers": 2, "cache": True}, "seconds": 100.0},
+        "search": {"step_ms": 9.0, "best": {"workers": 2, "cache": True}, "seconds": 100.0, "thin": ["amp=bf16"]},
         "climb": {"kept": {"cache": "on"}, "ended": "budget", "headline": {"sentence": "Faster."}, "seconds": seconds},
         "judgement": {
             "share": {"ratio": share, "interval": [share - 0.01, share + 0.01]},
@@ -66,6 +66,15 @@ def kept(share: float, *, same_loss: bool = True, seconds: float = 200.0) -> dic
 def test_reached_is_the_share_at_the_same_loss_in_time(result: dict[str, Any], reached: bool) -> None:
     row = parity.judged_row(result)
     assert row["reached"] is reached and row["kept_now"] is not None and row["best_now"] is not None
+
+
+def test_a_search_without_time_shows_no_parity() -> None:
+    """As written is the best only where all knobs were measured."""
+    result = kept(1.0)
+    result["search"]["best"] = result["climb"]["kept"] = {}
+    assert not parity.judged_row(result)["reached"]
+    result["search"]["thin"] = []
+    assert parity.judged_row(result)["reached"]
 
 
 def test_the_table_has_a_row_for_each_and_names_what_is_missing() -> None:
