@@ -90,6 +90,10 @@ record-gpu: ## the lessons' recordings on an NVIDIA GPU, in PYTHON as it is: mak
 bench: $(TEST) .venv-peers ## measure gpulab beside its peers, write benchmarks/results
 	$(BIN)/python -m benchmarks
 
+.PHONY: parity
+parity: $(TEST) ## climbs of public trainings beside a search over all knobs; again to go on: make parity CHECKOUTS=folder
+	GPULAB_PARITY_CHECKOUTS=$(or $(CHECKOUTS),$(error name the folder: make parity CHECKOUTS=folder)) $(BIN)/python -m benchmarks parity
+
 .PHONY: notebooks
 notebooks: $(TEST) ## make the lessons' notebooks from their texts, run them, keep what they show: LESSON=03 for one
 	$(BIN)/python notebooks/execute.py $(LESSON)

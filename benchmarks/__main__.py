@@ -1,5 +1,6 @@
 """`python -m benchmarks [NAME…]`: run the benchmarks, keep their results, write the table.
 
+`parity` needs GPULAB_PARITY_CHECKOUTS; what of it is finished is not measured again (`python -m benchmarks.parity -h`).
 `planted --tuned` runs the planted cells that rules may be built with, `planted --aside` those kept aside.
 """
 
@@ -21,6 +22,7 @@ from benchmarks import (
     loading_clock,
     memory,
     overhead,
+    parity,
     planted,
     planted_knobs,
     power,
@@ -57,6 +59,7 @@ BENCHMARKS = {
     "hot_lines": hot_lines.measure,
     "planted_knobs": planted_knobs.measure,
     "climbing": climbing.measure,
+    "parity": parity.measure,
     "simulated_loops": simulated_loops.measure,
     "planted_tuned": planted.tuned,
     "planted_aside": planted.aside,

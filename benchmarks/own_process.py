@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ ROOT = Path(__file__).parents[1]
 
 def in_own_process(module: str, function: str, **arguments: object) -> dict[str, Any]:
     """What that function gives, called with plain data; its prints pass through. Raises CalledProcessError."""
+    return in_limited_process(module, function, arguments)
+
+
+def in_limited_process(
+    module: str, function: str, arguments: Mapping[str, object], *, limit_s: float | None = None
+) -> dict[str, Any]:
+    """The same. A process that takes longer than `limit_s` is killed, and TimeoutExpired raised."""
     with tempfile.TemporaryDirectory() as folder:
         answer = Path(folder, "answer.json")
         subprocess.run(
@@ -23,6 +31,7 @@ def in_own_process(module: str, function: str, **arguments: object) -> dict[str,
             cwd=ROOT,
             env=os.environ | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
             check=True,
+            timeout=limit_s,
         )
         found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
     return found

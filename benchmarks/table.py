@@ -11,6 +11,7 @@ from benchmarks import climbing, growth_plot, loaded_comparisons, loaded_planted
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
 from benchmarks.hot_lines import report as hot_lines_report
+from benchmarks.parity import report as parity_report
 from benchmarks.planted import report as planted_report
 from benchmarks.planted_knobs import holds
 
@@ -91,6 +92,7 @@ def write() -> None:
         ("hot_lines", hot_lines_report.section),
         ("planted_knobs", _planted_knobs),
         ("climbing", climbing.section),
+        ("parity", parity_report.section),
         ("planted_first_runs", planted_report.first_runs_section),
         ("planted_aside", partial(planted_report.section, title="survivors, kept aside", about=planted_report.ASIDE)),
         ("planted_tuned", partial(planted_report.section, title="cells looked at", about=planted_report.TUNED)),

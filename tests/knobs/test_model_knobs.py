@@ -260,6 +260,19 @@ def test_blocks_after_the_first_compile_nothing_anew(light_compiler: None, make:
     assert graphs[1] > graphs[0] and graphs[1] == graphs[2] == graphs[3]
 
 
+def test_dynamo_takes_no_name_out_that_is_out_already(light_compiler: None) -> None:
+    """It does so when compiled code goes, and Python would print a KeyError into the user's output for each."""
+    from torch._dynamo.utils import CleanupManager
+
+    with COMPILE.applied("default"):
+        Net()(torch.ones(1, 3, 6, 6)).sum().backward()
+    alive = [ref() for ref in CleanupManager.instance.refs.values()]  # as a cycle of references would keep them
+    assert alive
+    COMPILE.forget()
+    left = [hook for hooks in CleanupManager.instance.values.values() for hook in hooks]
+    assert all(hook.name in hook.scope for hook in left)
+
+
 def test_what_the_user_compiled_is_left_and_stays_compiled(light_compiler: None) -> None:
     mine, theirs = torch.compile(Net()), Net()
     theirs.compile()

@@ -50,6 +50,15 @@ class DynamoNames:
             for name in [n for n in names if n.startswith(DYNAMOS) and n not in before]:
                 del names[name]
         self._before.clear()
+        _forget_hooks()
+
+
+def _forget_hooks() -> None:
+    """Dynamo would take the same names out once more as the code goes, and print a KeyError for each (torch 2.13)."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    instance = getattr(getattr(dynamo, "CleanupManager", None), "instance", None)
+    for hooks in getattr(instance, "values", {}).values():
+        hooks[:] = [hook for hook in hooks if hook.name in hook.scope]
 
 
 class Compile(Knob):

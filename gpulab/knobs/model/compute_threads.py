@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from msgspec.structs import replace
 
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Environment, Run
 
@@ -60,6 +61,12 @@ class ComputeThreads(Knob):
 
     def environment_with(self, environment: Environment, value: Value) -> Environment:
         return replace(environment, compute_threads=int(value))
+
+    def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
+        """Half as many, for small operators lose more by being shared than they gain; else all cores."""
+        now, cores = int(value or 1), max(1, math.floor(times.cores))
+        counts = [cores, now // 2] if now < cores else [now // 2]
+        return [count for count in counts if count]
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         return CodeEdit(f"torch.set_num_threads({value})  # before the loop")

@@ -19,7 +19,7 @@ from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.record import Outcome, Passed
 from gpulab.tuning.plan import Arm
-from gpulab.tuning.record import Experiment
+from gpulab.tuning.record import Experiment, Side
 from gpulab.verdict import LEAST_EFFECT
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
@@ -122,12 +122,16 @@ def others(state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[P
 
 
 def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Candidate], list[Passed]]:
-    """Of what was screened the settings that looked faster, the fastest first; and what the others showed."""
+    """Of what was screened the settings that looked faster, the fastest first, then those of which no pair of blocks
+    was measured, for the time was over: nothing speaks against them. And what the others showed."""
     faster: list[tuple[float, Candidate]] = []
+    unmeasured: list[Candidate] = []
     passed: list[Passed] = []
     for candidate, comparison in zip(arms, screened.comparisons, strict=True):
         label = Arm(candidate.settings).label
-        if comparison.ratio is None:
+        if not comparison.pairs and not comparison.b.failure and _has_steps(comparison.a):
+            unmeasured.append(candidate)
+        elif comparison.ratio is None:
             why = comparison.b.failure or (comparison.notes[0] if comparison.notes else "no block of it was measured")
             passed.append(Passed(label, f"screened: {why}".rstrip(".")))
         elif comparison.ratio > 1 - LEAST_EFFECT:
@@ -135,7 +139,11 @@ def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Can
             passed.append(Passed(label, f"screened: {shown}, so it was not tried further"))
         else:
             faster.append((comparison.ratio, candidate))
-    return [candidate for _, candidate in sorted(faster, key=lambda pair: pair[0])], passed
+    return [*(candidate for _, candidate in sorted(faster, key=lambda pair: pair[0])), *unmeasured], passed
+
+
+def _has_steps(side: Side) -> bool:
+    return side.facts is not None and len(side.facts.run.steps) > 0
 
 
 def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list[Candidate]:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.knob import StepTimes
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device
 from gpulab.tuning.record import Experiment
@@ -55,6 +56,13 @@ def test_what_it_refuses_and_what_keeps_it() -> None:
     assert "set_num_threads(1)" in KNOB.code_edit(SCENE, 1).snippet
     with pytest.raises(UsageError, match="compute_threads=0"):
         KNOB.parse("0")
+
+
+@pytest.mark.parametrize(
+    ("now", "cores", "tried"), [(2, 2.0, [1]), (1, 2.0, [2]), (1, 1.0, []), (16, 16.0, [8]), (4, 16.0, [16, 2])]
+)
+def test_a_climb_tries_half_of_them_or_all_cores(now: int, cores: float, tried: list[int]) -> None:
+    assert KNOB.next_values(now, StepTimes(cores)) == tried
 
 
 def test_the_record_of_a_run_holds_the_threads_it_was_given() -> None:

@@ -26,13 +26,13 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.run import Memory
 from gpulab.tuning.climb.acceptance import broken_loss, judged
 from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.policy import ClimbState, Tried, candidates, ways_back
+from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, promising, ways_back
 from gpulab.tuning.climb.record import Bounds
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.compare.sequential import compare_sequential
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Plan
-from gpulab.tuning.record import LossComparison
+from gpulab.tuning.record import Experiment, LossComparison
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.climb.sections import headline, kept_edit
 from tests.support.comparisons import PARTS_A, alike, as_written, blocks, facts_with, faster, loss_curve
@@ -701,6 +701,17 @@ def test_a_screened_setting_that_fails_is_named() -> None:
     machine = Machine(lambda s: 38.0, lambda s: HEALTHY, fails=lambda s: "out of memory" if "workers" in s else "")
     found = machine.climb()
     assert any("screened: out of memory" in p.why for p in found.passed)
+
+
+def test_what_screening_had_no_time_for_is_tried_all_the_same() -> None:
+    """A script that builds everything anew in each block: the time is over before the compiled one has a pair."""
+    measured = compare_blocks(as_written(), replace(faster(), facts=None))
+    unmeasured = compare_blocks(as_written(), replace(alike(), facts=None, blocks=()))
+    settings: tuple[dict[str, Plain], ...] = ({"compile": "default"}, {"workers": 2})
+    arms = [Candidate(chosen, None, None, 0.0) for chosen in settings]
+    looked = Experiment((), (unmeasured, measured), 1.0)
+    able, passed_over = promising(looked, arms)
+    assert [c.settings for c in able] == [{"workers": 2}, {"compile": "default"}] and not passed_over
 
 
 def test_a_stop_while_screening_ends_the_climb() -> None:
