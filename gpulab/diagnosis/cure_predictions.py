@@ -41,7 +41,8 @@ def with_predictions(
                 prediction = predict_from(projection, settings, evidence)
         elif (removal := kind_of(finding.key).removal) is not None:
             gone = np.array(finding.removed_ns, dtype=np.int64).reshape(-1, 2)
-            prediction = predict_removal(facts, removal, gone, evidence.errors.get(finding.key, ()))
+            today = None if projection is None else projection.today
+            prediction = predict_removal(facts, removal, gone, evidence.errors.get(finding.key, ()), today)
         predicted.append(finding if prediction is None else _bounded(replace(finding, prediction=prediction), step_us))
     return predicted
 

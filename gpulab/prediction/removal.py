@@ -40,19 +40,24 @@ class Waits(Struct, frozen=True):
 
 
 def predict_removal(
-    facts: Facts, cause: Pauses | Waits, intervals: Intervals | None = None, errors: Sequence[float] = ()
+    facts: Facts,
+    cause: Pauses | Waits,
+    intervals: Intervals | None = None,
+    errors: Sequence[float] = (),
+    today: Baseline | None = None,
 ) -> Prediction:
     """What leaving out that cause would bring: the settings are empty, for no knob does it.
 
     `intervals`: the time that falls away, [n, 2] in ns by the run's clock; of a wait, the calls in it no longer wait.
     Without (None): all pauses of that kind that the run holds, all waiting calls of that direction. The ratio is of the
     time of the whole loop, what lies between steps included. Never raises: `refused` says why nothing is predicted.
-    `errors`: measured over predicted ratio of earlier predictions of the same cause.
+    `errors`: measured over predicted ratio of earlier predictions of the same cause. `today`: the baseline of these
+    facts, where the caller has it already.
     """
     try:
         if intervals is not None and not len(intervals):
             raise Refused("when exactly it happens was not recorded")
-        today = Baseline.of(facts)
+        today = today or Baseline.of(facts)
         if isinstance(cause, Waits):
             removed = _without_waits(today, cause, intervals)
         else:

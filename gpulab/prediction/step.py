@@ -7,6 +7,8 @@ and the training share the cores.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from itertools import product
 
 import numpy as np
@@ -67,9 +69,8 @@ class Projection(Struct, frozen=True):
         """Time per sample after over before: likely, lowest, highest."""
         likely = list(product(self._waited_fractions(), (1.0,), self._batches_us()))
         ways = list(product(self._waited_fractions(), self._handing(), self._batches_us()))
-        step_us = {
-            way: self._step_us(*way) for way in dict.fromkeys((*likely, *ways))
-        }  # each may play the window again
+        computed_us = cache(self._computed_us)  # each time the window is played again
+        step_us = {way: self._step_us(*way, computed_us) for way in dict.fromkeys((*likely, *ways))}
         likely_us, steps_us = [step_us[way] for way in likely], [step_us[way] for way in ways]
         before = self.today.played.step_us if self._plays else self.today.step.median
         scale = self.pure_factor / self.samples / before
@@ -112,16 +113,18 @@ class Projection(Struct, frozen=True):
         c = self.changes
         return bool(c.device_factor is not None or c.host or len(c.free_waits) or len(c.unlaunched))
 
-    def _step_us(self, waited_fraction: float, handing: float, batch_us: float) -> float:
+    def _step_us(
+        self, waited_fraction: float, handing: float, batch_us: float, computed_us: Callable[[float], float]
+    ) -> float:
         today, making = self.today, self.making
         if not self.remade:
-            return self._computed_us(today.wait_us)
+            return computed_us(today.wait_us)
         assert making is not None
         making_us = batch_us * today.batches
         if not self.workers:
-            return self._computed_us(making_us)
+            return computed_us(making_us)
         hand_off = handing * hand_off_us(today) * today.batches
-        computed = self._computed_us(hand_off)
+        computed = computed_us(hand_off)
         cpu_us = making_us * (1 - waited_fraction)
         cores = today.run.environment.usable_cores
         least = [computed, making_us / self.workers]
