@@ -44,6 +44,7 @@ class LoadingClock:
         self._watcher = watcher
         self._watched_here: LoadingWatch | None = None
         self._here: weakref.WeakKeyDictionary[Any, Here] = weakref.WeakKeyDictionary()
+        self._timed_here: dict[int | None, Timed] = {}  # by loader: its epochs share one, or each would keep its own
         self._from: weakref.WeakKeyDictionary[Any, FromWorkers] = weakref.WeakKeyDictionary()
         self._untimed: set[int | None] = set()  # loaders whose workers were there before
         self._pinned: dict[int, int] = {}  # ns, by the id of what was pinned
@@ -86,7 +87,8 @@ class LoadingClock:
         timed = Timed()
         for feed in mine:
             feed.close()
-            timed.add(feed.timed)
+        for each in dict.fromkeys(feed.timed for feed in mine):
+            timed.add(each)
         self.worker_threads = max((feed.threads for feed in mine if feed.threads is not None), default=None)
         batches = timed.batches(self._origin_ns, perf_counter_ns())
         self._feeds.clear()
@@ -218,6 +220,7 @@ class LoadingClock:
             for other in self._feeds:
                 other.close_if_over()
             feed = self._here[iterator] = Here()
+            feed.timed = self._timed_here.setdefault(self.asked, feed.timed)
             feed.looks = self._look_here()
             feed.undo = time_fetcher(iterator._dataset_fetcher, iterator._dataset, feed)
             self._feeds.append(feed)

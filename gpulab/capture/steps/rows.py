@@ -1,13 +1,20 @@
-"""What is kept of steps: the sums of the one that is going on, and a row for each that was closed."""
+"""What is kept of steps: the sums of the one that is going on, and a row for each that was closed.
+
+Only the newest rows stay in memory where a thread of ours writes them to a spool from time to time. It never makes the
+training thread wait for the disk, but where steps turn out to be none, which happens at most a few times in a run.
+"""
 
 from __future__ import annotations
 
 import struct
+import threading
+from collections import deque
 
 import numpy as np
 from msgspec import Struct
 
 from gpulab.run import Int64, StepFlag, Steps
+from gpulab.store.spool import Spool
 
 EPOCH_START, PROFILER_EDGE = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE)  # plain numbers are faster
 COLUMNS = (
@@ -19,6 +26,9 @@ START, END, DATA_WAIT, OPTIMIZER, OWN, BATCHES, SAMPLES, PHASE, FLAGS = range(WI
 ROWS_IN_BLOCK = 16_384
 _ROW = struct.Struct(f"{WIDTH}q")
 _pack_into, _ROW_BYTES = _ROW.pack_into, _ROW.size
+TABLE = "steps"  # of the spool
+DTYPE = np.dtype([(name, np.int64) for name in COLUMNS])
+KEPT_BLOCKS = 2  # the newest stay in memory
 
 
 class OtherStep(Struct, frozen=True, gc=False):
@@ -62,8 +72,15 @@ class Rows:
 
     def __init__(self) -> None:
         self.count = 0
-        self._blocks: list[bytearray] = []
+        self._blocks: list[bytearray | None] = []  # None: in the spool alone
         self._newest = bytearray()
+        self._spool: Spool | None = None
+        self._lock = threading.Lock()  # held while a thread of ours writes, and where rows are taken back
+        self._claimed = 0  # so many rows are written or about to be: who changes one says so
+        self._written = 0
+        self._changed: dict[int, tuple[int, ...]] = {}  # written rows as they are now; few
+        self._unwritten: deque[int] = deque()  # of these
+        self._taken_back = False  # since the last writing
 
     def __len__(self) -> int:
         return self.count
@@ -94,15 +111,26 @@ class Rows:
         self._blocks.append(self._newest)
 
     def clear(self) -> None:
-        self.count = 0
-        self._blocks.clear()
+        with self._lock:
+            self.count = self._claimed = self._written = 0
+            self._blocks.clear()
+            self._changed.clear()
+            self._unwritten.clear()
+            self._taken_back = self._spool is not None
 
     # -- single rows -----------------------------------------------------------------------------------------------
 
     def row(self, number: int) -> tuple[int, ...]:
         """All its numbers. Raises IndexError."""
-        block, at = self._place(number)
-        return _ROW.unpack_from(block, at)
+        number = self._number(number)
+        changed = self._changed.get(number)
+        if changed is not None:
+            return changed
+        block = self._blocks[number // ROWS_IN_BLOCK]
+        if block is None:
+            row = self._table()[number]
+            return tuple(row.tolist())
+        return _ROW.unpack_from(block, number % ROWS_IN_BLOCK * _ROW_BYTES)
 
     def value(self, number: int, column: int) -> int:
         """One of its numbers. Raises IndexError."""
@@ -110,44 +138,50 @@ class Rows:
 
     def last(self) -> tuple[int, int, int, int]:
         """Start, end, data wait (ns) and samples (-1 unknown) of the newest row. Raises IndexError without one."""
-        start, end, wait, _, _, _, samples, _, _ = self.row(-1)
+        if not self.count:
+            raise IndexError("no row")
+        at = (self.count - 1) % ROWS_IN_BLOCK * _ROW_BYTES
+        start, end, wait, _, _, _, samples, _, _ = _ROW.unpack_from(self._newest, at)
         return start, end, wait, samples
 
     def add_flags(self, number: int, flags: int) -> None:
         self._change(number, {FLAGS: self.value(number, FLAGS) | flags})
 
-    def _place(self, number: int) -> tuple[bytearray, int]:
+    def _number(self, number: int) -> int:
         if number < 0:
             number += self.count
         if not 0 <= number < self.count:
             raise IndexError(number)
-        block, at = divmod(number, ROWS_IN_BLOCK)
-        return self._blocks[block], at * _ROW_BYTES
+        return number
 
     def _change(self, number: int, values: dict[int, int]) -> None:
-        block, at = self._place(number)
-        row = _ROW.unpack_from(block, at)
-        _pack_into(block, at, *(values.get(column, value) for column, value in enumerate(row)))
+        number = self._number(number)
+        row = tuple(values.get(column, value) for column, value in enumerate(self.row(number)))
+        block = self._blocks[number // ROWS_IN_BLOCK]
+        if block is not None:
+            _pack_into(block, number % ROWS_IN_BLOCK * _ROW_BYTES, *row)
+        if number < self._claimed:  # asked last: what is claimed meanwhile is written as it is now
+            self._changed[number] = row
+            self._unwritten.append(number)
 
     # -- rows that turn out to be something else -------------------------------------------------------------------
 
     def since_epoch(self) -> int:
         """Rows since the newest epoch began: all of them where none did."""
-        newest = next((i for i in reversed(range(self.count)) if self.value(i, FLAGS) & EPOCH_START), 0)
-        return self.count - newest
+        begun = np.flatnonzero(self._table()[:, FLAGS] & EPOCH_START)
+        return self.count - (int(begun[-1]) if len(begun) else 0)
 
     def lead_into(self, step: OpenStep, count: int) -> None:
         """Add the newest `count` rows to the open step: they were its beginning."""
         if not count:
             return
         rows = self._table()[-count:]
-        known = np.maximum(rows[:, SAMPLES], 0)
         step.start_ns = int(rows[0, START])
         step.data_wait_ns += int(rows[:, DATA_WAIT].sum())
         step.optimizer_ns += int(rows[:, OPTIMIZER].sum())
         step.own_ns += int(rows[:, OWN].sum())
         step.batches += int(rows[:, BATCHES].sum())
-        step.samples += int(known.sum())
+        step.samples += int(np.maximum(rows[:, SAMPLES], 0).sum())
         step.samples_known &= bool((rows[:, SAMPLES] >= 0).all())
         step.flags |= int(rows[0, FLAGS]) & EPOCH_START
 
@@ -175,16 +209,66 @@ class Rows:
         }
         self._change(0, longer)
 
+    # -- the spool -------------------------------------------------------------------------------------------------
+
+    def write(self, spool: Spool) -> None:
+        """Append what is new. From one thread of ours at a time. Raises OSError; then nothing is lost."""
+        with self._lock:
+            self._spool = spool
+            if self._taken_back:
+                spool.append(TABLE, 0, b"", 0)
+                self._taken_back = False
+            self._claimed = self.count
+            while self._written < self._claimed:
+                self._write_block(spool)
+            while self._unwritten:
+                number = self._unwritten[0]
+                spool.append(TABLE, number, _ROW.pack(*self._changed[number]), self._written)
+                self._unwritten.popleft()
+            for number in range(self._written // ROWS_IN_BLOCK - KEPT_BLOCKS + 1):
+                self._forget(number)
+
+    def _write_block(self, spool: Spool) -> None:
+        """The rows of one block that are not written."""
+        first, at = self._written, self._written % ROWS_IN_BLOCK
+        until = min(self._claimed, first - at + ROWS_IN_BLOCK)
+        block = self._blocks[first // ROWS_IN_BLOCK]
+        assert block is not None
+        rows = memoryview(block)[at * _ROW_BYTES : (at + until - first) * _ROW_BYTES]
+        spool.append(TABLE, first, bytes(rows), until)
+        self._written = until
+
+    def _forget(self, number: int) -> None:
+        """A block is in the spool alone from now on, but for the rows that may be asked for: where an epoch began."""
+        block = self._blocks[number]
+        if block is None:
+            return
+        begun = np.flatnonzero(np.frombuffer(block, np.int64).reshape(-1, WIDTH)[:, FLAGS] & EPOCH_START)
+        if len(begun):
+            first = number * ROWS_IN_BLOCK + int(begun[-1])
+            for row in (first, first + 1):
+                self._changed.setdefault(row, self.row(row))
+        self._blocks[number] = None
+
     # -- all rows --------------------------------------------------------------------------------------------------
 
     def _table(self) -> Int64:
         """All rows, [n, 9]; a copy."""
-        count = self.count
-        table = np.empty((count, WIDTH), np.int64)
-        for first in range(0, count, ROWS_IN_BLOCK):
-            rows = np.frombuffer(self._blocks[first // ROWS_IN_BLOCK], np.int64).reshape(-1, WIDTH)
-            table[first : first + ROWS_IN_BLOCK] = rows[: count - first]
-        return table
+        with self._lock:
+            count = self.count
+            table = np.empty((count, WIDTH), np.int64)
+            if self._spool is not None and None in self._blocks:
+                rows = self._spool.read().tables[TABLE].view(np.int64).reshape(-1, WIDTH)
+                table[: len(rows)] = rows[:count]
+                del rows
+            for number, block in enumerate(self._blocks):
+                first = number * ROWS_IN_BLOCK
+                if block is not None and first < count:
+                    rows = np.frombuffer(block, np.int64).reshape(-1, WIDTH)
+                    table[first : first + ROWS_IN_BLOCK] = rows[: count - first]
+            for number, row in self._changed.items():
+                table[number] = row
+            return table
 
     def steps(self, origin_ns: int) -> Steps:
         """All rows, on a clock that starts at `origin_ns`."""

@@ -24,6 +24,7 @@ from collections import deque
 from gpulab.capture.dataloader.wait_hooks import Answer
 from gpulab.capture.steps.rows import BATCHES, EPOCH_START, FLAGS, PROFILER_EDGE, OpenStep, OtherStep, Rows
 from gpulab.run import Phase, StepFlag, Steps
+from gpulab.store.spool import Spool
 
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
@@ -261,6 +262,10 @@ class StepTracker:
         """All steps. One whose work was done but that no boundary closed is kept, flagged PARTIAL."""
         self._close_what_is_left(end_ns)
         return self._rows.steps(self._origin_ns)
+
+    def write(self, spool: Spool) -> None:
+        """Append the steps that are new to the spool. From one thread of ours at a time. Raises OSError."""
+        self._rows.write(spool)
 
     # -- decisions: a loader is asked ------------------------------------------------------------------------------
 

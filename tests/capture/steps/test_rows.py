@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +14,7 @@ from msgspec.structs import fields
 from gpulab.capture.steps import rows as rows_module
 from gpulab.capture.steps.rows import BATCHES, COLUMNS, FLAGS, SAMPLES, OpenStep, Rows
 from gpulab.run import StepFlag, Steps
+from gpulab.store.spool import Spool
 
 READ = ("data_wait_ns", "optimizer_ns", "own_ns", "batches", "samples", "flags")
 
@@ -51,14 +56,21 @@ ACTIONS = st.one_of(
     st.tuples(st.just("flag"), st.integers(0, 30), st.sampled_from([int(f) for f in StepFlag])),
     st.tuples(st.just("give"), st.integers(0, 30), st.just(0)),
     st.tuples(st.just("clear"), st.just(0), st.just(0)),
+    st.tuples(st.just("write"), st.just(0), st.just(0)),
 )
 
 
-@given(st.lists(ACTIONS, max_size=40), st.integers(0, 40))
-def test_rows_are_as_lists_would_have_them(actions: list[tuple[str, int, int]], newest: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
+@given(st.lists(ACTIONS, max_size=60), st.integers(0, 60))
+def test_rows_are_as_lists_would_have_them(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]], newest: int
+) -> None:
+    spool = Spool(tmp_path_factory.mktemp("spool") / ".running", {rows_module.TABLE: rows_module.DTYPE}, {})
+    with closing(spool), pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "ROWS_IN_BLOCK", 3)
-        rows, plain = _played(actions)
+        rows, plain = _played(actions, spool)
+        if actions and actions[-1][0] == "write":
+            written = spool.read().tables[rows_module.TABLE]
+            assert written.tolist() == [tuple(row) for row in plain], "as another process would read it"
         assert [rows.row(i) for i in range(len(rows))] == [tuple(row) for row in plain]
         epochs = [i for i, row in enumerate(plain) if row[FLAGS] & StepFlag.EPOCH_START]
         assert rows.since_epoch() == len(plain) - (epochs[-1] if epochs else 0)
@@ -72,7 +84,7 @@ def test_rows_are_as_lists_would_have_them(actions: list[tuple[str, int, int]], 
         assert rows.steps(0).batch_count.tolist() == [row[BATCHES] for row in plain]
 
 
-def _played(actions: list[tuple[str, int, int]]) -> tuple[Rows, list[list[int]]]:
+def _played(actions: list[tuple[str, int, int]], spool: Spool) -> tuple[Rows, list[list[int]]]:
     rows, plain = Rows(), list[list[int]]()
     for what, number, value in actions:
         if what == "append":
@@ -81,6 +93,9 @@ def _played(actions: list[tuple[str, int, int]]) -> tuple[Rows, list[list[int]]]
             rows.append(step, start + 10, 1)
             known = value if value >= 0 and number else -1
             plain.append([start, start + 10, 0, 0, 0, number, known, 1, 0])
+        elif what == "write":
+            spool.append(rows_module.TABLE, 0, b"", 0) if not spool.path.exists() else None
+            rows.write(spool)
         elif what == "clear":
             rows.clear()
             plain.clear()
@@ -100,3 +115,37 @@ def _played(actions: list[tuple[str, int, int]]) -> tuple[Rows, list[list[int]]]
 def test_a_row_that_is_not_there(number: int) -> None:
     with pytest.raises(IndexError):
         Rows().row(number)
+
+
+def test_rows_that_a_thread_writes_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "ROWS_IN_BLOCK", 16)
+    rows, over, failed = Rows(), threading.Event(), list[Exception]()
+    spool = Spool(tmp_path / ".running", {rows_module.TABLE: rows_module.DTYPE}, {})
+
+    def write() -> None:
+        try:
+            while not over.is_set():
+                rows.write(spool)
+        except Exception as e:
+            failed.append(e)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for i in range(5_000):
+        rows.append(OpenStep(10 * i, batches=2, samples=8), 10 * i + 10, 1)
+        rows.add_flags(-1, int(StepFlag.COMPILE) if i % 3 == 0 else 0)
+        if i % 100 == 99:
+            rows.give_batch(i - 7, OpenStep(0))
+    over.set()
+    writer.join()
+    rows.write(spool)
+    steps, written = rows.steps(0), spool.read().tables[rows_module.TABLE]
+    spool.close()
+    assert not failed
+    assert steps.start_ns.tolist() == [10 * i for i in range(5_000)] == written["start_ns"].tolist()
+    assert (
+        steps.batch_count.tolist() == [1 if i % 100 == 92 else 2 for i in range(5_000)] == written["batches"].tolist()
+    )
+    compiled = [bool(flags & StepFlag.COMPILE) for flags in steps.flags.tolist()]
+    assert compiled == [i % 3 == 0 for i in range(5_000)] == (written["flags"] & int(StepFlag.COMPILE) > 0).tolist()
+    assert len([block for block in rows._blocks if block is not None]) <= rows_module.KEPT_BLOCKS
