@@ -3,6 +3,7 @@
 const CAPACITY = 4096;
 const RECENT_S = 3;
 const RECENT_STEPS = 5;
+const MOST_RECENT = 16_384; // rows: three seconds of as many as a message holds
 const SILENCE_S = 2; // a meter silent for longer gets a gap in its curve, not a line across it
 
 /**
@@ -29,6 +30,7 @@ export class StepHistory {
 
   push(end, wall, wait, rate, count, slowest) {
     this.recent.push([end, wall, rate, count]);
+    if (this.recent.length > MOST_RECENT) this.recent.splice(0, MOST_RECENT / 2); // a hidden page asks for no throughput
     this.group = Math.max(this.group, count); // fast steps come merged already
     const samples = (rate * wall * count) / 1000;
     if (!Number.isFinite(samples)) this.samplesKnown = false; // from then on steps are counted
@@ -60,7 +62,7 @@ export class StepHistory {
     this.group *= 2;
     for (let i = 0; i < n; i++) {
       const row = old.map((column) => column[i]);
-      if (i % 2 === 1) this.#merge(this.length - 1, row);
+      if (i > 0 && i % 2 === 0) this.#merge(this.length - 1, row); // the first stays as it is: there the run began
       else this.#columns().forEach((column, k) => column.push(row[k]));
     }
   }
@@ -135,7 +137,7 @@ export class Curve {
     this.count = [];
     this.group *= 2;
     for (let i = 0; i < t.length; i++) {
-      const pair = i + 1 < t.length && value[i] !== null && value[i + 1] !== null;
+      const pair = i > 0 && i + 1 < t.length && value[i] !== null && value[i + 1] !== null; // the first stays as it is
       if (!pair) {
         this.#append(t[i], value[i], count[i]);
         continue;
@@ -144,5 +146,14 @@ export class Curve {
       this.#append(t[i + 1], (value[i] * count[i] + value[i + 1] * count[i + 1]) / n, n);
       i++;
     }
+    if (this.t.length > 0.75 * this.capacity) this.#closeGaps();
+  }
+
+  /** A meter that is silent again and again has more gaps than a chart can show. */
+  #closeGaps() {
+    const heard = this.value.map((value, i) => [this.t[i], value, this.count[i]]).filter(([, value]) => value !== null);
+    this.t = heard.map((row) => row[0]);
+    this.value = heard.map((row) => row[1]);
+    this.count = heard.map((row) => row[2]);
   }
 }

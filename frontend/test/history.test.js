@@ -69,3 +69,12 @@ test("rows that stand for several steps say so", () => {
   assert.equal(history.group, 5);
   assert.deepEqual(history.count, [1, 5, 5]);
 });
+
+test("a meter that is silent between all its readings stays few points", () => {
+  const curve = new Curve(64);
+  for (let i = 0; i < 10_000; i++) curve.push(3 * i, i % 100);
+  assert.ok(curve.t.length < 64);
+  assert.equal(curve.t[0], 0);
+  assert.equal(curve.t[curve.t.length - 1], 3 * 9_999);
+  assert.ok(curve.t.every((t, i) => i === 0 || t > curve.t[i - 1]));
+});

@@ -37,3 +37,34 @@ test("a run that has ended is not lost when its widget is closed", () => {
   assert.equal(store.lost, false);
   assert.equal(store.ended, true);
 });
+
+test("eight hours at 10 Hz stay few points, in a page that nobody looks at", () => {
+  const widget = model({});
+  const store = new Store(widget);
+  const n = 288_000;
+  const each = 32; // steps in a message
+  for (let first = 0; first < n; first += each) {
+    const steps = new Float32Array(6 * each);
+    const readings = new Float32Array(2 * each);
+    for (let i = 0; i < each; i++) {
+      const t = (first + i + 1) / 10;
+      steps.set([t, 100, 25, 320, 1, first + i === 123_456 ? 900 : 100], 6 * i);
+      readings.set([t, (first + i) % 100], 2 * i);
+    }
+    const buffers = [new DataView(steps.buffer), new DataView(readings.buffer)];
+    widget.fire("msg:custom", head({ samples: ["power_w"] }), buffers);
+  }
+  const { steps } = store;
+  const curve = store.curves.get("power_w");
+  for (const times of [steps.end, curve.t]) {
+    assert.ok(times.length > 1000 && times.length <= 4096, `${times.length} points`);
+    assert.equal(times[0], Math.fround(0.1));
+    assert.equal(times[times.length - 1], Math.fround(n / 10));
+    assert.ok(times.every((t, i) => i === 0 || t > times[i - 1]), "in order");
+  }
+  assert.ok(steps.recent.length <= 16_384, `${steps.recent.length} recent rows`);
+  assert.equal(steps.count.reduce((a, b) => a + b, 0), n, "no step is lost");
+  assert.equal(Math.max(...steps.slowest), 900, "the slowest step is still there");
+  assert.equal(store.phases.length, 1);
+  assert.equal(steps.throughput().unit, "samples/s");
+});

@@ -28,8 +28,9 @@ from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
+from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
-from gpulab.capture.steps import hooks
+from gpulab.capture.steps import hooks, rows
 from gpulab.capture.steps.loop import Closed, Loop
 from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, sessions
@@ -52,7 +53,8 @@ from gpulab.run import (
     Timeline,
 )
 from gpulab.store.configuration import configured
-from gpulab.store.folders import new_id
+from gpulab.store.folders import default_root, new_id
+from gpulab.store.spool import Spool
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 
@@ -100,7 +102,8 @@ class Capture:
         if self.settings.trace:
             self._stacks.start()
         self._clock = LoadingClock(self._origin_ns, self._stacks)
-        self._sampler = Sampler(self._pid, self.device, self._origin_ns)
+        self._spooler = Spooler(self._spool() if self.settings.save else None, self._loop.tracker.write)
+        self._sampler = Sampler(self._pid, self.device, self._origin_ns, on_reading=self._spooler.look)
         self._sampler.start()
         self._loop.peaks = PeakWatch() if on_gpu else None
         if on_gpu and sessions():
@@ -129,6 +132,7 @@ class Capture:
             return self._finish(outcome, detail)
         finally:
             self._stacks.stop()
+            self._spooler.close()
             if self._turn:
                 self._turn = False
                 exclusive.give_back()
@@ -199,7 +203,7 @@ class Capture:
                 window_truncated=self._phases.truncated,
             ),
             missing=(*self._loop.missing, *self._missing, *lost, *self._phases.missing, *unknown_peaks, *untimed),
-            choices=(*self._phases.choices, *self._choices, *kept),
+            choices=(*self._phases.choices, *self._choices, *kept, *self._spooler.problems),
             traced_numbers=traced,
             batches=batches,
             pauses=pauses,
@@ -271,6 +275,7 @@ class Capture:
 
     def drain(self) -> Delta:
         """What is new since the last call."""
+        self._spooler.look()
         fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
         start, end, wait, samples = np.array(fresh, dtype=np.int64).reshape(-1, 4).T
         wall = np.maximum(end - start, 1)
@@ -300,6 +305,11 @@ class Capture:
         self._loop.clock = self._clock
         self._clock.start(self._undo)
         return modules
+
+    def _spool(self) -> Spool:
+        """Where the steps so far go while the run goes on; a file only once it lasts longer than a second."""
+        path = spool_path(default_root(), new_id(self._created))
+        return Spool(path, {rows.TABLE: rows.DTYPE}, about_process() | {"created": self._created.isoformat()})
 
     def _new_window(self) -> Window:
         return Window(self.device.kind, self._loop.update_line, self._loop.batch_lines, self._stacks)

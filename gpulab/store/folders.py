@@ -32,6 +32,7 @@ TRACE_SUFFIX = ".pt.trace.json.gz"
 
 _STAGE_PREFIX = ".saving-"
 _GONE_PREFIX = ".deleting-"
+RUNNING_PREFIX = ".running-"  # what a run that goes on has measured so far: written to every second
 _STALE_AFTER_S = 3600.0
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -184,6 +185,10 @@ class Store:
             with contextlib.suppress(OSError):
                 if time.time() - _last_change(folder) > _STALE_AFTER_S:
                     shutil.rmtree(folder, ignore_errors=True)
+        for file in self.root.glob(f"{RUNNING_PREFIX}*"):
+            with contextlib.suppress(OSError):
+                if time.time() - file.stat().st_mtime > _STALE_AFTER_S:
+                    file.unlink()
 
 
 def read(folder: Path, *, timeline: bool = True) -> Run:

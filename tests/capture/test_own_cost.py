@@ -28,8 +28,7 @@ def _steps(own_us: int) -> Steps:
         tracker.spent(own_us * US)
         tracker.waits_from(now)
         now += (40 + own_us) * US
-        tracker.loader_answered(now, "batch", 4)
-        tracker.spent(own_us * US, waiting=True)
+        tracker.loader_answered(now, "batch", 4, own_us * US)
         now += 30 * US
         tracker.backward(now)
         now += own_us * US

@@ -44,23 +44,16 @@ class LoadingClock:
         self._watcher = watcher
         self._watched_here: LoadingWatch | None = None
         self._here: weakref.WeakKeyDictionary[Any, Here] = weakref.WeakKeyDictionary()
+        self._timed_here: dict[int | None, Timed] = {}  # by loader: its epochs share one, or each would keep its own
         self._from: weakref.WeakKeyDictionary[Any, FromWorkers] = weakref.WeakKeyDictionary()
         self._untimed: set[int | None] = set()  # loaders whose workers were there before
         self._pinned: dict[int, int] = {}  # ns, by the id of what was pinned
         self._pinning = threading.local()
-        self._loader: int | None = None
-        self._own_ns = 0
+        self.asked: int | None = None  # the loader of that number is asked for a batch now
+        self._newest_here: tuple[Callable[[], Any], Here | None] = (_nothing, None)  # nearly always asked again
+        self.own_ns = 0  # what timing the batches took on this thread, since somebody has put it to 0
         self._fault: Exception | None = None
         self.worker_threads: int | None = None  # once finished: the most that an operator in a worker is split among
-
-    def take_own_ns(self) -> int:
-        """What timing the batches took on this thread since it was last asked."""
-        own_ns, self._own_ns = self._own_ns, 0
-        return own_ns
-
-    def fed(self, loader: int) -> None:
-        """The loader of that number is asked for a batch now."""
-        self._loader = loader
 
     def start(self, undo: ExitStack) -> None:
         """Hear everything until `undo`. Needs torch to be imported; one that has no such methods is not timed."""
@@ -94,7 +87,8 @@ class LoadingClock:
         timed = Timed()
         for feed in mine:
             feed.close()
-            timed.add(feed.timed)
+        for each in dict.fromkeys(feed.timed for feed in mine):
+            timed.add(each)
         self.worker_threads = max((feed.threads for feed in mine if feed.threads is not None), default=None)
         batches = timed.batches(self._origin_ns, perf_counter_ns())
         self._feeds.clear()
@@ -176,9 +170,9 @@ class LoadingClock:
             feed = self._from.get(iterator) if self._hears else None
             if feed is None:
                 if self._hears:
-                    self._untimed.add(self._loader)
+                    self._untimed.add(self.asked)
                 return original(iterator)
-            feed.loader = self._loader
+            feed.loader = self.asked
             feed.asked()
             try:
                 return original(iterator)
@@ -203,15 +197,19 @@ class LoadingClock:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
             entered_ns = perf_counter_ns()
-            feed = self._tried(lambda: self._feed_here(iterator)) if self._hears else None
+            if not self._hears:
+                return original(iterator)
+            newest, feed = self._newest_here
+            if newest() is not iterator:
+                feed = self._tried(lambda: self._feed_here(iterator))
             if feed is None:
                 return original(iterator)
-            feed.loader = self._loader
+            feed.loader = self.asked
             asked_ns, feed.own_ns = perf_counter_ns(), 0
             data = original(iterator)
             answered_ns = perf_counter_ns()
             feed.answered(asked_ns, answered_ns, self._pin_ns(iterator, data))
-            self._own_ns += asked_ns - entered_ns + feed.own_ns + perf_counter_ns() - answered_ns
+            self.own_ns += asked_ns - entered_ns + feed.own_ns + perf_counter_ns() - answered_ns
             return data
 
         return _next_data
@@ -222,9 +220,11 @@ class LoadingClock:
             for other in self._feeds:
                 other.close_if_over()
             feed = self._here[iterator] = Here()
+            feed.timed = self._timed_here.setdefault(self.asked, feed.timed)
             feed.looks = self._look_here()
             feed.undo = time_fetcher(iterator._dataset_fetcher, iterator._dataset, feed)
             self._feeds.append(feed)
+        self._newest_here = weakref.ref(iterator), feed
         return feed
 
     # -- looking at who makes them ---------------------------------------------------------------------------------
@@ -275,6 +275,10 @@ class LoadingClock:
 
     def _pin_ns(self, iterator: Any, data: Any) -> int:
         return self._pinned.pop(id(data), -1) if getattr(iterator, "_pin_memory", False) else 0
+
+
+def _nothing() -> None:
+    """No iterator was asked yet."""
 
 
 def _newest_kept(left_out: int) -> Choice:

@@ -51,7 +51,8 @@ class ComputeThreads:
 
     def begin(self) -> None:
         """A batch is about to be made."""
-        self._pass_on(self._beside)
+        if self._last:
+            self._pass_on(self._beside)
         if self._batches % EVERY == 0 or self._batches & (self._batches - 1) == 0:  # the first step starts the pool
             for thread in self._threads():
                 self._last.setdefault(thread, self._clock(thread))
@@ -59,6 +60,8 @@ class ComputeThreads:
 
     def end(self) -> int:
         """It is made: CPU time in ns that threads of the training have used meanwhile."""
+        if not self._last:
+            return 0
         used = self._pass_on(self._within)
         return sum(ns for thread, ns in used.items() if self._trains(thread))
 

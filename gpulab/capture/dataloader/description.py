@@ -45,11 +45,7 @@ class Loaders:
         self._tensors: dict[int, int] = {}
         self._fed: set[int] = set()
         self._written: dict[int, Written] = {}
-
-    @property
-    def met(self) -> bool:
-        """Whether any was met that could be described."""
-        return bool(self._loaders)
+        self.met = False  # any that could be described
 
     def meet(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
         """A loader is asked for the first time, or anew. `feeder` is the number of the one that feeds the steps."""
@@ -59,6 +55,7 @@ class Loaders:
         if len(self._loaders) >= LOADERS_KEPT:
             self._loaders = {n: loader for n, loader in self._loaders.items() if n == feeder}
         self._loaders[number] = described
+        self.met = True
         self._written = {n: spots for n, spots in self._written.items() if n in self._loaders} | {
             number: written(owner)
         }
@@ -115,6 +112,10 @@ def samples_in(batch: Any, depth: int = 0) -> int | None:
     Two shapes that a collate function of the user's leaves are no tensors of samples: a list of samples (tuples), and
     their transpose, `tuple(zip(*samples))`, as detection models take it. There the samples are counted.
     """
+    if (type(batch) is list or type(batch) is tuple) and batch:  # nearly always, and then of tensors
+        shape = getattr(batch[0], "shape", None)
+        if shape is not None and len(shape) and depth < _DEPTH:
+            return int(shape[0])
     shape = getattr(batch, "shape", None)
     if shape is not None:
         return int(shape[0]) if len(shape) else None

@@ -56,14 +56,25 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
 
     def fetch(index: Any) -> Any:
         entered_ns = perf_counter_ns()
-        if not sink.begins() or not _guarded(sink, clock.begin):
+        timed = False
+        try:
+            timed = sink.begins()
+            if timed:
+                clock.begin()
+        except Exception:
+            timed = False
+            _give_up(sink)
+        if not timed:
             return take(weak(), index)
         try:
             batch = take(weak(), index)
         finally:
             clock.end()
-        _guarded(sink, lambda: sink.add(clock.row()))
-        sink.cost(clock.own_ns(entered_ns, perf_counter_ns()))
+        try:
+            sink.add(clock.row())
+            sink.cost(clock.own_ns(entered_ns, perf_counter_ns()))
+        except Exception:
+            _give_up(sink)
         return batch
 
     def collate(data: Any) -> Any:
@@ -89,14 +100,10 @@ def in_worker() -> bool:
     return get_worker_info() is not None
 
 
-def _guarded(sink: Sink, task: Callable[[], None]) -> bool:
-    try:
-        task()
-    except Exception:
-        with suppress(Exception):
-            sink.broken()
-        return False
-    return True
+def _give_up(sink: Sink) -> None:
+    """A fault of ours ends the timing."""
+    with suppress(Exception):
+        sink.broken()
 
 
 class _Spent:
@@ -146,8 +153,10 @@ class _FetchClock:
             return
         self._collate_ns, self._collate_cpu_ns = perf_counter_ns(), process_time_ns()
         if self._batched:
-            with suppress(Exception):  # a user's dataset may give anything
+            try:
                 self._items = len(data)
+            except Exception:  # a user's dataset may give anything
+                self._items = 1
 
     def end(self) -> None:
         self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
@@ -163,24 +172,33 @@ class _FetchClock:
         return max(0, left_ns - entered_ns - (self._end_ns - self._start_ns))
 
     def row(self) -> Row:
-        spent, collated = self._spent, self._collate_ns >= 0
-        middle, middle_cpu = (self._collate_ns, self._collate_cpu_ns) if collated else (self._end_ns, self._end_cpu_ns)
-        read_ns = max(0, middle - self._start_ns - spent.wall_ns)
-        collate_ns = self._end_ns - middle
-        read_cpu_ns = middle_cpu - self._cpu_ns - spent.cpu_ns
-        wall_ns = self._end_ns - self._start_ns
-        cpu_ns = self._own(self._end_cpu_ns - self._cpu_ns, wall_ns)
-        return (
-            self._start_ns,
-            self._end_ns,
+        spent, start_ns, end_ns, end_cpu_ns = self._spent, self._start_ns, self._end_ns, self._end_cpu_ns
+        middle, middle_cpu = self._collate_ns, self._collate_cpu_ns
+        if middle < 0:
+            middle, middle_cpu = end_ns, end_cpu_ns
+        read_ns = middle - start_ns - spent.wall_ns
+        if read_ns < 0:
+            read_ns = 0
+        collate_ns, wall_ns = end_ns - middle, end_ns - start_ns
+        transform_ns = spent.wall_ns if self._looks else -1
+        transform_cpu_ns = spent.cpu_ns if self._looks else -1
+        read_cpu_ns, collate_cpu_ns = middle_cpu - self._cpu_ns - spent.cpu_ns, end_cpu_ns - middle_cpu
+        cpu_ns = end_cpu_ns - self._cpu_ns
+        if self._foreign_ns or read_cpu_ns < 0:
+            read_cpu_ns, collate_cpu_ns = self._own(read_cpu_ns, read_ns), self._own(collate_cpu_ns, collate_ns)
+            transform_cpu_ns = self._own(transform_cpu_ns, transform_ns) if self._looks else -1
+            cpu_ns = self._own(cpu_ns, wall_ns)
+        return (  # of each part at most its wall time
+            start_ns,
+            end_ns,
             read_ns,
-            spent.wall_ns if self._looks else -1,
+            transform_ns,
             collate_ns,
-            self._own(read_cpu_ns, read_ns),
-            self._own(spent.cpu_ns, spent.wall_ns) if self._looks else -1,
-            self._own(self._end_cpu_ns - middle_cpu, collate_ns),
+            read_cpu_ns if read_cpu_ns < read_ns else read_ns,
+            transform_cpu_ns if transform_cpu_ns < transform_ns else transform_ns,
+            collate_cpu_ns if collate_cpu_ns < collate_ns else collate_ns,
             self._items,
-            self._core_wait_ns(wall_ns - cpu_ns),
+            self._core_wait_ns(wall_ns - cpu_ns if cpu_ns < wall_ns else 0),
         )
 
     def _own(self, cpu_ns: int, wall_ns: int) -> int:
@@ -190,13 +208,12 @@ class _FetchClock:
 
     def _core_wait_ns(self, idle_ns: int) -> int:
         """Of the time without CPU. A thread that never went to sleep was ready for a core all the time."""
-        if self._awake():
+        if idle_ns <= 0 <= self._core_ns:
+            return 0
+        if self._switches >= 0 and voluntary_switches() == self._switches:
             return idle_ns
         core_ns = self._cores.read()
         return min(core_ns - self._core_ns, idle_ns) if core_ns >= 0 <= self._core_ns else -1
-
-    def _awake(self) -> bool:
-        return self._switches >= 0 and voluntary_switches() == self._switches
 
     def close(self) -> None:
         self._cores.close()

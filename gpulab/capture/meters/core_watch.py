@@ -19,6 +19,7 @@ READING_SHARE = 0.003  # of the time at most goes to readings of the machine
 MACHINE_APART_NS = 250_000_000
 THREAD_APART_NS = 1_000_000
 MOST_READINGS = 100_000  # of the thread; then every other one goes, again and again
+MOST_OF_MACHINE = 20_000  # readings of the machine: the first hour and a half; then likewise
 _COUNTS = (
     "tree_cpu_ns",
     "others_cpu_ns",
@@ -59,6 +60,7 @@ class CoreWatch:
         self._uses = array("q")
         self._due_ns = self._machine_due_ns = 0
         self._apart_ns = THREAD_APART_NS
+        self._machine_apart_ns = MACHINE_APART_NS
 
     def begin(self) -> None:
         """The user's code is about to run."""
@@ -110,7 +112,7 @@ class CoreWatch:
         rows = np.array(self._times, np.int64).reshape(-1, 5)
         near = (rows[:, 4] == 1) | (np.append(rows[1:, 4], 1) == 1)
         kept = rows[near | (np.arange(len(rows)) % 2 == 0)]
-        self._times = array("q", kept.ravel().tolist())
+        self._times = array("q", kept.tobytes())
         self._apart_ns *= 2
 
     def _read_machine(self) -> None:
@@ -118,5 +120,14 @@ class CoreWatch:
         reading = self._machine.read()
         self._uses.append(began_ns - self._origin_ns)
         self._uses.extend(getattr(reading, name) for name in _COUNTS)
+        if len(self._uses) > (1 + len(_COUNTS)) * MOST_OF_MACHINE:
+            self._uses = _every_other(self._uses, 1 + len(_COUNTS))
+            self._machine_apart_ns *= 2
         took_ns = perf_counter_ns() - began_ns
-        self._machine_due_ns = began_ns + max(MACHINE_APART_NS, int(took_ns / READING_SHARE))
+        self._machine_due_ns = began_ns + max(self._machine_apart_ns, int(took_ns / READING_SHARE))
+
+
+def _every_other(counts: array[int], width: int) -> array[int]:
+    """Counts grow, so the readings that stay lose nothing; the first one does."""
+    rows = np.array(counts, np.int64).reshape(-1, width)
+    return array("q", rows[::2].tobytes())

@@ -35,6 +35,7 @@ class Passes:
         self._left: list[Pass] = []  # open, and training has gone on since: left early, unless asked again
         self._feeders: set[int] = set()
         self._asking: list[int] = []
+        self.steady = False  # training went on with the only pass that is open, and none was begun or ended since
 
     def asked(self, loader: int, t_ns: int, *, fresh: bool, spot: Spot | None = None) -> tuple[Pass, ...]:
         """A loader is asked for a batch, or for a new iterator."""
@@ -45,6 +46,7 @@ class Passes:
         if self._ended:
             evaluated, self._ended = tuple(self._ended), []
         if fresh:
+            self.steady = False
             old = self._open.pop(loader, None)
             if old is not None and not old.trains and old.batches:
                 self._left.append(old)
@@ -55,6 +57,7 @@ class Passes:
 
     def _go_on(self, loader: int) -> None:
         """A pass that seemed to be left is asked again: it feeds the training, together with another."""
+        self.steady = False
         old = next((p for p in reversed(self._left) if p.loader == loader), None)
         if old is not None:
             self._left.remove(old)
@@ -73,15 +76,19 @@ class Passes:
         newest.last_ns = t_ns
         newest.batches += batch
         if end or len(self._open) > 1:
+            self.steady = False
             del self._open[loader]
+            if not end:
+                self._open[loader] = newest  # as the newest
         if not end:
-            self._open[loader] = newest  # as the newest
-        elif newest.batches and not newest.trains:
+            return
+        if newest.batches and not newest.trains:
             self._ended.append(newest)
 
     def trained(self) -> tuple[Pass, ...]:
         """Training goes on, with a batch of the loader that is known to feed it, else of the one that answered last."""
-        if len(self._open) == 1 and next(iter(self._open.values())).trains:  # nearly always
+        if len(self._open) == 1 and next(iter(self._open.values())).trains:
+            self.steady = True  # nearly always
             return ()
         given = [p for p in self._open.values() if p.batches]
         if not given:  # the batch is of a pass that has ended: its end was asked for ahead (Accelerate)

@@ -37,23 +37,23 @@ class GradOff:
     """Hears where gradients are switched off and on again, and where training goes on."""
 
     def __init__(self) -> None:
-        self._depth = 0
+        self.depth = 0  # of switches that gradients are off by
         self._start_ns = 0
         self._stretches: list[Stretch] = []
         self._short: list[Stretch] = []  # the first ones: only whether most steps hold one at that line counts
 
     def entered(self, t_ns: int) -> None:
         """Gradients are off from here, unless they were before."""
-        if not self._depth:
+        if not self.depth:
             self._start_ns = t_ns
-        self._depth += 1
+        self.depth += 1
 
     def left(self, t_ns: int, spot: Callable[[], Spot | None]) -> None:
         """They are as before. `spot` is only asked for what is kept."""
-        if not self._depth:  # entered before the run, or training went on within
+        if not self.depth:  # entered before the run, or training went on within
             return
-        self._depth -= 1
-        if self._depth:
+        self.depth -= 1
+        if self.depth:
             return
         if t_ns - self._start_ns < SHORTEST_NS:
             if len(self._short) < _SHORT_MOST:
@@ -63,7 +63,7 @@ class GradOff:
 
     def trained(self) -> None:
         """A backward pass or an optimizer's step: what it falls into is no evaluation."""
-        self._depth = 0
+        self.depth = 0
 
     def evaluations(self, passes: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> tuple[Stretch, ...]:
         """With these passes over a loader, the stretches that are evaluation. `starts_ns`: of the run's steps, [n].

@@ -34,24 +34,24 @@ class EvalMode:
     """Hears where a model is switched over and back, and where training goes on."""
 
     def __init__(self) -> None:
-        self._open: tuple[int, tuple[str, str] | None] | None = None
+        self.began: tuple[int, tuple[str, str] | None] | None = None
         self._spans: list[_Span] = []
 
     def switched(self, start_ns: int, end_ns: int, spot: Spot | None, *, trains: bool) -> None:
         """`model.train()` or `model.eval()`, asked for at this line."""
         function = None if spot is None else (spot[0], spot[2])
         if not trains:
-            self._open = self._open or (start_ns, function)
-        elif self._open is not None:
-            began_ns, began_in = self._open
-            self._open = None
+            self.began = self.began or (start_ns, function)
+        elif self.began is not None:
+            began_ns, began_in = self.began
+            self.began = None
             self._keep(_Span(began_ns, end_ns, function if function == began_in else None))
 
     def trained(self, t_ns: int | None = None) -> None:
         """A backward pass or an optimizer's step: what was evaluated was so before. None: the time is now."""
-        if self._open is not None:
-            start_ns, _ = self._open
-            self._open = None
+        if self.began is not None:
+            start_ns, _ = self.began
+            self.began = None
             self._keep(_Span(start_ns, perf_counter_ns() if t_ns is None else t_ns, None))
 
     def widened(self, evaluations: Sequence[Stretch], loop: Stack) -> tuple[Stretch, ...]:

@@ -60,7 +60,7 @@ class Pauses:
         self._process = os.getpid()
         self.heard: list[Heard] = []
         self._more: dict[PauseKind, tuple[int, int]] = {}
-        self._passes = Passes()
+        self.passes = Passes()
         self._evaluated: list[Stretch] = []
         self.grad_off = GradOff()
         self._begins_ns = 0
@@ -105,20 +105,21 @@ class Pauses:
     def asked(self, loader: int, frame: FrameType | None, t_ns: int, *, fresh: bool) -> None:
         """A loader is asked for a batch, or (`fresh`) for a new iterator."""
         spot = users_spot(frame) if fresh else None
-        self._note(self._passes.asked(loader, t_ns, fresh=fresh, spot=spot))
-
-    def answered(self, t_ns: int, *, batch: bool, end: bool) -> None:
-        """It has answered: with a batch, or that there is none left."""
-        self._passes.answered(t_ns, batch=batch, end=end)
+        evaluated = self.passes.asked(loader, t_ns, fresh=fresh, spot=spot)
+        if evaluated:
+            self._note(evaluated)
 
     def trained(self) -> None:
         """A backward pass begins, or an optimizer has stepped."""
         if self._first_trained is None:
             self._first_trained = perf_counter_ns(), dict(self._more)
         self.trainings += 1
-        self.grad_off.trained()
-        self.eval_mode.trained()
-        self._note(self._passes.trained())
+        if self.grad_off.depth:
+            self.grad_off.trained()
+        if self.eval_mode.began is not None:
+            self.eval_mode.trained()
+        if not self.passes.steady:
+            self._note(self.passes.trained())
 
     def finish(self, starts_ns: NDArray[np.int64], *, trains: bool, loop: Stack = ()) -> tuple[PauseSum, ...]:
         """The run is over: hear no more. `starts_ns`: of its steps, [n]. `loop`: the lines that led to an update.
@@ -126,7 +127,7 @@ class Pauses:
         `trains`: without training, what only fetches or needs no gradients is no evaluation but the job.
         """
         self.over = True
-        self._note(self._passes.finish())
+        self._note(self.passes.finish())
         if not trains:
             self.heard = [pause for pause in self.heard if pause[0] != "evaluation"]
         calls = Calls(self.heard)

@@ -20,13 +20,15 @@ class UpdateLine:
     def __init__(self) -> None:
         self._latest: Stack = ()
         self._met = 0
+        self.learned = False  # enough updates were looked at
         self.step_lines: set[Spot] = set()  # within a loop over whole steps: where one asks for data or updates
 
     def met(self, frame: FrameType | None) -> None:
         """An optimizer was just asked to step from here; of several in one function the last counts."""
-        if self._met >= _MET:
+        if self.learned:
             return
         self._met += 1
+        self.learned = self._met >= _MET
         stack = users_stack(frame)[::-1]
         self.step_lines.update(stack)
         if not self._latest or _later(stack, self._latest):

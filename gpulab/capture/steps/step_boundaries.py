@@ -22,8 +22,9 @@ from __future__ import annotations
 from collections import deque
 
 from gpulab.capture.dataloader.wait_hooks import Answer
-from gpulab.capture.steps.rows import EPOCH_START, PROFILER_EDGE, OpenStep, OtherStep, Rows
+from gpulab.capture.steps.rows import BATCHES, EPOCH_START, FLAGS, PROFILER_EDGE, OpenStep, OtherStep, Rows
 from gpulab.run import Phase, StepFlag, Steps
+from gpulab.store.spool import Spool
 
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
@@ -71,7 +72,9 @@ class StepTracker:
     @property
     def count(self) -> int:
         """Steps that are certain. Batches before a first optimizer step may still become one accumulated step."""
-        return 0 if self.undecided else len(self._rows.start_ns)
+        if self._optimizer is None and self.undecided:
+            return 0
+        return self._rows.count
 
     @property
     def undecided(self) -> bool:
@@ -111,12 +114,11 @@ class StepTracker:
 
     def last(self) -> tuple[int, int, int, int]:
         """Start, end, data wait (ns) and samples (-1 unknown) of the newest step. Raises IndexError without one."""
-        r = self._rows
-        return r.start_ns[-1], r.end_ns[-1], r.data_wait_ns[-1], r.samples[-1]
+        return self._rows.last()
 
     def last_batches(self) -> int:
         """Batches that the newest step took from each of its loaders. Raises IndexError without a step."""
-        return self._rows.batches[-1] // max(1, self._feeding)
+        return self._rows.value(-1, BATCHES) // max(1, self._feeding)
 
     # -- marks ---------------------------------------------------------------------------------------------------
 
@@ -134,46 +136,54 @@ class StepTracker:
         self._asking, self._asked_ns = loader, t_ns
         return closed
 
-    def waits_from(self, t_ns: int) -> None:
-        """What was done since the loader was asked was gpulab's own: the loop waits from now on."""
-        if self._depth == 1:
-            self._asked_ns = max(self._asked_ns, t_ns)
+    def waits_from(self, t_ns: int, own_ns: int = 0) -> None:
+        """What was done since the loader was asked, `own_ns` of it, was gpulab's own: the loop waits from now on."""
+        self._open.own_ns += own_ns
+        if self._depth == 1 and t_ns > self._asked_ns:
+            self._asked_ns = t_ns
 
-    def loader_answered(self, t_ns: int, answer: Answer, samples: int | None = None) -> None:
-        """The loader gave a batch of `samples` (None: unknown), an iterator, or had none left (or raised)."""
+    def loader_answered(self, t_ns: int, answer: Answer, samples: int | None = None, own_ns: int = 0) -> None:
+        """The loader gave a batch of `samples` (None: unknown), an iterator, or had none left (or raised).
+
+        While the loop waited for it, gpulab itself was at work for `own_ns`.
+        """
         self._depth -= 1
+        step, asking = self._open, self._asking
+        step.own_ns += own_ns
         if self._depth > 0:
             return
-        step = self._open
-        step.data_wait_ns += max(0, t_ns - max(self._asked_ns, step.start_ns))
-        if self._asking in step.guests:
+        began_ns = self._asked_ns if self._asked_ns > step.start_ns else step.start_ns
+        wait_ns = t_ns - began_ns if t_ns > began_ns else 0
+        if step.guests and asking in step.guests:
+            step.data_wait_ns += wait_ns
             return
+        step.data_wait_ns = max(0, step.data_wait_ns + wait_ns - own_ns)
         if answer == "batch":
             step.batches += 1
-            step.samples += samples or 0
-            step.samples_known &= samples is not None
-            if self._asking not in step.fed:
-                step.fed += (self._asking,)
-        step.ended = self._asking if answer == "end" else None
+            if samples is None:
+                step.samples_known = False
+            else:
+                step.samples += samples
+            if asking not in step.fed:
+                step.fed += (asking,)
+        step.ended = asking if answer == "end" else None
 
-    def spent(self, own_ns: int, *, waiting: bool = False) -> None:
-        """So long gpulab itself was at work in the open step; `waiting`: while the loop waited for the loader."""
-        step = self._open
-        step.own_ns += own_ns
-        if waiting and self._depth == 0 and self._asking not in step.guests:
-            step.data_wait_ns = max(0, step.data_wait_ns - own_ns)
+    def spent(self, own_ns: int) -> None:
+        """So long gpulab itself was at work in the open step."""
+        self._open.own_ns += own_ns
 
     def backward(self, t_ns: int = 0) -> None:
         """A backward pass begins."""
-        if not self._backward_seen and self.without_optimizer:
-            self._fold(self._fetched_ahead())
         if not self._backward_seen:
+            if self.without_optimizer:
+                self._fold(self._fetched_ahead())
             self._backward_ns = (t_ns, t_ns)
-        self._backward_seen = True
+            self._backward_seen = True
         self._open.backwards += 1
 
     def backward_ended(self, t_ns: int) -> None:
-        self._backward_ns = (self._backward_ns[0], t_ns)
+        if self._optimizer is None:
+            self._backward_ns = (self._backward_ns[0], t_ns)
 
     def updated(self, t_ns: int) -> bool:
         """The next backward pass begins, and since the last one weights have changed that no optimizer has updated."""
@@ -202,17 +212,23 @@ class StepTracker:
         """An optimizer has stepped, or GradScaler decided that it should not."""
         if self._optimizer is None:
             self._first_optimizer(optimizer)
-        closed = not self._manual and self._before_optimized(optimizer)
-        step = self._open
-        step.optimizer_ns += max(0, end_ns - max(start_ns, step.start_ns))
+        closed, step = False, self._open
+        if not self._manual and (self._by_optimizer or not self.loader_seen or step.optimized_ns is not None):
+            closed = self._before_optimized(optimizer)
+            step = self._open
+        if start_ns < step.start_ns:
+            start_ns = step.start_ns
+        if end_ns > start_ns:
+            step.optimizer_ns += end_ns - start_ns
         if step.optimized_ns is None:
             step.ended_first = step.ended is not None
         step.optimized_ns = end_ns
         step.batches_when_optimized = step.batches
         if optimizer != self._optimizer:
             return self._stranger(optimizer, end_ns) or closed
-        self._round, self._strangers = max(self._round, self._strangers), 0
-        if not self.optimizer_ends_steps:
+        if self._strangers:
+            self._round, self._strangers = max(self._round, self._strangers), 0
+        if not self._by_optimizer or self._manual:
             return closed
         self._fed = self._fed + 1 if step.batches else 0
         if self._fed >= 2:
@@ -239,13 +255,17 @@ class StepTracker:
             self._open.flags |= PROFILER_EDGE
 
     def flag(self, flag: StepFlag) -> None:
-        if len(self._rows.flags):
-            self._rows.flags[-1] |= int(flag)
+        if self._rows.count:
+            self._rows.add_flags(-1, int(flag))
 
     def finish(self, end_ns: int) -> Steps:
         """All steps. One whose work was done but that no boundary closed is kept, flagged PARTIAL."""
         self._close_what_is_left(end_ns)
         return self._rows.steps(self._origin_ns)
+
+    def write(self, spool: Spool) -> None:
+        """Append the steps that are new to the spool. From one thread of ours at a time. Raises OSError."""
+        self._rows.write(spool)
 
     # -- decisions: a loader is asked ------------------------------------------------------------------------------
 
@@ -255,7 +275,8 @@ class StepTracker:
         if self._manual or self._by_optimizer or self._by_backward:
             return False
         if step.optimized_ns is not None:
-            self._training.update(step.fed)
+            if not self._training.issuperset(step.fed):
+                self._training.update(step.fed)
             self._close(t_ns)
             return True
         if not step.fed:
@@ -334,10 +355,7 @@ class StepTracker:
         if self._round or len(rows) != 1 or not others or len(set(others)) < len(others):
             return
         last = step.others[-1]
-        rows.end_ns[0] = last.end_ns
-        rows.flags[0] |= step.flags & PROFILER_EDGE
-        rows.data_wait_ns[0] += last.data_wait_ns
-        rows.optimizer_ns[0] += last.optimizer_ns
+        rows.extend_first(last, step.flags & PROFILER_EDGE)
         self._open = OpenStep(last.end_ns)
         self._optimizer, self._strangers, self._round = last.optimizer, 0, len(others)
 
@@ -411,14 +429,14 @@ class StepTracker:
 
     def _fetched_ahead(self) -> int:
         """Closed rows of the pass in which the first backward pass begins: batches fetched for it (Accelerate)."""
-        step, flags = self._open, self._rows.flags
+        step, rows = self._open, self._rows
         loader = step.fed[0] if step.fed else step.ended
         if step.flags & EPOCH_START or loader is None:
             return 0
         ahead = 0
         while ahead < len(self._feeders) and self._feeders[-ahead - 1] == loader:
             ahead += 1
-            if flags[-ahead] & EPOCH_START:
+            if rows.value(-ahead, FLAGS) & EPOCH_START:
                 break
         if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.fed):  # list(loader): a pass kept for later
             return 0
@@ -434,25 +452,27 @@ class StepTracker:
             self._rows.clear()
 
     def _close(self, end_ns: int) -> None:
-        step, rows = self._open, self._rows
-        end_ns = max(end_ns, step.start_ns)
-        if step.fed:
-            self.feeder, self._feeding = step.fed[0], len(step.fed)
-        self._feeders.append(step.fed[0] if step.fed else None)
+        step, rows, fed = self._open, self._rows, self._open.fed
+        if end_ns < step.start_ns:
+            end_ns = step.start_ns
+        if fed:
+            self.feeder, self._feeding = fed[0], len(fed)
+        if self._optimizer is None:  # afterwards nobody asks
+            self._feeders.append(fed[0] if fed else None)
         if step.ended_first and not self._by_optimizer and not self._manual:
             self._give_back_batch(step)
         if step.flags & EPOCH_START:
-            self._epoch_row = len(rows)
+            self._epoch_row = rows.count
         rows.append(step, end_ns, self.phase)
-        if not self._settled and len(rows) >= UNSETTLED_BATCHES:
+        if not self._settled and rows.count >= UNSETTLED_BATCHES:
             self._settled = True
         self._open = OpenStep(end_ns)
 
     def _give_back_batch(self, step: OpenStep) -> None:
         """A loop that fetches one batch ahead (Accelerate) has fetched the last step's batch in the epoch's first."""
-        first, batches = self._epoch_row, self._rows.batches
-        if first is None or first == len(batches) or step.flags & EPOCH_START or batches[first] < 2:
+        first, rows = self._epoch_row, self._rows
+        if first is None or first == rows.count or step.flags & EPOCH_START or rows.value(first, BATCHES) < 2:
             return
-        surplus = step.batches == 0 or (first + 1 < len(batches) and batches[first] == batches[first + 1] + 1)
-        if surplus:
-            self._rows.give_batch(first, step)
+        second = rows.value(first + 1, BATCHES) if first + 1 < rows.count else 0
+        if step.batches == 0 or rows.value(first, BATCHES) == second + 1:
+            rows.give_batch(first, step)

@@ -181,11 +181,11 @@ def test_garbage_of_the_start_is_no_pause(starts_ns: list[int], monkeypatch: pyt
 def test_without_training_nothing_is_evaluation() -> None:
     pauses = Pauses()
     pauses.asked(1, None, 0, fresh=True)
-    pauses.answered(1, batch=False, end=False)
+    pauses.passes.answered(1, batch=False, end=False)
     pauses.asked(1, None, 2, fresh=False)
-    pauses.answered(3, batch=True, end=False)
+    pauses.passes.answered(3, batch=True, end=False)
     pauses.asked(1, None, 4, fresh=False)
-    pauses.answered(5, batch=False, end=True)
+    pauses.passes.answered(5, batch=False, end=True)
     pauses.finish(NO_STEPS, trains=False)
     assert pauses.heard == []
 

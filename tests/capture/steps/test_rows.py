@@ -1,21 +1,28 @@
-"""The columns of closed steps stay rows, wherever an interrupt comes."""
+"""Closed steps stay rows, wherever an interrupt comes and however many there are."""
 
 from __future__ import annotations
 
-from dataclasses import fields
+import threading
+from contextlib import closing
+from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import fields
 
-from gpulab.capture.steps.rows import OpenStep, Rows
-from gpulab.run import Steps
+from gpulab.capture.steps import rows as rows_module
+from gpulab.capture.steps.rows import BATCHES, COLUMNS, FLAGS, SAMPLES, OpenStep, Rows
+from gpulab.run import StepFlag, Steps
+from gpulab.store.spool import Spool
 
-COLUMNS = ("data_wait_ns", "optimizer_ns", "own_ns", "batches", "samples", "flags")
+READ = ("data_wait_ns", "optimizer_ns", "own_ns", "batches", "samples", "flags")
 
 
 class Interrupted(OpenStep):
     """Raises where that attribute is read, as Ctrl-C may."""
 
-    at = ""
+    at: str = ""
 
     def __getattribute__(self, name: str) -> object:
         if name == object.__getattribute__(self, "at"):
@@ -23,7 +30,7 @@ class Interrupted(OpenStep):
         return super().__getattribute__(name)
 
 
-@pytest.mark.parametrize("at", ["start_ns", *COLUMNS])
+@pytest.mark.parametrize("at", ["start_ns", *READ])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_an_interrupt_amid_a_row_leaves_whole_rows(at: str, goes_on: bool) -> None:
     rows = Rows()
@@ -39,3 +46,106 @@ def test_an_interrupt_amid_a_row_leaves_whole_rows(at: str, goes_on: bool) -> No
     lengths = {len(getattr(steps, field.name)) for field in fields(Steps) if field.name != "device_ns"}
     assert lengths == {1 + goes_on}
     assert steps.data_wait_ns.tolist() == [1, 3][: 1 + goes_on] and steps.sample_count.tolist() == [4, 4][: 1 + goes_on]
+
+
+# -- against lists of numbers, with blocks of three rows ---------------------------------------------------------------
+
+counts = st.integers(0, 6)
+ACTIONS = st.one_of(
+    st.tuples(st.just("append"), counts, st.integers(-1, 8)),
+    st.tuples(st.just("flag"), st.integers(0, 30), st.sampled_from([int(f) for f in StepFlag])),
+    st.tuples(st.just("give"), st.integers(0, 30), st.just(0)),
+    st.tuples(st.just("clear"), st.just(0), st.just(0)),
+    st.tuples(st.just("write"), st.just(0), st.just(0)),
+)
+
+
+@given(st.lists(ACTIONS, max_size=60), st.integers(0, 60))
+def test_rows_are_as_lists_would_have_them(
+    tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]], newest: int
+) -> None:
+    spool = Spool(tmp_path_factory.mktemp("spool") / ".running", {rows_module.TABLE: rows_module.DTYPE}, {})
+    with closing(spool), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows_module, "ROWS_IN_BLOCK", 3)
+        rows, plain = _played(actions, spool)
+        if actions and actions[-1][0] == "write":
+            written = spool.read().tables[rows_module.TABLE]
+            assert written.tolist() == [tuple(row) for row in plain], "as another process would read it"
+        assert [rows.row(i) for i in range(len(rows))] == [tuple(row) for row in plain]
+        epochs = [i for i, row in enumerate(plain) if row[FLAGS] & StepFlag.EPOCH_START]
+        assert rows.since_epoch() == len(plain) - (epochs[-1] if epochs else 0)
+        count = min(newest, len(plain))
+        step, rest = OpenStep(99), plain[len(plain) - count :]
+        rows.lead_into(step, count)
+        assert step.batches == sum(row[BATCHES] for row in rest)
+        assert step.samples == sum(max(0, row[SAMPLES]) for row in rest)
+        assert step.samples_known == all(row[SAMPLES] >= 0 for row in rest)
+        assert step.start_ns == (rest[0][0] if rest else 99)
+        assert rows.steps(0).batch_count.tolist() == [row[BATCHES] for row in plain]
+
+
+def _played(actions: list[tuple[str, int, int]], spool: Spool) -> tuple[Rows, list[list[int]]]:
+    rows, plain = Rows(), list[list[int]]()
+    for what, number, value in actions:
+        if what == "append":
+            start = 10 * len(plain)
+            step = OpenStep(start, batches=number, samples=max(0, value), samples_known=value >= 0)
+            rows.append(step, start + 10, 1)
+            known = value if value >= 0 and number else -1
+            plain.append([start, start + 10, 0, 0, 0, number, known, 1, 0])
+        elif what == "write":
+            spool.append(rows_module.TABLE, 0, b"", 0) if not spool.path.exists() else None
+            rows.write(spool)
+        elif what == "clear":
+            rows.clear()
+            plain.clear()
+        elif number < len(plain) and what == "flag":
+            rows.add_flags(number, value)
+            plain[number][FLAGS] |= value
+        elif number < len(plain) and plain[number][BATCHES]:
+            rows.give_batch(number, OpenStep(0))
+            each = plain[number][SAMPLES] // plain[number][BATCHES]
+            plain[number][BATCHES] -= 1
+            plain[number][SAMPLES] -= each if plain[number][SAMPLES] >= 0 else 0
+    assert all(len(row) == len(COLUMNS) for row in plain)
+    return rows, plain
+
+
+@pytest.mark.parametrize("number", [0, -1, 5])
+def test_a_row_that_is_not_there(number: int) -> None:
+    with pytest.raises(IndexError):
+        Rows().row(number)
+
+
+def test_rows_that_a_thread_writes_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows_module, "ROWS_IN_BLOCK", 16)
+    rows, over, failed = Rows(), threading.Event(), list[Exception]()
+    spool = Spool(tmp_path / ".running", {rows_module.TABLE: rows_module.DTYPE}, {})
+
+    def write() -> None:
+        try:
+            while not over.is_set():
+                rows.write(spool)
+        except Exception as e:
+            failed.append(e)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    for i in range(5_000):
+        rows.append(OpenStep(10 * i, batches=2, samples=8), 10 * i + 10, 1)
+        rows.add_flags(-1, int(StepFlag.COMPILE) if i % 3 == 0 else 0)
+        if i % 100 == 99:
+            rows.give_batch(i - 7, OpenStep(0))
+    over.set()
+    writer.join()
+    rows.write(spool)
+    steps, written = rows.steps(0), spool.read().tables[rows_module.TABLE]
+    spool.close()
+    assert not failed
+    assert steps.start_ns.tolist() == [10 * i for i in range(5_000)] == written["start_ns"].tolist()
+    assert (
+        steps.batch_count.tolist() == [1 if i % 100 == 92 else 2 for i in range(5_000)] == written["batches"].tolist()
+    )
+    compiled = [bool(flags & StepFlag.COMPILE) for flags in steps.flags.tolist()]
+    assert compiled == [i % 3 == 0 for i in range(5_000)] == (written["flags"] & int(StepFlag.COMPILE) > 0).tolist()
+    assert len([block for block in rows._blocks if block is not None]) <= rows_module.KEPT_BLOCKS

@@ -1,0 +1,157 @@
+"""What a run has measured so far, on disk while it goes on: its memory stays flat, and a killed process loses a second.
+
+A file begins with one line of JSON that names its tables and their columns; whole blocks follow and are only ever
+appended. A block holds rows of one table from a given row on, and says how many rows the table has from then on: so
+rows are added, changed and taken back. What follows the last whole block was cut off and does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+FORMAT = 1
+_MARK = b"ROWS"
+_BLOCK = struct.Struct("<4sIqqqI")  # mark, number of the table, first row, bytes, rows of the table, checksum
+_LONGEST_HEADER = 1 << 16
+
+Table = npt.NDArray[Any]  # structured: one field for each column
+Read = Callable[[int, int], bytes]  # so many bytes from an offset on; fewer at the end of the file
+
+
+class Spooled(Struct, frozen=True):
+    """A whole file: what its writer says of itself, and all rows of each table."""
+
+    about: dict[str, Any]
+    tables: dict[str, Table]
+
+
+class Spool:
+    """A file that grows. Made by the first `append`, so that a run of a second leaves no trace on the disk.
+
+    One thread at a time. `about`: plain data for a later reader.
+    """
+
+    def __init__(self, path: Path, tables: Mapping[str, np.dtype[Any]], about: Mapping[str, object]) -> None:
+        self.path = path
+        self._tables = dict(tables)
+        self._about = dict(about)
+        self._numbers = {name: i for i, name in enumerate(self._tables)}
+        self._file = -1
+        self._end = 0  # of the last whole block
+
+    def append(self, table: str, first: int, rows: bytes | bytearray | memoryview, total: int) -> None:
+        """Rows from `first` on; from then on the table has `total`. Raises OSError; then the file is as before."""
+        if self._file < 0:
+            self._create()
+        head = _BLOCK.pack(_MARK, self._numbers[table], first, len(rows), total, zlib.crc32(rows))
+        self._write(head + rows)
+
+    def read(self) -> Spooled:
+        """All that was appended. Raises OSError where nothing was, or the disk fails."""
+        return _read(self._read_at)
+
+    def close(self) -> None:
+        """Remove the file. May be called twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+            self.path.unlink(missing_ok=True)
+
+    def _create(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        self._file = os.open(self.path, flags, 0o666)
+        columns = {name: _as_plain(dtype) for name, dtype in self._tables.items()}
+        header = {"gpulab_spool": FORMAT, "tables": columns, "about": self._about}
+        try:
+            self._write(json.dumps(header).encode() + b"\n")
+        except OSError:
+            self.close()
+            raise
+
+    def _write(self, data: bytes) -> None:
+        """At once and unbuffered; what was written of it by halves is taken back."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            os.ftruncate(self._file, self._end)
+            raise
+        self._end += len(data)
+
+    def _read_at(self, offset: int, size: int) -> bytes:
+        os.lseek(self._file, offset, os.SEEK_SET)  # writes go to the end whatever the position is
+        return os.read(self._file, size)
+
+
+def read_spool(path: Path) -> Spooled:
+    """All whole blocks of a file, whoever wrote it. Raises OSError, and ValueError where it is no such file."""
+    with open(path, "rb", buffering=0) as file:
+
+        def read_at(offset: int, size: int) -> bytes:
+            file.seek(offset)
+            return file.read(size) or b""
+
+        return _read(read_at)
+
+
+class _Block(Struct, frozen=True):
+    table: str
+    first: int
+    rows: Table
+    total: int
+
+
+def _read(read: Read) -> Spooled:
+    """Twice over the file: how many rows there are in the end, and the rows."""
+    about, dtypes, start = _header(read)
+    totals = dict.fromkeys(dtypes, 0)
+    for block in _blocks(read, dtypes, start):
+        totals[block.table] = block.total
+    tables: dict[str, Table] = {name: np.zeros(totals[name], dtype) for name, dtype in dtypes.items()}
+    for block in _blocks(read, dtypes, start):
+        within = tables[block.table][block.first : block.first + len(block.rows)]
+        within[:] = block.rows[: len(within)]
+    return Spooled(about, tables)
+
+
+def _header(read: Read) -> tuple[dict[str, Any], dict[str, np.dtype[Any]], int]:
+    line, newline, _ = read(0, _LONGEST_HEADER).partition(b"\n")
+    try:
+        header = json.loads(line)
+        if not newline or header["gpulab_spool"] != FORMAT:
+            raise ValueError("another format")
+        dtypes = {name: np.dtype([(c, t) for c, t in columns]) for name, columns in header["tables"].items()}
+        return header["about"], dtypes, len(line) + 1
+    except (ValueError, KeyError, TypeError) as e:
+        raise ValueError(f"no spool of gpulab's: {e}") from e
+
+
+def _blocks(read: Read, dtypes: dict[str, np.dtype[Any]], offset: int) -> Iterator[_Block]:
+    names = list(dtypes)
+    while len(head := read(offset, _BLOCK.size)) == _BLOCK.size:
+        mark, number, first, size, total, checksum = _BLOCK.unpack(head)
+        if mark != _MARK or number >= len(names) or min(first, size, total) < 0:
+            return
+        rows = read(offset + _BLOCK.size, size)
+        dtype = dtypes[names[number]]
+        if len(rows) != size or size % dtype.itemsize or zlib.crc32(rows) != checksum:
+            return
+        yield _Block(names[number], first, np.frombuffer(rows, dtype), total)
+        offset += _BLOCK.size + size
+
+
+def _as_plain(dtype: np.dtype[Any]) -> list[tuple[str, str]]:
+    """The columns, in the byte order of the machine that writes."""
+    return [(name, dtype[name].str) for name in dtype.names or ()]

@@ -1,0 +1,112 @@
+"""Steps go to a spool while a run goes on; the record is the same, and nothing is left of it."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from gpulab.capture import spooler as spooler_module
+from gpulab.capture.recorder import Capture
+from gpulab.capture.spooler import Spooler
+from gpulab.capture.steps import rows as rows_module
+from gpulab.run import Run, Settings
+from gpulab.store.folders import RUNNING_PREFIX, Store
+from gpulab.store.spool import Spool, read_spool
+
+STEPS = 40
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look writes, and four rows are a block."""
+    monkeypatch.setattr(spooler_module, "PERIOD_S", 0.0)
+    monkeypatch.setattr(rows_module, "ROWS_IN_BLOCK", 4)
+
+
+def _run(settings: Settings, store: Path, *, spooled: bool) -> Run:
+    """Two epochs of twenty steps; all but the newest are in the spool after each where they go there."""
+    data = TensorDataset(torch.zeros(4 * STEPS // 2, 2))
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    capture = Capture(settings, "block")
+    capture.start()
+    try:
+        for _ in range(2):
+            for (x,) in DataLoader(data, batch_size=4):
+                (x * weight).sum().backward()
+                optimizer.step()
+                capture._spooler.look()
+        files = list((store / "runs").glob(f"{RUNNING_PREFIX}*")) if (store / "runs").is_dir() else []
+        assert len(files) == spooled
+        for file in files:
+            assert len(read_spool(file).tables[rows_module.TABLE]) >= STEPS - 2
+    finally:
+        run, _ = capture.finish("completed")
+    return run
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_the_record_has_all_steps_and_no_file_is_left(own_store: Path, saves: bool) -> None:
+    run = _run(Settings(trace=False, live=False, save=saves), own_store, spooled=saves)
+    run.check()
+    assert len(run.steps) == STEPS and run.steps.batch_count.tolist() == [1] * STEPS
+    assert run.steps.sample_count.tolist() == [4] * STEPS
+    assert not list(own_store.rglob(f"{RUNNING_PREFIX}*"))
+
+
+def test_a_store_that_cannot_be_written_to_is_said_once(own_store: Path) -> None:
+    own_store.parent.mkdir(parents=True, exist_ok=True)
+    own_store.write_text("a file where the folder should be")
+    run = _run(Settings(trace=False, live=False), own_store, spooled=False)
+    assert len(run.steps) == STEPS
+    (choice,) = [choice for choice in run.choices if choice.what == "steps so far"]
+    assert choice.value == "kept in memory" and str(own_store) in choice.reason
+
+
+def test_only_one_thread_writes_and_none_waits(tmp_path: Path) -> None:
+    inside, may_end, written = threading.Event(), threading.Event(), list[int]()
+
+    def write(spool: Spool) -> None:
+        written.append(threading.get_ident())
+        inside.set()
+        may_end.wait()
+
+    spooler = Spooler(Spool(tmp_path / "spool", {}, {}), write)
+    writer = threading.Thread(target=spooler.look)
+    writer.start()
+    inside.wait()
+    spooler.look()
+    may_end.set()
+    writer.join()
+    spooler.close()
+    assert len(written) == 1 and not spooler.problems
+
+
+def test_a_fault_of_ours_ends_the_writing(tmp_path: Path) -> None:
+    calls = list[int]()
+
+    def write(spool: Spool) -> None:
+        calls.append(1)
+        raise RuntimeError("broken")
+
+    spooler = Spooler(Spool(tmp_path / "spool", {}, {}), write)
+    spooler.look()
+    spooler.look()
+    assert len(calls) == 1 and "broken" in spooler.problems[0].reason
+
+
+@pytest.mark.parametrize("old", [True, False])
+def test_a_spool_that_a_dead_process_left_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    from gpulab.store import folders
+
+    left = tmp_path / f"{RUNNING_PREFIX}20250101-000000-abcdef.spool"
+    left.write_bytes(b"")
+    monkeypatch.setattr(folders, "_STALE_AFTER_S", -3600.0 if old else 3600.0)
+    Store(tmp_path)._remove_stale()
+    assert left.exists() is not old
