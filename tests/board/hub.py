@@ -69,7 +69,7 @@ def _free_ports(count: int) -> list[int]:
     return ports
 
 
-class Hub(Struct):
+class Hub(Struct, dict=True):
     """The running hub. `folder` is where the board keeps the lines."""
 
     home: Path

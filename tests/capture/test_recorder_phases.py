@@ -20,7 +20,7 @@ from gpulab.run import Phase, Settings
 DEFAULTS = Settings()
 
 
-class FakeWindow(Struct):
+class FakeWindow(Struct, dict=True):
     """A profiler session that records what it was told. `age_s` is set by the test."""
 
     number: int

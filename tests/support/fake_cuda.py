@@ -109,7 +109,7 @@ class FakeGpuTensor(torch.Tensor):
     __float__ = item
 
 
-class FakeBlock(Struct, eq=False):
+class FakeBlock(Struct, eq=False, weakref=True):
     """Memory of a GPU."""
 
     size_bytes: int

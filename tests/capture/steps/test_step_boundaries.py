@@ -21,7 +21,7 @@ TRAIN, SECOND, VAL = 1, 2, 3
 FRESH_KEYS = 100
 
 
-class Diary(Struct):
+class Diary(Struct, dict=True):
     """Plays marks into a tracker and notes what each of them is."""
 
     tracker: StepTracker = field(default_factory=lambda: StepTracker(0))
