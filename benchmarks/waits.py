@@ -55,8 +55,8 @@ WINDOW_CELL = """%%gpuprofile --steps 16 --trace-steps 5
 for step in range(16):
     for _ in range(4000):
         x.add_(1)
-    optimizer.step()
     last = time.time()
+    optimizer.step()
 """
 KEY_AVERAGES = """
 from torch.profiler import profile
