@@ -371,6 +371,9 @@ class Loader(Struct, frozen=True, eq=False):
         """Two are equal that were built alike, whatever the run showed of them besides."""
         return self._built == other._built if isinstance(other, Loader) else NotImplemented
 
+    def __ne__(self, other: object) -> bool:  # a Struct has its own, which does not ask `__eq__`
+        return not self == other
+
     def __hash__(self) -> int:
         return hash(self._built)
 
@@ -476,6 +479,9 @@ class Place(Struct, frozen=True, eq=False):
     def __eq__(self, other: object) -> bool:
         """Two are equal that are the same line, whatever is known of what encloses it."""
         return self._line == other._line if isinstance(other, Place) else NotImplemented
+
+    def __ne__(self, other: object) -> bool:  # a Struct has its own, which does not ask `__eq__`
+        return not self == other
 
     def __hash__(self) -> int:
         return hash(self._line)

@@ -6,7 +6,9 @@ Others read a large trace meanwhile: they begin before this process imports what
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
+from collections.abc import Iterator
 
 from gpulab.cli.output import as_json, write, write_whole
 from gpulab.trace import other_processes
@@ -14,7 +16,11 @@ from gpulab.trace import other_processes
 
 def print_report(options: argparse.Namespace) -> int:
     """Do `gpulab report`."""
-    _begin([options.run])
+    with _begun(options.run):
+        return _print_report(options)
+
+
+def _print_report(options: argparse.Namespace) -> int:
     from gpulab.api.reading import open_run, report
     from gpulab.store.folders import Store
     from gpulab.views.running.waiting import waiting
@@ -33,7 +39,11 @@ def print_report(options: argparse.Namespace) -> int:
 
 def print_comparison(options: argparse.Namespace) -> int:
     """Do `gpulab compare`."""
-    _begin(options.runs)
+    with _begun(options.runs[0]):
+        return _print_comparison(options)
+
+
+def _print_comparison(options: argparse.Namespace) -> int:
     from gpulab.api.reading import compare, open_run
     from gpulab.store.folders import Store
     from gpulab.views.running.waiting import waiting
@@ -51,7 +61,14 @@ def print_comparison(options: argparse.Namespace) -> int:
     return 0
 
 
-def _begin(paths: list[str]) -> None:
-    """Nothing here makes cycles to speak of, and the process ends soon: looking for them is a tenth of the wait."""
+@contextlib.contextmanager
+def _begun(run: str) -> Iterator[None]:
+    """Others read the trace; nothing is collected: few cycles are made here, and looking for them takes a tenth."""
+    collecting = gc.isenabled()
     gc.disable()
-    other_processes.begin(paths[0])
+    other_processes.begin(run)
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

@@ -16,7 +16,7 @@ from tests.support.comparisons import alike, as_written, blocks, faster
 from tests.support.scripted_climb import SCENE
 
 
-def test_every_knob_that_can_act_is_gone_through_at_all_its_values() -> None:
+def test_every_knob_that_can_act_is_tried_at_all_values() -> None:
     single = settings.alone(SCENE, cores=2)
     assert {"workers": 2} in single and {"cache": True} in single
     names = {name for chosen in single for name in chosen}

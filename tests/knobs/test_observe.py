@@ -407,7 +407,7 @@ def test_the_back_end_called_most_is_the_attention() -> None:
     ],
 )
 def test_tf32_is_the_setting_while_modules_ran_on_such_a_gpu(device: Device, tf32: bool | None) -> None:
-    from dataclasses import replace
+    from msgspec.structs import replace
 
     def cell() -> None:
         before = torch.get_float32_matmul_precision()

@@ -10,6 +10,7 @@ from typing import Any
 import IPython.display
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from gpulab import recordings
 from gpulab.errors import StoreError, UsageError
@@ -78,9 +79,8 @@ def test_a_second_of_the_clock_is_so_many_of_the_run() -> None:
 def test_phases_and_alerts_are_those_of_the_run() -> None:
     clock = Clock()
     half = RUN.wall_ns // 2
-    alerted = Run(**{field: getattr(RUN, field) for field in RUN.__dataclass_fields__} | {
-        "alerts": (Alert("data_starved", "waits for data", half // 2, half), Alert("gpu_idle", "idles", half + 1)),
-    })  # fmt: skip
+    alerts = (Alert("data_starved", "waits for data", half // 2, half), Alert("gpu_idle", "idles", half + 1))
+    alerted = replace(RUN, alerts=alerts)
     deltas = played(feed_of(alerted, clock), clock, 400, LENGTH_S / 4 / 380)
     phases = list(dict.fromkeys(delta.status.phase for delta in deltas))
     assert phases[0] in ("warm-up", "measuring") and "profiling" in phases and phases[-1] == "ending"

@@ -21,7 +21,7 @@ MS = 1_000_000
 PROFILER_S = 2.0
 
 
-class ScriptedRuns(Struct):
+class ScriptedRuns(Struct, dict=True):
     """`step_s` of each setting's label. `trials` and `blocks` count what ran, `told` is what was said meanwhile."""
 
     step_s: Callable[[str], float]
