@@ -26,7 +26,7 @@ SIZES = (250_000, 500_000, 1_000_000, 2_000_000, 4_000_000)
 TURNS, MIDDLE_TURNS = 7, 3
 MIDDLE = 500_000  # every tool several times; the large one once, for HTA needs minutes and gigabytes for it
 
-_ARMS = {
+ARMS = {
     "gpulab": (
         "from gpulab.analysis.facts import facts\nfrom gpulab.trace.load import load_run",
         "facts(load_run(sys.argv[1]))",
@@ -76,7 +76,7 @@ def _growth(file: Path, events: int) -> dict[str, float]:
 
 
 def _turns(file: Path, turns: int) -> dict[str, object]:
-    tools = [tool for tool in _ARMS if tool != "HTA" or PEERS.exists()]
+    tools = [tool for tool in ARMS if tool != "HTA" or PEERS.exists()]
     taken: dict[str, list[tuple[float, float] | None]] = {tool: [] for tool in tools}
     for turn in range(turns):
         for tool in tools if turn % 2 == 0 else reversed(tools):
@@ -99,7 +99,7 @@ def _summary(rows: list[tuple[float, float] | None], ours: list[tuple[float, flo
 def read_once(tool: str, file: Path) -> tuple[float, float] | None:
     """Seconds and peak memory in bytes of one reading in a fresh process; None where the tool failed."""
     python = str(PEERS) if tool == "HTA" else sys.executable
-    imports, work = _ARMS[tool]
+    imports, work = ARMS[tool]
     done = subprocess.run(
         [python, "-c", _PROGRAM.format(imports=imports, work=work), str(file)],
         capture_output=True,

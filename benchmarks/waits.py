@@ -23,20 +23,10 @@ from benchmarks import synthetic_trace
 from benchmarks.harness import ratio_with_interval
 from benchmarks.kernel import kernel
 from benchmarks.planted.catalogue import CELLS
-from benchmarks.trace_reading import LARGE, LARGEST, PEERS, TRACES
+from benchmarks.trace_reading import ARMS, LARGE, LARGEST, PEERS, TRACES
 
 TURNS = 7
 _MET = {True: "met", False: "missed"}
-HTA = """
-import logging, sys
-logging.disable(logging.CRITICAL)
-from hta.trace_analysis import TraceAnalysis
-t = TraceAnalysis(trace_files={0: sys.argv[1]}, trace_dir='')
-t.get_temporal_breakdown(visualize=False)
-t.get_gpu_kernel_breakdown(visualize=False)
-t.get_idle_time_breakdown(visualize=False)
-"""
-JSON = "import gzip, json, sys; json.load(gzip.open(sys.argv[1]))"
 OPENING = """
 import sys, time, gpulab
 began = time.perf_counter()
@@ -119,10 +109,10 @@ def commands() -> dict[str, object]:
             "report of a stored run": ([*gpulab, "report", stored, "--json"], False),
             "help": ([*gpulab, "--help"], False),
             "runs": ([*gpulab, "runs"], False),
-            "json.load": ([sys.executable, "-c", JSON, trace], False),
+            "json.load": ([sys.executable, "-c", _program("json.load"), trace], False),
         }
         if PEERS.exists():
-            arms["HTA"] = ([str(PEERS), "-c", HTA, trace], False)
+            arms["HTA"] = ([str(PEERS), "-c", _program("HTA"), trace], False)
         opening = {
             "opening again": [sys.executable, "-c", OPENING, trace],
             "opening a stored run": [sys.executable, "-c", OPENING, stored],
@@ -150,6 +140,11 @@ def commands() -> dict[str, object]:
             if peer in seconds
         },
     }
+
+
+def _program(tool: str) -> str:
+    """A peer from its start to its figures."""
+    return "\n".join(("import json, sys", *ARMS[tool]))
 
 
 def _stored_run(folder: Path) -> str:

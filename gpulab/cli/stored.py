@@ -70,5 +70,6 @@ def _begun(run: str) -> Iterator[None]:
     try:
         yield
     finally:
+        other_processes.end_all()
         if collecting:
             gc.enable()

@@ -316,9 +316,10 @@ def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
         if unfinished.exists():
             unfinished.rename(stage / _trace_name(run))
     except Exception as e:  # whatever the profiler raises: the run is worth more than its trace
+        return f"it could not be written: {reason(e)}"
+    finally:  # also where it was interrupted
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        return f"it could not be written: {reason(e)}"
     return None
 
 

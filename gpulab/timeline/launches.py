@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from weakref import WeakKeyDictionary
-
 import numpy as np
 from msgspec import Struct
 
@@ -72,9 +70,10 @@ class CallTree(Struct, frozen=True):
     @classmethod
     def of(cls, timeline: Timeline, rows: Int64) -> CallTree:
         """The tree of these rows, which are in the timeline's order. Who asks again for the same rows gets the same."""
-        if len(timeline) > spans.KEPT_SPANS:
+        kept = spans.kept_of(timeline)
+        if kept is None:
             return cls._of(timeline, rows)
-        trees = _trees.setdefault(timeline, [])
+        trees: list[tuple[Int64, CallTree]] = kept.setdefault(cls, [])
         for asked, tree in trees:
             if np.array_equal(asked, rows):
                 return tree
@@ -122,9 +121,6 @@ class CallTree(Struct, frozen=True):
         shared = np.minimum(timeline.end_ns[child], timeline.end_ns[above]) - timeline.start_ns[child]
         np.subtract.at(own, self.parent[inside], shared)
         return np.maximum(own, 0)
-
-
-_trees: WeakKeyDictionary[Timeline, list[tuple[Int64, CallTree]]] = WeakKeyDictionary()
 
 
 def open_at_start(start: Int64, end: Int64) -> Int64:

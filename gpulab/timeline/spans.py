@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable
-from typing import Concatenate, ParamSpec
+from collections.abc import Callable, Hashable
+from typing import Any, Concatenate, ParamSpec
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,7 +32,8 @@ SYNCHRONIZING = (
 COPYING = ("cudaMemcpy", "hipMemcpy", "cuMemcpy")
 ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc")
 KEPT_SPANS = 1 << 20
-_masks: WeakKeyDictionary[Timeline, dict[tuple[object, ...], Mask]] = WeakKeyDictionary()
+KEPT_TIMELINES = 2  # a comparison reads two; a notebook keeps twenty runs, whose masks would weigh more than they do
+_kept_of: WeakKeyDictionary[Timeline, dict[Hashable, Any]] = WeakKeyDictionary()
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
 LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
@@ -102,17 +103,28 @@ def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArra
     return rows[shared], partners[order[at[shared]]]
 
 
-def _kept(classify: Callable[Concatenate[Timeline, P], Mask]) -> Callable[Concatenate[Timeline, P], Mask]:
-    """One classification of the spans for all who read a run: its masks are kept as long as the timeline, read-only.
+def kept_of(timeline: Timeline) -> dict[Hashable, Any] | None:
+    """What was worked out of this timeline, for all who read it; of the latest timelines only.
 
-    Not those of a window of more than KEPT_SPANS: a report asks for some sixty different ones.
+    None for a window of more than KEPT_SPANS: a report asks for some sixty masks.
     """
+    if len(timeline) > KEPT_SPANS:
+        return None
+    if timeline not in _kept_of:
+        for oldest in list(_kept_of)[: 1 - KEPT_TIMELINES]:
+            del _kept_of[oldest]
+        _kept_of[timeline] = {}
+    return _kept_of[timeline]
+
+
+def _kept(classify: Callable[Concatenate[Timeline, P], Mask]) -> Callable[Concatenate[Timeline, P], Mask]:
+    """One classification of the spans for all who read a run; its masks are read-only."""
 
     def kept(timeline: Timeline, /, *key: P.args, **none: P.kwargs) -> Mask:
-        if len(timeline) > KEPT_SPANS:
+        masks = kept_of(timeline)
+        if masks is None:
             return classify(timeline, *key, **none)
-        masks = _masks.setdefault(timeline, {})
-        mask = masks.get((classify, *key))
+        mask: Mask | None = masks.get((classify, *key))
         if mask is None:
             mask = masks[(classify, *key)] = classify(timeline, *key, **none)
             mask.flags.writeable = False

@@ -89,6 +89,13 @@ def begin(path: str) -> None:
         _begun.setdefault(os.path.realpath(path), []).append(Other(pid, os.fdopen(reading, "rb")))
 
 
+def end_all() -> None:
+    """End those that were begun for a file that was not read in the end."""
+    while _begun:
+        for other in _begun.popitem()[1]:
+            other.end()
+
+
 @contextlib.contextmanager
 def reading(path: Path, parts: int | None) -> Iterator[list[Other]]:
     """The other processes at work on this file: those begun before, else fresh ones. None is left afterwards."""

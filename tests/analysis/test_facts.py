@@ -85,6 +85,17 @@ def test_the_typical_step_is_unprofiled_where_there_is_one() -> None:
     )
 
 
+def test_only_the_latest_timelines_keep_their_masks() -> None:
+    timeline = synthetic.cases()["cpu"].facts.run.timeline
+    assert timeline is not None
+    several = [replace(timeline) for _ in range(spans.KEPT_TIMELINES + 2)]
+    masks = [spans.named(one, spans.is_loader) for one in several]
+    again = [spans.named(one, spans.is_loader) for one in several[::-1]][::-1]
+    kept = [one is other for one, other in zip(masks, again, strict=True)]
+    assert sum(kept) == spans.KEPT_TIMELINES and kept[-1]
+    assert len(spans._kept_of) <= spans.KEPT_TIMELINES
+
+
 def test_what_was_asked_of_one_timeline_is_no_answer_for_another() -> None:
     """Each timeline is classified once for all who read it."""
     cpu, gpu = (synthetic.cases()[name].facts.run.timeline for name in ("cpu", "gpu"))

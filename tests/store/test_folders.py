@@ -217,6 +217,18 @@ def test_a_later_trace_that_fails_is_said_in_the_record(store: Store) -> None:
     assert sorted(f.name for f in folder.iterdir()) == [COLUMNS, DOCUMENT]
 
 
+def test_an_interrupt_while_a_later_trace_is_written(store: Store) -> None:
+    def write(path: Path) -> None:
+        path.write_bytes(b"half")
+        raise KeyboardInterrupt
+
+    run = make("a")
+    folder = store.save(run)
+    with pytest.raises(KeyboardInterrupt):
+        store.add_trace(folder, run, write)
+    assert sorted(f.name for f in folder.iterdir()) == [COLUMNS, DOCUMENT] and not store.load("a").missing
+
+
 def test_an_interrupt_while_saving_leaves_nothing(store: Store) -> None:
     def write(path: Path) -> None:
         path.write_bytes(b"half a trace")

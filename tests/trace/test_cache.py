@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from pathlib import Path
 
 import pytest
@@ -140,4 +139,3 @@ def test_a_small_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(cache, "KEPT_FROM_BYTES", 1 << 20)
     opened(made.write(tmp_path, TEXT))
     assert not cache.folder().exists()
-    shutil.rmtree(cache.folder(), ignore_errors=True)

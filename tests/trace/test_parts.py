@@ -135,6 +135,9 @@ from gpulab.trace.kineto_file import read_trace
 with other_processes.reading(Path(sys.argv[1]), 1):
     pass  # an end without their parts
 other_processes.begin(sys.argv[1])
+other_processes.end_all()  # the file is not read in the end
+assert not other_processes._begun
+other_processes.begin(sys.argv[1])
 ahead = read_trace(Path(sys.argv[1]))
 assert not other_processes._begun
 try:

@@ -18,6 +18,7 @@ FIRST_S = 1.5  # the line is there before two seconds are over: who waits longer
 RENEWED_S = 1.0
 
 BAR = 20  # signs
+TOLD_FROM = 0.02  # before, the time that is left is a guess
 
 _said: contextvars.ContextVar[Wait | None] = contextvars.ContextVar("gpulab_waiting", default=None)
 
@@ -45,11 +46,13 @@ class Wait:
         """A line. The end that it names follows from what is done so far."""
         now_s = time.monotonic()
         so_far = f"{self.what}, {while_s(now_s - began_s)}"
-        if self._fraction is None:
+        fraction = self._fraction
+        if fraction is None or not TOLD_FROM <= fraction < 1:  # what is read must still be put together
             return so_far
-        left_s = (now_s - self._since_s) * (1 / max(self._fraction, 1e-3) - 1)
-        full = round(BAR * self._fraction)
-        return f"{so_far} [{'#' * full}{'.' * (BAR - full)}] {self._fraction:.0%}, about {while_s(left_s)} left"
+        left_s = (now_s - self._since_s) * (1 / fraction - 1)
+        full = round(BAR * fraction)
+        bar = f"[{'#' * full}{'.' * (BAR - full)}] {100 * fraction:.0f} %"
+        return f"{so_far} {bar}, {'about ' if left_s >= 1 else ''}{while_s(left_s)} left"
 
     @contextmanager
     def inside(self, what: str) -> Iterator[Wait]:

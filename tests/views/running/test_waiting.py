@@ -14,7 +14,7 @@ from gpulab import cli
 from gpulab.cli import doctor
 from gpulab.views.running import waiting as module
 from gpulab.views.running.terminal_line import TerminalLine
-from gpulab.views.running.waiting import BAR, Wait, waiting
+from gpulab.views.running.waiting import BAR, TOLD_FROM, Wait, waiting
 from tests.support.kernel_session import kernel
 
 
@@ -64,15 +64,24 @@ def test_the_inner_wait_has_the_words_meanwhile(monkeypatch: pytest.MonkeyPatch)
         outer.tell(0.5)
         with waiting("making the report") as inner:
             assert inner is outer and "making the report" in outer.words(0.0) and "%" not in outer.words(0.0)
-        assert "reading" in outer.words(0.0) and "50%" in outer.words(0.0)
+        assert "reading" in outer.words(0.0) and "50 %" in outer.words(0.0)
 
 
-@pytest.mark.parametrize(("fraction", "full"), [(0.0, 0), (0.25, BAR // 4), (1.0, BAR)])
-def test_a_bar_is_as_long_as_what_is_done(fraction: float, full: int) -> None:
+@pytest.mark.parametrize("fraction", [TOLD_FROM, 0.25, 0.5, 0.99])
+def test_a_bar_is_as_long_as_what_is_done(fraction: float) -> None:
     wait = Wait("reading")
-    assert "#" not in wait.words(0.0)
     wait.tell(fraction)
-    assert wait.words(0.0).count("#") == full and f"{fraction:.0%}" in wait.words(0.0)
+    words = wait.words(0.0)
+    assert words.count("#") == round(BAR * fraction) and f"{100 * fraction:.0f} %" in words
+    assert words.endswith(" left") and "about less" not in words
+
+
+@pytest.mark.parametrize("fraction", [None, 0.0, 1.0])
+def test_no_bar_before_the_first_guess_and_after_the_end(fraction: float | None) -> None:
+    wait = Wait("reading")
+    if fraction is not None:
+        wait.tell(fraction)
+    assert "[" not in wait.words(0.0) and "left" not in wait.words(0.0)
 
 
 def test_a_line_is_no_wider_than_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
