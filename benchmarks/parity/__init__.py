@@ -20,7 +20,7 @@ from typing import Any
 from benchmarks.harness import RESULTS
 from benchmarks.own_process import in_limited_process
 from benchmarks.parity.catalogue import TRAININGS, Training
-from benchmarks.parity.limits import Limits
+from benchmarks.parity.limits import LONGER, Limits
 from benchmarks.parity.staging import missing
 
 KEPT = RESULTS / "parity"
@@ -42,7 +42,7 @@ class Part:
 
 PARTS = (
     Part("compiling", lambda limits: limits.compiled_s + SPARE_S, may_fail=True),
-    Part("search", lambda limits: limits.search_s + SPARE_S, lambda kept: {"compiling": kept["compiling"]}),
+    Part("search", lambda limits: LONGER * limits.search_s + SPARE_S, lambda kept: {"compiling": kept["compiling"]}),
     Part("climb", lambda limits: limits.climb_s + SPARE_S),
     Part(
         "judgement",
@@ -70,9 +70,17 @@ def summary(rows: Iterable[dict[str, Any]]) -> dict[str, object]:
 
 
 def row_of(
-    training: Training, limits: Limits | None = None, *, folder: Path = KEPT, again: bool = False
+    training: Training,
+    limits: Limits | None = None,
+    *,
+    folder: Path = KEPT,
+    again: bool = False,
+    until: str = PARTS[-1].name,
 ) -> dict[str, Any]:
-    """One training, each part in a process of its own; what its file has already is not measured again."""
+    """One training, each part in a process of its own; what its file has already is not measured again.
+
+    `until` names the last part that is measured now.
+    """
     limits = limits or Limits()
     row: dict[str, Any] = {"key": training.key, "title": training.title}
     if why := missing(training):
@@ -83,7 +91,8 @@ def row_of(
     if again:
         kept = {part: kept[part] for part in ("compiling", "search") if part in kept}
     row |= {"repository": training.repository, "commit": training.commit}
-    for part in PARTS:
+    wanted = [part.name for part in PARTS]
+    for part in PARTS[: wanted.index(until) + 1]:
         if part.name in kept:
             continue
         _tell(training, part.name)
@@ -99,7 +108,8 @@ def row_of(
             kept[part.name] = {"failed": type(e).__name__}
         kept["measured"] = f"{datetime.now(UTC):%Y-%m-%d}"
         _write(file, {**kept, "training": row})
-    return row | judged_row(kept)
+    missed = [part.name for part in PARTS if part.name not in kept]
+    return row | ({"failed": f"not measured: {', '.join(missed)}"} if missed else judged_row(kept))
 
 
 def judged_row(kept: dict[str, Any]) -> dict[str, Any]:

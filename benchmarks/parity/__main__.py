@@ -6,7 +6,7 @@ import argparse
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.parity import KEPT, row_of, summary
+from benchmarks.parity import KEPT, PARTS, row_of, summary
 from benchmarks.parity.catalogue import TRAININGS, named
 from benchmarks.parity.limits import Limits
 from benchmarks.parity.staging import CHECKOUTS
@@ -27,6 +27,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.parity", description=main.__doc__)
     parser.add_argument("--only", nargs="+", choices=keys, default=keys, metavar="KEY", help=", ".join(keys))
     parser.add_argument("--again", action="store_true", help="climb and judge anew; the search is kept")
+    parts = [part.name for part in PARTS]
+    parser.add_argument("--until", choices=parts, default=parts[-1], metavar="PART", help=", ".join(parts))
     parser.add_argument("--results", type=Path, default=KEPT, metavar="FOLDER", help="default: benchmarks/results")
     parser.add_argument("--factor", type=float, default=1.0, help="all time limits times this, to try it out")
     parser.add_argument("--threads", type=int, help="compute threads of the script as written (default: all cores)")
@@ -38,7 +40,10 @@ def main() -> None:
     if asked.factor != 1.0 and asked.results == KEPT:
         parser.error("--factor is for trying it out: name another folder with --results")
     limits = replace(Limits(), threads=asked.threads).times(asked.factor)
-    rows = [row_of(named(key), limits, folder=asked.results.absolute(), again=asked.again) for key in asked.only]
+    rows = [
+        row_of(named(key), limits, folder=asked.results.absolute(), again=asked.again, until=asked.until)
+        for key in asked.only
+    ]
     whole = summary(rows)
     print(f"{whole['reached']} of {whole['tried']} reached the best")
 

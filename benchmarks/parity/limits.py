@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
+LONGER = 4  # times as long as its limit a search may take, where blocks are so long that fewer pairs would tell nothing
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:

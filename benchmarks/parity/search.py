@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.parity.limits import Limits
+from benchmarks.parity.limits import LONGER, Limits
 from benchmarks.parity.settings import COMPILE, Settings, alone, together, words
 from benchmarks.parity.staging import Staged
 from gpulab.devices.machine import usable_cores
@@ -39,6 +39,7 @@ class Search:
     tell: Callable[[str], None]
     rows: list[dict[str, Any]] = field(default_factory=list)
     written: Trial | None = None
+    block_s: float = 0.0  # what a block took so far
 
     def compiling(self) -> list[dict[str, Any]]:
         """Each way to compile by itself."""
@@ -55,6 +56,7 @@ class Search:
         cores = usable_cores() or 1
         single = alone(observation, cores)
         self._measure("alone", [s for s in single if COMPILE not in s], self.limits.alone_s)
+        self._look_again()
         helpful = self._helpful()
         combined = together(helpful, observation)
         self._measure("together", [s for s in combined if COMPILE not in s], self.limits.together_s)
@@ -82,6 +84,14 @@ class Search:
         if runner.error is not None:
             raise runner.error
         return runner.trials[0]
+
+    def _look_again(self) -> None:
+        """At what had too few pairs to tell anything and is not clearly slower; the first look no longer counts."""
+        hopeful = [row for row in self.rows if COMPILE not in row["settings"] and (row["ratio"] or 1.0) < NEUTRAL]
+        thin = [row for row in hopeful if _is_thin(row)]
+        for row in thin:
+            row["stage"] = "glance"
+        self._measure("alone", [row["settings"] for row in thin], self.limits.alone_s)
 
     def _helpful(self) -> dict[str, list[Any]]:
         """Knobs whose values brought something by themselves, the best value first."""
@@ -124,7 +134,7 @@ class Search:
                 for row in self.rows
                 if row["ratio"] is not None
                 and row["same_loss"]
-                and (row["stage"] == stage or not (stage or row["base"]))
+                and (row["stage"] == stage or not (stage or row["base"] or row["stage"] == "glance"))
             ),
             key=lambda row: row["ratio"],
         )
@@ -135,6 +145,8 @@ class Search:
         if not many:
             return
         self.tell(f"{stage}: {len(many)} settings")
+        needed_s = (TOO_FEW + 1) * (len(many) + 2) * self.block_s
+        budget_s, began = max(budget_s, min(LONGER * budget_s, needed_s)), time.monotonic()
         plan = Plan(
             arms=tuple(Arm(dict(settings)) for settings in many),
             base=Arm(dict(base or {})),
@@ -143,6 +155,8 @@ class Search:
             save=False,
         )
         experiment = conducted(self._code(), plan, self.written)
+        blocks = sum(len(side.blocks) for side in experiment.sides)
+        self.block_s = (time.monotonic() - began) / blocks if blocks else self.block_s
         for settings, comparison in zip(many, experiment.comparisons, strict=False):
             row = {"stage": stage, "settings": settings, "base": base or {}, **measured(comparison, settings)}
             self.rows.append(row)

@@ -129,6 +129,7 @@ class Knob(ABC):
     same_training: bool = False  # it changes when batches come or who makes them, nothing that is computed from them
     changes_steps: bool = False  # another value is another number of optimizer steps per epoch
     needs: tuple[str, ...] = ()  # knobs whose value it depends on: where they are taken back, so is this one
+    slow_to_prepare: bool = False  # compiling for one: a short block of it would be nothing else
     starts_processes: bool = False  # that must be able to import the dataset
     # parts of an observation with which alone `refuses` is certain, so that it can be asked before anything runs
     refusal_rests_on: tuple[Literal["device", "modules"], ...] = ()

@@ -64,6 +64,7 @@ class Plan(Struct, frozen=True):
     block_steps: int | None = None  # counted steps of a block
     pairs: int | None = None
     budget_s: float | None = None  # all that the user waits
+    full_run_s: float | None = None  # of a run with its trace, after its first step
     seeds: int = 0  # runs of A with other seeds, for the band of the loss
     interleaved: bool = True  # False: one run of each arm, no blocks (`--set`)
     screening: bool = False  # blocks alone, without a full run of each arm; the slower half drops out again and again

@@ -64,7 +64,6 @@ from gpulab.tuning.trial import (
 FEWEST_UNPROFILED_STEPS = 8  # where the time is short
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
 MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
-SCREENING_TURNS, SCREENED = 2, 3  # turns until the slower half drops out; how many stay to the end
 LEAST_BLOCKS_S = 3.0  # as long nobody minds, and the interval becomes narrower
 UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads is seen in its first run
 
@@ -362,7 +361,9 @@ class Runner:
 
     def _full_run_s(self) -> float:
         """How long the next full run may take."""
-        return self._budget.full_run_s(self._full_runs - len(self.trials) - self._seeds_done + self._plan.seeds)
+        left = self._full_runs - len(self.trials) - self._seeds_done + self._plan.seeds
+        most_s = self._plan.full_run_s
+        return min(self._budget.full_run_s(left), math.inf if most_s is None else most_s)
 
     @property
     def _full_runs(self) -> int:
@@ -459,12 +460,12 @@ class Runner:
     def _faster_half(self, able: list[int], turn: int) -> list[int]:
         """Successive halving: A, and after each second turn the better half of the others; A alone when it is done."""
         others = able[1:]
-        if turn % SCREENING_TURNS:
+        if turn % schedule.SCREENING_TURNS:
             return able
-        if len(others) <= SCREENED:
+        if len(others) <= schedule.SCREENED:
             return able[:1]
         ranked = sorted(others, key=lambda i: self._median_ratio(i))
-        return [able[0], *sorted(ranked[: max(SCREENED, math.ceil(len(others) / 2))])]
+        return [able[0], *sorted(ranked[: max(schedule.SCREENED, math.ceil(len(others) / 2))])]
 
     def _median_ratio(self, i: int) -> float:
         a, b, _ = counted(self._bare_side(0), self._bare_side(i))

@@ -20,6 +20,7 @@ PAIRS = (10, 30)
 SHORTEST_FULL_RUN, FULL_RUN = 13, 40  # steps: enough for a profiled window, and as many as are wanted
 STARTING_S = 2.0  # of a full run, beside its steps: the meters, the profiler, reading the trace
 RESTORING_S = 0.02  # before a block
+SCREENING_TURNS, SCREENED = 2, 3  # turns until the slower half drops out; how many stay to the end
 FEWEST_TURNS = 3  # where no budget ends it sooner; definitions.md, "Honest comparison" 3
 
 

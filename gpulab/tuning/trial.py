@@ -23,6 +23,7 @@ from gpulab.capture.short_run import ShortRun
 from gpulab.capture.steps.loop import stop_behind
 from gpulab.capture.steps.losses import Losses
 from gpulab.errors import GpulabError, StoreError
+from gpulab.knobs import preparation
 from gpulab.knobs.dataloader import randomness
 from gpulab.knobs.knob import Knob, KnobEffects, Value
 from gpulab.knobs.observe.observation import Observation
@@ -92,8 +93,10 @@ class Stopper(Struct):
         self.cut()
 
     def cut(self) -> None:
-        """End what runs now, whoever asked for it."""
+        """End what runs now, whoever asked for it: at its next step, and what a knob prepares before it."""
         current = self._current
+        if current is not None:
+            preparation.end()
         if isinstance(current, Capture):
             current.request_stop()
         elif current is not None:

@@ -13,6 +13,10 @@ from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 
 BACKENDS = {"math": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION"}
+NOT_TRACED = (
+    "only a trace shows whether the cell uses scaled_dot_product_attention, and no step of its run was traced: "
+    "give it more steps, without --no-trace"
+)
 OPERATOR = "scaled_dot_product"
 
 
@@ -37,7 +41,7 @@ class Attention(Knob):
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         if not _has_attention(observation) and not observation.operators:
-            return "only a trace shows whether the cell uses scaled_dot_product_attention: leave out --no-trace"
+            return NOT_TRACED
         if not _has_attention(observation):
             return "the cell never calls scaled_dot_product_attention, and attention written by hand has no back ends"
         if value == "efficient" and observation.device.kind == "cpu":

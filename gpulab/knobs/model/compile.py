@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
@@ -15,16 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from gpulab.formatting import while_s
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.describe import is_compiled
 from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.preparation import PreparationEnded, endable
 from gpulab.run import Run
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 
 if TYPE_CHECKING:
     from torch.nn import Module
 
+COMPILER = "torch._dynamo.convert_frame"  # on the stack as long as a call is compiled
 IN_TRACE = re.compile(r"Torch-Compiled Region|CompiledFxGraph|CompiledFunction")
 FIRST_CAPABILITY = 7.0  # of a GPU that Triton compiles for
 # torch 2.13: aliases of modules, compiled functions, resumed frames, builtins
@@ -74,6 +78,7 @@ class Compile(Knob):
     kind: Kind = "module call"
     options: tuple[Value, ...] = ("off", "default", "reduce-overhead")
     climb_values: tuple[Value, ...] = ("default",)  # a rule names reduce-overhead where launches are the cause
+    slow_to_prepare = True
     spellings: Mapping[str, str] = {"on": "default", "true": "default"}
     refusal_rests_on = ("device", "modules")
     helps_against: Mapping[str, int] = {"launch_bound": 1, "memory_bound_ops": 1}
@@ -205,20 +210,26 @@ class Compiling:
 
     def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One outermost call. What cannot be compiled runs as it is, and is said."""
-        if id(module) not in self._met:
+        first = id(module) not in self._met
+        if first:
             self._met[id(module)] = module
             self._compile(module)
         if not any(m is module for m in self._compiled):
             return call(args, kwargs)
         from torch._dynamo.exc import TorchDynamoException
 
+        began = time.monotonic()
         try:
-            return call(args, kwargs)
+            with endable(COMPILER) if first else nullcontext():
+                return call(args, kwargs)
         except TorchDynamoException as e:
-            why = " ".join(str(e).split("\n\n")[0].split())
-            self._effects.refuse(f"{type(module).__name__} cannot be compiled ({type(e).__name__}: {why[:160]})")
-            self._take_off(module)
-            return call(args, kwargs)
+            words = " ".join(str(e).split("\n\n")[0].split())
+            why = f"cannot be compiled ({type(e).__name__}: {words[:160]})"
+        except PreparationEnded:
+            why = f"was not compiled within {while_s(time.monotonic() - began)}"
+        self._effects.refuse(f"{type(module).__name__} {why}")
+        self._take_off(module)
+        return call(args, kwargs)
 
     def _compile(self, module: Module) -> None:
         if next(module.parameters(), None) is None or any(is_compiled(m) for m in module.modules()):

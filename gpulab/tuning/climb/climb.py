@@ -19,7 +19,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.budget import Clock
 from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
-from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, others, promising, ways_back
+from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, others, promising, together, ways_back
 from gpulab.tuning.climb.record import Attempt, Bounds, Climb, Ending, Passed
 from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.interrupts import interrupts_heard
@@ -109,12 +109,16 @@ class Climber:
 
     def _measure(self) -> Ending | None:
         """The cell as written; why there is nothing to climb, if so."""
-        experiment = self._conduct(Plan(arms=(), interleaved=False, budget_s=FULL_RUN_SHARE * self._bounds.budget_s))
+        budget_s = self._bounds.budget_s
+        plan = Plan(arms=(), interleaved=False, budget_s=budget_s, full_run_s=FULL_RUN_SHARE * budget_s)
+        experiment = self._conduct(plan)  # what the cell imports and prepares may take longer than its steps
         if self.error is not None:
             return "error"
         self._side = experiment.sides[0]
         if self._asked or self._side.facts is None:
             return "stopped"
+        if self._left_s() < LEAST_S and not len(self._side.facts.run.steps):
+            return "budget"
         self._trials[Arm().label] = self.trials[0]
         self.on_attempt(self._record("stopped"))
         return None
@@ -155,7 +159,8 @@ class Climber:
         predict = partial(self._predict, facts)
         able, passed = candidates(diagnosis, state, predict)
         self._pass_over(passed)
-        return able or ways_back(diagnosis, state, predict) or self._screened(state, predict)
+        able = able or ways_back(diagnosis, state, predict) or self._screened(state, predict)
+        return able if able or self._over() else together(state, predict)
 
     def _pass_over(self, passed: Sequence[Passed]) -> None:
         labels = {p.label for p in passed}
@@ -171,16 +176,20 @@ class Climber:
         self._screened_on.append(dict(self._kept))
         able, passed = others(state, predict)
         self._pass_over(passed)
+        slow = [candidate for candidate in able if candidate.slow_to_prepare]  # each is tried by itself, after them
+        able = [candidate for candidate in able if candidate not in slow]
         if not able:
-            return []
+            self._promising = slow
+            return slow
         arms = tuple(candidate.on_top_of(self._kept) for candidate in able)
         budget_s = max(LEAST_S, min(SCREENING_SHARE * left_s, SCREENING_S))
         base = Arm(dict(self._kept))
         screened = self._conduct(Plan(arms=arms, base=base, budget_s=budget_s, screening=True))
         if self._over() or len(screened.comparisons) != len(able):
             return []
-        self._promising, passed = promising(screened, able)
+        looked, passed = promising(screened, able)
         self._pass_over(passed)
+        self._promising = [*looked, *slow]
         return self._promising
 
     def _try(self, candidate: Candidate) -> None:
@@ -196,7 +205,8 @@ class Climber:
             attempt = replace(attempt, outcome="failed", words=str(e).rstrip("."))
         attempt = replace(attempt, back=candidate.back, seconds=self._clock() - began)
         self._attempts.append(attempt)
-        self._tried.append(Tried(new, dict(self._kept), attempt.outcome))
+        ratio = attempt.comparison.ratio if attempt.comparison is not None else None
+        self._tried.append(Tried(new, dict(self._kept), attempt.outcome, ratio))
         if attempt.kept and attempt.comparison is not None:
             self._kept, self._top = dict(arm.settings), attempt.comparison.b.facts
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import TypeGuard
 
 from msgspec import Struct, field
@@ -20,20 +21,24 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.record import Outcome, Passed
 from gpulab.tuning.plan import Arm
 from gpulab.tuning.record import Experiment, Side
+from gpulab.tuning.schedule import SCREENING_TURNS
 from gpulab.verdict import LEAST_EFFECT
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
+NUMBERS_SCREENED = 2  # values of a knob that is a number: the likeliest is now and then one too many
+CLEARLY = 1.1  # times the time of a step: so much slower in one pair of short blocks is slower
 _AGAIN: tuple[Outcome, ...] = ("no gain", "unsure", "slower")  # what may be otherwise once another cause is cured
 
 Predict = Callable[[Mapping[str, str]], Prediction]
 
 
 class Tried(Struct, frozen=True):
-    """A try of before: what was set on top of which settings, and what came of it."""
+    """A try of before: what was set on top of which settings, and what came of it: time of a step over before."""
 
     settings: Mapping[str, Plain]
     base: Mapping[str, Plain]
     outcome: Outcome
+    ratio: float | None = None
 
 
 class ClimbState(Struct, frozen=True):
@@ -52,10 +57,15 @@ class Candidate(Struct, frozen=True):
     """A setting worth a try. `gain_us`: of a step, predicted, else the most that its finding could give back."""
 
     settings: Mapping[str, Plain]
-    finding: Finding | None  # None: a short screening of all knobs showed it
+    finding: Finding | None  # None: none names it, earlier blocks of it looked faster
     prediction: Prediction | None
     gain_us: float
     back: tuple[str, ...] = ()  # kept knobs that it leaves as written
+
+    @property
+    def slow_to_prepare(self) -> bool:
+        """Whether a short block of it would show nothing but its preparation."""
+        return any(name in KNOBS and KNOBS[name].slow_to_prepare for name in self.settings)
 
     def on_top_of(self, kept: Mapping[str, Plain]) -> Arm:
         """All settings of the try; what was kept first, in the order of the climb."""
@@ -98,18 +108,15 @@ def candidates(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> tup
 
 
 def others(state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[Passed]]:
-    """Every other knob that can act on the cell and leaves the training as it is, with its next value.
+    """Every other knob that can act on the cell and leaves the training as it is, with its next value, of numbers two.
 
     What a prediction says orders them and excludes nothing: a few short blocks of each are cheap.
     """
     chosen = _Sorted()
-    for knob in KNOBS.values():
-        value = next(_next_values(knob, state), None)
-        new: dict[str, Plain] = {} if value is None else {knob.name: value}
-        if not new or _is_set(knob.name, value, state) or not _worth_another_try(new, state, named=False):
-            continue
+    for new in _screened_settings(state):
+        name = next(iter(new))
         label = Arm(new).label
-        why = "left out as asked (--without)" if knob.name in state.without else ""
+        why = "left out as asked (--without)" if name in state.without else ""
         why = why or _another_training(new, state.allow) or _refusal(new, state)
         if why:
             chosen.pass_over(label, why)
@@ -121,24 +128,35 @@ def others(state: ClimbState, predict: Predict) -> tuple[list[Candidate], list[P
     return chosen.able, chosen.passed
 
 
+def _screened_settings(state: ClimbState) -> Iterator[dict[str, Plain]]:
+    for knob in KNOBS.values():
+        values = list(islice(_next_values(knob, state), NUMBERS_SCREENED))
+        for value in values if all(map(_is_number, values)) else values[:1]:
+            new: dict[str, Plain] = {knob.name: value}
+            if not _is_set(knob.name, value, state) and _worth_another_try(new, state, named=False):
+                yield new
+
+
 def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Candidate], list[Passed]]:
-    """Of what was screened the settings that looked faster, the fastest first, then those of which no pair of blocks
-    was measured, for the time was over: nothing speaks against them. And what the others showed."""
+    """Of what was screened the settings that looked faster, the fastest first, then those of which too few pairs of
+    blocks were measured, for the time was over: nothing speaks against them. And what the others showed."""
     faster: list[tuple[float, Candidate]] = []
     unmeasured: list[Candidate] = []
     passed: list[Passed] = []
     for candidate, comparison in zip(arms, screened.comparisons, strict=True):
         label = Arm(candidate.settings).label
-        if not comparison.pairs and not comparison.b.failure and _has_steps(comparison.a):
+        pairs, ratio = comparison.pairs, comparison.ratio
+        thin = not pairs or (ratio is not None and pairs < SCREENING_TURNS and 1 - LEAST_EFFECT < ratio < CLEARLY)
+        if thin and not comparison.b.failure and _has_steps(comparison.a):
             unmeasured.append(candidate)
-        elif comparison.ratio is None:
+        elif ratio is None:
             why = comparison.b.failure or (comparison.notes[0] if comparison.notes else "no block of it was measured")
             passed.append(Passed(label, f"screened: {why}".rstrip(".")))
-        elif comparison.ratio > 1 - LEAST_EFFECT:
-            shown = f"{factor(1 / comparison.ratio)} times as fast in {plural(comparison.pairs, 'short block')}"
+        elif ratio > 1 - LEAST_EFFECT:
+            shown = f"{factor(1 / ratio)} times as fast in {plural(pairs, 'short block')}"
             passed.append(Passed(label, f"screened: {shown}, so it was not tried further"))
         else:
-            faster.append((comparison.ratio, candidate))
+            faster.append((ratio, candidate))
     return [*(candidate for _, candidate in sorted(faster, key=lambda pair: pair[0])), *unmeasured], passed
 
 
@@ -165,6 +183,20 @@ def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list
         finding = diagnosis.first
         ways.append(Candidate(settings, finding, prediction, _gain_us(finding, prediction, state), back))
     return ways
+
+
+def together(state: ClimbState, predict: Predict) -> list[Candidate]:
+    """All at once what looked faster and was not so for certain: small gains add up to one that blocks can tell."""
+    hopeful: dict[str, Plain] = {}
+    unsure = [(t.ratio, t) for t in state.tried if t.outcome == "unsure" and t.ratio is not None]
+    for ratio, tried in sorted(unsure, key=lambda pair: -pair[0]):  # of two values of a knob the faster one
+        free = not set(tried.settings) & {*state.kept, *state.without}
+        if ratio < 1 - LEAST_EFFECT and free and not _refusal({**hopeful, **tried.settings}, state):
+            hopeful |= tried.settings
+    before = any(t.settings == hopeful and dict(t.base) == dict(state.kept) for t in state.tried)
+    if not hopeful or before:
+        return []
+    return [Candidate(hopeful, None, predict(Arm(hopeful).shown), 0.0)]
 
 
 def _parsed(finding: Finding, chosen: _Sorted) -> dict[str, Plain]:

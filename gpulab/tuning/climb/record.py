@@ -63,7 +63,7 @@ class Attempt(Struct, frozen=True):
 
     number: int
     settings: Mapping[str, str]
-    finding: Finding | None  # None: a short screening of all knobs showed it
+    finding: Finding | None  # None: none names it, earlier blocks of it looked faster
     prediction: Prediction | None
     outcome: Outcome
     words: str

@@ -26,7 +26,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.run import Memory
 from gpulab.tuning.climb.acceptance import broken_loss, judged
 from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, promising, ways_back
+from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, promising, together, ways_back
 from gpulab.tuning.climb.record import Bounds
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.compare.sequential import compare_sequential
@@ -275,9 +275,12 @@ def two_knobs(settings: Mapping[str, str]) -> float:
     return (14.0 if settings.get("workers") == "2" else 38.0) - (3.0 if "fused_optimizer" in settings else 0.0)
 
 
+WITHOUT = frozenset({"cache", "compile"})  # compiling is tried wherever a model is called
+
+
 def test_up_to_where_nothing_is_left() -> None:
     machine = Machine(two_knobs, starving)
-    found = machine.climb(without=frozenset({"cache"}))
+    found = machine.climb(without=WITHOUT)
     assert found.kept == {"workers": "2", "fused_optimizer": "on"} and found.ended == "nothing left"
     assert [rung.outcome for rung in found.rungs] == ["kept", "kept"]
     assert found.whole is not None and found.whole.ratio == pytest.approx(11 / 38, rel=0.02)
@@ -291,7 +294,7 @@ def test_up_to_where_nothing_is_left() -> None:
 
 def test_nothing_that_helps_is_said_plainly() -> None:
     machine = Machine(lambda s: 38.0, lambda s: Diagnosis((finding("unfused_optimizer", 1.0, fused_optimizer="on"),)))
-    found = machine.climb()
+    found = machine.climb(without=frozenset({"compile"}))
     assert not found.kept and found.whole is None and [r.outcome for r in found.rungs] == ["no gain"]
     text = Climbed(found).text(full=True)
     assert "No setting that gpulab tried makes this cell faster." in text and "Cure unfused_optimizer by hand" in text
@@ -352,7 +355,7 @@ def test_a_later_cache_makes_the_workers_needless() -> None:
             return Diagnosis((finding("data_starved", 20_000.0, workers="2"),))
         return Diagnosis((finding("data_starved", 900.0, cache="on"),)) if "cache" not in settings else HEALTHY
 
-    found = Machine(step_ms, diagnosis).climb()
+    found = Machine(step_ms, diagnosis).climb(without=frozenset({"compile"}))
     assert [rung.label for rung in found.rungs] == ["workers=2", "cache=on", "workers=0 again"]
     assert found.kept == {"cache": "on"} and found.top is not None and found.top.label == "cache=on"
     assert found.whole is not None and found.whole.b.label == "cache=on"
@@ -646,6 +649,19 @@ def test_a_cell_without_steps_has_nothing_to_climb(names: dict[str, Any]) -> Non
     assert not climbed.rungs and "step" in climbed.text(full=True)
 
 
+def test_a_budget_that_is_over_before_the_first_step(names: dict[str, Any]) -> None:
+    climbed = gpulab.climb(f"import time; time.sleep(2)\n{CELL}", namespace=names, budget_s=1.0, save=False, show=False)
+    assert climbed.headline.sentence == "Nothing was tried."
+    assert "The budget of 1 s is spent (--budget)." in climbed.headline.evidence
+
+
+def test_what_comes_before_the_first_step_takes_no_time_from_it() -> None:
+    machine = Machine(two_knobs, starving)
+    machine.climb(budget_s=100.0)
+    first = machine.plans[0]
+    assert not first.arms and (first.budget_s, first.full_run_s) == (100.0, 30.0)
+
+
 def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     from gpulab.tuning.plan import Progress
 
@@ -683,6 +699,9 @@ def test_a_knob_that_no_finding_names_is_found_by_short_blocks() -> None:
     assert len(screening) == 2, "on the cell as written, and on top of what was kept"
     labels = {arm.label for arm in screening[0].arms}
     assert any("fused_optimizer" in label for label in labels) and not any("batch_size" in label for label in labels)
+    assert sum("workers" in label for label in labels) == 2, "of numbers two values"
+    assert not any("compile" in label for label in labels), "blocks of it would be nothing but compiling"
+    assert any("compile" in plan.arms[0].settings for plan in machine.plans if len(plan.arms) == 1)
     shown = {p.label: p.why for p in found.passed}
     assert any("screened: 1.0" in why and "short block" in why for why in shown.values())
     assert any("--allow batch_size" in why for why in shown.values())
@@ -690,7 +709,7 @@ def test_a_knob_that_no_finding_names_is_found_by_short_blocks() -> None:
 
 def test_what_screening_does_not_show_is_not_said() -> None:
     machine = Machine(lambda s: 38.0, lambda s: HEALTHY)
-    found = machine.climb(without=frozenset({"cache"}))
+    found = machine.climb(without=WITHOUT)
     assert not found.kept and not found.rungs
     assert headline(found).sentence == "No setting that gpulab tried makes this cell faster."
     assert "left out as asked" in {p.label: p.why for p in found.passed}["cache=on"]
@@ -712,6 +731,35 @@ def test_what_screening_had_no_time_for_is_tried_all_the_same() -> None:
     looked = Experiment((), (unmeasured, measured), 1.0)
     able, passed_over = promising(looked, arms)
     assert [c.settings for c in able] == [{"workers": 2}, {"compile": "default"}] and not passed_over
+
+
+@pytest.mark.parametrize(("step_ms", "tried"), [(37.0, True), (38.5, True), (50.0, False)])
+def test_one_pair_drops_only_what_is_clearly_slower(step_ms: float, tried: bool) -> None:
+    """One pair of short blocks lies apart by more than the gains that are looked for."""
+    a, b = as_written(blocks=blocks(0, 38.0, turns=1, per_turn=2, noise=0)), blocks(1, step_ms, turns=1, noise=0)
+    once = compare_blocks(a, faster(facts=None, blocks=b))
+    able, passed_over = promising(Experiment((), (once,), 1.0), [Candidate({"workers": 2}, None, None, 0.0)])
+    assert once.pairs == 1 and bool(able) is tried and bool(passed_over) is not tried
+
+
+def test_small_gains_are_tried_together() -> None:
+    """Each too small to be told from the noise; both at once not."""
+    worth = {"fused_optimizer": 0.96, "workers": 0.96}
+    machine = Machine(lambda s: 38.0 * math.prod(worth.get(name, 1.0) for name in s), lambda s: HEALTHY, noise=0.03)
+    found = machine.climb(without=WITHOUT)
+    outcomes = {rung.label: rung.outcome for rung in found.rungs}
+    assert "unsure" in outcomes.values(), outcomes
+    assert set(found.kept) == set(worth) and any(rung.kept and len(rung.settings) > 1 for rung in found.rungs), outcomes
+
+
+def test_what_was_unsure_is_tried_again_on_other_ground() -> None:
+    unsure = Tried({"fused_optimizer": True}, {}, "unsure", 0.95)
+    assert [c.settings for c in together(state(tried=(unsure,)), nothing_foretold)] == []
+    again = together(state(kept={"workers": 2}, tried=(unsure,)), nothing_foretold)
+    assert [c.settings for c in again] == [{"fused_optimizer": True}]
+    worse = replace(unsure, ratio=0.99)
+    assert not together(state(kept={"workers": 2}, tried=(worse,)), nothing_foretold)
+    assert not together(state(kept={"fused_optimizer": True}, tried=(unsure,)), nothing_foretold)
 
 
 def test_a_stop_while_screening_ends_the_climb() -> None:

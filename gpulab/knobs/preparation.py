@@ -1,0 +1,60 @@
+"""What a knob prepares within the user's code, compiling for one, can be ended from another thread when time is over.
+
+A run ends at a step boundary, and code that waits for a compiler may not come to one for minutes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+
+
+class PreparationEnded(BaseException):
+    """Raised within `endable`. No Exception, so that a compiler's own handlers let it pass."""
+
+
+class _Now(Struct):
+    """Of the one preparation at a time: its thread, and the module in whose functions it may be ended."""
+
+    thread: int | None = None
+    module: str = ""
+
+
+_now = _Now()
+_lock = threading.Lock()
+
+
+@contextmanager
+def endable(module: str) -> Iterator[None]:
+    """Inside, `end` raises PreparationEnded on this thread, as long as a function of that module is running there."""
+    thread = threading.get_ident()
+    with _lock:
+        _now.thread, _now.module = thread, module
+    try:
+        yield
+    finally:
+        with _lock:
+            _now.thread = None
+            _raise_in(thread, None)  # what was not delivered yet belongs to nobody
+
+
+def end() -> None:
+    """End what is being prepared now, if anything. From any thread."""
+    with _lock:
+        thread = _now.thread
+        frame = sys._current_frames().get(thread) if thread is not None else None
+        while frame is not None and frame.f_globals.get("__name__") != _now.module:
+            frame = frame.f_back
+        if thread is not None and frame is not None:
+            _raise_in(thread, PreparationEnded)
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """At its next bytecode; None takes back what was not raised yet."""
+    what = ctypes.py_object(error) if error is not None else None
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)

@@ -1,0 +1,91 @@
+"""What a knob prepares is ended from another thread, and nothing else is."""
+
+from __future__ import annotations
+
+import threading
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+import torch
+
+from gpulab.knobs import preparation
+from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.model.compile import Compile
+from gpulab.knobs.preparation import PreparationEnded, endable
+
+
+def compiler(name: str, ends: threading.Event) -> types.ModuleType:
+    """A module with a function that works until it is ended, or `ends` is set."""
+    module = types.ModuleType(name)
+    vars(module)["ends"] = ends
+    exec("def work(began):\n    began.set()\n    while not ends.wait(0.001):\n        pass\n", vars(module))
+    return module
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """Inside, another thread ends what is prepared, again and again."""
+    over = threading.Event()
+
+    def end() -> None:
+        while not over.wait(0.02):
+            preparation.end()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def test_it_is_ended_where_it_works() -> None:
+    slow = compiler("slow_compiler", threading.Event())
+    with ending(), pytest.raises(PreparationEnded), endable("slow_compiler"):
+        slow.work(threading.Event())
+
+
+@pytest.mark.parametrize("within", [endable("another_compiler"), nullcontext()])
+def test_nothing_else_is_ended(within: object) -> None:
+    ends, began = threading.Event(), threading.Event()
+    slow = compiler("slow_compiler", ends)
+
+    def end() -> None:
+        began.wait()
+        for _ in range(3):
+            preparation.end()
+        ends.set()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    with within:  # type: ignore[attr-defined]
+        slow.work(began)
+    thread.join()
+
+
+class Unrolled(torch.nn.Module):
+    """A loop that a compiler unrolls: thousands of operations in one graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3000):
+            x = torch.tanh(self.cell(x))
+        return x
+
+
+def test_a_model_that_compiles_for_ever_runs_as_written() -> None:
+    model, x = Unrolled(), torch.ones(2, 4)
+    expected, knob = model(x), Compile()
+    with ending(), knob.applied("default") as effects:
+        assert torch.equal(model(x), expected)
+        assert torch.equal(model(x), expected), "it is not tried again"
+    knob.forget()
+    assert isinstance(effects, KnobEffects)
+    assert len(effects.refused) == 1 and effects.refused[0].startswith("Unrolled was not compiled within ")
+    assert "_compiled_call_impl" not in vars(model)
