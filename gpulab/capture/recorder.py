@@ -30,7 +30,7 @@ from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
-from gpulab.capture.steps import hooks, rows
+from gpulab.capture.steps import hooks
 from gpulab.capture.steps.loop import Closed, Loop
 from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, sessions
@@ -47,6 +47,7 @@ from gpulab.run import (
     Pause,
     Run,
     Samples,
+    Series,
     Settings,
     StackSamples,
     Steps,
@@ -55,6 +56,7 @@ from gpulab.run import (
 from gpulab.store.configuration import configured
 from gpulab.store.folders import default_root, new_id
 from gpulab.store.spool import Spool
+from gpulab.store.spooled_run import TABLES, write_sketch
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 
@@ -82,6 +84,7 @@ class Capture:
         self._own_ns = 0
         self._turn = False
         self._begins_ns = 0
+        self._sketched: tuple[object, ...] = ()  # by what it was made
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -94,6 +97,7 @@ class Capture:
         self._pid = os.getpid()
         self._origin_ns = perf_counter_ns()
         self._created = datetime.now(UTC)
+        self._id = new_id(self._created)
         fresh = self._fresh if self._watcher is not None else None
         on_gpu = self.device.kind == "cuda"
         self._loop = Loop(self, self.settings, self.code, self._new_window, self._origin_ns, fresh, on_gpu=on_gpu)
@@ -102,7 +106,7 @@ class Capture:
         if self.settings.trace:
             self._stacks.start()
         self._clock = LoadingClock(self._origin_ns, self._stacks)
-        self._spooler = Spooler(self._spool() if self.settings.save else None, self._loop.tracker.write)
+        self._spooler = Spooler(self._spool() if self.settings.save else None, self._write_so_far)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns, on_reading=self._spooler.look)
         self._sampler.start()
         self._loop.peaks = PeakWatch() if on_gpu else None
@@ -178,7 +182,7 @@ class Capture:
         batches, untimed, kept = self._clock.finish(self._loop.tracker.feeder)
         peaks, unknown_peaks = (self._loop.peaks or PeakWatch()).peaks(self.device, extremes)
         run = Run(
-            id=new_id(self._created),
+            id=self._id,
             created=self._created.isoformat(timespec="seconds"),
             source=self.source,
             settings=self.settings,
@@ -231,7 +235,7 @@ class Capture:
 
     def _environment(self) -> Environment:
         """As the run had it: by its end the knobs have put back what was before."""
-        present = environment()
+        present = environment(self._sampler.packages)
         if not self.settings.knobs:
             return present
         from gpulab.knobs.catalogue import KNOBS
@@ -308,8 +312,39 @@ class Capture:
 
     def _spool(self) -> Spool:
         """Where the steps so far go while the run goes on; a file only once it lasts longer than a second."""
-        path = spool_path(default_root(), new_id(self._created))
-        return Spool(path, {rows.TABLE: rows.DTYPE}, about_process() | {"created": self._created.isoformat()})
+        return Spool(spool_path(default_root(), self._id), TABLES, about_process() | {"origin_ns": self._origin_ns})
+
+    def _write_so_far(self, spool: Spool) -> None:
+        """Append what is new, for a reader that finds the process killed. On a thread of ours. Raises OSError."""
+        series, missing = self._sampler.series(), self._loop.missing
+        known = (len(series), len(missing), self._loop.tracker.source, self._loop.loaders.record, self.device)
+        if known != self._sketched:
+            write_sketch(spool, self._sketch(series))
+            self._sketched = known
+        self._loop.tracker.write(spool)
+        self._sampler.write(spool)
+
+    def _sketch(self, series: tuple[SeriesInfo, ...]) -> Run:
+        """The run as far as it is known while it goes on, without its columns."""
+        nothing = np.empty(0, np.int64), np.empty(0, np.float64)
+        return Run(
+            id=self._id,
+            created=self._created.isoformat(timespec="seconds"),
+            source=self.source,
+            settings=self.settings,
+            device=self.device,
+            environment=self._environment(),
+            steps=Steps.empty(),
+            samples=Samples(tuple(Series(s.name, s.unit, s.label, s.source, *nothing) for s in series)),
+            timeline=None,
+            wall_ns=self.now(),
+            outcome="interrupted",
+            step_source=self._loop.tracker.source or "whole cell",
+            code=self.code,
+            loader=self._loop.loaders.record,
+            missing=(*self._loop.missing, *self._missing),
+            choices=tuple(self._choices),
+        )
 
     def _new_window(self) -> Window:
         return Window(self.device.kind, self._loop.update_line, self._loop.batch_lines, self._stacks)

@@ -11,7 +11,7 @@ from time import monotonic
 
 from gpulab.run import Choice
 from gpulab.store.atomic_write import reason
-from gpulab.store.folders import RUNNING_PREFIX
+from gpulab.store.folders import RUNNING_PREFIX, SPOOL_SUFFIX
 from gpulab.store.spool import Spool
 
 PERIOD_S = 1.0
@@ -59,4 +59,4 @@ def about_process() -> dict[str, object]:
 
 def spool_path(root: Path, run_id: str) -> Path:
     """Hidden, so that no list of runs shows it."""
-    return root / f"{RUNNING_PREFIX}{run_id}.spool"
+    return root / f"{RUNNING_PREFIX}{run_id}{SPOOL_SUFFIX}"

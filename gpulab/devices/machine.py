@@ -7,7 +7,7 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,31 +15,13 @@ from gpulab.devices import cuda_probe
 from gpulab.devices.cgroups import ROOT, core_quotas, memory_limit_bytes
 from gpulab.devices.cuda_visible_devices import Gpu, driver_cuda, visible_gpus
 from gpulab.devices.nvml import nvml_index_for, session
+from gpulab.devices.package_versions import package_versions
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.run import Device, Environment
 
 if TYPE_CHECKING:
     from types import ModuleType
-
-PACKAGES = (
-    "torch",
-    "numpy",
-    "torchvision",
-    "lightning",
-    "pytorch-lightning",
-    "accelerate",
-    "transformers",
-    "datasets",
-    "triton",
-    "nvidia-ml-py",
-    "ipykernel",
-    "ipython",
-    "jupyterlab",
-    "notebook",
-    "anywidget",
-    "gpulab",
-)
 
 
 def usable_cores(root: Path = ROOT) -> float:
@@ -59,13 +41,22 @@ def affinity_cores() -> int:
 
 def memory_total_bytes() -> int | None:
     """Memory this process may use: the machine's, or the cgroup's limit where that is smaller."""
+    total = _physical_bytes()
+    return min((x for x in (total, memory_limit_bytes()) if x is not None), default=None)
+
+
+def _physical_bytes() -> int | None:
+    """Without psutil where the system itself says it: importing that takes as long as all else here."""
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        pages = os.sysconf("SC_PHYS_PAGES")
+        if pages > 0:
+            return pages * os.sysconf("SC_PAGE_SIZE")
     try:
         import psutil
 
-        total: int | None = psutil.virtual_memory().total
+        return int(psutil.virtual_memory().total)
     except Exception:  # no psutil, or a system it does not know
-        total = None
-    return min((x for x in (total, memory_limit_bytes()) if x is not None), default=None)
+        return None
 
 
 def shared_memory_bytes(path: str = "/dev/shm") -> int | None:
@@ -77,8 +68,11 @@ def shared_memory_bytes(path: str = "/dev/shm") -> int | None:
     return stat.f_blocks * stat.f_frsize
 
 
-def environment() -> Environment:
-    """The machine and the software, as they matter for reading the figures. Imports nothing heavy."""
+def environment(packages: Mapping[str, str] | None = None) -> Environment:
+    """The machine and the software, as they matter for reading the figures. Imports nothing heavy.
+
+    `packages` are the versions where they are known by now: to read them takes the longest.
+    """
     return Environment(
         python=platform.python_version(),
         platform=platform.platform(),
@@ -86,7 +80,7 @@ def environment() -> Environment:
         logical_cores=os.cpu_count(),
         usable_cores=usable_cores(),
         memory_total_bytes=memory_total_bytes(),
-        packages=dict(_versions()),
+        packages=dict(package_versions() if packages is None else packages),
         hostname=platform.node(),
         compute_threads=_compute_threads(),
         affinity_cores=affinity_cores(),
@@ -218,13 +212,3 @@ def _why_no_cuda(torch: ModuleType) -> str:
             f"this PyTorch needs CUDA {torch.version.cuda}, the NVIDIA driver runs CUDA {newest[0]}.{newest[1]} at most"
         )
     return "PyTorch finds no GPU it can use"
-
-
-def _versions() -> Iterator[tuple[str, str]]:
-    import importlib.metadata  # with email and zipfile
-
-    for name in PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            written = importlib.metadata.distribution(name).read_text("METADATA") or ""
-            version = re.search(r"^Version: *(\S+)", written, re.MULTILINE)  # parsed as a mail it takes 3 ms each
-            yield name, version[1] if version else importlib.metadata.version(name)

@@ -25,6 +25,8 @@ from gpulab.run import Missing, Outcome, Run
 from gpulab.store import run_format
 from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
 from gpulab.store.lookup import not_found, select
+from gpulab.store.spool import left_behind, read_spool
+from gpulab.store.spooled_run import KILLED, finished
 
 DOCUMENT = "run.json"
 COLUMNS = "columns.npz"
@@ -33,6 +35,7 @@ TRACE_SUFFIX = ".pt.trace.json.gz"
 _STAGE_PREFIX = ".saving-"
 _GONE_PREFIX = ".deleting-"
 RUNNING_PREFIX = ".running-"  # what a run that goes on has measured so far: written to every second
+SPOOL_SUFFIX = ".spool"
 _STALE_AFTER_S = 3600.0
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -166,8 +169,10 @@ class Store:
     def list(self) -> Sequence[Entry]:
         """Every folder of the store, the newest last; what cannot be read comes first, with its problem.
 
-        Only headers are read. Raises StoreError where the store itself cannot be read.
+        Only headers are read. A run whose process was killed is finished first. Raises StoreError where the store
+        itself cannot be read.
         """
+        unfinished = self._finish_killed()
         try:
             folders = [f for f in self.root.iterdir() if not f.name.startswith(".") and f.is_dir()]
         except FileNotFoundError:
@@ -175,7 +180,35 @@ class Store:
         except OSError as e:
             raise StoreError(f"The run store {str(self.root)!r} cannot be read: {reason(e)}") from e
         entries = map(entry, folders)
-        return sorted((e for e in entries if e.problem is None or e.path.is_dir()), key=_age)
+        there = [e for e in entries if e.problem is None or e.path.is_dir()]
+        return sorted([*there, *unfinished], key=_age)
+
+    def _finish_killed(self) -> Sequence[Entry]:
+        """Store the runs whose process was killed while they went on; returns those that cannot be stored."""
+        unfinished = []
+        for file in self.root.glob(f"{RUNNING_PREFIX}*"):
+            with left_behind(file, _STALE_AFTER_S) as ours:
+                problem = self._finish(file) if ours else None
+            if problem is not None:
+                unfinished.append(Entry(_id_of(file), file, problem=f"{KILLED}: {problem}"))
+        return unfinished
+
+    def _finish(self, file: Path) -> str | None:
+        """Why that run cannot be stored; None where it is, or where it left nothing that tells anything."""
+        try:
+            run = finished(read_spool(file))
+        except (OSError, StoreError, ValueError, KeyError):
+            with contextlib.suppress(OSError):
+                if time.time() - file.stat().st_mtime > _STALE_AFTER_S:
+                    file.unlink()
+            return None
+        try:
+            if not (self.root / run.id).exists():
+                self.save(run)
+            file.unlink()
+        except (OSError, StoreError) as e:
+            return reason(e)
+        return None
 
     def _remove_stale(self) -> None:
         for folder in self.root.glob(f"{_GONE_PREFIX}*"):
@@ -185,10 +218,6 @@ class Store:
             with contextlib.suppress(OSError):
                 if time.time() - _last_change(folder) > _STALE_AFTER_S:
                     shutil.rmtree(folder, ignore_errors=True)
-        for file in self.root.glob(f"{RUNNING_PREFIX}*"):
-            with contextlib.suppress(OSError):
-                if time.time() - file.stat().st_mtime > _STALE_AFTER_S:
-                    file.unlink()
 
 
 def read(folder: Path, *, timeline: bool = True) -> Run:
@@ -219,6 +248,10 @@ def _open_columns(folder: Path) -> IO[bytes]:
     path = folder / COLUMNS
     _require_file(path, run_format.MAX_COLUMNS_BYTES)
     return path.open("rb")
+
+
+def _id_of(spool: Path) -> str:
+    return spool.name.removeprefix(RUNNING_PREFIX).removesuffix(SPOOL_SUFFIX)
 
 
 def _require_file(path: Path, limit_bytes: int) -> None:

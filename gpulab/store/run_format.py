@@ -79,6 +79,15 @@ def encode_into(run: Run, packed: IO[bytes]) -> bytes:
     return document
 
 
+def encode_header(run: Run) -> bytes:
+    """The JSON document alone, whose columns are empty: `decode_header` reads it."""
+    empty = _Reference("", 0)
+    try:
+        return msgspec.json.encode(run, enc_hook=lambda array: empty)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(_valid_unicode(msgspec.to_builtins(run, enc_hook=lambda array: empty)))
+
+
 def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run:
     """The run that `encode` wrote; without its timeline where `timeline` is false, which reads far less.
 

@@ -3,13 +3,18 @@
 A file begins with one line of JSON that names its tables and their columns; whole blocks follow and are only ever
 appended. A block holds rows of one table from a given row on, and says how many rows the table has from then on: so
 rows are added, changed and taken back. What follows the last whole block was cut off and does not count.
+
+Its writer holds a lock on the file, which the system takes back however the writer ends: by that a reader knows.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import struct
+import time
+import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -67,10 +72,18 @@ class Spool:
             self._file = -1
             self.path.unlink(missing_ok=True)
 
+    def forget(self) -> None:
+        """In a child of the writer, which inherits the file and would keep its lock: it is not this process's."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
     def _create(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
         self._file = os.open(self.path, flags, 0o666)
+        _lock(self._file)
+        _open.add(self)
         columns = {name: _as_plain(dtype) for name, dtype in self._tables.items()}
         header = {"gpulab_spool": FORMAT, "tables": columns, "about": self._about}
         try:
@@ -93,6 +106,53 @@ class Spool:
     def _read_at(self, offset: int, size: int) -> bytes:
         os.lseek(self._file, offset, os.SEEK_SET)  # writes go to the end whatever the position is
         return os.read(self._file, size)
+
+
+_open: weakref.WeakSet[Spool] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for spool in list(_open):
+        spool.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+def _lock(file: int) -> bool | None:
+    """Whether nobody else has the file locked; it is locked then. None where this file system knows no locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextlib.contextmanager
+def left_behind(path: Path, stale_s: float) -> Iterator[bool]:
+    """Whether the writer of a spool has ended and nobody else takes care of it; inside, nobody else does.
+
+    Where files cannot be locked: whether it was not written to for `stale_s`.
+    """
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError:  # gone meanwhile, or not ours
+        yield False
+        return
+    try:
+        locked, status = _lock(file), os.fstat(file)
+        if locked is None:
+            locked = time.time() - status.st_mtime > stale_s
+        yield locked and status.st_nlink > 0
+    finally:
+        os.close(file)
 
 
 def read_spool(path: Path) -> Spooled:

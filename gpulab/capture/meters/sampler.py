@@ -6,8 +6,10 @@ Nothing here raises into a run: a child that cannot start, dies or hangs becomes
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
+import operator
 import os
 import subprocess
 import sys
@@ -27,6 +29,8 @@ from gpulab.devices.machine import usable_cores
 from gpulab.devices.own_processes import marked
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32, Missing, Samples, Series
+from gpulab.store.spool import Spool
+from gpulab.store.spooled_run import READING, READINGS
 
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
 MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series
@@ -70,6 +74,8 @@ class Sampler:
         self._failure: Missing | None = None
         self._last_ns: int | None = None  # of the newest reading
         self._last_words: deque[str] = deque(maxlen=5)
+        self._spooled = 0  # rows
+        self.packages: dict[str, str] | None = None  # versions; None: not told yet
 
     def start(self) -> None:
         """Start the child and return at once; curves appear when it answers. Never raises."""
@@ -91,6 +97,14 @@ class Sampler:
         """Points since the last call, per series: float32 [k, 2], s since the origin and value. One reader only."""
         with self._lock:
             return {c.info.name: c.drain() for c in self._curves if c.pending}
+
+    def write(self, spool: Spool) -> None:
+        """Append the mean of each curve since the last time. From one thread at a time. Raises OSError."""
+        with self._lock:
+            means = [(i, *mean) for i, c in enumerate(self._curves) if (mean := c.take_mean()) is not None]
+        rows = np.array(means, READING)
+        spool.append(READINGS, self._spooled, rows.tobytes(), self._spooled + len(rows))
+        self._spooled += len(rows)
 
     def stop(self) -> tuple[Samples, tuple[Missing, ...], dict[str, float]]:
         """End the child and its thread, close every pipe; then all curves, what is missing, and extremes.
@@ -183,6 +197,9 @@ class Sampler:
         legend, missing = message.get("series"), message.get("missing")
         if isinstance(legend, list):
             self._curves = [_Curve(SeriesInfo(*row)) for row in legend]
+        packages = message.get("packages")
+        if isinstance(packages, dict):
+            self.packages = packages
         if isinstance(missing, list):
             self._missing = tuple(Missing(*row) for row in missing)
 
@@ -199,10 +216,14 @@ class _Curve:
         self._bits = 0
         self._stride = 1
         self._seen = 0
+        self._fresh = array("d")  # since a mean of them was taken
+        self._fresh_ns = 0
 
     def add(self, t_ns: int, value: float) -> None:
         """One reading; kept if it falls on the stride."""
         self.pending.append((t_ns, value))
+        self._fresh.append(value)
+        self._fresh_ns = t_ns
         self._maximum = max(self._maximum, value)
         self._bits |= int(value) if self.info.unit == "bits" else 0
         if self._seen % self._stride == 0:
@@ -217,6 +238,15 @@ class _Curve:
         points = [(t_ns / 1e9, value) for t_ns, value in self.pending]
         self.pending.clear()
         return np.array(points, np.float32).reshape(-1, 2)
+
+    def take_mean(self) -> tuple[int, float] | None:
+        """Of what is new, at the time of the last of it: of bits all that were set. None where nothing is new."""
+        fresh, self._fresh = self._fresh, array("d")
+        if not fresh:
+            return None
+        if self.info.unit == "bits":
+            return self._fresh_ns, float(functools.reduce(operator.or_, map(int, fresh)))
+        return self._fresh_ns, sum(fresh) / len(fresh)
 
     def extreme(self) -> tuple[str, float]:
         """The highest reading of all, or every bit ever set."""

@@ -3,6 +3,7 @@
 It is started by `sampler.Sampler` and imports neither NumPy nor torch. On its output it writes one JSON object a line:
 
     {"series": [[name, unit, label, source], …]}       once, first
+    {"packages": {name: version, …}}                   once: the training's process need not look for them
     {"missing": [[what, reason, since_ns | null, key], …]}  whenever something cannot be read
     {"t": ns, "v": [value | null, …]}                  one reading, values in the order of "series"
     {"end": true}                                      last
@@ -25,6 +26,7 @@ from gpulab.devices.fake_nvml import FakeScript, fake_nvml
 from gpulab.devices.host import host_meter
 from gpulab.devices.meters import Meter, Unavailable
 from gpulab.devices.nvml import nvml_meter
+from gpulab.devices.package_versions import package_versions
 from gpulab.formatting import plain_values
 
 
@@ -65,6 +67,8 @@ def main(order: Order) -> None:
     meters = _meters(order)
     try:
         _tell({"series": [[s.name, s.unit, s.label, s.source] for m in meters for s in m.series()]})
+        _read(meters, order)
+        _tell({"packages": dict(package_versions())})
         _read_until(ended, meters, order)
         _tell({"end": True})
     except BrokenPipeError:
@@ -83,10 +87,14 @@ def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> No
         stop = ended.wait(due_s - time.perf_counter()) or os.getppid() != order.parent_pid
         if stop:
             return
-        before_ns = time.perf_counter_ns()
-        values = [value for meter in meters for value in meter.read()]
-        middle_ns = (before_ns + time.perf_counter_ns()) // 2
-        _tell({"t": middle_ns - order.origin_ns, "v": values})
+        _read(meters, order)
+
+
+def _read(meters: list[Meter], order: Order) -> None:
+    before_ns = time.perf_counter_ns()
+    values = [value for meter in meters for value in meter.read()]
+    middle_ns = (before_ns + time.perf_counter_ns()) // 2
+    _tell({"t": middle_ns - order.origin_ns, "v": values})
 
 
 def _tell_missing(meters: list[Meter], reported_count: int, origin_ns: int) -> int:

@@ -15,19 +15,14 @@ from msgspec import Struct
 
 from gpulab.run import Int64, StepFlag, Steps
 from gpulab.store.spool import Spool
+from gpulab.store.spooled_run import STEP_COLUMNS, STEPS, steps_of
 
 EPOCH_START, PROFILER_EDGE = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE)  # plain numbers are faster
-COLUMNS = (
-    *("start_ns", "end_ns", "data_wait_ns", "optimizer_ns", "own_ns", "batches"),
-    *("samples", "phase", "flags"),  # samples: -1: unknown
-)
-WIDTH = len(COLUMNS)
+WIDTH = len(STEP_COLUMNS)
 START, END, DATA_WAIT, OPTIMIZER, OWN, BATCHES, SAMPLES, PHASE, FLAGS = range(WIDTH)
 ROWS_IN_BLOCK = 16_384
 _ROW = struct.Struct(f"{WIDTH}q")
 _pack_into, _ROW_BYTES = _ROW.pack_into, _ROW.size
-TABLE = "steps"  # of the spool
-DTYPE = np.dtype([(name, np.int64) for name in COLUMNS])
 KEPT_BLOCKS = 2  # the newest stay in memory
 
 
@@ -216,14 +211,14 @@ class Rows:
         with self._lock:
             self._spool = spool
             if self._taken_back:
-                spool.append(TABLE, 0, b"", 0)
+                spool.append(STEPS, 0, b"", 0)
                 self._taken_back = False
             self._claimed = self.count
             while self._written < self._claimed:
                 self._write_block(spool)
             while self._unwritten:
                 number = self._unwritten[0]
-                spool.append(TABLE, number, _ROW.pack(*self._changed[number]), self._written)
+                spool.append(STEPS, number, _ROW.pack(*self._changed[number]), self._written)
                 self._unwritten.popleft()
             for number in range(self._written // ROWS_IN_BLOCK - KEPT_BLOCKS + 1):
                 self._forget(number)
@@ -235,7 +230,7 @@ class Rows:
         block = self._blocks[first // ROWS_IN_BLOCK]
         assert block is not None
         rows = memoryview(block)[at * _ROW_BYTES : (at + until - first) * _ROW_BYTES]
-        spool.append(TABLE, first, bytes(rows), until)
+        spool.append(STEPS, first, bytes(rows), until)
         self._written = until
 
     def _forget(self, number: int) -> None:
@@ -258,7 +253,7 @@ class Rows:
             count = self.count
             table = np.empty((count, WIDTH), np.int64)
             if self._spool is not None and None in self._blocks:
-                rows = self._spool.read().tables[TABLE].view(np.int64).reshape(-1, WIDTH)
+                rows = self._spool.read().tables[STEPS].view(np.int64).reshape(-1, WIDTH)
                 table[: len(rows)] = rows[:count]
                 del rows
             for number, block in enumerate(self._blocks):
@@ -276,20 +271,6 @@ class Rows:
             self.add_flags(0, int(StepFlag.FIRST))
             self.add_flags(-1, int(StepFlag.LAST))
         table = self._table()
-        column = dict(zip(COLUMNS, np.ascontiguousarray(table.T), strict=True))
+        columns = np.ascontiguousarray(table.T)
         del table
-        start, end = column["start_ns"] - origin_ns, column["end_ns"] - origin_ns
-        wall = end - start
-        wait = np.minimum(column["data_wait_ns"], wall)
-        return Steps(
-            number=np.arange(1, self.count + 1, dtype=np.int64),
-            start_ns=start,
-            end_ns=end,
-            data_wait_ns=wait,
-            optimizer_ns=np.minimum(column["optimizer_ns"], wall),
-            batch_count=column["batches"].copy(),
-            sample_count=column["samples"].copy(),
-            phase=column["phase"].astype(np.uint8),
-            flags=column["flags"].astype(np.uint8),
-            own_ns=np.minimum(column["own_ns"], wall - wait),
-        )
+        return steps_of(columns, origin_ns)

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from msgspec.structs import fields
 
 from gpulab.capture.steps import rows as rows_module
-from gpulab.capture.steps.rows import BATCHES, COLUMNS, FLAGS, SAMPLES, OpenStep, Rows
+from gpulab.capture.steps.rows import BATCHES, FLAGS, SAMPLES, OpenStep, Rows
 from gpulab.run import StepFlag, Steps
 from gpulab.store.spool import Spool
+from gpulab.store.spooled_run import STEP, STEP_COLUMNS, STEPS
 
 READ = ("data_wait_ns", "optimizer_ns", "own_ns", "batches", "samples", "flags")
 
@@ -64,12 +65,12 @@ ACTIONS = st.one_of(
 def test_rows_are_as_lists_would_have_them(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]], newest: int
 ) -> None:
-    spool = Spool(tmp_path_factory.mktemp("spool") / ".running", {rows_module.TABLE: rows_module.DTYPE}, {})
+    spool = Spool(tmp_path_factory.mktemp("spool") / ".running", {STEPS: STEP}, {})
     with closing(spool), pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "ROWS_IN_BLOCK", 3)
         rows, plain = _played(actions, spool)
         if actions and actions[-1][0] == "write":
-            written = spool.read().tables[rows_module.TABLE]
+            written = spool.read().tables[STEPS]
             assert written.tolist() == [tuple(row) for row in plain], "as another process would read it"
         assert [rows.row(i) for i in range(len(rows))] == [tuple(row) for row in plain]
         epochs = [i for i, row in enumerate(plain) if row[FLAGS] & StepFlag.EPOCH_START]
@@ -94,7 +95,7 @@ def _played(actions: list[tuple[str, int, int]], spool: Spool) -> tuple[Rows, li
             known = value if value >= 0 and number else -1
             plain.append([start, start + 10, 0, 0, 0, number, known, 1, 0])
         elif what == "write":
-            spool.append(rows_module.TABLE, 0, b"", 0) if not spool.path.exists() else None
+            spool.append(STEPS, 0, b"", 0) if not spool.path.exists() else None
             rows.write(spool)
         elif what == "clear":
             rows.clear()
@@ -107,7 +108,7 @@ def _played(actions: list[tuple[str, int, int]], spool: Spool) -> tuple[Rows, li
             each = plain[number][SAMPLES] // plain[number][BATCHES]
             plain[number][BATCHES] -= 1
             plain[number][SAMPLES] -= each if plain[number][SAMPLES] >= 0 else 0
-    assert all(len(row) == len(COLUMNS) for row in plain)
+    assert all(len(row) == len(STEP_COLUMNS) for row in plain)
     return rows, plain
 
 
@@ -120,7 +121,7 @@ def test_a_row_that_is_not_there(number: int) -> None:
 def test_rows_that_a_thread_writes_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "ROWS_IN_BLOCK", 16)
     rows, over, failed = Rows(), threading.Event(), list[Exception]()
-    spool = Spool(tmp_path / ".running", {rows_module.TABLE: rows_module.DTYPE}, {})
+    spool = Spool(tmp_path / ".running", {STEPS: STEP}, {})
 
     def write() -> None:
         try:
@@ -139,7 +140,7 @@ def test_rows_that_a_thread_writes_are_all_there(tmp_path: Path, monkeypatch: py
     over.set()
     writer.join()
     rows.write(spool)
-    steps, written = rows.steps(0), spool.read().tables[rows_module.TABLE]
+    steps, written = rows.steps(0), spool.read().tables[STEPS]
     spool.close()
     assert not failed
     assert steps.start_ns.tolist() == [10 * i for i in range(5_000)] == written["start_ns"].tolist()

@@ -1,0 +1,37 @@
+"""Versions of the packages that matter to a run's figures. Without NumPy and torch: the meters' process asks."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+
+PACKAGES = (
+    "torch",
+    "numpy",
+    "torchvision",
+    "lightning",
+    "pytorch-lightning",
+    "accelerate",
+    "transformers",
+    "datasets",
+    "triton",
+    "nvidia-ml-py",
+    "ipykernel",
+    "ipython",
+    "jupyterlab",
+    "notebook",
+    "anywidget",
+    "gpulab",
+)
+
+
+def package_versions() -> Iterator[tuple[str, str]]:
+    """Name and version of those that are installed."""
+    import importlib.metadata  # with email and zipfile
+
+    for name in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            written = importlib.metadata.distribution(name).read_text("METADATA") or ""
+            version = re.search(r"^Version: *(\S+)", written, re.MULTILINE)  # parsed as a mail it takes 3 ms each
+            yield name, version[1] if version else importlib.metadata.version(name)

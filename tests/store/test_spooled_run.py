@@ -1,0 +1,174 @@
+"""A run whose process was killed is finished by the next reader, once, and by none while the process lives."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gpulab.run import Run, Samples, Series, Steps
+from gpulab.store import folders
+from gpulab.store.folders import RUNNING_PREFIX, SPOOL_SUFFIX, Store
+from gpulab.store.spool import Spool, left_behind, read_spool
+from gpulab.store.spooled_run import READING, READINGS, STEP, STEPS, TABLES, finished, write_sketch
+from tests.support.strategies import tiny_run
+
+COUNT = 7
+ORIGIN_NS = 1_000
+
+
+def sketch(run_id: str = "20260101-000000-abcdef") -> Run:
+    nothing = np.empty(0, np.int64), np.empty(0, np.float64)
+    curves = tuple(Series(name, "%", name, "psutil", *nothing) for name in ("cpu_pct", "rss_bytes"))
+    return replace(tiny_run(run_id), steps=Steps.empty(), samples=Samples(curves), timeline=None, wall_ns=5)
+
+
+def spooled(root: Path, run: Run) -> Spool:
+    """As a process that goes on leaves it."""
+    spool = Spool(root / f"{RUNNING_PREFIX}{run.id}{SPOOL_SUFFIX}", TABLES, {"origin_ns": ORIGIN_NS})
+    write_sketch(spool, run)
+    rows = np.zeros(COUNT, STEP)
+    rows["start_ns"] = ORIGIN_NS + 100 * np.arange(COUNT)
+    rows["end_ns"] = rows["start_ns"] + 100
+    rows["samples"], rows["batches"] = 32, 1
+    spool.append(STEPS, 0, rows.tobytes(), COUNT)
+    readings = np.array([(0, 10, 50.0), (1, 10, 7.0), (0, 900, 60.0)], READING)
+    spool.append(READINGS, 0, readings.tobytes(), len(readings))
+    return spool
+
+
+def test_what_was_written_is_the_run(tmp_path: Path) -> None:
+    spool = spooled(tmp_path, sketch())
+    run = finished(read_spool(spool.path))
+    run.check()
+    assert run.outcome == "interrupted" and run.outcome_detail == "its process was killed"
+    assert run.steps.start_ns.tolist() == [100 * n for n in range(COUNT)] and set(run.steps.sample_count) == {32}
+    curves = {s.name: (s.t_ns.tolist(), s.value.tolist()) for s in run.samples.series}
+    assert curves == {"cpu_pct": ([10, 900], [50.0, 60.0]), "rss_bytes": ([10], [7.0])}
+    assert run.wall_ns == 900 and run.missing[-1].key == "breakdown"
+    spool.close()
+
+
+def test_the_next_reader_stores_it(tmp_path: Path) -> None:
+    run = sketch()
+    spool = spooled(tmp_path, run)
+    assert not Store(tmp_path).list(), "its process lives"
+    spool.forget()  # as the system does when the process ends
+    (entry,) = Store(tmp_path).list()
+    assert entry.id == run.id and entry.outcome == "interrupted" and not spool.path.exists()
+    assert len(Store(tmp_path).load("latest").steps) == COUNT
+
+
+def test_many_readers_store_it_once(tmp_path: Path) -> None:
+    spooled(tmp_path, sketch()).forget()
+    problems = list[BaseException]()
+
+    def read() -> None:
+        try:
+            Store(tmp_path).list()
+        except BaseException as e:
+            problems.append(e)
+
+    readers = [threading.Thread(target=read) for _ in range(8)]
+    for reader in readers:
+        reader.start()
+    for reader in readers:
+        reader.join()
+    (entry,) = Store(tmp_path).list()
+    assert not problems and entry.problem is None and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("cut", [0, 1, 40, 400, -1, -40])
+def test_a_torn_file_hurts_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut: int) -> None:
+    spool = spooled(tmp_path, sketch())
+    spool.forget()
+    whole = spool.path.read_bytes()
+    spool.path.write_bytes(whole[:cut])
+    entries = Store(tmp_path).list()
+    assert len(entries) == (cut < 0) and all(entry.problem is None for entry in entries)
+    monkeypatch.setattr(folders, "_STALE_AFTER_S", -3600.0)
+    Store(tmp_path).list()
+    assert not spool.path.exists(), "what tells nothing goes after an hour"
+
+
+def test_where_it_cannot_be_stored_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spool = spooled(tmp_path, sketch())
+    spool.forget()
+
+    def full(*arguments: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(folders, "write_new", full)
+    (entry,) = Store(tmp_path).list()
+    assert entry.problem is not None and "its process was killed: Run not saved" in entry.problem
+    assert spool.path.exists(), "another try comes"
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_children_of_a_killed_process_do_not_hold_it(tmp_path: Path) -> None:
+    spool = spooled(tmp_path, sketch())
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(write_end, b".")
+        signal.pause()
+        os._exit(0)
+    os.read(read_end, 1)
+    spool.forget()
+    try:
+        with left_behind(spool.path, 3600.0) as ours:
+            assert ours
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        os.close(read_end)
+        os.close(write_end)
+
+
+SCRIPT = """
+import sys, torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.zeros(100_000, 2))
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step, (x,) in enumerate(DataLoader(data, batch_size=4, num_workers=1)):
+    (x * weight).sum().backward()
+    optimizer.step()
+    print(step + 1, flush=True)
+"""
+
+
+@pytest.mark.parametrize("last_step", [400, 1500])
+def test_a_real_run_that_is_killed_is_kept(tmp_path: Path, own_store: Path, last_step: int) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    command = [sys.executable, "-m", "gpulab", "record", "--no-live", str(script)]
+    runs = Store(own_store / "runs")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        spools = own_store / "runs"
+        for line in process.stdout:
+            if int(line) >= last_step and list(spools.glob(f"{RUNNING_PREFIX}*")):
+                break
+        process.kill()
+    entry = _wait_for_entry(runs)
+    run = runs.load(entry)
+    assert run.outcome == "interrupted" and run.source == "script" and "optimizer.step()" in run.code
+    assert run.loader is not None and run.loader.num_workers == 1 and run.environment.packages["torch"]
+    assert not list(spools.glob(f"{RUNNING_PREFIX}*"))
+
+
+def _wait_for_entry(runs: Store) -> str:
+    """The system may take a moment to take the lock back."""
+    import time
+
+    while not (entries := runs.list()):
+        time.sleep(0.05)
+    return entries[0].id
