@@ -20,7 +20,7 @@ from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.live_feed import Watcher
 from gpulab.options import check_whole_number
 from gpulab.run import Change, Outcome, Run, Settings
-from gpulab.store.folders import Store
+from gpulab.store.folders import Store, WriteTrace
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
@@ -58,10 +58,12 @@ class profile:
         code: str = "",
         changes: Callable[[Run], tuple[Change, ...]] | None = None,
         knobs: Mapping[str, str] | None = None,
+        terminated: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, dict(knobs or {}))
         check(self.settings)
         self._changes = changes
+        self._when_terminated = terminated
         self._source: RunSource = source
         self._code = code
         self._show = show
@@ -95,7 +97,8 @@ class profile:
         watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
         if watcher is None and self.settings.live and not in_notebook():
             watcher = progress_lines_or_none() if self._source == "script" else alert_lines_or_none()
-        capture = Capture(self.settings, self._source, self._code, watcher)
+        keep = self._keep_terminated if self.settings.save else None
+        capture = Capture(self.settings, self._source, self._code, watcher, keep)
         try:
             capture.start()
         except UsageError:
@@ -103,6 +106,7 @@ class profile:
         except BaseException:  # an interrupt while torch is imported, say: leave nothing behind
             with suppress(Exception):
                 capture.finish("failed")
+            capture.close()
             raise
         self._capture = capture
 
@@ -114,8 +118,10 @@ class profile:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         outcome, detail = _outcome(error)
+        assert self._capture is not None
         try:
-            self._end(outcome, detail)
+            if not self._capture.terminated:
+                self._end(outcome, detail)
         except Exception as e:  # a fault of ours: it must not take the place of the user's own exception
             sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
         if error is not None:
@@ -134,7 +140,22 @@ class profile:
     @deaths_unheard()
     def _end(self, outcome: Outcome, detail: str) -> None:
         assert self._capture is not None
-        self._run, write_trace = self._capture.finish(outcome, detail)
+        try:
+            self._take(*self._capture.finish(outcome, detail))
+        finally:
+            self._capture.close()
+
+    def _keep_terminated(self, run: Run, write_trace: WriteTrace | None) -> None:
+        """The process is asked to end, and this is in the middle of the user's code: it may be the last thing done."""
+        try:
+            self._take(run, write_trace)
+            self._when_terminated()
+        except Exception as e:
+            sys.stderr.write(f"gpulab: this run has no report, because gpulab failed ({_in_words(e)})\n")
+
+    def _take(self, run: Run, write_trace: WriteTrace | None) -> None:
+        """Store the run, show it, and put the trace beside it."""
+        self._run = run
         if self._changes is not None:
             self._run = replace(self._run, changes=self._changes(self._run))
         path = self._save()
@@ -144,7 +165,7 @@ class profile:
         if path is not None and write_trace is not None:
             self._add_trace(path, write_trace)
 
-    def _add_trace(self, path: Path, write_trace: Callable[[Path], None]) -> None:
+    def _add_trace(self, path: Path, write_trace: WriteTrace) -> None:
         """The profiler's trace, which takes longer than all the rest, comes when the report is on the screen."""
         try:
             run = Store().add_trace(path, self.run, write_trace)

@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
-from pathlib import Path
 from time import perf_counter_ns
 from typing import Literal
 
@@ -34,6 +33,7 @@ from gpulab.capture.steps import hooks
 from gpulab.capture.steps.loop import Closed, Loop
 from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, sessions
+from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.live_feed import Delta, SeriesInfo, Status, Watcher
@@ -54,7 +54,7 @@ from gpulab.run import (
     Timeline,
 )
 from gpulab.store.configuration import configured
-from gpulab.store.folders import default_root, new_id
+from gpulab.store.folders import WriteTrace, default_root, new_id
 from gpulab.store.spool import Spool
 from gpulab.store.spooled_run import TABLES, write_sketch
 from gpulab.thresholds import DEFAULT, Thresholds
@@ -68,9 +68,20 @@ BACKLOG_LIMIT = 200_000  # steps kept for a live view that has stopped reading
 
 
 class Capture:
-    """Measures what runs between `start` and `finish`, on the thread that called `start`."""
+    """Measures what runs between `start` and `finish`, on the thread that called `start`.
 
-    def __init__(self, settings: Settings, source: RunSource, code: str = "", watcher: Watcher | None = None) -> None:
+    `keep` is called with the finished run where the process is asked to end (SIGTERM) before the code has ended: at the
+    next step, in the middle of the code, which may go on without being measured.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: RunSource,
+        code: str = "",
+        watcher: Watcher | None = None,
+        keep: Callable[[Run, WriteTrace | None], None] | None = None,
+    ) -> None:
         self.settings = settings
         self.source = source
         self.code = code
@@ -85,6 +96,10 @@ class Capture:
         self._turn = False
         self._begins_ns = 0
         self._sketched: tuple[object, ...] = ()  # by what it was made
+        self._keep = keep
+        self._terminations = Terminations(self._terminate_soon, self._terminate_now)
+        self._finished: tuple[Run, WriteTrace | None] | None = None
+        self.terminated = False  # the run was finished and given to `keep`
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -124,24 +139,54 @@ class Capture:
             self._phases.profile_whole()
         cores = self._loop.cores = CoreWatch(self._origin_ns)
         cores.begin()
+        if self._keep is not None:
+            self._terminations.begin()
         self._begins_ns = self.now()  # the user's code
         self._loop.tracker.begin(self._origin_ns + self._begins_ns)
         self._loop.pauses.begin(self._origin_ns + self._begins_ns)
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
     @deaths_unheard()
-    def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, Callable[[Path], None] | None]:
-        """End: take every hook out, stop the sampling process, return the record and how to write its trace."""
+    def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, WriteTrace | None]:
+        """End: take every hook out, stop the sampling process, return the record and how to write its trace.
+
+        `close` follows when the record is stored: until then a reader may still finish it in the place of this process.
+        """
+        if self._finished is not None:
+            return self._finished
+        if self._terminations.count:
+            outcome, detail = "interrupted", WORDS
         try:
-            return self._finish(outcome, detail)
+            self._finished = self._finish(outcome, detail)
+            return self._finished
         finally:
             self._stacks.stop()
-            self._spooler.close()
             if self._turn:
                 self._turn = False
                 exclusive.give_back()
 
-    def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, Callable[[Path], None] | None]:
+    def close(self) -> None:
+        """The run is stored, or is not to be. If the process was asked to end, that happens now."""
+        self._spooler.close()
+        self._terminations.end()
+        self._terminations.deliver()
+
+    def _terminate_soon(self) -> None:
+        self._loop.terminate_soon(self._hand_over)
+
+    def _terminate_now(self) -> None:
+        self._loop.terminate()
+
+    def _hand_over(self) -> None:
+        """Finish in the middle of the user's code."""
+        assert self._keep is not None
+        self.terminated = True
+        try:
+            self._keep(*self.finish("interrupted", WORDS))
+        finally:
+            self.close()
+
+    def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, WriteTrace | None]:
         global active
         wall_ns = self.now()
         self._loop.ends(wall_ns)

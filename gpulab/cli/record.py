@@ -31,6 +31,7 @@ def record(options: argparse.Namespace) -> int:
         _require_folder(path)
     terminal = sys.stderr  # the script may redirect it
     raised: BaseException | None = None
+    shown: list[int] = []  # the status of the report: in the middle of the script where that is asked to end
     profiled = profile(
         options.name,
         steps=options.steps,
@@ -44,6 +45,7 @@ def record(options: argparse.Namespace) -> int:
         show=False,
         source="script",
         code=script.text,
+        terminated=lambda: shown.append(_show_recorded(profiled.report, options, terminal)),
     )
     try:
         with profiled:
@@ -53,8 +55,9 @@ def record(options: argparse.Namespace) -> int:
             raise
         raised = e
     sys.stdout.flush()
-    shown = _show_recorded(profiled.report, options, terminal)
-    return script.status(raised) or shown
+    if not shown:
+        shown.append(_show_recorded(profiled.report, options, terminal))
+    return script.status(raised) or shown[0]
 
 
 def _show_recorded(report: Report, options: argparse.Namespace, terminal: TextIO) -> int:

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Self
@@ -178,7 +179,8 @@ def full_trial(
     `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
     it may go on after its first step, at most `TRIAL_LIMIT_S`; `tick` hears, on another thread, of the steps so far.
     """
-    capture = Capture(settings, setting.code.source, setting.code.text)
+    keep = partial(_save, store=store) if store is not None else None
+    capture = Capture(settings, setting.code.source, setting.code.text, keep=keep)
     losses = Losses()
     raised, error = _Raised(), None
     outcome: Outcome = "completed"
@@ -206,12 +208,15 @@ def full_trial(
     finally:
         limit.cancel()
         stopper.now(None)
-        run, write_trace = _finished(capture, outcome, error)
-    if counted is not None:
-        run = replace(run, choices=(*run.choices, counted))
-    if changes is not None and error is None:
-        run = replace(run, changes=changes(run, effects))
-    path, unsaved = _save(run, write_trace, store)
+        try:
+            run, write_trace = _finished(capture, outcome, error)
+            if counted is not None:
+                run = replace(run, choices=(*run.choices, counted))
+            if changes is not None and error is None:
+                run = replace(run, changes=changes(run, effects))
+            path, unsaved = (None, "") if capture.terminated else _save(run, write_trace, store)
+        finally:
+            capture.close()
     return Trial(run, seen.observation(run), effects, losses.per_step(run.steps, origin_ns), error, unsaved, path)
 
 

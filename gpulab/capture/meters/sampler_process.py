@@ -61,7 +61,8 @@ def _meters(order: Order) -> list[Meter]:
 
 def main(order: Order) -> None:
     """Read the meters until the parent says so or is gone."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training, not us
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C or `scancel` mean the training: we end after it
+        signal.signal(number, signal.SIG_IGN)
     ended = threading.Event()
     threading.Thread(target=_await_input, args=(ended,), daemon=True).start()
     meters = _meters(order)

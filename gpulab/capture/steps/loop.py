@@ -72,6 +72,10 @@ def stop_behind(error: BaseException | None) -> StopRun | None:
     return error if isinstance(error, StopRun) else None
 
 
+class _Terminated(Exception):
+    """The run was written when the process was asked to end; the user's code may go on, and nothing is measured."""
+
+
 Given = TypeVarTuple("Given")
 
 
@@ -123,6 +127,7 @@ class Loop:
         self._modules: ModuleHook | None = None
         self._calls = 0
         self._due = False  # the run ends at the next chance
+        self._terminate: Callable[[], None] | None = None  # called at the next step boundary, once
         self._passed_by = 0  # chances not taken: they were inside of a generator
         self._outside: frozenset[FrameType] = frozenset()  # what called the user's code
         self._generation = 0
@@ -178,6 +183,19 @@ class Loop:
         self.stopping = True
         if self.stepless:
             self._hear_modules(True)
+
+    def terminate_soon(self, write: Callable[[], None]) -> None:
+        """Call that at the next step boundary, in the user's code; from then on nothing is measured."""
+        self._terminate = write
+        if self.stepless:
+            self._hear_modules(True)
+
+    def terminate(self) -> None:
+        """Do it now, on the training thread."""
+        write, self._terminate = self._terminate, None
+        if write is not None and self.fault is None:
+            self.fault = _Terminated()
+            write()
 
     @guarded
     def step(self) -> None:
@@ -341,6 +359,9 @@ class Loop:
             return
         if self.stopping:
             raise StopRun(self._capture)
+        if self._terminate is not None:
+            self.terminate()
+            return
         if self._calls == 1:
             self.phases.profile_whole()
         self.phases.end_overdue(stepless=True)
@@ -391,6 +412,9 @@ class Loop:
         """Steps were closed: tell the view, end the run or go on. Returns whether the profiler was touched."""
         before, self.counted = self.counted, count
         self._note_step()
+        if self._terminate is not None:
+            self.terminate()
+            return False
         if self.peaks is not None:
             self.peaks.at_step()
         phases = self.phases
