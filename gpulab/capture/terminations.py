@@ -16,6 +16,7 @@ from typing import Any
 
 SIGNAL = signal.SIGTERM
 WORDS = "SIGTERM"
+_SET, _GET = signal.signal, signal.getsignal
 
 
 class Terminations:
@@ -24,8 +25,7 @@ class Terminations:
     def __init__(self, soon: Callable[[], None], at_once: Callable[[], None]) -> None:
         self._soon, self._at_once = soon, at_once
         self._theirs: Any = None
-        self._set: Callable[..., Any] = signal.signal
-        self._get: Callable[..., Any] = signal.getsignal
+        self._functions: tuple[Any, Any] = (_SET, _GET)  # as they were before
         self._begun = False
         self.count = 0  # of signals
 
@@ -33,13 +33,13 @@ class Terminations:
         """Listen. Does nothing on another thread, or where the process takes no notice of the signal."""
         if threading.current_thread() is not threading.main_thread():
             return
-        theirs = signal.getsignal(SIGNAL)
+        theirs = _GET(SIGNAL)
         if theirs is None or theirs is signal.SIG_IGN:
             return
         self._theirs, self._begun = theirs, True
-        self._set, self._get = signal.signal, signal.getsignal
-        signal.signal(SIGNAL, self._handle)
-        signal.signal, signal.getsignal = self._signal, self._getsignal
+        self._functions = signal.signal, signal.getsignal
+        _SET(SIGNAL, self._handle)
+        vars(signal).update(signal=self._signal, getsignal=self._getsignal)
         _listening.append(weakref.ref(self))
 
     def end(self) -> None:
@@ -48,9 +48,9 @@ class Terminations:
             return
         self._begun = False
         if signal.signal == self._signal:
-            signal.signal, signal.getsignal = self._set, self._get
-        if self._get(SIGNAL) == self._handle:
-            self._set(SIGNAL, self._theirs)
+            signal.signal, signal.getsignal = self._functions
+        if _GET(SIGNAL) == self._handle:
+            _SET(SIGNAL, self._theirs)
         _listening[:] = [ref for ref in _listening if ref() not in (None, self)]
 
     def deliver(self) -> None:
@@ -68,14 +68,14 @@ class Terminations:
     def _signal(self, number: int, handler: Any) -> Any:
         """The user's code sets a handler: it is called when the run is written."""
         allowed = callable(handler) or handler in (signal.SIG_DFL, signal.SIG_IGN)
-        ours = number == SIGNAL and self._begun and self._get(SIGNAL) == self._handle
+        ours = number == SIGNAL and self._begun and _GET(SIGNAL) == self._handle
         if not (ours and allowed and threading.current_thread() is threading.main_thread()):
-            return self._set(number, handler)
+            return self._functions[0](number, handler)
         before, self._theirs = self._theirs, handler
         return before
 
     def _getsignal(self, number: int) -> Any:
-        before = self._get(number)
+        before = self._functions[1](number)
         return self._theirs if before == self._handle else before
 
 

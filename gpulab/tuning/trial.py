@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from time import perf_counter_ns
 from typing import Self
@@ -32,7 +31,7 @@ from gpulab.knobs.observe.watch import Observed, observe
 from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain, setting_names
 from gpulab.run import Change, Outcome, Run, Settings
-from gpulab.store.folders import Store
+from gpulab.store.folders import Store, WriteTrace
 from gpulab.tuning.cell_code import silence
 from gpulab.tuning.interrupts import users_code
 from gpulab.tuning.plan import Code
@@ -179,8 +178,12 @@ def full_trial(
     `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
     it may go on after its first step, at most `TRIAL_LIMIT_S`; `tick` hears, on another thread, of the steps so far.
     """
-    keep = partial(_save, store=store) if store is not None else None
-    capture = Capture(settings, setting.code.source, setting.code.text, keep=keep)
+
+    def keep(run: Run, write_trace: WriteTrace | None) -> None:
+        _save(run, write_trace, store)
+
+    source, text = setting.code.source, setting.code.text
+    capture = Capture(settings, source, text, keep=keep if store is not None else None)
     losses = Losses()
     raised, error = _Raised(), None
     outcome: Outcome = "completed"
@@ -315,7 +318,7 @@ def _finished(
     raise error
 
 
-def _save(run: Run, write_trace: Callable[[Path], None] | None, store: Store | None) -> tuple[Path | None, str]:
+def _save(run: Run, write_trace: WriteTrace | None, store: Store | None) -> tuple[Path | None, str]:
     if store is None:
         return None, "Saving was switched off."
     try:

@@ -12,6 +12,7 @@ import functools
 import gc
 import importlib.util
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -26,7 +27,15 @@ def leftovers() -> list[str]:
     active = ["a capture is active"] if recorder is not None and recorder.active is not None else []
     turn = sys.modules.get("gpulab.capture.exclusive")
     held = ["a thread's turn to measure"] if turn is not None and any(t.is_alive() for t in turn._owners) else []
-    return [*active, *held, *_threads(), *_processes(), *_in_torch(), *_pause_hooks()]
+    return [*active, *held, *_signals(), *_threads(), *_processes(), *_in_torch(), *_pause_hooks()]
+
+
+def _signals() -> Iterator[str]:
+    """A handler, and the functions that set one."""
+    functions = {name: getattr(signal, name) for name in ("signal", "getsignal")}
+    handlers = {number.name: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield from (f"patch of signal.{name}" for name, found in functions.items() if is_own_code(found))
+    yield from (f"handler of {name}" for name, found in handlers.items() if is_own_code(found))
 
 
 def _threads() -> list[str]:

@@ -1,0 +1,191 @@
+"""SIGTERM writes the run first; then the process does what it would have done without gpulab."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from gpulab.capture.terminations import Terminations
+from gpulab.store.folders import RUNNING_PREFIX, Store
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM here")
+
+TERM = signal.SIGTERM
+
+
+@pytest.fixture(autouse=True)
+def handler_before() -> Iterator[list[str]]:
+    """Of the process: writes down that it was called."""
+    heard = list[str]()
+    before = signal.signal(TERM, lambda number, frame: heard.append("before"))
+    functions = signal.signal, signal.getsignal
+    yield heard
+    assert (signal.signal, signal.getsignal) == functions
+    signal.signal(TERM, before)
+
+
+def test_each_signal_is_told_and_delivered_at_the_end(handler_before: list[str]) -> None:
+    told = list[str]()
+    terminations = Terminations(lambda: told.append("soon"), lambda: told.append("at once"))
+    terminations.begin()
+    for _ in range(3):
+        signal.raise_signal(TERM)
+    assert told == ["soon", "at once", "at once"] and not handler_before
+    terminations.end()
+    terminations.end()
+    terminations.deliver()
+    terminations.deliver()
+    assert handler_before == ["before"]
+
+
+def test_without_a_signal_nothing_is_delivered(handler_before: list[str]) -> None:
+    terminations = Terminations(lambda: None, lambda: None)
+    terminations.begin()
+    terminations.end()
+    terminations.deliver()
+    assert not handler_before
+
+
+def test_a_handler_that_the_code_sets_is_the_one_that_is_asked(handler_before: list[str]) -> None:
+    told = list[str]()
+
+    def own(number: int, frame: FrameType | None) -> None:
+        told.append("own")
+
+    terminations = Terminations(lambda: told.append("soon"), lambda: None)
+    before = signal.getsignal(TERM)
+    terminations.begin()
+    assert signal.getsignal(TERM) is before
+    assert signal.signal(TERM, own) is before and signal.getsignal(TERM) is own
+    with pytest.raises(TypeError):
+        signal.signal(TERM, "no handler")  # type: ignore[arg-type]
+    signal.raise_signal(TERM)
+    assert told == ["soon"]
+    terminations.end()
+    assert signal.getsignal(TERM) is own
+    terminations.deliver()
+    assert told == ["soon", "own"] and not handler_before
+
+
+def test_what_ignores_the_signal_goes_on() -> None:
+    told = list[str]()
+    terminations = Terminations(lambda: told.append("soon"), lambda: None)
+    terminations.begin()
+    signal.signal(TERM, signal.SIG_IGN)
+    signal.raise_signal(TERM)
+    terminations.end()
+    terminations.deliver()
+    assert not told and signal.getsignal(TERM) is signal.SIG_IGN
+
+
+def test_a_run_within_a_run(handler_before: list[str]) -> None:
+    told = list[str]()
+    outer = Terminations(lambda: told.append("outer"), lambda: None)
+    inner = Terminations(lambda: told.append("inner"), lambda: None)
+    outer.begin()
+    inner.begin()
+    signal.raise_signal(TERM)
+    inner.end()
+    inner.deliver()
+    assert told == ["inner", "outer"] and not handler_before
+    outer.end()
+    outer.deliver()
+    assert handler_before == ["before"]
+
+
+def test_a_forked_child_has_the_handler_of_before(handler_before: list[str]) -> None:
+    terminations = Terminations(lambda: os._exit(3), lambda: None)
+    terminations.begin()
+    child = os.fork()
+    if child == 0:
+        signal.raise_signal(TERM)
+        os._exit(0 if handler_before == ["before"] else 4)
+    _, status = os.waitpid(child, 0)
+    terminations.end()
+    assert os.waitstatus_to_exitcode(status) == 0
+
+
+TRAINING = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+data = TensorDataset(torch.zeros(100_000, 2))
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+step = 0
+for (x,) in DataLoader(data, batch_size=4, num_workers=1):
+    (x * weight).sum().backward()
+    optimizer.step()
+    step += 1
+    if step == 50:
+        print("training", flush=True)
+    {after}
+"""
+OWN = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda n, f: (print('own', flush=True), sys.exit(7)))\n"
+FLAG = "import signal, sys\nstop = []\nsignal.signal(signal.SIGTERM, lambda n, f: stop.append(n))\n"
+CHECKPOINT = "if stop: print('checkpoint at', step, flush=True); sys.exit(5)"
+WAITS = "if step == 60: print('waits', flush=True); [None for _ in iter(int, 1)]"
+
+
+def terminated(tmp_path: Path, script: str, *, at: str = "training", signals: int = 1) -> tuple[int, str]:
+    """The script's exit code and its output, after so many signals from when it printed `at`."""
+    file = tmp_path / "train.py"
+    file.write_text(script)
+    command = [sys.executable, "-m", "gpulab", "record", "--no-live", str(file)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if line.startswith(at):
+                process.send_signal(TERM)
+                if signals == 1:
+                    break
+            if signals > 1 and "waits" in said:
+                break
+        if signals > 1:
+            while process.poll() is None:  # a signal that comes while one is handled counts as the same
+                process.send_signal(TERM)
+                try:
+                    process.wait(0.2)
+                except subprocess.TimeoutExpired:
+                    continue
+        said += process.stdout.read()
+    return process.returncode, said
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "words"),
+    [
+        (TRAINING.format(after=""), -TERM, ""),
+        (OWN + TRAINING.format(after=""), 7, "own"),
+        (
+            FLAG + TRAINING.format(after="if stop: print('checkpoint at', step, flush=True); sys.exit(5)"),
+            5,
+            "checkpoint",
+        ),
+    ],
+    ids=["no handler", "a handler that exits", "a handler that sets a flag"],
+)
+def test_a_script_is_asked_to_end(tmp_path: Path, own_store: Path, script: str, code: int, words: str) -> None:
+    status, said = terminated(tmp_path, script)
+    assert status == code, said
+    runs = Store(own_store / "runs")
+    (entry,) = runs.list()
+    run = runs.load(entry.id)
+    assert run.outcome == "interrupted" and run.outcome_detail == "SIGTERM" and len(run.steps) >= 50
+    assert "interrupted" in said and words in said.rpartition("gpulab report")[2]
+    assert not list((own_store / "runs").glob(f"{RUNNING_PREFIX}*"))
+
+
+def test_where_no_step_comes_the_second_signal_writes(tmp_path: Path, own_store: Path) -> None:
+    status, said = terminated(tmp_path, TRAINING.format(after=WAITS), at="waits", signals=2)
+    assert status == -TERM, said
+    (entry,) = Store(own_store / "runs").list()
+    assert entry.outcome == "interrupted" and len(Store(own_store / "runs").load(entry.id).steps) >= 59
