@@ -8,8 +8,6 @@ from __future__ import annotations
 import ctypes
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from msgspec import Struct
 
@@ -23,35 +21,46 @@ class _Now(Struct):
 
     thread: int | None = None
     module: str = ""
+    ending: bool = False  # somebody ends it, or has
 
 
 _now = _Now()
-_lock = threading.Lock()
+_lock = threading.Lock()  # of those who end; who prepares takes it only where somebody does
 
 
-@contextmanager
-def endable(module: str) -> Iterator[None]:
-    """Inside, `end` raises PreparationEnded on this thread, as long as a function of that module is running there."""
-    thread = threading.get_ident()
-    with _lock:
-        _now.thread, _now.module = thread, module
-    try:
-        yield
-    finally:
-        with _lock:
-            _now.thread = None
-            _raise_in(thread, None)  # what was not delivered yet belongs to nobody
+class endable:
+    """Inside, `end` raises PreparationEnded on this thread, as long as a function of that module is running there.
+
+    Cheap: a compiled module is called so in each step, for each call may compile anew.
+    """
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._thread = threading.get_ident()
+
+    def __enter__(self) -> None:
+        _now.module, _now.thread = self._module, self._thread
+
+    def __exit__(self, *error: object) -> None:
+        _now.thread = None
+        if _now.ending:
+            with _lock:
+                _raise_in(self._thread, None)  # what was not delivered yet belongs to nobody
+                _now.ending = False
 
 
 def end() -> None:
     """End what is being prepared now, if anything. From any thread."""
     with _lock:
+        _now.ending = True  # before the look at who prepares: one of the two sees the other
         thread = _now.thread
         frame = sys._current_frames().get(thread) if thread is not None else None
         while frame is not None and frame.f_globals.get("__name__") != _now.module:
             frame = frame.f_back
         if thread is not None and frame is not None:
             _raise_in(thread, PreparationEnded)
+        else:
+            _now.ending = thread is not None
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:

@@ -73,19 +73,32 @@ class Unrolled(torch.nn.Module):
         super().__init__()
         self.cell = torch.nn.Linear(4, 4)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for _ in range(3000):
+    def forward(self, x: torch.Tensor, count: int) -> torch.Tensor:
+        for _ in range(count):
             x = torch.tanh(self.cell(x))
         return x
 
 
 def test_a_model_that_compiles_for_ever_runs_as_written() -> None:
     model, x = Unrolled(), torch.ones(2, 4)
-    expected, knob = model(x), Compile()
+    expected, knob = model(x, 3000), Compile()
     with ending(), knob.applied("default") as effects:
-        assert torch.equal(model(x), expected)
-        assert torch.equal(model(x), expected), "it is not tried again"
+        assert torch.equal(model(x, 3000), expected)
+        assert torch.equal(model(x, 3000), expected), "it is not tried again"
     knob.forget()
     assert isinstance(effects, KnobEffects)
     assert len(effects.refused) == 1 and effects.refused[0].startswith("Unrolled was not compiled within ")
     assert "_compiled_call_impl" not in vars(model)
+
+
+def test_a_later_call_that_compiles_anew_is_ended_too() -> None:
+    model, x, knob = Unrolled(), torch.ones(2, 4), Compile()
+    expected, another = model(x, 3000), torch.nn.Linear(4, 4)
+    with knob.applied("default") as effects:
+        model(x, 1)
+        assert not effects.refused
+        with ending():
+            assert torch.equal(model(x, 3000), expected)
+        another(x)
+    knob.forget()
+    assert len(effects.refused) == 1 and effects.counts == {"modules compiled": 1}, "the time is over for others, too"

@@ -207,11 +207,11 @@ class Compiling:
         self._effects = effects
         self._met: dict[int, Module] = {}
         self._compiled: list[Module] = []
+        self._ended = False  # the time for it is over
 
     def around(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One outermost call. What cannot be compiled runs as it is, and is said."""
-        first = id(module) not in self._met
-        if first:
+        if id(module) not in self._met:
             self._met[id(module)] = module
             self._compile(module)
         if not any(m is module for m in self._compiled):
@@ -220,19 +220,21 @@ class Compiling:
 
         began = time.monotonic()
         try:
-            with endable(COMPILER) if first else nullcontext():
+            with endable(COMPILER):
                 return call(args, kwargs)
         except TorchDynamoException as e:
             words = " ".join(str(e).split("\n\n")[0].split())
             why = f"cannot be compiled ({type(e).__name__}: {words[:160]})"
         except PreparationEnded:
             why = f"was not compiled within {while_s(time.monotonic() - began)}"
+            self._ended = True
         self._effects.refuse(f"{type(module).__name__} {why}")
         self._take_off(module)
         return call(args, kwargs)
 
     def _compile(self, module: Module) -> None:
-        if next(module.parameters(), None) is None or any(is_compiled(m) for m in module.modules()):
+        own = any(is_compiled(m) for m in module.modules())
+        if self._ended or own or next(module.parameters(), None) is None:
             return
         import torch
 
