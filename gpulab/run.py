@@ -329,6 +329,24 @@ class Device(Struct, frozen=True):
     details: dict[str, str | int | float | None] = field(default_factory=dict)  # driver, sm_count, power_limit_w, …
 
 
+Launcher = Literal["torchrun", "Slurm", "MPI", "Kubernetes", "torch.distributed"]
+
+
+class Job(Struct, frozen=True):
+    """What a run is one part of: several processes that one command has started, each of them a rank.
+
+    `id` is the same in all of them and in no other job. What nothing tells is None.
+    """
+
+    id: str
+    rank: int
+    launcher: Launcher
+    world_size: int | None = None
+    local_rank: int | None = None  # among those of the node
+    node: str = ""
+    cluster_id: str = ""  # by which `squeue` and `scancel` know it; an array's task: "12_3"
+
+
 class Environment(Struct, frozen=True):
     """The machine and the software, as far as they matter for reading the figures."""
 
@@ -684,6 +702,7 @@ class Run(Struct, frozen=True):
     alerts: tuple[Alert, ...] = ()
     core_times: CoreTimes | None = None  # None: not measured
     core_use: CoreUse | None = None
+    job: Job | None = None  # None: a process by itself
     own_batches: OwnBatches | None = None  # None: a DataLoader feeds the steps, or nothing tells who does
     schema: int = SCHEMA
 

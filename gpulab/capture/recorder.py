@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from gpulab.capture import exclusive
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
+from gpulab.capture.job import current_job
 from gpulab.capture.line_looks import keep_excerpts, loading_looks_of
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
@@ -113,6 +114,7 @@ class Capture:
         self._origin_ns = perf_counter_ns()
         self._created = datetime.now(UTC)
         self._id = new_id(self._created)
+        self._job = current_job()
         fresh = self._fresh if self._watcher is not None else None
         on_gpu = self.device.kind == "cuda"
         self._loop = Loop(self, self.settings, self.code, self._new_window, self._origin_ns, fresh, on_gpu=on_gpu)
@@ -189,6 +191,7 @@ class Capture:
     def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, WriteTrace | None]:
         global active
         wall_ns = self.now()
+        self._job = current_job() or self._job  # the code may have left its group
         self._loop.ends(wall_ns)
         own_ns = self._own_ns + self._phases.cost_ns
         own_batches = self._loop.own_batches.end()
@@ -266,6 +269,7 @@ class Capture:
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
             core_times=self._loop.cores.times() if self._loop.cores is not None else None,
             core_use=self._loop.cores.use() if self._loop.cores is not None else None,
+            job=self._job,
         )
         return run, recording.write if recording is not None and timeline is not None else None
 
@@ -362,7 +366,11 @@ class Capture:
     def _write_so_far(self, spool: Spool) -> None:
         """Append what is new, for a reader that finds the process killed. On a thread of ours. Raises OSError."""
         series, missing = self._sampler.series(), self._loop.missing
-        known = (len(series), len(missing), self._loop.tracker.source, self._loop.loaders.record, self.device)
+        self._job = current_job() or self._job
+        known = (
+            *(len(series), len(missing), self._loop.tracker.source, self._loop.loaders.record),
+            *(self.device, self._job),
+        )
         if known != self._sketched:
             write_sketch(spool, self._sketch(series))
             self._sketched = known
@@ -389,6 +397,7 @@ class Capture:
             loader=self._loop.loaders.record,
             missing=(*self._loop.missing, *self._missing),
             choices=tuple(self._choices),
+            job=self._job,
         )
 
     def _new_window(self) -> Window:

@@ -1,0 +1,106 @@
+"""Which job and rank a process is, as each launcher says it; and that all ranks of one job say the same job."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulab.capture.job import _began, cluster_id, current_job
+from gpulab.run import Job
+from gpulab.store.folders import Store
+
+TORCHRUN = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "n1"}
+SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [{}, {"RANK": "0", "WORLD_SIZE": "1"}, {"RANK": "0"}, {"RANK": "x", "WORLD_SIZE": "4"}, {"SLURM_JOB_ID": "77"}],
+)
+def test_a_process_by_itself_is_no_rank(environment: dict[str, str]) -> None:
+    assert current_job(environment) is None
+
+
+@pytest.mark.parametrize(
+    ("environment", "job"),
+    [
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "abc"}, Job("abc", 3, "torchrun", 4, 1)),
+        (
+            {**TORCHRUN, "TORCHELASTIC_RUN_ID": "abc", "TORCHELASTIC_RESTART_COUNT": "2"},
+            Job("abc.2", 3, "torchrun", 4, 1),
+        ),
+        ({**TORCHRUN, "TORCHELASTIC_RUN_ID": "none", "MASTER_PORT": "5"}, Job("n1:5.0", 3, "torchrun", 4, 1)),
+        (SLURM, Job("slurm-77.0", 1, "Slurm", 2, 0, cluster_id="77")),
+        (
+            {**SLURM, **TORCHRUN, "TORCHELASTIC_RUN_ID": "abc"},
+            Job("slurm-77.0-abc", 3, "torchrun", 4, 1, cluster_id="77"),
+        ),
+        (
+            {**SLURM, "SLURM_ARRAY_JOB_ID": "70", "SLURM_ARRAY_TASK_ID": "3"},
+            Job("slurm-70_3.0", 1, "Slurm", 2, 0, cluster_id="70_3"),
+        ),
+        (
+            {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_NAMESPACE": "prte-9"},
+            Job("prte-9", 1, "MPI", 2),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "PMI_JOBID": "kvs_8"}, Job("kvs_8", 1, "MPI", 2)),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "job-master-0", "KUBERNETES_SERVICE_HOST": "10.0.0.1"},
+            Job("job-master-0", 1, "Kubernetes", 2),
+        ),
+        ({"JOB_COMPLETION_INDEX": "5", "HOSTNAME": "sweep-5"}, Job("sweep", 5, "Kubernetes")),
+    ],
+)
+def test_what_each_launcher_says(environment: dict[str, str], job: Job) -> None:
+    found = current_job(environment)
+    assert found is not None and found.node == platform.node()
+    assert (found.id, found.rank, found.launcher, found.world_size, found.local_rank, found.cluster_id) == (
+        *(job.id, job.rank, job.launcher, job.world_size, job.local_rank, job.cluster_id),
+    )
+
+
+def test_the_job_of_a_process_outside_a_step_has_an_id() -> None:
+    assert cluster_id({"SLURM_JOB_ID": "77"}) == "77" and cluster_id({}) == ""
+
+
+def test_ranks_without_a_name_are_told_by_who_started_them() -> None:
+    environment = {"RANK": "1", "WORLD_SIZE": "2"}
+    found = current_job(environment)
+    assert found is not None and found.launcher == "torch.distributed"
+    assert found.id == f"{platform.node()}-{os.getppid()}.{_began(os.getppid())}"
+    assert _began(2**30) == 0
+
+
+SCRIPT = """
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for _ in range(12):
+    weight.sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_two_ranks_of_torchrun_are_one_job(tmp_path: Path, own_store: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*launcher, "-m", "gpulab", "record", "--no-live", "--no-trace", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    runs = Store(own_store / "runs")
+    jobs = [runs.load(entry.id).job for entry in runs.list()]
+    first, second = (job for job in jobs if job is not None)
+    assert {first.rank, second.rank} == {0, 1} and first.id == second.id and first.world_size == 2
+    assert first.launcher == "torchrun" and first.local_rank == first.rank
+    document = json.loads((runs.list()[0].path / "run.json").read_text())
+    assert document["job"]["id"] == first.id
