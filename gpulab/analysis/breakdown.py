@@ -290,6 +290,7 @@ def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     yield "start_up", start_up(timeline, None).times
     yield "data_wait", spans.loading_times(timeline)
     yield "compute", spans.covered(timeline, spans.training_operators(timeline))
+    yield "communication", spans.covered(timeline, spans.host_collectives(timeline))
     yield "optimizer", spans.update_times(timeline)
     yield "other", _other(timeline)
 

@@ -77,9 +77,12 @@ def compare_ranks(
 
     A rank stands out as the straggler from `skew_notice` on, the share of their step that the others wait for it.
 
-    Ranks without the work of a GPU, or whose trace cannot carry its accounting, are left out.
+    Ranks whose trace cannot carry its accounting are left out, and those without the work of a GPU where others have
+    some.
     """
-    accounts = {rank: b for rank, f in sorted(facts.items()) if (b := f.breakdown) and b.device_index is not None}
+    accounts = {rank: b for rank, f in sorted(facts.items()) if (b := f.breakdown)}
+    if any(b.device_index is not None for b in accounts.values()):
+        accounts = {rank: b for rank, b in accounts.items() if b.device_index is not None}
     timelines = {rank: timeline for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
     kernels = {rank: _collectives(timelines[rank], accounts[rank]) for rank in accounts}
     mismatch = _mismatch(kernels)
@@ -109,13 +112,22 @@ def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
     return by_name
 
 
-def _kernels(timeline: Timeline, account: Breakdown) -> spans.Mask:
-    assert account.device_index is not None
-    return spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, account.device_index)
+def _computing(timeline: Timeline, account: Breakdown) -> spans.Mask:
+    """Compute kernels; on a CPU the operators of the training thread."""
+    if account.device_index is None:
+        return spans.training_operators(timeline)
+    return _kernels(timeline, account.device_index) & ~_communicating(timeline, account)
 
 
 def _communicating(timeline: Timeline, account: Breakdown) -> spans.Mask:
-    return _kernels(timeline, account) & spans.named(timeline, spans.is_communication)
+    """Kernels of communication; on a CPU the collectives of gloo or MPI."""
+    if account.device_index is None:
+        return spans.host_collectives(timeline)
+    return _kernels(timeline, account.device_index) & spans.named(timeline, spans.is_communication)
+
+
+def _kernels(timeline: Timeline, device_index: int) -> spans.Mask:
+    return spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, device_index)
 
 
 def _mismatch(kernels: Mapping[int, Collectives]) -> str | None:
@@ -146,9 +158,8 @@ def _rank(
     (start, end), steps = account.span_ns, len(account.steps)
     mine = _communicating(timeline, account)
     communication = clip(spans.covered(timeline, mine), start, end)
-    overlapped = measure(
-        intersect(communication, clip(spans.covered(timeline, _kernels(timeline, account) & ~mine), start, end))
-    )
+    computing = clip(spans.covered(timeline, _computing(timeline, account)), start, end)
+    overlapped = measure(intersect(communication, computing))
     total = measure(communication)
     moved = None if transfer is None else sum(int(d.sum()) for d in transfer.values())
     spent = sum(int(d.sum()) for d in own.values())

@@ -54,6 +54,7 @@ def containing(part: str) -> Callable[[str], bool]:
     return lambda name: part in name
 
 
+is_host_collective = starting_with("gloo:", "mpi:", "ucc:")  # on a thread of the backend, as torch annotates it
 is_loader = starting_with("enumerate(DataLoader)")  # a DataLoader at work, as torch annotates it
 is_optimizer = starting_with("Optimizer.step#", "Optimizer.zero_grad#")  # likewise
 is_step = starting_with("ProfilerStep#", "gpulab.")  # a step's own annotation, or a mark of ours
@@ -215,6 +216,11 @@ def training_operators(timeline: Timeline) -> Mask:
 
 def autograd_nodes(timeline: Timeline) -> Mask:
     return named(timeline, is_autograd_node) & on_training_threads(timeline)
+
+
+def host_collectives(timeline: Timeline) -> Mask:
+    """Exchanges with other processes that the host itself carries out, from the call until all have done it."""
+    return in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP) & named(timeline, is_host_collective)
 
 
 def loading_times(timeline: Timeline) -> Intervals:

@@ -62,7 +62,10 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             on_cpu="the program was ready to go on and no processor core was free",
         ),
         "communication": Part(
-            "communicating", "the GPU exchanged data with other GPUs and computed nothing meanwhile", "#882255"
+            "communicating",
+            "the GPU exchanged data with other GPUs and computed nothing meanwhile",
+            "#882255",
+            on_cpu="this process exchanged data with other ranks, or waited for them, and computed nothing meanwhile",
         ),
         "memcpy": Part("copying data", "the GPU copied data and computed nothing meanwhile", "#56B4E9"),
         "memset": Part("clearing memory", "the GPU filled memory with a value", "#7FCDBB"),

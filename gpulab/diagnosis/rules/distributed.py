@@ -19,18 +19,20 @@ _OVERLAP = (
 
 
 def exposed_communication(context: RuleContext) -> Finding | None:
-    """The GPU exchanges data with others and computes nothing meanwhile, as one rank's trace shows it."""
+    """Data are exchanged with other ranks and nothing is computed meanwhile, as one rank's trace shows it."""
     share = context.share("communication")
-    if not context.on_gpu or share <= context.thresholds.exposed_notice:
+    if share <= context.thresholds.exposed_notice:
         return None
     lost = context.part_us("communication")
+    does = "the GPU exchanges data with other GPUs" if context.on_gpu else "this rank exchanges data with others"
+    who = "the GPU" if context.on_gpu else "the CPU"
     return Finding(
         "exposed_communication",
-        f"For {percent(share)} of {context.unit} the GPU exchanges data with other GPUs and computes nothing.",
+        f"For {percent(share)} of {context.unit} {does} and computes nothing.",
         (
             Evidence(
-                f"{duration(lost)} of {duration(context.step_us or 0.0)} are communication, and the GPU computes "
-                "nothing meanwhile"
+                f"{duration(lost)} of {duration(context.step_us or 0.0)} are communication, and {who} computes nothing "
+                "meanwhile"
             ),
             Evidence("a part of it may be waiting for a slower rank: the traces of all ranks together tell"),
         ),
@@ -70,7 +72,7 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None) -> Fin
         evidence.append(Evidence(f"of rank {late_rank} by itself: {own.summary.rstrip('.')}"))
     return Finding(
         "straggler",
-        f"{who} arrives last: the other GPUs wait for it for {percent(share)} of their step.",
+        f"{who} arrives last: the others wait for it for {percent(share)} of their step.",
         tuple(evidence),
         wait,
         "likely" if partial else "measured",
@@ -91,7 +93,7 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
     hidden = float(np.median([r.overlapped_us for r in ranks.ranks]))
     return Finding(
         "exposed_communication",
-        f"The GPUs exchange data for {percent(share)} of each step while nothing else runs on them.",
+        f"The ranks exchange data for {percent(share)} of each step and compute nothing meanwhile.",
         (
             Evidence(
                 f"Median over {len(ranks.ranks)} ranks; {duration(hidden)} per step of communication are hidden behind "
@@ -113,6 +115,6 @@ def _waiting_share(rank: RankFacts) -> float:
 
 
 FINDINGS = (
-    FindingKind("exposed_communication", "exchanging data with other GPUs", exposed_communication, of_job=True),
-    FindingKind("straggler", "waiting for the slowest GPU", of_job=True),
+    FindingKind("exposed_communication", "exchanging data with other ranks", exposed_communication, of_job=True),
+    FindingKind("straggler", "waiting for the slowest rank", of_job=True),
 )
