@@ -192,3 +192,55 @@ def test_the_thresholds_of_a_job_are_those_of_its_ranks() -> None:
     usual, silent = (diagnose_job(given, t) for t in (DEFAULT, DEFAULT.changed({"silence": 1.0})))
     assert usual.each[0].findings != silent.each[0].findings
     assert RankedReport(given, silent.facts, silent.comparison, silent.each, silent.diagnosis).json()["per_rank"]
+
+
+# -- on CPUs -----------------------------------------------------------------------------------------------------------
+
+
+def cpu_rank(operators: list[tuple[int, int]], collectives: list[tuple[int, int]]) -> Run:
+    """One step of 1,000 µs: operators on the training thread, collectives on one of gloo; start and length in µs."""
+    rows = sorted(
+        [*((s, d, 0) for s, d in operators), *((s, d, 1) for s, d in collectives)], key=lambda row: (row[0], -row[1])
+    )
+    base = rank_run([("gemm", 7, 0, 1)])
+    assert base.timeline is not None
+    kinds = np.array([row[2] for row in rows], np.int32)
+    timeline = replace(
+        base.timeline,
+        start_ns=np.array([row[0] * US for row in rows], np.int64),
+        duration_ns=np.array([row[1] * US for row in rows], np.int64),
+        name_id=kinds,
+        category=np.where(kinds == 0, Category.CPU_OP, Category.USER_ANNOTATION).astype(np.uint8),
+        lane_id=kinds,
+        correlation=np.zeros(len(rows), np.int64),
+        names=("aten::mm", "gloo:all_reduce"),
+        lanes=(Lane("thread", 1, 1), Lane("thread", 1, 2)),
+        training_lane=0,
+    )
+    return replace(base, device=Device("cpu", "CPU"), timeline=timeline)
+
+
+def test_the_straggler_of_gloo_ranks() -> None:
+    found = compare_ranks(
+        {
+            0: cpu_rank([(0, 200), (850, 50)], [(200, 600)]),
+            1: cpu_rank([(0, 100), (600, 100), (850, 50)], [(700, 100)]),
+        }
+    )
+    assert found.straggler == 1 and found.mismatch is None and found.collectives == 1
+    waits = {rank.rank: rank.waiting_us for rank in found.ranks}
+    assert waits == {0: 500, 1: 0} and all(rank.transfer_us == 100 for rank in found.ranks)
+    account = found.ranks[0].breakdown
+    assert account.steps[0].parts_ns["communication"] == 600 * US and account.device_index is None
+    assert account.steps[0].parts_ns["unknown"] == 150 * US
+
+
+def test_what_is_computed_beside_a_collective_is_computing() -> None:
+    (rank, _) = compare_ranks({n: cpu_rank([(0, 300), (400, 200)], [(100, 600)]) for n in range(2)}).ranks
+    assert rank.breakdown.steps[0].parts_ns["communication"] == 200 * US
+    assert (rank.communication_us, rank.overlapped_us, rank.exposed_us) == (600, 400, 200)
+
+
+def test_ranks_without_a_gpu_are_left_out_where_others_have_one() -> None:
+    mixed = {0: rank_run([(ALL_REDUCE, 9, 0, 100)]), 1: cpu_rank([(0, 100)], [(100, 100)])}
+    assert [rank.rank for rank in compare_ranks(mixed).ranks] == [0]

@@ -117,7 +117,7 @@ def test_the_ranks_of_a_job(somewhere: Path) -> None:
     assert isinstance(ranks, Ranks)
     document = gpulab.report(ranks).json()
     assert document["findings"][0]["key"] == document["headline"]["key"] == "straggler"  # type: ignore[index]
-    assert "1. WAITING FOR THE SLOWEST GPU" in gpulab.report(ranks).text(full=True)
+    assert "1. WAITING FOR THE SLOWEST RANK" in gpulab.report(ranks).text(full=True)
 
 
 # The door
