@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gpulab.api.reading import report, runs
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
+from gpulab.capture.job import current_job
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.steps.loop import stop_behind
 from gpulab.errors import GpulabError, StoreError, UsageError
@@ -96,7 +97,11 @@ class profile:
         self._stage = Stage.open(live=self.settings.live, full=self._full) if self._show else None
         watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
         if watcher is None and self.settings.live and not in_notebook():
-            watcher = progress_lines_or_none() if self._source == "script" else alert_lines_or_none()
+            job = current_job()
+            if self._source != "script":
+                watcher = alert_lines_or_none()
+            elif job is None or job.rank == 0:  # of several ranks one speaks
+                watcher = progress_lines_or_none()
         keep = self._keep_terminated if self.settings.save else None
         capture = Capture(self.settings, self._source, self._code, watcher, keep)
         try:

@@ -21,6 +21,7 @@ from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import StoreError, TraceError, UsageError
 from gpulab.run import Ranks, Run
 from gpulab.store.folders import DOCUMENT, Store
+from gpulab.store.jobs import job_of
 from gpulab.store.runs import Figures, Runs
 from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.ranks import RankedReport, job_opening
@@ -111,6 +112,7 @@ def _is_same(one: Run, other: Run) -> bool:
 def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
     """A stored run by id, name or folder, or the trace or the folder of traces that `what` names.
 
+    A run that is a rank stands for its whole job, unless its id or folder is given; the job's own id names it as well.
     Without a `store` this process's runs come first. Raises StoreError or TraceError where there is none.
     """
     path, key = Path(what), str(what)
@@ -118,7 +120,12 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
         return load(path)
     if os.sep in key and not path.exists() and not _is_stored(key, store):
         raise TraceError(f"There is no file or folder {key!r}: check the path.")
-    return runs[key] if store is None else store.load(key)
+    here = store or runs.store
+    if any(entry.job is not None and entry.job.id == key for entry in here.list()):
+        return job_of(here, key)
+    run = runs[key] if store is None else store.load(key)
+    by_itself = run.job is None or (run.job.world_size or 1) < 2 or run.id.startswith(key) or path.is_dir()
+    return run if by_itself or run.job is None else job_of(here, run.job.id)
 
 
 def _is_stored(key: str, store: Store | None) -> bool:

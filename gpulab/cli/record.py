@@ -14,9 +14,13 @@ from types import ModuleType
 from typing import TextIO
 
 from gpulab.api.profile import profile
+from gpulab.api.reading import report
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
 from gpulab.errors import StoreError, UsageError
+from gpulab.store.folders import Store
+from gpulab.store.jobs import await_job
 from gpulab.user_code import runs_users_code
+from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 
 runs_users_code(__file__)
@@ -56,18 +60,32 @@ def record(options: argparse.Namespace) -> int:
         raised = e
     sys.stdout.flush()
     if not shown:
-        shown.append(_show_recorded(profiled.report, options, terminal))
+        told = _told(profiled)
+        shown.append(_show_recorded(told, options, terminal) if told is not None else 0)
     return script.status(raised) or shown[0]
 
 
-def _show_recorded(report: Report, options: argparse.Namespace, terminal: TextIO) -> int:
-    terminal.write("\n" + report.text(full=options.all))
+def _told(profiled: profile) -> Report | RankedReport | None:
+    """What is to be shown at the end: of a job's ranks the first one speaks, for all of them."""
+    job = profiled.run.job
+    if job is None or job.world_size is None or job.world_size < 2 or not profiled.settings.save:
+        return profiled.report
+    if job.rank:
+        return None
+    try:
+        return report(await_job(Store(), job.id, job.world_size))
+    except StoreError:
+        return profiled.report
+
+
+def _show_recorded(told: Report | RankedReport, options: argparse.Namespace, terminal: TextIO) -> int:
+    terminal.write("\n" + told.text(full=options.all))
     terminal.flush()
     try:
         if options.html is not None:
-            write_whole(options.html, report.html())
+            write_whole(options.html, told.html())
         if options.json is not None:
-            write_whole(options.json, as_json(report))
+            write_whole(options.json, as_json(told))
     except StoreError as e:
         complain(str(e))
         return USAGE_STATUS

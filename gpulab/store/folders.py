@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from gpulab.errors import StoreError
-from gpulab.run import Missing, Outcome, Run
+from gpulab.run import Job, Missing, Outcome, Run
 from gpulab.store import run_format
 from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
 from gpulab.store.lookup import not_found, select
@@ -52,6 +52,7 @@ class Entry(Struct, frozen=True):
     outcome: Outcome | None = None
     device_kind: str = ""
     problem: str | None = None
+    job: Job | None = None
 
 
 def new_id(now: datetime | None = None) -> str:
@@ -279,6 +280,7 @@ def entry(folder: Path) -> Entry:
         created=header.created,
         outcome=header.outcome,
         device_kind=header.device.kind,
+        job=header.job,
     )
 
 

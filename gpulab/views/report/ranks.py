@@ -67,7 +67,8 @@ class RankedReport(View):
         return job_opening(self.ranks, self.facts)
 
     def _more(self) -> str:
-        return "The rest: gpulab report FOLDER --all"
+        stored = next(iter(self.ranks.runs.values())).job
+        return f"The rest: gpulab report {stored.id if stored is not None else 'FOLDER'} --all"
 
     def _picture(self) -> str:
         return picture(self.facts[self.spotlight])

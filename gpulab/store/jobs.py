@@ -1,0 +1,58 @@
+"""The ranks of one job among the stored runs, so that they are looked at together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpulab.errors import StoreError
+from gpulab.run import Missing, Ranks, Run
+from gpulab.store.folders import Entry, Store
+
+WAIT_S, LOOK_S = 10.0, 0.1
+
+
+def job_of(store: Store, job_id: str) -> Ranks:
+    """All stored ranks of a job. Raises StoreError where there is none that can be read."""
+    entries = _entries(store, job_id)
+    runs: dict[int, Run] = {}
+    problems: list[Missing] = []
+    for entry in entries:
+        assert entry.job is not None
+        try:
+            run = store.load(entry.path)
+        except StoreError as e:
+            problems.append(Missing(entry.id, str(e), key="unreadable_file"))
+            continue
+        if entry.job.rank in runs:
+            reason = f"rank {entry.job.rank} was recorded more than once: the last run counts"
+            problems.append(Missing(runs[entry.job.rank].id, reason, key="duplicate_rank"))
+        runs[entry.job.rank] = run
+    if not runs:
+        raise StoreError(f"No rank of the job {job_id!r} is in {str(store.root)!r}; `gpulab runs` lists what is there.")
+    world_size = max((e.job.world_size or 0 for e in entries if e.job is not None), default=0) or None
+    absent = [rank for rank in range(world_size or 0) if rank not in runs]
+    if absent:
+        named = ", ".join(map(str, absent[:8])) + ("…" if len(absent) > 8 else "")
+        problems.append(Missing(f"rank {named}", "its run is not here", key="absent_rank"))
+    problems += [_cut_short(rank, run) for rank, run in runs.items() if run.outcome == "interrupted"]
+    return Ranks(str(Path(store.root, job_id)), dict(sorted(runs.items())), world_size, tuple(problems))
+
+
+def await_job(store: Store, job_id: str, world_size: int, wait_s: float = WAIT_S) -> Ranks:
+    """The same once all ranks are stored, or `wait_s` have passed: they end one after the other."""
+    until_s = time.monotonic() + wait_s
+    while len({e.job.rank for e in _entries(store, job_id) if e.job is not None}) < world_size:
+        if time.monotonic() > until_s:
+            break
+        time.sleep(LOOK_S)
+    return job_of(store, job_id)
+
+
+def _entries(store: Store, job_id: str) -> Sequence[Entry]:
+    return [e for e in store.list() if e.job is not None and e.job.id == job_id]
+
+
+def _cut_short(rank: int, run: Run) -> Missing:
+    return Missing(f"rank {rank}", run.outcome_detail or "it was interrupted", key="cut_short")

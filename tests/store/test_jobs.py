@@ -1,0 +1,98 @@
+"""The stored ranks of one job are looked at together: one report, and what is missing is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from gpulab.api.reading import open_run
+from gpulab.errors import StoreError
+from gpulab.run import Job, Ranks, Run
+from gpulab.store.folders import COLUMNS, Store
+from gpulab.store.jobs import await_job, job_of
+from tests.support.strategies import tiny_run
+
+
+def rank(number: int, of: int = 2, *, id: str = "20250101-000000-00000", job: str = "abc") -> Run:
+    return replace(tiny_run(f"{id}{number}"), job=Job(job, number, "torchrun", of, number))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return Store(tmp_path / "runs")
+
+
+def test_ranks_of_one_job_and_no_other(store: Store) -> None:
+    for run in (rank(1), rank(0), rank(0, id="20250102-000000-00000", job="other"), tiny_run("20250103-000000-000000")):
+        store.save(run)
+    job = job_of(store, "abc")
+    assert list(job.runs) == [0, 1] and job.world_size == 2 and not job.problems
+    assert [e.job.id for e in store.list() if e.job is not None] == ["abc", "abc", "other"]
+
+
+def test_what_is_missing_is_said(store: Store) -> None:
+    store.save(replace(rank(1, of=4), outcome="interrupted", outcome_detail="its process was killed"))
+    store.save(rank(3, of=4))
+    store.save(rank(3, of=4, id="20250105-000000-00000"))
+    broken = store.save(rank(2, of=4))
+    (broken / COLUMNS).write_bytes((broken / COLUMNS).read_bytes().replace(b"NUMPY", b"NUMPX"))
+    problems = {p.key: p for p in job_of(store, "abc").problems}
+    assert set(problems) == {"unreadable_file", "duplicate_rank", "absent_rank", "cut_short"}
+    assert problems["absent_rank"].what == "rank 0, 2" and problems["cut_short"].reason == "its process was killed"
+
+
+def test_a_job_that_is_not_there(store: Store) -> None:
+    with pytest.raises(StoreError, match="No rank of the job 'abc'"):
+        job_of(store, "abc")
+
+
+def test_a_rank_stands_for_its_job_unless_it_is_meant(store: Store) -> None:
+    for number in range(2):
+        path = store.save(rank(number))
+    for key in ("abc", "latest", "-2"):
+        assert isinstance(open_run(key, store), Ranks), key
+    for key in (rank(1).id, str(path)):
+        opened = open_run(key, store)
+        assert isinstance(opened, Run) and opened.id == rank(1).id
+    store.save(rank(0, of=1, id="20250109-000000-00000", job="alone"))
+    assert isinstance(open_run("latest", store), Run)
+
+
+def test_who_waits_for_others_does_not_wait_for_ever(store: Store) -> None:
+    store.save(rank(0))
+    assert list(await_job(store, "abc", 2, wait_s=0.0).runs) == [0]
+
+
+SCRIPT = """
+import os, signal, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(12):
+    weight.sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+def test_the_ranks_of_a_script_end_in_one_report(tmp_path: Path, own_store: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launcher, "-m", "gpulab", "record", str(script)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    (opening,) = (line for line in done.stderr.splitlines() if line.startswith("gpulab · "))
+    assert "2 of 2 ranks" in opening and "The rest: gpulab report " in done.stderr
+    job = open_run("latest", Store(own_store / "runs"))
+    assert isinstance(job, Ranks) and list(job.runs) == [0, 1]
