@@ -31,13 +31,13 @@ def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
 
     None for a process that is none of several and belongs to no cluster's job.
     """
-    told = _from_environment(environment)
+    job = _from_environment(environment)
     rank_and_size = _from_torch()
     if rank_and_size is None:
-        return told
+        return job
     rank, size = rank_and_size
-    if told is not None and (told.rank, told.world_size) == (rank, size):
-        return told
+    if job is not None and (job.rank, job.world_size) == (rank, size):
+        return job
     cluster = cluster_id(environment)
     local = _number(environment, "LOCAL_RANK")
     return Job(_id(environment, "torch.distributed"), rank, "torch.distributed", size, local, platform.node(), cluster)

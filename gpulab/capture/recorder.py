@@ -367,13 +367,13 @@ class Capture:
         """Append what is new, for a reader that finds the process killed. On a thread of ours. Raises OSError."""
         series, missing = self._sampler.series(), self._loop.missing
         self._job = current_job() or self._job
-        known = (
+        state = (
             *(len(series), len(missing), self._loop.tracker.source, self._loop.loaders.record),
             *(self.device, self._job),
         )
-        if known != self._sketched:
+        if state != self._sketched:
             write_sketch(spool, self._sketch(series))
-            self._sketched = known
+            self._sketched = state
         self._loop.tracker.write(spool)
         self._sampler.write(spool)
 

@@ -60,12 +60,12 @@ def record(options: argparse.Namespace) -> int:
         raised = e
     sys.stdout.flush()
     if not shown:
-        told = _told(profiled)
-        shown.append(_show_recorded(told, options, terminal) if told is not None else 0)
+        shown_report = _report_of(profiled)
+        shown.append(_show_recorded(shown_report, options, terminal) if shown_report is not None else 0)
     return script.status(raised) or shown[0]
 
 
-def _told(profiled: profile) -> Report | RankedReport | None:
+def _report_of(profiled: profile) -> Report | RankedReport | None:
     """What is to be shown at the end: of a job's ranks the first one speaks, for all of them."""
     job = profiled.run.job
     if job is None or job.world_size is None or job.world_size < 2 or not profiled.settings.save:
@@ -78,14 +78,14 @@ def _told(profiled: profile) -> Report | RankedReport | None:
         return profiled.report
 
 
-def _show_recorded(told: Report | RankedReport, options: argparse.Namespace, terminal: TextIO) -> int:
-    terminal.write("\n" + told.text(full=options.all))
+def _show_recorded(shown_report: Report | RankedReport, options: argparse.Namespace, terminal: TextIO) -> int:
+    terminal.write("\n" + shown_report.text(full=options.all))
     terminal.flush()
     try:
         if options.html is not None:
-            write_whole(options.html, told.html())
+            write_whole(options.html, shown_report.html())
         if options.json is not None:
-            write_whole(options.json, as_json(told))
+            write_whole(options.json, as_json(shown_report))
     except StoreError as e:
         complain(str(e))
         return USAGE_STATUS

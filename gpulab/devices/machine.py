@@ -15,7 +15,7 @@ from gpulab.devices import cuda_probe
 from gpulab.devices.cgroups import ROOT, core_quotas, memory_limit_bytes
 from gpulab.devices.cuda_visible_devices import Gpu, driver_cuda, visible_gpus
 from gpulab.devices.nvml import nvml_index_for, session
-from gpulab.devices.package_versions import package_versions
+from gpulab.devices.packages import package_versions
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.run import Device, Environment

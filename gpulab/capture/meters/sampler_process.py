@@ -26,7 +26,7 @@ from gpulab.devices.fake_nvml import FakeScript, fake_nvml
 from gpulab.devices.host import host_meter
 from gpulab.devices.meters import Meter, Unavailable
 from gpulab.devices.nvml import nvml_meter
-from gpulab.devices.package_versions import package_versions
+from gpulab.devices.packages import package_versions
 from gpulab.formatting import plain_values
 
 
