@@ -246,7 +246,7 @@ def first_screen() -> dict[str, object]:
 
 def comparisons() -> list[dict[str, object]]:
     """Whole cells with `--ab`: settings far apart, near each other, and equal."""
-    return [*_far(), _near("5 % apart", 21), _near("equal", 20)]
+    return [*_far(), _near("5 % apart", 21_000), _near("equal", 20_001)]
 
 
 def _far() -> list[dict[str, object]]:
@@ -260,9 +260,9 @@ def _far() -> list[dict[str, object]]:
     return rows
 
 
-def _near(name: str, thousands: int) -> dict[str, object]:
-    """A step that a loop in Python takes most of, of so many rounds in place of 20 thousand."""
-    return _ab(name, NEAR, NEAR_CELL.format(rounds=20_000), f"rounds={thousands * 1000}")
+def _near(name: str, rounds: int) -> dict[str, object]:
+    """A step that a loop in Python takes most of, of so many rounds in place of 20 thousand: the same is refused."""
+    return _ab(name, NEAR, NEAR_CELL.format(rounds=20_000), f"rounds={rounds}")
 
 
 def _ab(name: str, before: str, cell: str, setting: str) -> dict[str, object]:
