@@ -83,15 +83,16 @@ def row_of(
     """
     limits = limits or Limits()
     row: dict[str, Any] = {"key": training.key, "title": training.title}
-    if why := missing(training):
-        _tell(training, f"skipped: {why}")
-        return row | {"skipped": why}
     file = folder / f"{training.key}{_suffix()}.json"
     kept: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if again:
         kept = {part: kept[part] for part in ("compiling", "search") if part in kept}
     row |= {"repository": training.repository, "commit": training.commit}
     wanted = [part.name for part in PARTS]
+    why = "" if all(name in kept for name in wanted[: wanted.index(until) + 1]) else missing(training)
+    if why:
+        _tell(training, f"skipped: {why}")
+        return row | {"skipped": why}
     for part in PARTS[: wanted.index(until) + 1]:
         if part.name in kept:
             continue

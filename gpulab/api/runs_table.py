@@ -58,7 +58,7 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
     step = spread_of_rounds(run.steps.time_ns[rows], rows, steps_per_round(run, rows))
     return (
         str(row.position),
-        cut(plain(run.settings.name), WIDEST_NAME) or "–",
+        cut(plain(" · ".join(filter(None, (run.settings.name, rank_words(run))))), WIDEST_NAME) or "–",
         plain(row.id) + ("" if row.path else " (not saved)"),
         _local_time(run.created),
         duration(step.median if step else None),
@@ -67,6 +67,14 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
         cut(plain(run.device.name), WIDEST_NAME),
         run.outcome,
     )
+
+
+def rank_words(run: Run) -> str:
+    """ "rank 1 of 4"; empty for a run by itself."""
+    job = run.job
+    if job is None or job.world_size == 1:
+        return ""
+    return f"rank {job.rank}" + (f" of {job.world_size}" if job.world_size else "")
 
 
 def _local_time(created: str) -> str:

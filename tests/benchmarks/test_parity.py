@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from benchmarks import parity
 from benchmarks.parity import inputs, report, search, settings
 from benchmarks.parity.catalogue import SCRIPTS, TRAININGS, named
+from benchmarks.parity.limits import Limits
 from benchmarks.parity.staging import CHECKOUTS, missing
 from gpulab.tuning.compare.blocks import compare_blocks
 from tests.support.comparisons import alike, as_written, blocks, faster
@@ -90,10 +92,38 @@ def test_a_missing_checkout_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert CHECKOUTS in missing(named("nanogpt"))
     monkeypatch.setenv(CHECKOUTS, str(tmp_path))
     assert "nanoGPT/./train.py" in missing(named("nanogpt"))
-    assert parity.row_of(named("nanogpt"))["skipped"]
+    assert parity.row_of(named("nanogpt"), folder=tmp_path)["skipped"]
     (tmp_path / "nanoGPT").mkdir()
     (tmp_path / "nanoGPT" / "train.py").write_text("")
     assert not missing(named("nanogpt"))
+
+
+def test_what_is_measured_needs_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(CHECKOUTS, raising=False)
+    file = tmp_path / f"nanogpt{parity._suffix()}.json"
+    file.write_text(json.dumps({"compiling": {}, **kept(0.96)}))
+    row = parity.row_of(named("nanogpt"), folder=tmp_path)
+    assert row["reached"] is True and row["share"]["ratio"] == 0.96
+    assert parity.row_of(named("nanogpt"), folder=tmp_path, again=True)["skipped"], "it would have to climb anew"
+
+
+class Measuring(search.Search):
+    """Every second setting has too few pairs to tell anything at first; no time passes."""
+
+    def _measure(self, stage: str, many: Any, budget_s: float, base: Any = None) -> None:
+        for number, chosen in enumerate(many):
+            pairs = 2 if len(many) > 1 and number % 2 else 9
+            values = {"ratio": 0.97, "interval": None, "pairs": pairs, "verdict": "undecided", "failure": ""}
+            self.rows.append({"stage": stage, "settings": chosen, "base": {}, "same_loss": True, **values})
+
+
+def test_what_was_measured_too_briefly_is_measured_again() -> None:
+    looking = Measuring(None, Limits(), lambda words: None)  # type: ignore[arg-type]
+    looking._measure("alone", [{"cache": True}, {"workers": 2}, {"compute_threads": 1}], 1.0)
+    looking._look_again()
+    stages = {row["stage"]: list(row["settings"]) for row in looking.rows if row["settings"] == {"workers": 2}}
+    assert stages == {"glance": ["workers"], "alone": ["workers"]}
+    assert sum(row["settings"] == {"workers": 2} for row in looking._ranked("alone")) == 1
 
 
 def test_ten_trainings_each_with_what_it_needs() -> None:

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpulab.api import runs_table
 from gpulab.api.reading import open_run
 from gpulab.errors import StoreError
-from gpulab.run import Job, Ranks, Run
+from gpulab.run import Job, Ranks, Run, Settings
 from gpulab.store.folders import COLUMNS, Store
 from gpulab.store.jobs import await_job, job_of
+from gpulab.store.runs import Runs
 from tests.support.strategies import tiny_run
 
 
@@ -33,6 +35,13 @@ def test_ranks_of_one_job_and_no_other(store: Store) -> None:
     job = job_of(store, "abc")
     assert list(job.runs) == [0, 1] and job.world_size == 2 and not job.problems
     assert [e.job.id for e in store.list() if e.job is not None] == ["abc", "abc", "other"]
+
+
+def test_a_list_of_runs_says_which_are_ranks(store: Store) -> None:
+    for run in (rank(1), replace(rank(0, of=1, id="20250102-000000-00000"), settings=Settings("alone"))):
+        store.save(run)
+    lines = runs_table.text(Runs(store)).splitlines()
+    assert "rank 1 of 2" in lines[2] and " alone " in lines[1] and "rank" not in lines[1]
 
 
 def test_what_is_missing_is_said(store: Store) -> None:
