@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from gpulab.errors import UsageError
 from gpulab.lessons.editions import EDITIONS, FOLDER
-from gpulab.options import add_run_options
+from gpulab.options import add_run_options, add_whole_number
 
 
 class _Parser(argparse.ArgumentParser):
@@ -113,6 +113,7 @@ def _lab_options(parser: argparse.ArgumentParser) -> None:
 def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpulab record [options] SCRIPT [ARGS ...]"
     parser.add_argument("--name", default="", help="a name for the run; without it the run has only its id")
+    add_whole_number(parser, "--ranks", 1, "run the script in N processes, as torchrun does, and report on all of them")
     add_run_options(parser, "script")
     parser.set_defaults(device="auto")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")

@@ -30,6 +30,10 @@ INTERRUPTED_STATUS = 130
 
 def record(options: argparse.Namespace) -> int:
     """Do `gpulab record`. Returns the script's own exit status."""
+    if options.ranks is not None:
+        from gpulab.cli.ranks import launch
+
+        return launch(options)
     script = _Script(options.script, options.args)
     for path in (options.html, options.json):
         _require_folder(path)

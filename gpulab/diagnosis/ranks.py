@@ -44,8 +44,8 @@ def diagnose_ranks(
 def _incomparable(comparison: RankComparison) -> Finding | None:
     if not comparison.ranks:
         return cannot_tell_because(
-            "None of these traces holds work of a GPU, so the ranks cannot be compared.",
-            "Record them with ProfilerActivity.CUDA",
+            "No rank has profiled steps whose time can be accounted for, so the ranks cannot be compared.",
+            "Profile a few steps on every rank, on GPUs with ProfilerActivity.CUDA",
         )
     if comparison.integrity.reason("comparison") is not None:
         return cannot_tell_because(

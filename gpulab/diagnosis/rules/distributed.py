@@ -80,6 +80,8 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None) -> Fin
         cure=f"Find out what rank {late_rank} does longer: give each rank the same amount of work (samples, "
         "tokens, table rows), and look at its GPU, its data and its machine.",
         level="bad",
+        source_line=own.source_line if own is not None else "",
+        source=own.source if own is not None else (),
     )
 
 

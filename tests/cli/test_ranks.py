@@ -1,0 +1,94 @@
+"""`gpulab record --ranks N`: one command, N recorded processes, one report."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpulab.cli.arguments import parse
+from gpulab.cli.ranks import _of_each, _status
+from gpulab.errors import UsageError
+from gpulab.store.folders import Store
+from gpulab.store.jobs import job_of
+
+TRAINING = """
+import sys, time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+weight = torch.nn.Parameter(torch.zeros(2))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+for step in range(int(sys.argv[1])):
+    if dist.get_rank() == 1:
+        time.sleep(0.01)
+    weight.sum().backward()
+    dist.all_reduce(weight.grad)
+    optimizer.step()
+    if step == 20:
+        print("training", flush=True)
+dist.destroy_process_group()
+sys.exit(int(sys.argv[2]) if len(sys.argv) > 2 else 0)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    file = tmp_path / "train.py"
+    file.write_text(TRAINING)
+    return file
+
+
+def test_each_rank_has_the_same_options() -> None:
+    line = ["record", "--ranks", "4", "--name", "x", "--steps", "30", "--no-live", "--all", "--html", "r.html", "t.py"]
+    words = _of_each(parse([*line, "--lr", "1"]))
+    assert "--ranks" not in words and words[-3:] == ["t.py", "--lr", "1"]
+    again = parse(words[2:])
+    assert (again.name, again.steps, again.no_live, again.all, again.html) == ("x", 30, True, True, Path("r.html"))
+    assert again.ranks is None and again.device == "auto" and not again.no_save
+
+
+@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
+def test_a_number_of_ranks_that_cannot_be(count: str) -> None:
+    with pytest.raises(UsageError, match="--ranks"):
+        parse(["record", f"--ranks={count}", "train.py"])
+
+
+def test_the_status_is_as_a_shell_has_it() -> None:
+    assert (_status(0), _status(3), _status(-signal.SIGKILL)) == (0, 3, 137)
+
+
+def record(script: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "gpulab", "record", "--ranks", "2", "--no-live", str(script), *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
+
+
+def test_two_ranks_and_one_report(script: Path, own_store: Path) -> None:
+    with record(script, "30") as process:
+        _, said = process.communicate()
+    assert process.returncode == 0, said
+    (opening,) = (line for line in said.splitlines() if line.startswith("gpulab · "))
+    assert "2 of 2 ranks" in opening
+    runs = Store(own_store / "runs")
+    jobs = {entry.job.id for entry in runs.list() if entry.job is not None}
+    assert len(jobs) == 1 and len(job_of(runs, jobs.pop()).runs) == 2
+
+
+def test_a_rank_that_fails_fails_the_command(script: Path, own_store: Path) -> None:
+    with record(script, "12", "3") as process:
+        _, said = process.communicate()
+    assert process.returncode == 1 and "exitcode  : 3" in said
+    assert Store(own_store / "runs").list(), "what was measured is kept"
+
+
+def test_a_signal_ends_all_ranks_and_keeps_them(script: Path, own_store: Path) -> None:
+    with record(script, "1000000") as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert process.returncode not in (0, None)
+    entries = Store(own_store / "runs").list()
+    assert entries and {entry.outcome for entry in entries} == {"interrupted"}
