@@ -120,13 +120,16 @@ def profiled(recording: Recording, cell: str, names: dict[str, Any], *, simulate
     capture.start()
     outcome: Outcome = "completed"
     try:
-        code.run()
-    except BaseException as error:
-        if stop_behind(error) is None:
-            capture.finish("failed", str(error))
-            raise
-        outcome = "stopped"
-    return capture.finish(outcome)
+        try:
+            code.run()
+        except BaseException as error:
+            if stop_behind(error) is None:
+                capture.finish("failed", str(error))
+                raise
+            outcome = "stopped"
+        return capture.finish(outcome)
+    finally:
+        capture.close()
 
 
 def _require_content(run: Run, recording: Recording, *, simulate: bool) -> None:

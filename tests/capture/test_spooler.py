@@ -55,6 +55,7 @@ def _run(settings: Settings, store: Path, *, spooled: bool) -> Run:
             assert len(read_spool(file).tables[STEPS_TABLE]) >= STEPS - 2
     finally:
         run, _ = capture.finish("completed")
+        capture.close()
     return run
 
 

@@ -37,6 +37,7 @@ def captured(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, Observatio
             cell.run()
     finally:
         run, _ = capture.finish("completed")
+        capture.close()
     return run, seen.observation(run), logs
 
 

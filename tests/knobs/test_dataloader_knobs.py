@@ -95,6 +95,7 @@ def measured(code: Callable[[], object], settings: Mapping[Knob, Value]) -> tupl
             code()
     finally:
         run, _ = capture.finish("completed")
+        capture.close()
     return run, logs
 
 

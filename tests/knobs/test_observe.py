@@ -51,6 +51,7 @@ def captured(cell: Callable[[], object], *, trace: bool = True) -> tuple[Run, Ob
             cell()
     finally:
         run, _ = capture.finish("completed")
+        capture.close()
     return run, seen
 
 

@@ -81,6 +81,7 @@ def traced(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, list[KnobEff
             cell.run()
     finally:
         run, _ = capture.finish("completed")
+        capture.close()
     return run, logs
 
 
@@ -93,6 +94,7 @@ def observation_of(cell: Cell) -> Observation:
             cell.run()
     finally:
         run, _ = capture.finish("completed")
+        capture.close()
     return seen.observation(run)
 
 

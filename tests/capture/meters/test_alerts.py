@@ -192,6 +192,7 @@ def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
             watch.look()
     finally:
         run, _ = capture.finish("completed")
+        capture.close()
     assert any(t.startswith("Starving for ") and "% of each step waits for data." in t for t in watch.told)
     (alert,) = run.alerts
     assert alert.key == "data_starved" and alert.until_ns is None

@@ -263,7 +263,9 @@ def test_verified_from_a_run(cache: DatasetCache) -> None:
         capture.start()
         with cache.applied(on) as log:
             data(loader)
-        return capture.finish("completed")[0], log
+        done = capture.finish("completed")[0]
+        capture.close()
+        return done, log
 
     loader = DataLoader(Counted(), 4)
     cached, log = run(on=True)
