@@ -121,9 +121,13 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
     if os.sep in key and not path.exists() and not _is_stored(key, store):
         raise TraceError(f"There is no file or folder {key!r}: check the path.")
     here = store or runs.store
-    if any(entry.job is not None and entry.job.id == key for entry in here.list()):
-        return job_of(here, key)
-    run = runs[key] if store is None else store.load(key)
+    try:
+        run = runs[key] if store is None else store.load(key)
+    except StoreError as no_run:
+        try:
+            return job_of(here, key)
+        except StoreError:
+            raise no_run from None
     by_itself = run.job is None or (run.job.world_size or 1) < 2 or run.id.startswith(key) or path.is_dir()
     return run if by_itself or run.job is None else job_of(here, run.job.id)
 

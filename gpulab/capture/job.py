@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpulab.run import Job, Launcher
@@ -101,10 +101,10 @@ def _parent() -> str:
     return f"{parent}.{_began(parent)}"
 
 
-def _began(process: int, read: Callable[[Path], str] = Path.read_text) -> int:
+def _began(process: int) -> int:
     """When a process began, in the system's own count; 0 where that cannot be told."""
     try:
-        return int(read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()[19])
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
 

@@ -100,6 +100,7 @@ class Capture:
         self._keep = keep
         self._terminations = Terminations(self._terminate_soon, self._terminate_now)
         self._finished: tuple[Run, WriteTrace | None] | None = None
+        self._finishing = False  # a signal that comes now waits for `close`
         self.terminated = False  # the run was finished and given to `keep`
 
     # -- life ----------------------------------------------------------------------------------------------------
@@ -156,6 +157,7 @@ class Capture:
         """
         if self._finished is not None:
             return self._finished
+        self._finishing = True
         if self._terminations.count:
             outcome, detail = "interrupted", WORDS
         try:
@@ -174,10 +176,12 @@ class Capture:
         self._terminations.deliver()
 
     def _terminate_soon(self) -> None:
-        self._loop.terminate_soon(self._hand_over)
+        if not self._finishing:
+            self._loop.terminate_soon(self._hand_over)
 
     def _terminate_now(self) -> None:
-        self._loop.terminate()
+        if not self._finishing:
+            self._loop.terminate()
 
     def _hand_over(self) -> None:
         """Finish in the middle of the user's code."""

@@ -25,9 +25,7 @@ def launch(options: argparse.Namespace) -> int:
     cores = max(1, math.floor(usable_cores()))
     if options.ranks > cores:
         sys.stderr.write(f"gpulab: {plural(options.ranks, 'rank')} share {plural(cores, 'processor core')}.\n")
-    threads = os.environ.get(THREADS) or str(
-        max(1, cores // options.ranks)
-    )  # torchrun takes one, and says so at length
+    threads = os.environ.get(THREADS) or str(max(1, cores // options.ranks))  # without it torchrun takes 1 and warns
     words = [sys.executable, *LAUNCHER, "--nproc-per-node", str(options.ranks), *_of_each(options)]
     with subprocess.Popen(words, env={**os.environ, THREADS: threads}) as process:
         return _status(_ended(process))

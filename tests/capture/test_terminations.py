@@ -12,7 +12,9 @@ from types import FrameType
 
 import pytest
 
+from gpulab.capture.recorder import Capture
 from gpulab.capture.terminations import Terminations
+from gpulab.run import Settings
 from gpulab.store.folders import RUNNING_PREFIX, Store
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM here")
@@ -189,3 +191,24 @@ def test_where_no_step_comes_the_second_signal_writes(tmp_path: Path, own_store:
     assert status == -TERM, said
     (entry,) = Store(own_store / "runs").list()
     assert entry.outcome == "interrupted" and len(Store(own_store / "runs").load(entry.id).steps) >= 59
+
+
+def test_a_signal_while_the_run_is_finished_waits_for_its_end(
+    handler_before: list[str], own_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many come: what is half finished is not finished a second time within."""
+    kept = list[object]()
+    capture = Capture(Settings(trace=False, live=False), "block", keep=lambda run, write: kept.append(run))
+    capture.start()
+    ends = capture._loop.ends
+
+    def interrupted(end_ns: int) -> None:
+        for _ in range(3):
+            signal.raise_signal(TERM)
+        ends(end_ns)
+
+    monkeypatch.setattr(capture._loop, "ends", interrupted)
+    run, _ = capture.finish("completed")
+    assert not kept and not capture.terminated and not handler_before and run.outcome == "completed"
+    capture.close()
+    assert handler_before == ["before"]

@@ -6,10 +6,8 @@ Nothing here raises into a run: a child that cannot start, dies or hangs becomes
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import math
-import operator
 import os
 import subprocess
 import sys
@@ -216,16 +214,19 @@ class _Curve:
         self._bits = 0
         self._stride = 1
         self._seen = 0
-        self._fresh = array("d")  # since a mean of them was taken
+        self._fresh_count, self._fresh_sum, self._fresh_bits = 0, 0.0, 0  # since a mean of them was taken
         self._fresh_ns = 0
 
     def add(self, t_ns: int, value: float) -> None:
         """One reading; kept if it falls on the stride."""
         self.pending.append((t_ns, value))
-        self._fresh.append(value)
+        bits = int(value) if self.info.unit == "bits" else 0
+        self._fresh_count += 1
+        self._fresh_sum += value
+        self._fresh_bits |= bits
         self._fresh_ns = t_ns
         self._maximum = max(self._maximum, value)
-        self._bits |= int(value) if self.info.unit == "bits" else 0
+        self._bits |= bits
         if self._seen % self._stride == 0:
             self.t_ns.append(t_ns)
             self.value.append(value)
@@ -241,12 +242,11 @@ class _Curve:
 
     def take_mean(self) -> tuple[int, float] | None:
         """Of what is new, at the time of the last of it: of bits all that were set. None where nothing is new."""
-        fresh, self._fresh = self._fresh, array("d")
-        if not fresh:
+        count, total, bits = self._fresh_count, self._fresh_sum, self._fresh_bits
+        self._fresh_count, self._fresh_sum, self._fresh_bits = 0, 0.0, 0
+        if not count:
             return None
-        if self.info.unit == "bits":
-            return self._fresh_ns, float(functools.reduce(operator.or_, map(int, fresh)))
-        return self._fresh_ns, sum(fresh) / len(fresh)
+        return self._fresh_ns, float(bits) if self.info.unit == "bits" else total / count
 
     def extreme(self) -> tuple[str, float]:
         """The highest reading of all, or every bit ever set."""

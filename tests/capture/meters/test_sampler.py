@@ -373,3 +373,19 @@ def test_a_scripted_gpu_by_the_environment(tmp_path: Path, monkeypatch: pytest.M
     power = samples.get("power_w")
     assert power is not None
     assert power.source == "NVML (simulated)"
+
+
+def test_the_mean_since_the_last_time_takes_no_room() -> None:
+    curve = sampling._Curve(SeriesInfo("x", "W", "x", "test"))
+    assert curve.take_mean() is None
+    for t_ns, value in enumerate((2.0, 4.0, 9.0)):
+        curve.add(t_ns, value)
+    assert curve.take_mean() == (2, 5.0) and curve.take_mean() is None
+    bits = sampling._Curve(SeriesInfo("throttle_reasons", "bits", "x", "test"))
+    for value in (1.0, 4.0, 1.0):
+        bits.add(7, value)
+    assert bits.take_mean() == (7, 5.0)
+    sizes = {name: sys.getsizeof(value) for name, value in vars(curve).items() if name.startswith("_fresh")}
+    for t_ns in range(1000):
+        curve.add(t_ns, 1.0)
+    assert {name: sys.getsizeof(getattr(curve, name)) <= 32 for name in sizes} == dict.fromkeys(sizes, True)
