@@ -20,7 +20,8 @@ _WITH_A_CHILD = (
     "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'print(1, flush=True); input()'], "
     "stdin=subprocess.PIPE); sys.stdin.read(); p.communicate()"
 )
-_SOURCES = sorted(Path(gpulab.__file__).parent.rglob("*.py"))
+_RANKS = Path(gpulab.__file__).parent / "cli" / "ranks.py"  # starts the user's own script
+_SOURCES = sorted(set(Path(gpulab.__file__).parent.rglob("*.py")) - {_RANKS})
 
 
 @contextmanager

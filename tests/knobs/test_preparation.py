@@ -79,7 +79,7 @@ class Unrolled(torch.nn.Module):
         return x
 
 
-def test_a_model_that_compiles_for_ever_runs_as_written() -> None:
+def test_a_model_that_compiles_for_ever_runs_as_written(torch_without_a_space: None) -> None:
     model, x = Unrolled(), torch.ones(2, 4)
     expected, knob = model(x, 3000), Compile()
     with ending(), knob.applied("default") as effects:
@@ -91,7 +91,7 @@ def test_a_model_that_compiles_for_ever_runs_as_written() -> None:
     assert "_compiled_call_impl" not in vars(model)
 
 
-def test_a_later_call_that_compiles_anew_is_ended_too() -> None:
+def test_a_later_call_that_compiles_anew_is_ended_too(torch_without_a_space: None) -> None:
     model, x, knob = Unrolled(), torch.ones(2, 4), Compile()
     expected, another = model(x, 3000), torch.nn.Linear(4, 4)
     with knob.applied("default") as effects:

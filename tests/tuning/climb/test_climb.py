@@ -688,7 +688,7 @@ def test_a_real_stop_in_the_middle_loses_nothing(names: dict[str, Any], monkeypa
 # -- screening: what no finding names ----------------------------------------------------------------------------------
 
 
-def test_a_knob_that_no_finding_names_is_found_by_short_blocks() -> None:
+def test_a_knob_that_no_finding_names_is_found_by_short_blocks(torch_without_a_space: None) -> None:
     """nanoGPT on two cores: nothing is wrong with the cell, and a fused optimizer makes it faster all the same."""
     machine = Machine(lambda s: 38.0 if "fused_optimizer" not in s else 35.0, lambda s: HEALTHY)
     found = machine.climb()
