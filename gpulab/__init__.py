@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpulab.api.climb import climb, climbs
     from gpulab.api.experiment import experiment, experiments
+    from gpulab.api.fleet import fleet
     from gpulab.api.headspace import headspace, headspaces
     from gpulab.api.load import load
     from gpulab.api.predict import predict, scoreboard
@@ -32,6 +33,7 @@ __all__ = [
     "diagnose",
     "experiment",
     "experiments",
+    "fleet",
     "headspace",
     "headspaces",
     "lab",
@@ -55,6 +57,7 @@ _DOORS = {
     "headspace": ("gpulab.api.headspace", "headspace"),
     "headspaces": ("gpulab.api.headspace", "headspaces"),
     "experiments": ("gpulab.api.experiment", "experiments"),
+    "fleet": ("gpulab.api.fleet", "fleet"),
     "lab": ("gpulab.panel.opening", "lab"),
     "load": ("gpulab.api.load", "load"),
     "predict": ("gpulab.api.predict", "predict"),

@@ -402,6 +402,12 @@ def _show_runs(rest: str) -> None:
     command.magic(runs, rest)
 
 
+def _show_fleet(rest: str) -> None:
+    from gpulab.api.fleet import magic
+
+    magic(rest)
+
+
 def _show_tensorboard(rest: str) -> None:
     from gpulab.api import tensorboard as command
     from gpulab.api.reading import runs
@@ -490,6 +496,7 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
     "scoreboard": _show_scoreboard,
     "progress": _show_progress,
     "board": _show_board,
+    "fleet": _show_fleet,
 }
 
 
@@ -511,6 +518,7 @@ COMMANDS_HELP = """\
 %gpulab climb         turn every knob that helps the cell that was profiled last, one by one
 %gpulab headspace     what a perfect DataLoader would bring to that cell
 %gpulab panel         the knobs of that cell as buttons
+%gpulab fleet         which jobs waste GPUs, of the runs in several folders
 %gpulab tensorboard   the runs in TensorBoard
 %gpulab doctor        what can be measured on this machine
 %gpulab progress      your guesses and exercises in the lessons

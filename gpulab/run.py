@@ -345,6 +345,7 @@ class Job(Struct, frozen=True):
     local_rank: int | None = None  # among those of the node
     node: str = ""
     cluster_id: str = ""  # by which `squeue` and `scancel` know it; an array's task: "12_3"
+    queue: str = ""  # of the cluster; Slurm's partition
 
 
 class Environment(Struct, frozen=True):

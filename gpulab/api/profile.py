@@ -17,11 +17,13 @@ from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.job import current_job
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.steps.loop import stop_behind
+from gpulab.diagnosis.summary import summarize
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.live_feed import Watcher
 from gpulab.options import check_whole_number
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
+from gpulab.store.summaries import keep_summary
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
@@ -72,6 +74,7 @@ class profile:
         self._run: Run | None = None
         self._report: Report | None = None
         self._unsaved = ""
+        self._path: Path | None = None
         self._capture: Capture | None = None
         self._stage: Stage | None = None
 
@@ -86,6 +89,8 @@ class profile:
     def report(self) -> Report:
         if self._report is None:
             self._report = report(self.run, self._unsaved)
+            if self._path is not None:
+                keep_summary(self._path, summarize(self._report.facts, self._report.diagnosis))
         return self._report
 
     def start(self) -> None:
@@ -163,7 +168,7 @@ class profile:
         self._run = run
         if self._changes is not None:
             self._run = replace(self._run, changes=self._changes(self._run))
-        path = self._save()
+        path = self._path = self._save()
         runs.add(self._run, path)
         if self._stage is not None:
             self._present()

@@ -38,9 +38,8 @@ def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
     rank, size = rank_and_size
     if job is not None and (job.rank, job.world_size) == (rank, size):
         return job
-    cluster = cluster_id(environment)
     local = _number(environment, "LOCAL_RANK")
-    return Job(_id(environment, "torch.distributed"), rank, "torch.distributed", size, local, platform.node(), cluster)
+    return _job(environment, rank, "torch.distributed", size, local)
 
 
 def cluster_id(environment: Mapping[str, str] = os.environ) -> str:
@@ -58,9 +57,13 @@ def _from_environment(environment: Mapping[str, str]) -> Job | None:
             launcher = "Kubernetes" if "KUBERNETES_SERVICE_HOST" in environment else "torch.distributed"
         if launcher == "torch.distributed" and size == 1:
             continue  # RANK=0 WORLD_SIZE=1, as scripts set it by habit
-        local, cluster = _number(environment, local_name), cluster_id(environment)
-        return Job(_id(environment, launcher), rank, launcher, size, local, platform.node(), cluster)
+        return _job(environment, rank, launcher, size, _number(environment, local_name))
     return None
+
+
+def _job(environment: Mapping[str, str], rank: int, launcher: Launcher, size: int | None, local: int | None) -> Job:
+    id_, node, cluster = _id(environment, launcher), platform.node(), cluster_id(environment)
+    return Job(id_, rank, launcher, size, local, node, cluster, environment.get("SLURM_JOB_PARTITION", ""))
 
 
 def _from_torch() -> tuple[int, int] | None:

@@ -17,6 +17,7 @@ from gpulab.errors import GpulabError
 BROKEN_PIPE_STATUS = 141
 _OWN_WORDS = {  # these read their own words, as their magics do
     "runs": ("gpulab.api.runs_command", "terminal"),
+    "fleet": ("gpulab.api.fleet", "terminal"),
     "tensorboard": ("gpulab.api.tensorboard", "terminal"),
 }
 
@@ -27,9 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if given and given[0] in _OWN_WORDS:
             shown = _function(*_OWN_WORDS[given[0]])(given[1:])
-            if isinstance(shown, str):
-                write(shown)
-            return 0
+            text, status = shown if isinstance(shown, tuple) else (shown, 0)
+            if isinstance(text, str):
+                write(text)
+            return int(status)
         options = parse(given)
         status = _function(*options.do)(options)
         return status if isinstance(status, int) else 0

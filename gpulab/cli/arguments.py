@@ -70,6 +70,7 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
             _compare_options,
         ),
         ("runs", "list, filter, rename, delete and export the stored runs", "", _store_option),
+        ("fleet", "say which jobs in folders of runs waste GPUs, and why", "", _store_option),
         ("tensorboard", "open the stored runs in TensorBoard with torch-tb-profiler", "", _store_option),
         (
             "lab",
@@ -151,7 +152,23 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--price-per-hour", type=_price, metavar="X", help="price of the machine: adds the cost of a million samples"
     )
+    parser.add_argument(
+        "--fail-if-slower",
+        type=_share,
+        metavar="SHARE",
+        help="exit with status 1 where a run is slower than the first by more than that, such as 5%%: for CI",
+    )
     _store_option(parser)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 10:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a share: 5% or 0.05")
+    return share
 
 
 def _store_option(parser: argparse.ArgumentParser) -> None:

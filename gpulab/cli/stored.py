@@ -9,9 +9,15 @@ import argparse
 import contextlib
 import gc
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from gpulab.cli.output import as_json, write, write_whole
+from gpulab.cli.output import as_json, complain, write, write_whole
 from gpulab.trace import other_processes
+
+if TYPE_CHECKING:
+    from gpulab.views.comparison.comparison import Compared
+
+SLOWER_STATUS = 1
 
 
 def print_report(options: argparse.Namespace) -> int:
@@ -58,6 +64,25 @@ def _print_comparison(options: argparse.Namespace) -> int:
         write(f"The comparison is in {plain(str(options.html))}\n")
     else:
         write(as_json(compared) if options.json else compared.text(full=options.all))
+    return 0 if options.fail_if_slower is None else _gate(compared, options.fail_if_slower)
+
+
+def _gate(compared: Compared, limit: float) -> int:
+    """The exit status of `--fail-if-slower`: 1 where a run was measured to be slower by more than the limit.
+
+    What is not comparable fails, too; what is undecided does not, and is said.
+    """
+    from gpulab.formatting import percent
+
+    for comparison in compared.comparisons:
+        ratio = comparison.ratio
+        slower = comparison.verdict == "slower" and ratio is not None and ratio > 1 + limit
+        if slower or comparison.verdict == "not comparable":
+            why = f"slower by more than {percent(limit)}" if slower else "not comparable"
+            complain(f"{comparison.b.label} is {why}: exit status {SLOWER_STATUS}")
+            return SLOWER_STATUS
+        if comparison.verdict == "undecided":
+            complain(f"{comparison.b.label}: whether it is slower is undecided; more steps would tell")
     return 0
 
 

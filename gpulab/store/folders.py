@@ -173,7 +173,7 @@ class Store:
         Only headers are read. A run whose process was killed is finished first. Raises StoreError where the store
         itself cannot be read.
         """
-        unfinished = self._finish_killed()
+        unfinished = self.finish_killed()
         try:
             folders = [f for f in self.root.iterdir() if not f.name.startswith(".") and f.is_dir()]
         except FileNotFoundError:
@@ -184,7 +184,7 @@ class Store:
         there = [e for e in entries if e.problem is None or e.path.is_dir()]
         return sorted([*there, *unfinished], key=_age)
 
-    def _finish_killed(self) -> Sequence[Entry]:
+    def finish_killed(self) -> Sequence[Entry]:
         """Store the runs whose process was killed while they went on; returns those that cannot be stored."""
         unfinished = []
         for file in self.root.glob(f"{RUNNING_PREFIX}*"):

@@ -21,6 +21,7 @@ from gpulab.store.export import Exported, Figures, Loaders
 from gpulab.store.filter import Filter
 from gpulab.store.folders import DOCUMENT, Entry, Store, entry, read, run_folder
 from gpulab.store.lookup import not_found, select, shown
+from gpulab.store.summaries import rename_summary
 
 KEPT_IN_MEMORY = 20
 
@@ -183,6 +184,7 @@ class Runs(Sequence[Run]):
         self._check_name(item, new)
         if item.path is not None:
             self.store.rename(item.path, new)
+            rename_summary(item.path, new)
         own = self._own.get(item.id)
         if own is not None and own.run is not None:
             self._own[item.id] = replace(own, run=_with_name(own.run, new))

@@ -1,0 +1,125 @@
+"""Which jobs waste GPUs: summaries of runs, gathered by job and ordered by the GPU hours in which nothing was done."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+from gpulab.run_summary import RunSummary
+
+
+class OwnedSummary(Struct, frozen=True):
+    """A run's summary and whose it is."""
+
+    summary: RunSummary
+    user: str
+
+
+class FleetJob(Struct, frozen=True):
+    """The ranks of one job together; a run by itself is a job of one rank.
+
+    `gpu_hours` is its ranks' time, each times its GPUs; `wasted_gpu_hours` the part of it in which they did nothing.
+    Both are of the ranks that are here; None is "not measurable", for the `reason`. `at_least`: of some rank the time
+    is known by the utilization curve or not at all. Headline, line and knob are those of the rank that wastes most.
+    """
+
+    id: str
+    name: str
+    user: str
+    queue: str
+    created: str
+    device_name: str
+    ranks: int
+    world_size: int
+    gpus: int
+    wall_s: float
+    gpu_hours: float
+    wasted_gpu_hours: float | None
+    idle_fraction: float | None
+    at_least: bool
+    reason: str
+    headline: str
+    level: str
+    cause: str
+    source_line: str
+    knob: str
+    rank: int | None  # that the headline is of; None where the job is one run
+    runs: tuple[str, ...]
+
+
+class Fleet(Struct, frozen=True):
+    """`jobs` by wasted GPU hours, the largest first; `unmeasured` are those of which none are known."""
+
+    jobs: tuple[FleetJob, ...]
+    unmeasured: tuple[FleetJob, ...]
+
+    @property
+    def gpu_hours(self) -> float:
+        """Of the jobs whose waste is known."""
+        return sum(job.gpu_hours for job in self.jobs)
+
+    @property
+    def wasted_gpu_hours(self) -> float:
+        return sum(job.wasted_gpu_hours or 0.0 for job in self.jobs)
+
+    @property
+    def idle_fraction(self) -> float | None:
+        """Of all of them together; None where nothing ran."""
+        return self.wasted_gpu_hours / self.gpu_hours if self.gpu_hours else None
+
+
+def fleet(runs: Iterable[OwnedSummary]) -> Fleet:
+    """The runs by job. A rank that was recorded more than once counts each time: each time it held its GPUs."""
+    groups: dict[str, list[OwnedSummary]] = defaultdict(list)
+    for run in runs:
+        groups[f"job {run.summary.job_id}" if run.summary.job_id else f"run {run.summary.id}"].append(run)
+    jobs = [_job(group) for group in groups.values()]
+    measured = [job for job in jobs if job.wasted_gpu_hours is not None]
+    measured.sort(key=lambda job: (-(job.wasted_gpu_hours or 0.0), -job.gpu_hours, job.id))
+    unmeasured = sorted((job for job in jobs if job.wasted_gpu_hours is None), key=lambda job: (job.created, job.id))
+    return Fleet(tuple(measured), tuple(unmeasured[::-1]))
+
+
+def _job(group: Sequence[OwnedSummary]) -> FleetJob:
+    ranks = sorted((run.summary for run in group), key=lambda s: (s.rank or 0, s.created))
+    wasted = [wasted_gpu_hours(s) for s in ranks]
+    some = [hours for hours in wasted if hours is not None]
+    worst = max(ranks, key=lambda s: (wasted_gpu_hours(s) or 0.0, s.wall_s))
+    known_hours = sum(gpu_hours(s) for s, hours in zip(ranks, wasted, strict=True) if hours is not None)
+    sources = {s.idle_source for s in ranks}
+    return FleetJob(
+        id=worst.cluster_id or worst.job_id or worst.id,
+        name=next((s.name for s in ranks if s.name), ""),
+        user=group[0].user,
+        queue=next((s.queue for s in ranks if s.queue), ""),
+        created=min(s.created for s in ranks),
+        device_name=worst.device_name,
+        ranks=len({s.rank for s in ranks}),
+        world_size=max(s.world_size or 1 for s in ranks),
+        gpus=sum(s.gpu_count for s in ranks),
+        wall_s=max(s.wall_s for s in ranks),
+        gpu_hours=sum(map(gpu_hours, ranks)),
+        wasted_gpu_hours=sum(some) if some else None,
+        idle_fraction=sum(some) / known_hours if known_hours else None,
+        at_least=bool(some) and sources != {"trace"},
+        reason="" if some else worst.idle_reason,
+        headline=worst.headline,
+        level=worst.level,
+        cause=worst.cause,
+        source_line=worst.source_line,
+        knob=worst.knob,
+        rank=worst.rank if len(ranks) > 1 else None,
+        runs=tuple(s.id for s in ranks),
+    )
+
+
+def gpu_hours(run: RunSummary) -> float:
+    """How long it held its GPUs."""
+    return run.gpu_count * run.wall_s / 3600
+
+
+def wasted_gpu_hours(run: RunSummary) -> float | None:
+    """How long they did nothing in that time."""
+    return None if run.idle_fraction is None else gpu_hours(run) * run.idle_fraction

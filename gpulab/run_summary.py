@@ -1,0 +1,43 @@
+"""What a list of thousands of runs shows of one: a few figures and its headline, kept beside it and read without it."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+VERSION = 1  # of the figures: those of another version are made anew
+
+
+class RunSummary(Struct, frozen=True):
+    """One run in short. None, and an empty text, is "not measurable" or "not set".
+
+    `idle_fraction` is the share of its time in which its GPUs did nothing: of the profiled steps by the trace
+    ("trace"), else of the whole run by the utilization curve ("curve"), which is at most the truth: a GPU counts as
+    used there where one kernel ran. `idle_reason` says why there is none.
+    """
+
+    id: str
+    name: str
+    created: str  # ISO 8601, UTC
+    outcome: str
+    device: str  # "cpu" or "cuda"
+    device_name: str
+    gpu_count: int
+    wall_s: float
+    step_count: int
+    step_us: float | None
+    idle_fraction: float | None
+    idle_source: str
+    idle_reason: str
+    headline: str
+    level: str  # of the headline
+    finding: str  # its key, and in plain words the `cause`
+    cause: str
+    source_line: str
+    knob: str
+    job_id: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+    node: str = ""
+    cluster_id: str = ""
+    queue: str = ""
+    version: int = VERSION

@@ -1,0 +1,123 @@
+"""The summary beside a stored run, so that thousands of runs are listed without opening one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from gpulab.errors import StoreError
+from gpulab.run_summary import VERSION, RunSummary
+from gpulab.store.atomic_write import reason, write_whole
+from gpulab.store.folders import DOCUMENT, Store
+
+FILE = "summary.json"
+RUNS, LAB = "runs", ".gpulab"
+_NO_STORES = frozenset({"__pycache__", "node_modules", "site-packages"})
+_DEEPEST = 6  # folders between the one that is named and a store below it
+
+
+class Stored(Struct, frozen=True):
+    """A run's folder with its summary: None where none of this version is there. `user`: whose folder it is."""
+
+    path: Path
+    user: str
+    summary: RunSummary | None
+
+
+def keep_summary(folder: Path, summary: RunSummary) -> None:
+    """Put it beside its run. Where nothing can be written there, it is made anew by whoever asks for it."""
+    with contextlib.suppress(StoreError, UnicodeEncodeError):
+        write_whole(folder / FILE, msgspec.json.encode(summary))
+
+
+def rename_summary(folder: Path, name: str) -> None:
+    """The run has another name now."""
+    summary = _read(os.path.join(folder, FILE))
+    if summary is not None:
+        keep_summary(folder, msgspec.structs.replace(summary, name=name))
+
+
+def stored_runs(root: Path) -> Iterator[Stored]:
+    """Every run of a store, without opening one. Raises StoreError where the store cannot be read."""
+    users = _Users()
+    try:
+        with os.scandir(root) as folders:
+            for folder in folders:
+                if folder.name.startswith(".") or not folder.is_dir():
+                    continue
+                user = users.name_of(folder.stat(follow_symlinks=False).st_uid)
+                yield Stored(Path(folder.path), user, _read(os.path.join(folder.path, FILE)))
+    except OSError as e:
+        raise StoreError(f"The run store {str(root)!r} cannot be read: {reason(e)}.") from e
+
+
+def stores_in(folder: Path) -> list[Path]:
+    """The stores that a folder is, has or holds: `.gpulab/runs` in it, up to six folders below.
+
+    Raises StoreError where there is none.
+    """
+    if not folder.is_dir():
+        raise StoreError(f"There is no folder {str(folder)!r}: check the path.")
+    if _is_store(folder):
+        return [folder]
+    near = [place for place in (folder / RUNS, folder / LAB / RUNS) if place.is_dir()]
+    below = sorted(set(near) | set(_below(folder)))
+    if not below:
+        raise StoreError(f"No run is in {str(folder)!r}: name a folder that has {LAB}/{RUNS} in it, or the runs.")
+    return below
+
+
+def _is_store(folder: Path) -> bool:
+    return folder.name == RUNS or any(os.path.isfile(os.path.join(e.path, DOCUMENT)) for e in os.scandir(folder))
+
+
+def _below(folder: Path) -> Iterator[Path]:
+    for place, folders, _ in os.walk(folder):
+        depth = len(Path(place).relative_to(folder).parts)
+        if LAB in folders and os.path.isdir(os.path.join(place, LAB, RUNS)):
+            yield Path(place, LAB, RUNS)
+        folders[:] = [f for f in folders if not f.startswith(".") and f not in _NO_STORES] if depth < _DEEPEST else []
+
+
+def finish_killed(root: Path) -> None:
+    """Store the runs whose process was killed, where this user may write there."""
+    if os.access(root, os.W_OK):
+        Store(root).finish_killed()
+
+
+class _Users:
+    """Names of users by number, each looked up once."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+
+    def name_of(self, number: int) -> str:
+        if number not in self._names:
+            self._names[number] = _user_name(number)
+        return self._names[number]
+
+
+def _user_name(number: int) -> str:
+    try:
+        import pwd
+
+        return pwd.getpwuid(number).pw_name
+    except (ImportError, KeyError):
+        return str(number)
+
+
+_DECODER = msgspec.json.Decoder(RunSummary)
+
+
+def _read(path: str) -> RunSummary | None:
+    try:
+        with open(path, "rb") as file:
+            summary = _DECODER.decode(file.read())
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    return summary if summary.version == VERSION else None

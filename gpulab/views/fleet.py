@@ -1,0 +1,192 @@
+"""Which jobs waste GPUs, to display: the worst first, each with its cause and the line to look at."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from gpulab.analysis.fleet import Fleet, FleetJob
+from gpulab.diagnosis.headline import Headline
+from gpulab.formatting import duration, percent, plain_values, plural
+from gpulab.views.layout import Column, Row, Section, numbers, present
+from gpulab.views.view import View
+from gpulab.views.wording import PARTS, cut, plain
+
+IDLE_NOTICE = 0.15  # definitions of TensorBoard's and HTA's advisers: below it a GPU is well used
+_WIDEST = 18
+_MOMENT = len("20261120-101500")
+_JOB = (Column("job", "cut"), *numbers("wasted", "idle", "held", "GPUs"), Column("user"))
+_WASTED = "Jobs by wasted GPU time"
+_AT_LEAST = "≥ : known by the utilization curve or of some ranks only, so it is at least that much."
+_GROUPED = (Column("", "cut"), *numbers("jobs", "GPU time", "wasted", "idle"))
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class FleetView(View):
+    """The jobs of one or more stores. `asked`: the conditions by which they were chosen, in words."""
+
+    fleet: Fleet
+    places: tuple[str, ...] = ()
+    asked: str = ""
+    unreadable: tuple[tuple[str, str], ...] = ()  # run and reason
+
+    @property
+    def jobs(self) -> Sequence[FleetJob]:
+        """By wasted GPU hours, the largest first, without those of which none are known."""
+        return self.fleet.jobs
+
+    @property
+    def headline(self) -> Headline:
+        """How much they waste together, and the job that wastes most."""
+        fleet = self.fleet
+        if not fleet.jobs:
+            return self._nothing()
+        least = "at least " if any(job.at_least for job in fleet.jobs) else ""
+        share = fleet.idle_fraction
+        said = (
+            f"{_these(len(fleet.jobs))} held GPUs for {_hours(fleet.gpu_hours)}; for {least}"
+            f"{_hours(fleet.wasted_gpu_hours)} of it ({percent(share)}) the GPUs did nothing."
+        )
+        worst = fleet.jobs[0]
+        evidence = f"{_named(worst)} wastes most, {_wasted(worst)}: {_why(worst)}"
+        return Headline("fleet", said, evidence, "bad" if share is not None and share > IDLE_NOTICE else "good")
+
+    def _nothing(self) -> Headline:
+        unmeasured = self.fleet.unmeasured
+        if not unmeasured:
+            where = f" that fits {self.asked}" if self.asked else ""
+            return Headline("fleet", f"There is no job{where}.", f"Looked in {', '.join(self.places)}.", "unknown")
+        return Headline(
+            "fleet", "Of no job here is it known how long its GPUs idled.", _reasons(unmeasured, last="."), "unknown"
+        )
+
+    def json(self) -> dict[str, object]:
+        """The figures as plain data for `json.dumps`; None is "not measurable"."""
+        fleet = self.fleet
+        return {
+            "schema": 1,
+            "source": "fleet",
+            "places": list(self.places),
+            "asked": self.asked,
+            "gpu_hours": fleet.gpu_hours,
+            "wasted_gpu_hours": fleet.wasted_gpu_hours,
+            "idle_fraction": fleet.idle_fraction,
+            "jobs": [plain_values(job) for job in fleet.jobs],
+            "unmeasured": [plain_values(job) for job in fleet.unmeasured],
+            "unreadable": [{"run": run, "reason": why} for run, why in self.unreadable],
+        }
+
+    def __repr__(self) -> str:
+        return self.text()
+
+    def _opening(self) -> str:
+        count = len(self.fleet.jobs) + len(self.fleet.unmeasured)
+        asked = f" · {self.asked}" if self.asked else ""
+        return plain(f"fleet · {plural(count, 'job')} in {cut(', '.join(self.places), 60)}{asked}")
+
+    def _more(self) -> str:
+        return "The rest: gpulab fleet … --all, or --html FILE as a page; --export FILE.csv for a table."
+
+    def _sections(self) -> tuple[Section, ...]:
+        jobs = self.fleet.jobs
+        return present(
+            self._by_waste(),
+            _groups("By cause", jobs, lambda job: job.cause),
+            _groups("By user", jobs, lambda job: job.user) if len({job.user for job in jobs}) > 1 else None,
+            _groups("By queue", jobs, lambda job: job.queue or "–") if any(job.queue for job in jobs) else None,
+            self._not_measurable(),
+            self._unreadable(),
+        )
+
+    def _by_waste(self) -> Section | None:
+        jobs = self.fleet.jobs
+        if not jobs:
+            return None
+        rows = tuple(Row((*_cells(job), _why(job))) for job in jobs)
+        lines = (_AT_LEAST,) if any(job.at_least for job in jobs) else ()
+        return Section(_WASTED, (*_JOB, Column("why", "wrap")), rows, lines, lead=True, wide=True)
+
+    def _not_measurable(self) -> Section | None:
+        jobs = self.fleet.unmeasured
+        if not jobs:
+            return None
+        cells = [
+            (_named(job), duration(job.wall_s * 1e6), _gpus(job), plain(job.user), plain(job.reason)) for job in jobs
+        ]
+        columns = (_JOB[0], *numbers("took"), *_JOB[4:], Column("why not", "wrap"))
+        return Section.table("Not measurable", columns, cells, wide=True, result=_reasons(jobs))
+
+    def _unreadable(self) -> Section | None:
+        if not self.unreadable:
+            return None
+        cells = [(plain(run), plain(why)) for run, why in self.unreadable]
+        columns = (Column("run", "cut"), Column("why", "wrap"))
+        return Section.table("Cannot be read", columns, cells, result=plural(len(cells), "run"))
+
+
+def _groups(title: str, jobs: Sequence[FleetJob], by: Callable[[FleetJob], str]) -> Section | None:
+    groups: dict[str, list[FleetJob]] = defaultdict(list)
+    for job in jobs:
+        groups[by(job)].append(job)
+    if not groups:
+        return None
+    wasted = {name: sum(job.wasted_gpu_hours or 0.0 for job in group) for name, group in groups.items()}
+    most = max(wasted.values()) or 1.0
+    rows = []
+    for name in sorted(groups, key=lambda name: (-wasted[name], name)):
+        held = sum(job.gpu_hours for job in groups[name])
+        idle = percent(wasted[name] / held if held else None)
+        figures = (f"{len(groups[name]):,}", _hours(held), _hours(wasted[name]), idle)
+        rows.append(Row((plain(name), *figures), wasted[name] / most, PARTS["data_wait"].colour))
+    first = rows[0].cells
+    return Section(title, _GROUPED, tuple(rows), result=f"{first[0]}: {first[3]} wasted by {_jobs(int(first[1]))}")
+
+
+def _cells(job: FleetJob) -> tuple[str, ...]:
+    least = "≥ " if job.at_least else ""
+    idle = f"{least}{percent(job.idle_fraction)}"
+    return (_named(job), _wasted(job), idle, _hours(job.gpu_hours), _gpus(job), plain(job.user))
+
+
+def _named(job: FleetJob) -> str:
+    """Its name and the id by which it is found; of a run's id the moment, which names it as well."""
+    id_ = job.id[:_MOMENT] if job.runs[0] == job.id else job.id
+    return plain(f"{cut(job.name, _WIDEST)} {id_}" if job.name and job.name != job.id else job.id)
+
+
+def _wasted(job: FleetJob) -> str:
+    return ("≥ " if job.at_least else "") + _hours(job.wasted_gpu_hours)
+
+
+def _gpus(job: FleetJob) -> str:
+    """How many, and of how many ranks where not all are here."""
+    some = f" ({job.ranks} of {job.world_size} ranks)" if job.ranks < job.world_size else ""
+    return f"{job.gpus or '–'}{some}"
+
+
+def _why(job: FleetJob) -> str:
+    where = f" {job.source_line.strip()}." if job.source_line else ""
+    rank = f"rank {job.rank}: " if job.rank is not None else ""
+    cure = f" Try it: --set {job.knob}" if job.knob and job.level == "bad" else ""
+    return plain(f"{rank}{job.headline}{where}{cure}")
+
+
+def _hours(hours: float | None) -> str:
+    """GPU time: each GPU counts."""
+    return duration(None if hours is None else hours * 3600e6)
+
+
+def _these(count: int) -> str:
+    return f"These {count:,} jobs" if count != 1 else "This job"
+
+
+def _jobs(count: int) -> str:
+    return plural(count, "job")
+
+
+def _reasons(jobs: Iterable[FleetJob], last: str = "") -> str:
+    counts: dict[str, int] = defaultdict(int)
+    for job in jobs:
+        counts[job.reason] += 1
+    return "; ".join(f"{_jobs(count)}: {plain(reason)}" for reason, count in counts.items()) + last
