@@ -108,7 +108,8 @@ def _table(section: Section, width: int) -> Iterator[str]:
     room = width - len(_INDENT) - (_BAR + len(_GAP) if barred else 0)
     columns, widths = section.columns, _column_widths(section, room)
     longest = max(len(row.cells[-1]) for row in section.rows)
-    below = len(columns) > 2 and columns[-1].fit == "wrap" and widths[-1] < min(_READABLE, longest)
+    readable = 2 * _READABLE if section.wide else _READABLE
+    below = len(columns) > 2 and columns[-1].fit == "wrap" and widths[-1] < min(readable, longest)
     if below:
         columns = columns[:-1]
         widths = _column_widths(msgspec.structs.replace(section, columns=columns), room)
